@@ -1,0 +1,41 @@
+"""The command line: Hydra's overrides in, an exit status out.
+
+0: every row is pass, xfail or skip. 1: some row is not, or all were skipped. 2: the configuration is
+wrong; one line says what, and nothing was started. 130: interrupted.
+"""
+
+import os
+import sys
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from dcpbench.config import Config, ConfigError, conf_folder
+from dcpbench.sweep.errors import one_line
+
+WRONG_CONFIGURATION = 2
+
+
+def refuse_one_job(config: DictConfig) -> None:
+    """What Hydra would call for a single job. Cells are run by the launcher, which sees them all."""
+    raise ConfigError("hydra.mode, hydra/launcher: dcpbench runs cells with its own launcher only")
+
+
+def main() -> None:
+    """Run the command line; ends the process with its exit status."""
+    # Hydra then raises instead of printing its own, longer, message.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        ConfigStore.instance().store(name="schema", node=Config)
+        app = hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")
+        app(refuse_one_job)()
+    except (ConfigError, HydraException, OmegaConfBaseException) as error:
+        sys.stderr.write(f"dcpbench: {one_line(error)}\n")
+        sys.exit(WRONG_CONFIGURATION)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What is saved (state), how (saving), and where (storage)."""

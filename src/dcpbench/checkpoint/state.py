@@ -1,0 +1,105 @@
+"""What is saved: a model and an optimizer through DCP's public state-dict functions, and two objects
+that carry state of their own.
+
+Every class here is a `Stateful` in DCP's sense: `dcp.save` asks it for its state dict, `dcp.load`
+fills that state dict in place and hands it back.
+"""
+
+import io
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+
+class ModelState:
+    """A model under any parallelism, saved under its plain FQNs."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def state_dict(self) -> dict[str, Any]:
+        return get_model_state_dict(self.model)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        set_model_state_dict(self.model, state_dict)
+
+
+class OptimizerState:
+    """An optimizer; DCP replaces its parameter numbers by the model's FQNs."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.model = model
+        self.optimizer = optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        return get_optimizer_state_dict(self.model, self.optimizer)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        set_optimizer_state_dict(self.model, self.optimizer, optim_state_dict=state_dict)
+
+
+class TensorObject:
+    """A stateful object that is not a module: one tensor of shape (10, 10), the same on every rank."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.data = torch.rand(10, 10, generator=generator).to(device)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"data": self.data}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.data = state_dict["data"]
+
+    def contents(self) -> dict[str, Any]:
+        """What a comparison looks at."""
+        return {"data": self.data}
+
+
+@dataclass
+class TrainState:
+    """How far training has come: tensors and, as an opaque value, bytes.
+
+    `current_loss` is a float64, so that a Python float comes back bit for bit.
+    """
+
+    step: int = 0
+    current_loss: float = -1.0
+    losses: list[float] = field(default_factory=list)
+
+    def record(self, loss: float) -> None:
+        """One more step was taken and had this loss."""
+        self.step += 1
+        self.current_loss = loss
+        self.losses.append(loss)
+
+    def state_dict(self) -> dict[str, Any]:
+        losses = io.BytesIO()
+        torch.save(self.losses, losses)
+        return {
+            "step": torch.tensor(self.step, dtype=torch.int32),
+            "current_loss": torch.tensor(self.current_loss, dtype=torch.float64),
+            "losses": losses,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.step = int(state_dict["step"].item())
+        self.current_loss = float(state_dict["current_loss"].item())
+        state_dict["losses"].seek(0)
+        self.losses = torch.load(state_dict["losses"], weights_only=True)
+
+    def contents(self) -> dict[str, Any]:
+        """What a comparison looks at."""
+        return {
+            "step": self.step,
+            "current_loss": self.current_loss,
+            "losses": list(self.losses),
+        }

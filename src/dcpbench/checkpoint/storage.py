@@ -1,0 +1,44 @@
+"""Where a checkpoint lies: one function for each storage, which returns its writer and its reader."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch.distributed.checkpoint import (
+    FileSystemReader,
+    FileSystemWriter,
+    StorageReader,
+    StorageWriter,
+)
+
+from dcpbench.config import SaveConfig, StorageConfig
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A writer and the way to make a reader.
+
+    There is one writer for all saves of a cell, told of a new checkpoint id each time: a cached
+    staging buffer lives in the writer, and only shows its faults from the second save on.
+    """
+
+    writer: StorageWriter
+    reader: Callable[[str], StorageReader]
+    size: Callable[[str], int]
+    """Bytes that a checkpoint id takes up."""
+
+
+def file(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
+    """Files in a folder: DCP's FileSystemWriter and FileSystemReader."""
+    writer = FileSystemWriter(
+        folder,
+        sync_files=config.sync_files,
+        thread_count=config.thread_count,
+        cache_staged_state_dict=save.cache_staged_state_dict,
+        **config.options,
+    )
+    return Storage(writer=writer, reader=FileSystemReader, size=_folder_size)
+
+
+def _folder_size(checkpoint_id: str) -> int:
+    return sum(item.stat().st_size for item in Path(checkpoint_id).rglob("*") if item.is_file())

@@ -1,0 +1,270 @@
+"""The schema of `conf/`: one dataclass for each group.
+
+Hydra merges every YAML file and every override into these classes, so an unknown key or a wrong
+type is refused before anything starts. They are not frozen, because OmegaConf marks a node made
+from a frozen dataclass read-only and then refuses to merge the YAML into it.
+
+`target` is always the dotted path of the function or class that a YAML stands for; it is resolved
+in the rank processes only, so that this module (and with it the driver) needs no torch.
+"""
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from omegaconf import MISSING
+
+MESH_DIMENSIONS = ("dp_replicate", "dp_shard", "tp")
+REST = -1
+"""A mesh size that stands for whatever the other dimensions leave of the world size."""
+
+
+class ConfigError(Exception):
+    """What the user asked for cannot be run as it stands: one line for the terminal, exit status 2."""
+
+
+class Device(Enum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class KeepCheckpoints(Enum):
+    """Whose checkpoints stay on disk after their cell has ended."""
+
+    none = "none"
+    failed = "failed"
+    all = "all"
+
+
+class Tolerance(Enum):
+    """The named tolerance profiles of `dcpbench.verify.oracles`."""
+
+    strict = "strict"
+    standard = "standard"
+
+
+def conf_folder() -> Path:
+    """The installed package's own `conf`, else the checkout's.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    here = Path(__file__).resolve().parent
+    for folder in (here / "conf", here.parents[1] / "conf"):
+        if (folder / "config.yaml").is_file():
+            return folder
+    raise ConfigError(f"no conf/config.yaml beside {here}: the installation is not whole")
+
+
+@dataclass
+class ScenarioConfig:
+    """What a cell does: `target(cell)` with a `dcpbench.scenarios.cell.Cell`."""
+
+    name: str = MISSING
+    target: str = MISSING
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class ParallelConfig:
+    """How a model is spread over the ranks: `target(model, mesh, config)` returns the wrapped model.
+
+    `mesh` names the dimensions that this parallelism has, outermost first, out of `MESH_DIMENSIONS`;
+    the three sizes say how large each is. An empty `mesh` means an unwrapped replica on every rank.
+    """
+
+    name: str = MISSING
+    target: str = MISSING
+    mesh: list[str] = field(default_factory=list)
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    tp: int = 1
+    tp_plan: dict[str, str] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def mesh_sizes(self, world_size: int) -> dict[str, int]:
+        """The size of each mesh dimension on `world_size` ranks, outermost first.
+
+        Raises:
+            ConfigError: the sizes are not positive, name a dimension that this parallelism does not
+                have, or do not multiply to the world size.
+        """
+        given = {"dp_replicate": self.dp_replicate, "dp_shard": self.dp_shard, "tp": self.tp}
+        for name, size in given.items():
+            if name not in self.mesh and size != 1:
+                has = " × ".join(self.mesh) or "no mesh"
+                raise ConfigError(
+                    f"parallel.{name}={size}: parallel={self.name} has no {name} dimension ({has})"
+                )
+        if unknown := [name for name in self.mesh if name not in given]:
+            known = ", ".join(MESH_DIMENSIONS)
+            raise ConfigError(f"parallel.mesh: unknown dimension {unknown[0]!r}; known are {known}")
+        sizes = {name: given[name] for name in self.mesh}
+        if not sizes:
+            return {}
+        for name, size in sizes.items():
+            if size < 1 and size != REST:
+                raise ConfigError(
+                    f"parallel.{name}={size}: a mesh size is at least 1, or -1 for the rest"
+                )
+        rest = [name for name, size in sizes.items() if size == REST]
+        if len(rest) > 1:
+            raise ConfigError(f"parallel: only one of {', '.join(rest)} may be -1 (the rest)")
+        fixed = math.prod(size for size in sizes.values() if size != REST)
+        wanted = " × ".join(f"{name}={size}" for name, size in sizes.items())
+        if rest and world_size % fixed == 0:
+            sizes[rest[0]] = world_size // fixed
+        if math.prod(sizes.values()) != world_size:
+            verb = "cannot be made to multiply" if rest else "multiplies"
+            amount = "" if rest else f" to {fixed}, not"
+            raise ConfigError(
+                f"parallel={self.name}: the mesh {wanted} {verb}{amount} to the world size {world_size}"
+            )
+        return sizes
+
+
+@dataclass
+class ModelConfig:
+    """A model: `target(**options)`, whose `input_size` and `output_size` shape its batches.
+
+    `batch_size` is the global batch; every data-parallel rank sees an equal share of it.
+    """
+
+    name: str = MISSING
+    target: str = MISSING
+    batch_size: int = 24
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class OptimizerConfig:
+    """An optimizer: `target(params, lr=..., ...)`; what is null is left to the optimizer's default."""
+
+    name: str = MISSING
+    target: str = MISSING
+    lr: float = MISSING
+    weight_decay: float | None = None
+    momentum: float | None = None
+    betas: list[float] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Keyword arguments for the optimizer's constructor."""
+        given = {
+            "lr": self.lr,
+            "weight_decay": self.weight_decay,
+            "momentum": self.momentum,
+            "betas": tuple(self.betas) if self.betas is not None else None,
+        }
+        return {name: value for name, value in given.items() if value is not None} | self.options
+
+
+@dataclass
+class SaveConfig:
+    """How a checkpoint is written: `target(state_dict, checkpoint_id, writer, process_group)`."""
+
+    name: str = MISSING
+    target: str = MISSING
+    cache_staged_state_dict: bool = False
+    requires_accelerator: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class StorageConfig:
+    """Where checkpoints lie: `target(config, save)` returns a `dcpbench.checkpoint.storage.Storage`.
+
+    `root` is a folder for checkpoints outside the sweep's own; null keeps them in the cell's folder.
+    """
+
+    name: str = MISSING
+    target: str = MISSING
+    root: str | None = None
+    thread_count: int = 1
+    sync_files: bool = True
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class FaultConfig:
+    """A defect planted on purpose, `target(trainee, rank)` right after a load; null plants none."""
+
+    name: str = MISSING
+    target: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class TimeoutsConfig:
+    """Limits in seconds; a cell that goes past one ends as a `timeout` row."""
+
+    cell_s: float = 300.0
+
+
+@dataclass
+class Config:
+    """One cell of the matrix."""
+
+    scenario: ScenarioConfig = field(default_factory=ScenarioConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    save: SaveConfig = field(default_factory=SaveConfig)
+    storage: StorageConfig = field(default_factory=StorageConfig)
+    fault: FaultConfig = field(default_factory=FaultConfig)
+    compile: bool = False
+    device: Device = Device.auto
+    world_size: int | str = "auto"
+    seed: int = 0
+    train_steps: int = 2
+    resume_steps: int = 2
+    saves: int = 3
+    tolerance: Tolerance = Tolerance.standard
+    timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
+    keep_checkpoints: KeepCheckpoints = KeepCheckpoints.failed
+    known_failures: str | None = None
+
+    def check(self) -> None:
+        """Refuse values that no machine could run.
+
+        Raises:
+            ConfigError: naming the key, its value and what it may be.
+        """
+        at_least_one = {
+            "train_steps": self.train_steps,
+            "resume_steps": self.resume_steps,
+            "saves": self.saves,
+            "model.batch_size": self.model.batch_size,
+            "storage.thread_count": self.storage.thread_count,
+        }
+        for key, value in at_least_one.items():
+            if value < 1:
+                raise ConfigError(f"{key}={value}: must be at least 1")
+        if self.timeouts.cell_s <= 0:
+            raise ConfigError(f"timeouts.cell_s={self.timeouts.cell_s}: must be more than 0 seconds")
+        if self.world_size != "auto" and (isinstance(self.world_size, str) or self.world_size < 1):
+            raise ConfigError(
+                f"world_size={self.world_size}: must be 'auto' or a number of ranks, at least 1"
+            )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The steps of a cell: train, save, train, save, …, then the continuation after the last save."""
+
+    train_steps: int
+    saves: int
+    resume_steps: int
+
+    @property
+    def save_steps(self) -> list[int]:
+        """The step counts at which a checkpoint is written."""
+        return [self.train_steps * (index + 1) for index in range(self.saves)]
+
+    @property
+    def last_step(self) -> int:
+        """How far the uninterrupted run goes: `resume_steps` past the last checkpoint."""
+        return self.save_steps[-1] + self.resume_steps

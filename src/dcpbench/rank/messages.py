@@ -1,0 +1,51 @@
+"""What driver and ranks say to each other over their pipes. Plain data; no torch."""
+
+from dataclasses import dataclass
+
+from dcpbench.config import Config
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a rank sits: its number, its device, and the store at which the ranks meet."""
+
+    rank: int
+    world_size: int
+    device: str
+    store_port: int
+    log: str
+
+
+@dataclass(frozen=True)
+class CellSpec:
+    """A cell to run. `folder` holds logs, `checkpoints` is where its checkpoints go."""
+
+    name: str
+    config: Config
+    folder: str
+    checkpoints: str
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The rank is in its process group and waits for a cell."""
+
+
+@dataclass(frozen=True)
+class PhaseBegun:
+    """A phase of the running cell begins on this rank."""
+
+    phase: str
+
+
+@dataclass(frozen=True)
+class Failed:
+    """This rank raised. `at` is `time.monotonic`, one clock for all processes of a host.
+
+    `secondary` says that the error looks like the echo of a peer's end (a closed connection).
+    """
+
+    at: float
+    phase: str
+    error: str
+    secondary: bool

@@ -1,0 +1,146 @@
+"""The process of one rank: it joins the group, runs the cells it is sent, reports, and leaves.
+
+It is forked from a server that has torch imported. It is the leader of a session of its own, so that
+whatever it starts can be ended with it, and it dies with the server, so that nothing outlives a
+driver that was killed.
+"""
+
+import ctypes
+import datetime
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+
+from dcpbench.rank.messages import CellSpec, Failed, Joined, PhaseBegun, Seat
+from dcpbench.rank.run import run_cell
+from dcpbench.train.world import World
+
+# Longer than any cell: a hang is the driver's to end, which then has every rank's stack.
+_COLLECTIVE_TIMEOUT = datetime.timedelta(hours=2)
+
+_ECHOES = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Broken pipe",
+    "Socket closed",
+    "recvValue failed",
+    "sendBytes failed",
+    "remote process exited",
+)
+
+
+def main(seat: Seat, listener: socket.socket | None, connection: Connection) -> None:
+    """Join, then run cells until told to leave; the process ends here."""
+    _detach()
+    _log_to(seat.log)
+    phase = "join"
+    try:
+        world = _join(seat, listener)
+        connection.send(Joined())
+        while (spec := connection.recv()) is not None:
+            assert isinstance(spec, CellSpec)
+            _log_to(str(Path(spec.folder) / f"rank{seat.rank}.log"))
+
+            def announce(name: str) -> None:
+                nonlocal phase
+                phase = name
+                connection.send(PhaseBegun(name))
+
+            connection.send(run_cell(spec, world, announce))
+            phase = "between cells"
+    except EOFError:
+        _exit(1)  # the driver is gone
+    except BaseException as error:  # noqa: BLE001 - a SystemExit in a cell is a finding as well
+        traceback.print_exc()
+        connection.send(_failed(error, phase))
+        # Stay until the driver ends this process: peers would take its end for the first cause.
+        _wait_for_the_end(connection)
+    _leave()
+
+
+def _join(seat: Seat, listener: socket.socket | None) -> World:
+    device = torch.device(seat.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    store = dist.TCPStore(
+        "127.0.0.1",
+        seat.store_port,
+        seat.world_size,
+        is_master=listener is not None,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach() if listener is not None else None,
+    )
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        store=store,
+        rank=seat.rank,
+        world_size=seat.world_size,
+        timeout=_COLLECTIVE_TIMEOUT,
+    )
+    group: Any = dist.new_group(backend="gloo", timeout=_COLLECTIVE_TIMEOUT)
+    return World(seat.rank, seat.world_size, device, group)
+
+
+def _detach() -> None:
+    os.setsid()
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    # The driver asks for every thread's stack this way before it ends a rank that hangs.
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, file=sys.__stderr__, all_threads=True)
+
+
+def _log_to(path: str) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+def _failed(error: BaseException, phase: str) -> Failed:
+    said = f"{type(error).__name__}: {error}".rstrip(": ")
+    if isinstance(error, CheckpointException) and error.failures:
+        # DCP tells every rank of every rank's failure: the cause is the one inside.
+        rank, (cause, _) = min(error.failures.items())
+        said = f"CheckpointException: on rank {rank}: {type(cause).__name__}: {cause}"
+    return Failed(
+        at=time.monotonic(),
+        phase=phase,
+        error=" ".join(said.split()),
+        secondary=any(echo in said for echo in _ECHOES),
+    )
+
+
+def _wait_for_the_end(connection: Connection) -> None:
+    try:
+        connection.recv()
+    except EOFError:
+        pass
+    _exit(1)
+
+
+def _leave() -> None:
+    """Finished gloo ranks sometimes abort while the interpreter shuts down, so it never does."""
+    dist.barrier()
+    dist.destroy_process_group()
+    _exit(0)
+
+
+def _exit(status: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

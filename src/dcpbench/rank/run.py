@@ -1,0 +1,64 @@
+"""One cell on one rank: everything that a cell may inherit is reset, then its scenario runs."""
+
+import gc
+import pkgutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch._dynamo.utils import counters
+
+from dcpbench.rank.messages import CellSpec
+from dcpbench.scenarios.cell import Cell
+from dcpbench.train.world import World
+from dcpbench.verify.verdict import RankReport
+
+
+def run_cell(spec: CellSpec, world: World, announce: Callable[[str], None]) -> RankReport:
+    """Run a cell's scenario on this rank.
+
+    Raises:
+        Exception: whatever the scenario raised.
+    """
+    _reset(world)
+    cell = Cell(spec.config, world, Path(spec.checkpoints), announce)
+    pkgutil.resolve_name(spec.config.scenario.target)(cell, **spec.config.scenario.options)
+    report = cell.report
+    if spec.config.compile:
+        # Dynamo falls back to eager silently when it gives up on a frame.
+        report.compiled = counters["stats"]["unique_graphs"] > 0
+    if world.device.type == "cuda":
+        report.peak_device_bytes = torch.cuda.max_memory_allocated(world.device)
+    report.peak_host_bytes = _peak_host_bytes()
+    return report
+
+
+def _reset(world: World) -> None:
+    """No cell may depend on the one before it: Dynamo, for one, gives up on a frame that was
+    recompiled too often, whoever did it."""
+    torch._dynamo.reset()
+    counters.clear()
+    gc.collect()
+    if world.device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(world.device)
+    _reset_peak_host_bytes()
+
+
+def _reset_peak_host_bytes() -> None:
+    """Linux keeps the peak of the resident set; writing 5 here starts it anew (proc(5))."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        return
+
+
+def _peak_host_bytes() -> int | None:
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    for line in status.splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return None

@@ -1,0 +1,85 @@
+"""The rows of a sweep as a tidy pandas DataFrame: where every table, and a notebook, starts."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from dcpbench.results import CHECKS, COLUMNS, read_rows
+
+AXES = (
+    "scenario",
+    "parallel",
+    "compile",
+    "save",
+    "model",
+    "optimizer",
+    "storage",
+    "world_size",
+    "device",
+    "seed",
+)
+_ALWAYS = ("parallel", "compile", "save")
+_COSTS = ("save_s", "save_stall_s", "load_s", "cell_s")
+_SHORT = {
+    "model_equal": "model",
+    "optim_equal": "optim",
+    "extra_equal": "extra",
+    "loss_resume_equal": "resume",
+    "loss_twin_close": "twin loss",
+    "state_twin_close": "twin state",
+}
+
+
+def read_frame(folder: Path) -> tuple[pd.DataFrame, list[str]]:
+    """One row for each cell, one column for each of `dcpbench.results.COLUMNS` and `details`.
+
+    Returns:
+        the frame, and a sentence for each line of the file that had to be left out.
+
+    Raises:
+        dcpbench.results.ResultsError: the folder holds no results.
+    """
+    rows, left_out = read_rows(folder)
+    return pd.DataFrame(rows, columns=[*COLUMNS, "details"]), left_out
+
+
+def summary(frame: pd.DataFrame) -> pd.DataFrame:
+    """The results table as text: the axes that vary, the verdict, the checks, the costs in seconds."""
+    axes = [axis for axis in AXES if axis in _ALWAYS or frame[axis].nunique(dropna=False) > 1]
+    table = pd.DataFrame({axis: frame[axis].map(_plain) for axis in axes})
+    table["status"] = frame["status"]
+    for check in CHECKS:
+        table[_SHORT[check]] = frame[check].map(_mark)
+    for cost in _COSTS:
+        table[cost] = frame[cost].map(_seconds)
+    return table
+
+
+def failures(frame: pd.DataFrame) -> pd.DataFrame:
+    """What is not a plain pass: status, cell, reason and the command that runs just that cell."""
+    chosen = frame[frame["status"] != "pass"]
+    return pd.DataFrame(
+        {
+            "status": chosen["status"],
+            "cell": chosen["cell"],
+            "reason": chosen["reason"].fillna(""),
+            "again": [f"python -m dcpbench {overrides}".strip() for overrides in chosen["overrides"]],
+        }
+    )
+
+
+def counts(frame: pd.DataFrame) -> str:
+    """How many cells have which status, as one phrase."""
+    return ", ".join(f"{number} {status}" for status, number in frame["status"].value_counts().items())
+
+
+def _plain(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _mark(value: object) -> str:
+    return {True: "yes", False: "NO"}.get(value, "-") if isinstance(value, bool) else "-"
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None or pd.isna(value) else f"{value:.3f}"

@@ -1,0 +1,50 @@
+"""The results table in the terminal."""
+
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dcpbench.report.frame import counts, failures, read_frame, summary
+
+_STYLES = {"pass": "green", "skip": "dim", "xfail": "yellow", "xpass": "bold yellow"}
+_BAD = "bold red"
+_PIPE_WIDTH = 400
+"""Wide enough that a table in a file or a pipe is never folded."""
+
+
+def print_report(folder: Path) -> None:
+    """Print a sweep's table and what did not pass, from its rows, to standard output.
+
+    Raises:
+        dcpbench.results.ResultsError: the folder holds no results.
+    """
+    frame, left_out = read_frame(folder)
+    console = Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    shown = summary(frame)
+    for column in shown.columns:
+        table.add_column(column, justify="right" if column.endswith("_s") else "left")
+    for values in shown.itertuples(index=False):
+        table.add_row(*(_styled(column, value) for column, value in zip(shown, values, strict=True)))
+    console.print(table)
+    console.print()
+    for item in failures(frame).itertuples(index=False):
+        line = Text(f"{item.status} ", style=_STYLES.get(str(item.status), _BAD))
+        line.append(f"{item.cell}: {item.reason}", style="default")
+        console.print(line, soft_wrap=True)
+        if item.status not in ("skip", "xfail"):
+            console.print(Text(f"    again: {item.again}", style="dim"), soft_wrap=True)
+    for sentence in left_out:
+        console.print(Text(sentence, style=_BAD), soft_wrap=True)
+    console.print(Text(f"{len(frame)} cells: {counts(frame)}"), soft_wrap=True)
+
+
+def _styled(column: str, value: str) -> Text:
+    if column == "status":
+        return Text(value, style=_STYLES.get(value, _BAD))
+    if value == "NO":
+        return Text(value, style=_BAD)
+    return Text(value)

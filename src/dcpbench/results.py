@@ -1,0 +1,174 @@
+"""The row: the one record that a cell leaves behind, and how rows are written and read.
+
+Rows are appended to `results.jsonl` whole and flushed the moment a cell ends, by the driver alone: a
+sweep that dies keeps every row it had. `results.csv` is the same without `details`, written beside
+and renamed, so that it is there whole or not at all. Reading is `json.loads` and nothing else.
+"""
+
+import csv
+import json
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+SCHEMA_VERSION = 1
+
+RESULTS_JSONL = "results.jsonl"
+RESULTS_CSV = "results.csv"
+ENVIRONMENT_JSON = "environment.json"
+
+PASSING = frozenset({"pass", "xfail", "skip"})
+"""The statuses that leave the exit status of a sweep at 0."""
+
+CHECKS = (
+    "model_equal",
+    "optim_equal",
+    "extra_equal",
+    "loss_resume_equal",
+    "loss_twin_close",
+    "state_twin_close",
+)
+"""The checks of a cell, each a column: true, false, or null where it did not apply."""
+
+
+class ResultsError(Exception):
+    """A results folder cannot be read: one line that says which file and why."""
+
+
+@dataclass
+class Row:
+    """One cell. Flat but for `details`; a new column goes to the end, none is ever renamed.
+
+    Times are seconds of the slowest rank: `build_s`, `train_s` and `verify_s` over the whole cell,
+    `save_s`, `save_stall_s` and `load_s` for one checkpoint (the median of the cell's). Sizes are
+    bytes: `checkpoint_bytes` of the last checkpoint, the peaks of the rank that needed most. What
+    was not measured is null.
+    """
+
+    cell: str
+    status: str
+    reason: str | None
+    scenario: str
+    parallel: str
+    compile: bool
+    save: str
+    model: str
+    optimizer: str
+    storage: str
+    world_size: int | None
+    device: str | None
+    seed: int
+    overrides: str
+    model_equal: bool | None = None
+    optim_equal: bool | None = None
+    extra_equal: bool | None = None
+    loss_resume_equal: bool | None = None
+    loss_twin_close: bool | None = None
+    state_twin_close: bool | None = None
+    powered: bool | None = None
+    max_abs_diff: float | None = None
+    first_mismatch: str | None = None
+    loss_at_save: float | None = None
+    loss_resumed: float | None = None
+    loss_continued: float | None = None
+    loss_twin: float | None = None
+    build_s: float | None = None
+    train_s: float | None = None
+    save_s: float | None = None
+    save_stall_s: float | None = None
+    load_s: float | None = None
+    verify_s: float | None = None
+    cell_s: float | None = None
+    checkpoint_bytes: int | None = None
+    peak_device_bytes: int | None = None
+    peak_host_bytes: int | None = None
+    torch_version: str | None = None
+    git_commit: str | None = None
+    started_at: str | None = None
+    schema_version: int = SCHEMA_VERSION
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+COLUMNS = tuple(item.name for item in fields(Row) if item.name != "details")
+
+
+def exit_status(rows: Iterable[Row]) -> int:
+    """0 when every row is as it should be and at least one cell ran, else 1."""
+    statuses = [row.status for row in rows]
+    if any(status not in PASSING for status in statuses):
+        return 1
+    return 0 if any(status != "skip" for status in statuses) else 1
+
+
+def append_row(folder: Path, row: Row) -> None:
+    """Add one row to `results.jsonl` in a single write, and have it on disk before returning."""
+    line = json.dumps(_finite(asdict(row)), allow_nan=False) + "\n"
+    with (folder / RESULTS_JSONL).open("a", encoding="utf-8") as out:
+        out.write(line)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def write_csv(folder: Path, rows: Iterable[Row]) -> None:
+    """Write `results.csv`: the rows without `details`, one column each."""
+    with_name = folder / RESULTS_CSV
+    beside = with_name.with_suffix(".csv.tmp")
+    with beside.open("w", encoding="utf-8", newline="") as out:
+        writer = csv.DictWriter(out, fieldnames=COLUMNS, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(asdict(row) for row in rows)
+    beside.replace(with_name)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file that is there whole or not at all."""
+    beside = path.with_name(path.name + ".tmp")
+    beside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    beside.replace(path)
+
+
+def read_rows(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rows of a sweep's folder as plain dictionaries, and what had to be left out.
+
+    A line that is not a whole row (a crash in the middle of a write) or a row of another schema
+    version does not hide the others: it is left out, and a sentence about it is returned.
+
+    Raises:
+        ResultsError: the folder holds no `results.jsonl`.
+    """
+    path = folder / RESULTS_JSONL
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise ResultsError(f"{folder}: no sweep here ({path.name}: {error.strerror})") from None
+    rows: list[dict[str, Any]] = []
+    left_out: list[str] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            left_out.append(f"{path}:{number}: not a whole row, left out")
+            continue
+        version = row.get("schema_version") if isinstance(row, dict) else None
+        if version != SCHEMA_VERSION:
+            left_out.append(
+                f"{path}:{number}: a row of schema version {version}, this dcpbench reads "
+                f"{SCHEMA_VERSION}; left out"
+            )
+            continue
+        rows.append(row)
+    return rows, left_out
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they become null, and the check that saw them says so."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,1 @@
+"""What a cell does: each scenario a short, readable story of phases."""

@@ -1,0 +1,60 @@
+"""A cell as its scenario sees it: the configuration, this rank's world, timed phases, a report."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dcpbench.config import Config, Plan
+from dcpbench.train.world import World
+from dcpbench.verify.compare import Mismatch
+from dcpbench.verify.verdict import CheckReport, RankReport
+
+
+@dataclass
+class Cell:
+    """What a scenario works with on one rank.
+
+    `folder` is where checkpoints go; `announce` tells the driver which phase begins, so that a
+    failure, a death or a time-out can be told with its phase.
+    """
+
+    config: Config
+    world: World
+    folder: Path
+    announce: Callable[[str], None]
+    report: RankReport = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.report = RankReport(rank=self.world.rank)
+
+    @property
+    def plan(self) -> Plan:
+        """When to save and how far to go."""
+        return Plan(self.config.train_steps, self.config.saves, self.config.resume_steps)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Announce a phase and add the time spent in it, device work included, to the report."""
+        self.announce(name)
+        self.world.synchronize()
+        started = time.perf_counter()
+        yield
+        self.world.synchronize()
+        spent = time.perf_counter() - started
+        self.report.phases[name] = self.report.phases.get(name, 0.0) + spent
+
+    def check(self, name: str, mismatches: Iterable[Mismatch], where: str = "") -> None:
+        """Record what a comparison found; `where` says at which checkpoint."""
+        view = self._view(name)
+        for found in mismatches:
+            view.add(found.name, f"{found.name} {where}: {found.what}", found.max_abs_diff)
+
+    def control(self, name: str, fired: dict[str, bool], where: str = "") -> None:
+        """Record for each name whether the negative control of a check was reported as different."""
+        view = self._view(name)
+        view.control.update({f"{key} {where}".strip(): value for key, value in fired.items()})
+
+    def _view(self, name: str) -> CheckReport:
+        return self.report.checks.setdefault(name, CheckReport())

@@ -1,0 +1,261 @@
+"""The steps that scenarios are told in: build, train, save, load, verify. Each stands here once."""
+
+import math
+import pkgutil
+from dataclasses import dataclass
+
+import torch.distributed.checkpoint as dcp
+
+from dcpbench.checkpoint.saving import PendingSave
+from dcpbench.checkpoint.storage import Storage
+from dcpbench.scenarios.cell import Cell
+from dcpbench.train import trainee as trainees
+from dcpbench.train.batches import Batches
+from dcpbench.train.trainee import Trainee
+from dcpbench.verify.compare import compare
+from dcpbench.verify.controls import controllable, perturb_optimizer
+from dcpbench.verify.oracles import (
+    TOLERANCES,
+    compare_close,
+    full_state,
+    losses_close,
+    losses_equal,
+    twin_state,
+)
+from dcpbench.verify.snapshot import (
+    Leaves,
+    snapshot_model,
+    snapshot_objects,
+    snapshot_optimizer,
+)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The live state of one rank at one moment, by check."""
+
+    model_equal: Leaves
+    optim_equal: Leaves
+    extra_equal: Leaves
+
+    def by_check(self) -> dict[str, Leaves]:
+        """The leaves that each check looks at."""
+        return {
+            "model_equal": self.model_equal,
+            "optim_equal": self.optim_equal,
+            "extra_equal": self.extra_equal,
+        }
+
+
+@dataclass
+class Checkpoint:
+    """A checkpoint and what the state was at its moment, which is what it must bring back."""
+
+    step: int
+    checkpoint_id: str
+    snapshot: Snapshot
+    pending: PendingSave
+
+    def __str__(self) -> str:
+        return f"in the checkpoint of step {self.step}"
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """What a resumed run is held against: the uninterrupted one, and the unwrapped twin."""
+
+    trained: Trainee
+    twin: Trainee
+    data: Batches
+
+
+def build(cell: Cell) -> Oracle:
+    """The trainee of the cell and its unwrapped twin, from the same seed, and the data for both."""
+    with cell.phase("build"):
+        config, seed = cell.config, cell.config.seed
+        twin = trainees.build_plain(config, cell.world, seed)
+        data = Batches(
+            seed=seed,
+            size=config.model.batch_size,
+            input_size=int(twin.model.input_size),
+            output_size=int(twin.model.output_size),
+            device=cell.world.device,
+        )
+        return Oracle(trainees.build(config, cell.world, seed), twin, data)
+
+
+def build_anew(cell: Cell, number: int) -> Trainee:
+    """A target for the load: built from another seed, with every hyperparameter and every element of
+    the optimizer's state changed, so that a load which restores nothing cannot go unseen."""
+    with cell.phase("build"):
+        seed = _other_seed(cell, number)
+        target = trainees.build(cell.config, cell.world, seed)
+        # DCP creates the state of a fresh optimizer when it is first asked for it.
+        target.state()["optimizer"].state_dict()
+        perturb_optimizer(target.optimizer, seed)
+    return target
+
+
+def open_storage(cell: Cell) -> Storage:
+    """The storage of the cell, with the one writer for all its saves."""
+    config = cell.config
+    storage: Storage = pkgutil.resolve_name(config.storage.target)(
+        cell.folder, config.storage, config.save
+    )
+    return storage
+
+
+def train(cell: Cell, trainee: Trainee, data: Batches, until: int) -> list[float]:
+    """Train up to and including step `until`; the losses of the steps taken."""
+    with cell.phase("train"):
+        return trainee.train(data, until)
+
+
+def snapshot(trainee: Trainee) -> Snapshot:
+    """Copy the live state of this rank."""
+    return Snapshot(
+        model_equal=snapshot_model(trainee.model),
+        optim_equal=snapshot_optimizer(trainee.model, trainee.optimizer),
+        extra_equal=snapshot_objects(
+            {
+                "tensor_object": trainee.tensor_object.contents(),
+                "train_state": trainee.train_state.contents(),
+            }
+        ),
+    )
+
+
+def save(cell: Cell, trainee: Trainee, storage: Storage) -> Checkpoint:
+    """Write a checkpoint the cell's way; an asynchronous one goes on while training does."""
+    step = trainee.train_state.step
+    with cell.phase("verify"):
+        saved = snapshot(trainee)
+    with cell.phase("save"):
+        checkpoint_id = str(cell.folder / f"step-{step:04d}")
+        write = pkgutil.resolve_name(cell.config.save.target)
+        pending: PendingSave = write(
+            trainee.state(),
+            checkpoint_id,
+            storage.writer,
+            cell.world.checkpoint_group,
+            **cell.config.save.options,
+        )
+    cell.report.save_stall_s.append(pending.stall_s)
+    return Checkpoint(step, checkpoint_id, saved, pending)
+
+
+def finish(cell: Cell, checkpoint: Checkpoint, storage: Storage) -> None:
+    """Wait until a checkpoint is complete."""
+    with cell.phase("save"):
+        cell.report.save_s.append(checkpoint.pending.wait())
+        cell.report.checkpoint_bytes = storage.size(checkpoint.checkpoint_id)
+
+
+def load(cell: Cell, target: Trainee, checkpoint: Checkpoint, storage: Storage) -> None:
+    """Load a checkpoint into a target, and plant the cell's fault if it has one."""
+    with cell.phase("load"):
+        before = cell.report.phases.get("load", 0.0)
+        dcp.load(
+            target.state(),
+            storage_reader=storage.reader(checkpoint.checkpoint_id),
+            process_group=cell.world.checkpoint_group,
+        )
+    cell.report.load_s.append(cell.report.phases["load"] - before)
+    if cell.config.fault.target:
+        plant = pkgutil.resolve_name(cell.config.fault.target)
+        plant(target, cell.world.rank, **cell.config.fault.options)
+
+
+def verify_twin(cell: Cell, oracle: Oracle) -> None:
+    """Train the twin on the same batches; the parallel run must have stayed close to it."""
+    trained, twin = oracle.trained, oracle.twin
+    tolerance = TOLERANCES[cell.config.tolerance.value]
+    with cell.phase("verify"):
+        twin.train(oracle.data, trained.train_state.step)
+        cell.check(
+            "loss_twin_close",
+            losses_close(twin.train_state.losses, trained.train_state.losses, tolerance),
+            "in the uninterrupted run",
+        )
+        cell.check(
+            "state_twin_close",
+            compare_close(
+                twin_state(twin.model, twin.optimizer),
+                full_state(trained.model, trained.optimizer),
+                tolerance,
+            ),
+            "after the uninterrupted run",
+        )
+    cell.report.losses["continued"] = trained.train_state.losses
+    cell.report.losses["twin"] = twin.train_state.losses
+
+
+def prove_power(cell: Cell, target: Trainee, checkpoint: Checkpoint, oracle: Oracle) -> None:
+    """The negative controls: each comparison against the target before anything is loaded into it."""
+    tolerance = TOLERANCES[cell.config.tolerance.value]
+    with cell.phase("verify"):
+        unrestored = snapshot(target).by_check()
+        for check, leaves in checkpoint.snapshot.by_check().items():
+            reported = {found.name for found in compare(leaves, unrestored[check])}
+            fired = {name: name in reported for name in controllable(leaves)}
+            cell.control(check, fired, str(checkpoint))
+        expected = twin_state(oracle.twin.model, oracle.twin.optimizer)
+        reported = {
+            found.name
+            for found in compare_close(
+                expected, full_state(target.model, target.optimizer), tolerance
+            )
+        }
+        cell.control("state_twin_close", {name: name in reported for name in expected})
+
+
+def verify_restored(cell: Cell, target: Trainee, checkpoint: Checkpoint) -> None:
+    """What came back must be, bit for bit, what was there at the moment of saving."""
+    with cell.phase("verify"):
+        restored = snapshot(target).by_check()
+        for check, leaves in checkpoint.snapshot.by_check().items():
+            cell.check(check, compare(leaves, restored[check]), str(checkpoint))
+
+
+def verify_resumed(
+    cell: Cell,
+    target: Trainee,
+    resumed: list[float],
+    checkpoint: Checkpoint,
+    oracle: Oracle,
+    number: int,
+) -> None:
+    """The resumed steps must have the uninterrupted run's losses, and those must mean something.
+
+    They mean something if they are finite and not zero, a gradient was there, and a model from
+    which nothing was restored has others.
+    """
+    tolerance = TOLERANCES[cell.config.tolerance.value]
+    with cell.phase("verify"):
+        steps = slice(checkpoint.step, checkpoint.step + cell.config.resume_steps)
+        continued = oracle.trained.train_state.losses[steps]
+        twins = oracle.twin.train_state.losses[steps]
+        after = f"after the checkpoint of step {checkpoint.step}"
+        cell.check("loss_resume_equal", losses_equal(continued, resumed), after)
+        cell.check("loss_twin_close", losses_close(twins, resumed, tolerance), after)
+
+        plain = trainees.build_plain(cell.config, cell.world, _other_seed(cell, number))
+        unrestored = plain.losses_without_training(
+            oracle.data, range(steps.start + 1, steps.stop + 1)
+        )
+        telling = {
+            f"loss of step {step}": math.isfinite(loss) and loss != 0.0 and alive
+            for step, (loss, alive) in enumerate(zip(resumed, target.alive, strict=True), start=1)
+        }
+        for check, found in (
+            ("loss_resume_equal", losses_equal(continued, unrestored)),
+            ("loss_twin_close", losses_close(twins, unrestored, tolerance)),
+        ):
+            reported = {mismatch.name for mismatch in found}
+            fired = {name: means and name in reported for name, means in telling.items()}
+            cell.control(check, fired, after)
+    cell.report.losses["resumed"] = resumed
+
+
+def _other_seed(cell: Cell, number: int) -> int:
+    return cell.config.seed + 1000 * (number + 1)

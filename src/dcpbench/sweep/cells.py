@@ -1,0 +1,90 @@
+"""From Hydra's lists of overrides to the cells of a sweep."""
+
+import copy
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydra.core.config_loader import ConfigLoader
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from dcpbench.config import Config
+
+_LONGEST_NAME = 150
+
+
+@dataclass(frozen=True)
+class SweepCell:
+    """One point of the product: its name, how to ask for it again, and its configuration.
+
+    `hydra_config` is the whole composition, which goes into the cell's `.hydra/`.
+    """
+
+    name: str
+    overrides: list[str]
+    config: Config
+    hydra_config: DictConfig
+
+    @property
+    def folder(self) -> Path:
+        """Where the cell's logs and its `.hydra/` lie."""
+        hydra = self.hydra_config.hydra
+        return Path(str(hydra.sweep.dir)) / str(hydra.sweep.subdir)
+
+    def write_hydra_folder(self) -> None:
+        """Make the cell's folder with what Hydra leaves for a job of its own."""
+        output = self.folder / ".hydra"
+        output.mkdir(parents=True)
+        OmegaConf.save(_job(self.hydra_config), output / "config.yaml")
+        OmegaConf.save(OmegaConf.masked_copy(self.hydra_config, "hydra"), output / "hydra.yaml")
+        OmegaConf.save(OmegaConf.create(self.overrides), output / "overrides.yaml")
+
+
+def compose(
+    loader: ConfigLoader, base: DictConfig, job_overrides: Sequence[Sequence[str]]
+) -> list[SweepCell]:
+    """Compose every cell of a sweep.
+
+    Raises:
+        hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: an override is wrong.
+    """
+    cells: list[SweepCell] = []
+    taken: Counter[str] = Counter()
+    for number, overrides in enumerate(job_overrides):
+        own = [item for item in overrides if not item.lstrip("+~").startswith("hydra")]
+        name = cell_name(own)
+        taken[name] += 1
+        if taken[name] > 1:
+            name = f"{name}#{taken[name]}"
+        composed = loader.load_sweep_config(base, list(overrides))
+        with open_dict(composed):
+            composed.hydra.job.id = name
+            composed.hydra.job.num = number
+        cells.append(SweepCell(name, own, typed(composed), composed))
+    return cells
+
+
+def typed(composed: DictConfig) -> Config:
+    """The job's part of a composition as the dataclass it was checked against."""
+    config = OmegaConf.to_object(_job(composed))
+    assert isinstance(config, Config)
+    return config
+
+
+def _job(composed: DictConfig) -> DictConfig:
+    job = copy.deepcopy(composed)
+    with open_dict(job):
+        del job["hydra"]
+    return job
+
+
+def cell_name(overrides: Sequence[str]) -> str:
+    """A name for the cell that is also one for its folder: its overrides, made safe for a path."""
+    safe = re.sub(r"[^\w.,=+~#-]+", "_", ",".join(overrides)) or "default"
+    if len(safe) <= _LONGEST_NAME:
+        return safe
+    digest = hashlib.sha256(",".join(overrides).encode()).hexdigest()
+    return f"{safe[:_LONGEST_NAME]}~{digest[:12]}"

@@ -1,0 +1,159 @@
+"""The driver: takes the cells of a sweep one by one through the ranks and writes a row for each."""
+
+import datetime
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+
+from rich.console import Console
+
+from dcpbench.config import Config, ConfigError, KeepCheckpoints
+from dcpbench.results import (
+    ENVIRONMENT_JSON,
+    Row,
+    append_row,
+    write_csv,
+    write_json,
+)
+from dcpbench.sweep import known, rows, validity
+from dcpbench.sweep.cells import SweepCell
+from dcpbench.sweep.folder import git_commit
+from dcpbench.sweep.machine import Machine, torch_version
+from dcpbench.sweep.pool import Ended, RankGroup
+from dcpbench.sweep.progress import ProgressDisplay
+from dcpbench.rank.messages import CellSpec
+
+
+@dataclass(frozen=True)
+class Job:
+    """A cell with its device and world size decided, and why it cannot run if it cannot."""
+
+    cell: SweepCell
+    config: Config
+    skip: str | None
+    known_failures: list[known.KnownFailure]
+
+
+def plan(cells: Sequence[SweepCell], machine: Machine, conf: Path) -> list[Job]:
+    """Decide for every cell whether and on what it runs.
+
+    Raises:
+        ConfigError: one of the cells is wrong; its message names the cell if there are several.
+    """
+    lists: dict[Path, list[known.KnownFailure]] = {}
+    jobs: list[Job] = []
+    for cell in cells:
+        try:
+            config = validity.resolve(cell.config, machine)
+            skip = validity.why_skip(cell.config, config)
+            path = Path(cell.config.known_failures or conf / "known_failures.yaml")
+            if path not in lists:
+                lists[path] = known.read(path)
+        except ConfigError as error:
+            where = f" (in {cell.name})" if len(cells) > 1 else ""
+            raise ConfigError(f"{error}{where}") from None
+        jobs.append(Job(cell, config, skip, lists[path]))
+    return jobs
+
+
+@dataclass
+class Sweep:
+    """One run over a list of jobs; `rows` grows as cells end."""
+
+    folder: Path
+    jobs: list[Job]
+    machine: Machine
+    context: ForkServerContext
+    console: Console
+    rows: list[Row] = field(default_factory=list)
+    _ranks: RankGroup | None = None
+    _leaving: list[RankGroup] = field(default_factory=list)
+
+    def run(self) -> list[Row]:
+        """Run every job; whatever happens, the rows so far are kept and no rank is left behind.
+
+        Raises:
+            KeyboardInterrupt: the user broke off.
+        """
+        commit, version = git_commit(), torch_version()
+        write_json(
+            self.folder / ENVIRONMENT_JSON, {**self.machine.description, "git_commit": commit}
+        )
+        try:
+            with ProgressDisplay(self.console, len(self.jobs)) as display:
+                for job in self.jobs:
+                    row = rows.begun(job.cell, job.config, version, commit)
+                    display.begin(job.cell.name)
+                    self._run(job, row, display)
+                    append_row(self.folder, row)
+                    self.rows.append(row)
+                    display.end(row)
+        finally:
+            self._end_ranks()
+            write_csv(self.folder, self.rows)
+        return self.rows
+
+    def _run(self, job: Job, row: Row, display: ProgressDisplay) -> None:
+        row.started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        if job.skip:
+            row.status, row.reason = "skip", job.skip
+            return
+        started = time.monotonic()
+        job.cell.write_hydra_folder()
+        checkpoints = self._checkpoints(job)
+        checkpoints.mkdir(parents=True)
+        spec = CellSpec(job.cell.name, job.config, str(job.cell.folder), str(checkpoints))
+        group = self._group(job)
+        ended = group.run(spec, job.config.timeouts.cell_s, display.phase)
+        self._release(group, ended, job.config)
+        failed = rows.finish(row, ended)
+        known.apply(row, failed, job.known_failures)
+        self._clear(job.config.keep_checkpoints, row, checkpoints)
+        row.cell_s = time.monotonic() - started
+
+    def _group(self, job: Job) -> RankGroup:
+        """The ranks for a cell: those of the last one if they are of its kind, else fresh ones."""
+        assert isinstance(job.config.world_size, int)
+        kind = (job.config.world_size, job.config.device.value)
+        if self._ranks and (self._ranks.world_size, self._ranks.device) != kind:
+            self._leaving.append(self._ranks)
+            self._ranks.close()
+            self._ranks = None
+        if self._ranks is None:
+            self._ranks = RankGroup.start(self.context, *kind, job.cell.folder)
+        return self._ranks
+
+    def _release(self, group: RankGroup, ended: Ended, config: Config) -> None:
+        """Ranks that failed are ended; on the CPU, where fresh ones cost little, all others leave."""
+        if ended.status:
+            group.kill()
+            self._ranks = None
+        elif config.device.value == "cpu":
+            group.close()
+            self._leaving.append(group)
+            self._ranks = None
+        for leaving in [item for item in self._leaving if item.left()]:
+            leaving.kill()
+            self._leaving.remove(leaving)
+
+    def _end_ranks(self) -> None:
+        if self._ranks:
+            self._ranks.kill()
+        for group in self._leaving:
+            group.join()
+
+    def _checkpoints(self, job: Job) -> Path:
+        root = job.config.storage.root
+        if root is None:
+            return job.cell.folder / "checkpoints"
+        return Path(root) / self.folder.name / job.cell.name
+
+    def _clear(self, keep: KeepCheckpoints, row: Row, checkpoints: Path) -> None:
+        as_it_should_be = row.status in ("pass", "xfail")
+        if keep is KeepCheckpoints.none or (keep is KeepCheckpoints.failed and as_it_should_be):
+            with suppress(OSError):
+                shutil.rmtree(checkpoints)

@@ -1,0 +1,43 @@
+"""One clear line for a wrong configuration: which key, and what it may be."""
+
+import difflib
+import re
+
+from omegaconf import Container, DictConfig
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+_SHOWN = 12
+
+
+def one_line(error: BaseException) -> str:
+    """What Hydra, OmegaConf or dcpbench have to say, without their line breaks and indentation."""
+    said = _sentence(str(error))
+    cause = error.__cause__ or error.__context__
+    if isinstance(cause, OmegaConfBaseException) and str(cause) not in str(error):
+        said = f"{said.rstrip('.')}: {_sentence(str(cause))}"
+    unknown = cause if isinstance(cause, ConfigKeyError | ConfigAttributeError) else error
+    if isinstance(unknown, ConfigKeyError | ConfigAttributeError):
+        said += _what_it_may_be(unknown)
+    return said
+
+
+def _sentence(text: str) -> str:
+    text = re.sub(r"\n?To append to your config use \S+", "", text)
+    text = re.sub(r"\n\s*(full_key|object_type|reference_type):", r"; \1:", text)
+    text = re.sub(r"; (object_type|reference_type): *[^;\n]*", "", text)
+    head, *options = re.split(r"\n+Available options in '[^']*':\s*", text, maxsplit=1)
+    said = " ".join(head.split())
+    if options:
+        said += "; it may be " + ", ".join(options[0].split())
+    return said
+
+
+def _what_it_may_be(error: OmegaConfBaseException) -> str:
+    parent, key = error.parent_node, str(error.key)
+    if not isinstance(parent, DictConfig) or not isinstance(parent, Container):
+        return ""
+    names = [str(name) for name in parent if name != "hydra"]
+    close = difflib.get_close_matches(key, names, n=3)
+    shown = close or names[:_SHOWN]
+    lead = "did you mean" if close else "there are"
+    return f"; {lead} {', '.join(shown)}" if shown else ""

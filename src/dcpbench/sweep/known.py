@@ -1,0 +1,85 @@
+"""Known failures: what `conf/known_failures.yaml` lists is expected, and nothing beside it."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from yaml import YAMLError
+
+from dcpbench.config import ConfigError
+from dcpbench.results import CHECKS, Row
+
+
+@dataclass
+class KnownFailure:
+    """One finding: in which cells, under which torch, which checks fail, and where it is explained.
+
+    `cells` maps columns of the row to the value or values they must have; `torch` is a version
+    specifier such as `>=2.11,<2.15`; `checks` are those that may fail: all of them need not, one must.
+    """
+
+    id: str = MISSING
+    cells: dict[str, Any] = field(default_factory=dict)
+    torch: str = MISSING
+    checks: list[str] = MISSING
+    reason: str = MISSING
+    link: str | None = None
+
+    def covers(self, row: Row) -> bool:
+        """Whether the row is of a cell, on a torch, that this failure is known for."""
+        for column, wanted in self.cells.items():
+            values = wanted if isinstance(wanted, list) else [wanted]
+            if getattr(row, column) not in values:
+                return False
+        return SpecifierSet(self.torch).contains(row.torch_version or "0", prereleases=True)
+
+
+def read(path: Path) -> list[KnownFailure]:
+    """The list in a YAML file.
+
+    Raises:
+        ConfigError: it is not there, not a list of `KnownFailure`, or names what does not exist.
+    """
+    try:
+        entries = OmegaConf.load(path)
+        schema = OmegaConf.structured(KnownFailure)
+        known = [OmegaConf.to_object(OmegaConf.merge(schema, entry)) for entry in entries]
+    except (OSError, YAMLError, OmegaConfBaseException, TypeError, ValueError) as error:
+        raise ConfigError(f"known_failures={path}: {' '.join(str(error).split())}") from None
+    columns = Row.__dataclass_fields__
+    for failure in known:
+        assert isinstance(failure, KnownFailure)
+        for unknown in set(failure.cells) - set(columns):
+            raise ConfigError(f"known_failures={path}: {failure.id}: no column {unknown!r}")
+        for unknown in set(failure.checks) - set(CHECKS):
+            known_checks = ", ".join(CHECKS)
+            raise ConfigError(
+                f"known_failures={path}: {failure.id}: no check {unknown!r} ({known_checks})"
+            )
+        try:
+            SpecifierSet(failure.torch)
+        except InvalidSpecifier as error:
+            raise ConfigError(f"known_failures={path}: {failure.id}: {error}") from None
+    return [failure for failure in known if isinstance(failure, KnownFailure)]
+
+
+def apply(row: Row, failed: frozenset[str], known: list[KnownFailure]) -> None:
+    """Make an `xfail` of a listed failure, an `xpass` of a cell that passed though it is listed.
+
+    A cell that fails a check which is not listed for it stays a `fail`; one that is vacuous, or did
+    not come as far as a verdict, stays what it is.
+    """
+    for failure in known:
+        if not failure.covers(row):
+            continue
+        if row.status == "fail" and failed <= set(failure.checks):
+            row.status = "xfail"
+            row.reason = f"known failure {failure.id}: {row.reason}"
+            return
+        if row.status == "pass":
+            row.status = "xpass"
+            row.reason = f"known failure {failure.id} did not happen ({failure.reason})"
+            return

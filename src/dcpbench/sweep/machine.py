@@ -1,0 +1,68 @@
+"""What this machine offers, and the fork server from which every rank is born."""
+
+import multiprocessing
+import os
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from typing import Any
+
+_PROBE_LIMIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Its GPUs by name, and all that is said of it in `environment.json`."""
+
+    gpus: list[str]
+    description: dict[str, Any]
+
+
+def fork_server() -> ForkServerContext:
+    """The context whose processes are forked from a server that has torch imported already.
+
+    The defaults set here are inherited by every rank; what the user has set stays.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks share the cores, as under torchrun
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no worker pools left behind
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if platform.system() == "Linux" else "lo0")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["dcpbench.rank.preload"])
+    return context
+
+
+def probe(context: ForkServerContext) -> Machine:
+    """Ask a process forked from the server; the server then is warm for the ranks.
+
+    Raises:
+        RuntimeError: the process ended or went silent before it had answered.
+    """
+    here, there = context.Pipe()
+    process = context.Process(target=_probe, args=(there,), daemon=True)
+    process.start()
+    there.close()
+    try:
+        if not here.poll(_PROBE_LIMIT_S):
+            raise RuntimeError(f"torch did not answer within {_PROBE_LIMIT_S:.0f} s of its import")
+        description = here.recv()
+    except EOFError:
+        raise RuntimeError("torch cannot be imported here; see the error above") from None
+    finally:
+        here.close()
+        process.join(1)
+        if process.is_alive():
+            process.kill()
+    return Machine(gpus=description["gpus"], description=description)
+
+
+def torch_version() -> str:
+    """The installed torch, without importing it."""
+    return metadata.version("torch")
+
+
+def _probe(connection: Connection) -> None:
+    from dcpbench.rank.probe import main
+
+    main(connection)

@@ -1,0 +1,82 @@
+"""From how a cell ended on its ranks to its row."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dcpbench.config import Config
+from dcpbench.results import Row
+from dcpbench.sweep.cells import SweepCell
+from dcpbench.sweep.pool import Ended
+from dcpbench.verify.verdict import RankReport, Verdict, judge
+
+
+def begun(cell: SweepCell, config: Config, torch_version: str, git_commit: str | None) -> Row:
+    """A row with all that is known before the cell runs."""
+    return Row(
+        cell=cell.name,
+        status="error",
+        reason=None,
+        scenario=config.scenario.name,
+        parallel=config.parallel.name,
+        compile=config.compile,
+        save=config.save.name,
+        model=config.model.name,
+        optimizer=config.optimizer.name,
+        storage=config.storage.name,
+        world_size=config.world_size if isinstance(config.world_size, int) else None,
+        device=config.device.value,
+        seed=config.seed,
+        overrides=" ".join(cell.overrides),
+        torch_version=torch_version,
+        git_commit=git_commit,
+    )
+
+
+def finish(row: Row, ended: Ended) -> frozenset[str]:
+    """Write into a row what the ranks reported; the checks that did not hold."""
+    if ended.status:
+        row.status, row.reason = ended.status, ended.reason
+        row.details = {"reports_of_ranks": sorted(report.rank for report in ended.reports)}
+        return frozenset()
+    verdict = judge(ended.reports)
+    _verdict(row, verdict)
+    _measured(row, ended.reports)
+    return verdict.failed
+
+
+def _verdict(row: Row, verdict: Verdict) -> None:
+    row.status, row.reason = verdict.status, verdict.reason
+    for name, held in verdict.checks.items():
+        setattr(row, name, held)
+    row.powered = verdict.powered
+    row.max_abs_diff = verdict.max_abs_diff
+    row.first_mismatch = verdict.first_mismatch
+    row.details = verdict.details
+
+
+def _measured(row: Row, reports: Sequence[RankReport]) -> None:
+    row.build_s = _slowest(reports, lambda report: report.phases.get("build"))
+    row.train_s = _slowest(reports, lambda report: report.phases.get("train"))
+    row.verify_s = _slowest(reports, lambda report: report.phases.get("verify"))
+    row.save_s = _slowest(reports, lambda report: _median(report.save_s))
+    row.save_stall_s = _slowest(reports, lambda report: _median(report.save_stall_s))
+    row.load_s = _slowest(reports, lambda report: _median(report.load_s))
+    row.checkpoint_bytes = _slowest(reports, lambda report: report.checkpoint_bytes)
+    row.peak_device_bytes = _slowest(reports, lambda report: report.peak_device_bytes)
+    row.peak_host_bytes = _slowest(reports, lambda report: report.peak_host_bytes)
+    losses = reports[0].losses
+    if losses.get("resumed"):
+        resumed_steps = len(losses["resumed"])
+        row.loss_resumed = losses["resumed"][-1]
+        row.loss_continued = losses["continued"][-1]
+        row.loss_twin = losses["twin"][-1]
+        row.loss_at_save = losses["continued"][-1 - resumed_steps]
+
+
+def _slowest(reports: Sequence[RankReport], of: Callable[[RankReport], Any]) -> Any:
+    return max((value for report in reports if (value := of(report)) is not None), default=None)
+
+
+def _median(values: list[float]) -> float | None:
+    return statistics.median(values) if values else None

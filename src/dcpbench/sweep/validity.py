@@ -1,0 +1,70 @@
+"""What of the product can be run: a configuration error, a skip with its reason, or a cell.
+
+A value that could be run nowhere, or that asks for more than there is, is the user's to mend and
+stops the sweep before it starts. A combination that this machine cannot do is a `skip`.
+"""
+
+import os
+import shutil
+from dataclasses import replace
+
+from dcpbench.config import Config, ConfigError, Device
+from dcpbench.sweep.machine import Machine
+
+RANKS_BY_DEFAULT = 4
+
+
+def resolve(config: Config, machine: Machine) -> Config:
+    """The configuration with its device and world size decided.
+
+    Raises:
+        ConfigError: there are fewer GPUs than the configuration asks for.
+    """
+    config.check()
+    gpus = len(machine.gpus)
+    device = config.device
+    if device is Device.auto:
+        device = Device.cuda if gpus else Device.cpu
+    if device is Device.cuda and not gpus:
+        raise ConfigError("device=cuda: this machine has no GPU that torch can use; device may be cpu")
+    world_size = config.world_size
+    if world_size == "auto":
+        world_size = min(RANKS_BY_DEFAULT, gpus) if device is Device.cuda else RANKS_BY_DEFAULT
+    if device is Device.cuda and int(world_size) > gpus:
+        raise ConfigError(
+            f"world_size={world_size}: more ranks than GPUs (device=cuda, {gpus} here)"
+        )
+    return replace(config, device=device, world_size=int(world_size))
+
+
+def why_skip(asked: Config, resolved: Config) -> str | None:
+    """Why this machine cannot run a cell, or None if it can.
+
+    Raises:
+        ConfigError: the mesh does not fit the world size, and that is not this machine's doing.
+    """
+    assert isinstance(resolved.world_size, int)
+    try:
+        sizes = resolved.parallel.mesh_sizes(resolved.world_size)
+    except ConfigError as error:
+        if asked.world_size == "auto" and resolved.world_size < RANKS_BY_DEFAULT:
+            return f"{error} (all that this machine has)"
+        raise
+    degree = resolved.world_size // sizes.get("tp", 1) if sizes else 1
+    if resolved.model.batch_size % degree:
+        raise ConfigError(
+            f"model.batch_size={resolved.model.batch_size}: does not divide over {degree} "
+            "data-parallel ranks"
+        )
+    if resolved.save.requires_accelerator and resolved.device is Device.cpu:
+        return (
+            f"save={resolved.save.name} keeps its staging buffers in pinned memory, which needs an "
+            "accelerator"
+        )
+    if resolved.compile and resolved.device is Device.cpu and not _cxx():
+        return "compile=true on the CPU needs a C++ compiler, and none was found (g++, or set CXX)"
+    return None
+
+
+def _cxx() -> str | None:
+    return shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")

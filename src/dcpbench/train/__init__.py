@@ -1,0 +1,1 @@
+"""What is trained: models, parallelisms, optimizers, batches, the training loop."""

@@ -1,0 +1,67 @@
+"""How a model is spread over the ranks: one function for each parallelism.
+
+Each takes the plain model (already on its device), the device mesh of the cell (None where the
+parallelism has no mesh) and its configuration, and returns the module to train.
+"""
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+from dcpbench.config import ParallelConfig
+
+_STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+
+
+def none(model: nn.Module, mesh: DeviceMesh | None, config: ParallelConfig) -> nn.Module:
+    """The model as it is, a replica on every rank, trained on the whole batch."""
+    return model
+
+
+def ddp(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
+    """DistributedDataParallel over the whole mesh."""
+    return DistributedDataParallel(model, process_group=mesh.get_group(), **config.options)
+
+
+def fsdp(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
+    """FSDP1: FULL_SHARD on one data-parallel dimension, HYBRID_SHARD on two, TP inside if it has one."""
+    dp_mesh = _tensor_parallel(model, mesh, config)
+    strategy = ShardingStrategy.HYBRID_SHARD if dp_mesh.ndim == 2 else ShardingStrategy.FULL_SHARD
+    return FullyShardedDataParallel(
+        model,
+        device_mesh=dp_mesh,
+        sharding_strategy=strategy,
+        use_orig_params=True,
+        # Without it FSDP1 asks for an accelerator even where the ranks run on the CPU.
+        device_id=torch.device(mesh.device_type, _device_index(mesh)),
+        **config.options,
+    )
+
+
+def fsdp2(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
+    """FSDP2: every layer and then the root by `fully_shard`, TP inside if the mesh has it."""
+    dp_mesh = _tensor_parallel(model, mesh, config)
+    for child in model.children():
+        fully_shard(child, mesh=dp_mesh, **config.options)
+    return fully_shard(model, mesh=dp_mesh, **config.options)
+
+
+def _tensor_parallel(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> DeviceMesh:
+    """Apply the TP plan in place where the mesh has a tp dimension; return the data-parallel mesh."""
+    if "tp" not in config.mesh:
+        return mesh
+    plan = {name: _STYLES[style]() for name, style in config.tp_plan.items()}
+    parallelize_module(model, mesh["tp"], plan)
+    return mesh[tuple(name for name in config.mesh if name != "tp")]
+
+
+def _device_index(mesh: DeviceMesh) -> int | None:
+    return torch.cuda.current_device() if mesh.device_type == "cuda" else None

@@ -1,0 +1,114 @@
+"""A model with its optimizer and what else a checkpoint holds, and the training loop over it."""
+
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from dcpbench.checkpoint.state import ModelState, OptimizerState, TensorObject, TrainState
+from dcpbench.config import Config
+from dcpbench.train.batches import Batches, Share
+from dcpbench.train.world import World
+from dcpbench.verify.snapshot import local_part
+
+
+@dataclass
+class Trainee:
+    """What is trained and saved.
+
+    `share` is the part of each global batch that this rank sees, `mean` makes the global batch's
+    loss out of this rank's. `alive` says for each step trained here whether this rank saw a gradient
+    that is not zero: a dead net's losses say nothing.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    tensor_object: TensorObject
+    train_state: TrainState
+    share: Share
+    mean: Callable[[torch.Tensor], float]
+    alive: list[bool] = field(default_factory=list)
+
+    def state(self) -> dict[str, Any]:
+        """What goes into a checkpoint: one `Stateful` for each top-level key."""
+        return {
+            "model": ModelState(self.model),
+            "optimizer": OptimizerState(self.model, self.optimizer),
+            "tensor_object": self.tensor_object,
+            "train_state": self.train_state,
+        }
+
+    def train(self, batches: Batches, until: int) -> list[float]:
+        """Train up to and including step `until`, counted from the train state's own step.
+
+        Returns:
+            the global batch's loss of each step that was taken here.
+        """
+        before = len(self.train_state.losses)
+        while self.train_state.step < until:
+            loss = self._loss(batches, self.train_state.step + 1)
+            loss.backward()
+            self.alive.append(self._has_gradient())
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.train_state.record(self.mean(loss))
+        return self.train_state.losses[before:]
+
+    @torch.no_grad()
+    def losses_without_training(self, batches: Batches, steps: range) -> list[float]:
+        """The loss of each step's batch for the weights as they are."""
+        return [self.mean(self._loss(batches, step)) for step in steps]
+
+    def _has_gradient(self) -> bool:
+        gradients = (local_part(p.grad) for p in self.model.parameters() if p.grad is not None)
+        seen = [gradient.count_nonzero() for gradient in gradients if gradient.numel()]
+        return bool(torch.stack(seen).any().item()) if seen else False
+
+    def _loss(self, batches: Batches, step: int) -> torch.Tensor:
+        inputs, targets = batches.at(step)
+        return F.mse_loss(self.model(self.share.of(inputs)), self.share.of(targets))
+
+
+def build(config: Config, world: World, seed: int) -> Trainee:
+    """The model of a cell under its parallelism, compiled if the cell says so, and its optimizer."""
+    sizes = config.parallel.mesh_sizes(world.size)
+    wrap = pkgutil.resolve_name(config.parallel.target)
+    model = wrap(_model(config, world, seed), world.mesh(sizes), config.parallel)
+    if config.compile:
+        model = torch.compile(model, dynamic=False)
+    return _trainee(config, world, seed, model, world.share(sizes), world.mean)
+
+
+def build_plain(config: Config, world: World, seed: int) -> Trainee:
+    """The same model from the same seed, unwrapped and uncompiled, trained on the whole batch."""
+    model = _model(config, world, seed)
+    return _trainee(config, world, seed, model, Share(), lambda loss: float(loss.double().item()))
+
+
+def _model(config: Config, world: World, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    model: nn.Module = pkgutil.resolve_name(config.model.target)(**config.model.options)
+    return model.to(world.device)
+
+
+def _trainee(
+    config: Config,
+    world: World,
+    seed: int,
+    model: nn.Module,
+    share: Share,
+    mean: Callable[[torch.Tensor], float],
+) -> Trainee:
+    optimizer = pkgutil.resolve_name(config.optimizer.target)
+    return Trainee(
+        model=model,
+        optimizer=optimizer(model.parameters(), **config.optimizer.hyperparameters()),
+        tensor_object=TensorObject(seed, world.device),
+        train_state=TrainState(),
+        share=share,
+        mean=mean,
+    )

@@ -1,0 +1,53 @@
+"""The ranks that a cell runs on, as one of them sees it."""
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from dcpbench.train.batches import Share
+
+
+@dataclass
+class World:
+    """One rank's view of its world; meshes are kept from cell to cell.
+
+    A new mesh means new communicators, which cost more than a second on NCCL, so a rank that runs
+    several cells makes each mesh once.
+    """
+
+    rank: int
+    size: int
+    device: torch.device
+    checkpoint_group: dist.ProcessGroup | None
+    _meshes: dict[tuple[tuple[str, int], ...], DeviceMesh] = field(default_factory=dict)
+
+    def mesh(self, sizes: dict[str, int]) -> DeviceMesh | None:
+        """The device mesh with these dimensions, outermost first; None where there are none."""
+        if not sizes:
+            return None
+        key = tuple(sizes.items())
+        if key not in self._meshes:
+            self._meshes[key] = init_device_mesh(
+                self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes)
+            )
+        return self._meshes[key]
+
+    def share(self, sizes: dict[str, int]) -> Share:
+        """Which part of the global batch this rank trains on: tp is innermost and shares its data."""
+        if not sizes:
+            return Share()
+        tp = sizes.get("tp", 1)
+        return Share(dp_rank=self.rank // tp, dp_degree=self.size // tp)
+
+    def synchronize(self) -> None:
+        """Wait for the device, so that a phase's time is its own."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def mean(self, value: torch.Tensor) -> float:
+        """The mean of a scalar over all ranks, summed in float64."""
+        total = value.detach().double()
+        dist.all_reduce(total)
+        return float(total.item()) / self.size

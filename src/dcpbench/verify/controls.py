@@ -1,0 +1,50 @@
+"""Negative controls: before a load its target is made different in everything that is loaded.
+
+Whatever the comparison then does not report as different, it could not have reported after a load
+that restored nothing.
+"""
+
+from typing import Any
+
+import torch
+
+from dcpbench.verify.snapshot import Leaves, TensorLeaf, local_part
+
+
+@torch.no_grad()
+def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int) -> None:
+    """Change every element of every state tensor and every hyperparameter, in place."""
+    generator = torch.Generator().manual_seed(seed)
+    for entries in optimizer.state.values():
+        for value in entries.values():
+            if isinstance(value, torch.Tensor):
+                local = local_part(value)
+                noise = 1 + torch.rand(local.shape, generator=generator)
+                local.add_((noise * 16).round().to(local.device, local.dtype))
+    for group in optimizer.param_groups:
+        for key, value in group.items():
+            if key != "params":
+                group[key] = perturbed(value)
+
+
+def perturbed(value: Any) -> Any:
+    """Another value of the same kind; None, which has no other, becomes False."""
+    if value is None:
+        return False
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value * 0.5 + 0.25
+    if isinstance(value, tuple | list):
+        return type(value)(perturbed(item) for item in value)
+    raise TypeError(f"a hyperparameter of type {type(value).__name__} has no negative control yet")
+
+
+def controllable(saved: Leaves) -> list[str]:
+    """The names that a control has to report: all but empty shards and the parameters' names."""
+    return [
+        name
+        for name, leaf in saved.items()
+        if not (isinstance(leaf, TensorLeaf) and leaf.local.numel() == 0)
+        and not name.endswith(".params")
+    ]

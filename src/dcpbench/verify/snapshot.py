@@ -1,0 +1,98 @@
+"""The live state of one rank, copied where it lies: the ground truth of every comparison.
+
+A snapshot does not go through DCP's state-dict functions. They are part of what is under test, and
+a fault that they make on the way in and undo on the way out would be invisible to them. It reads
+the parameters, buffers and optimizer entries of this rank as training uses them: a DTensor's local
+shard, FSDP1's view into its flat parameter, a replica.
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+
+
+@dataclass(frozen=True)
+class TensorLeaf:
+    """A tensor's part on this rank, and what is said about the whole of it."""
+
+    local: torch.Tensor
+    global_shape: tuple[int, ...]
+    placements: str | None
+
+
+Leaf = TensorLeaf | Any
+Leaves = dict[str, Leaf]
+"""Every piece of state by its name: tensors as `TensorLeaf`, all else as a copy of the value."""
+
+
+def snapshot_model(model: nn.Module) -> Leaves:
+    """Parameters and persistent buffers by FQN."""
+    leaves = {name: _leaf(value) for name, value in named_parameters(model).items()}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, value in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                leaves[plain_fqn(model, f"{prefix}.{name}" if prefix else name)] = _leaf(value)
+    return leaves
+
+
+def snapshot_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> Leaves:
+    """State entries as `state.<FQN>.<entry>`, hyperparameters as `param_groups.<n>.<key>`."""
+    names = {id(value): name for name, value in named_parameters(model).items()}
+    leaves: Leaves = {}
+    for parameter, entries in optimizer.state.items():
+        for entry, value in entries.items():
+            leaves[f"state.{names[id(parameter)]}.{entry}"] = _leaf(value)
+    for number, group in enumerate(optimizer.param_groups):
+        for key, value in group.items():
+            if key == "params":
+                value = [names[id(parameter)] for parameter in value]
+            leaves[f"param_groups.{number}.{key}"] = _leaf(value)
+    return leaves
+
+
+def snapshot_objects(objects: dict[str, dict[str, Any]]) -> Leaves:
+    """Stateful objects by name, from what their `contents()` say."""
+    return {
+        f"{name}.{key}": _leaf(value)
+        for name, contents in objects.items()
+        for key, value in contents.items()
+    }
+
+
+def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The live parameters of this rank by FQN, tied ones under each of their names."""
+    return {
+        plain_fqn(model, name): value
+        for name, value in model.named_parameters(remove_duplicate=False)
+    }
+
+
+def plain_fqn(model: nn.Module, name: str) -> str:
+    """The name that a parameter has in the unwrapped model."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    inner = getattr(model, "_orig_mod", model)
+    return name.removeprefix("module.") if isinstance(inner, DistributedDataParallel) else name
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor, detached; not a copy."""
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _leaf(value: Any) -> Leaf:
+    if not isinstance(value, torch.Tensor):
+        return copy.deepcopy(value)
+    return TensorLeaf(
+        local=local_part(value).clone(memory_format=torch.contiguous_format),
+        global_shape=tuple(value.shape),
+        placements=str(value.placements) if isinstance(value, DTensor) else None,
+    )
