@@ -107,9 +107,7 @@ class ParallelConfig:
             return {}
         for name, size in sizes.items():
             if size < 1 and size != REST:
-                raise ConfigError(
-                    f"parallel.{name}={size}: a mesh size is at least 1, or -1 for the rest"
-                )
+                raise ConfigError(f"parallel.{name}={size}: a mesh size is at least 1, or -1 for the rest")
         rest = [name for name, size in sizes.items() if size == REST]
         if len(rest) > 1:
             raise ConfigError(f"parallel: only one of {', '.join(rest)} may be -1 (the rest)")

@@ -21,12 +21,12 @@ AXES = (
 _ALWAYS = ("parallel", "compile", "save")
 _COSTS = ("save_s", "save_stall_s", "load_s", "cell_s")
 _SHORT = {
-    "model_equal": "model",
-    "optim_equal": "optim",
-    "extra_equal": "extra",
-    "loss_resume_equal": "resume",
-    "loss_twin_close": "twin loss",
-    "state_twin_close": "twin state",
+    "model_equal": "model=",
+    "optim_equal": "optim=",
+    "extra_equal": "extra=",
+    "loss_resume_equal": "resume=",
+    "loss_twin_close": "twin loss~",
+    "state_twin_close": "twin state~",
 }
 
 
@@ -47,6 +47,9 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
     """The results table as text: the axes that vary, the verdict, the checks, the costs in seconds."""
     axes = [axis for axis in AXES if axis in _ALWAYS or frame[axis].nunique(dropna=False) > 1]
     table = pd.DataFrame({axis: frame[axis].map(_plain) for axis in axes})
+    others = frame["overrides"].map(_beside_axes)
+    if others.nunique() > 1:
+        table["overrides"] = others
     table["status"] = frame["status"]
     for check in CHECKS:
         table[_SHORT[check]] = frame[check].map(_mark)
@@ -71,6 +74,11 @@ def failures(frame: pd.DataFrame) -> pd.DataFrame:
 def counts(frame: pd.DataFrame) -> str:
     """How many cells have which status, as one phrase."""
     return ", ".join(f"{number} {status}" for status, number in frame["status"].value_counts().items())
+
+
+def _beside_axes(overrides: str) -> str:
+    """The overrides that no axis column shows."""
+    return " ".join(item for item in overrides.split() if item.partition("=")[0] not in AXES)
 
 
 def _plain(value: object) -> str:

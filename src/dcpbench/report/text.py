@@ -28,7 +28,7 @@ def print_report(folder: Path) -> None:
     for column in shown.columns:
         table.add_column(column, justify="right" if column.endswith("_s") else "left")
     for values in shown.itertuples(index=False):
-        table.add_row(*(_styled(column, value) for column, value in zip(shown, values, strict=True)))
+        table.add_row(*(_styled(str(column), value) for column, value in zip(shown, values, strict=True)))
     console.print(table)
     console.print()
     for item in failures(frame).itertuples(index=False):

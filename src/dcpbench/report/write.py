@@ -80,10 +80,10 @@ def _junit(folder: Path, frame: pd.DataFrame) -> str:
         failures=str(int(status.isin(["fail", "vacuous", "xpass"]).sum())),
         errors=str(int(status.isin(["error", "crash", "timeout"]).sum())),
         skipped=str(int(status.isin(["skip", "xfail"]).sum())),
-        time=f"{frame['cell_s'].fillna(0).sum():.3f}",
+        time=f"{frame['cell_s'].astype(float).sum():.3f}",
     )
-    for item in frame.itertuples(index=False):
-        seconds = 0.0 if item.cell_s is None or pd.isna(item.cell_s) else float(item.cell_s)
+    spent = frame["cell_s"].astype(float).fillna(0.0)
+    for item, seconds in zip(frame.itertuples(index=False), spent, strict=True):
         case = ElementTree.SubElement(
             suite, "testcase", classname="dcpbench", name=str(item.cell), time=f"{seconds:.3f}"
         )

@@ -3,6 +3,7 @@
 import math
 import pkgutil
 from dataclasses import dataclass
+from typing import cast
 
 import torch.distributed.checkpoint as dcp
 
@@ -18,6 +19,7 @@ from dcpbench.verify.oracles import (
     TOLERANCES,
     compare_close,
     full_state,
+    loss_name,
     losses_close,
     losses_equal,
     twin_state,
@@ -77,8 +79,8 @@ def build(cell: Cell) -> Oracle:
         data = Batches(
             seed=seed,
             size=config.model.batch_size,
-            input_size=int(twin.model.input_size),
-            output_size=int(twin.model.output_size),
+            input_size=cast(int, twin.model.input_size),
+            output_size=cast(int, twin.model.output_size),
             device=cell.world.device,
         )
         return Oracle(trainees.build(config, cell.world, seed), twin, data)
@@ -99,9 +101,7 @@ def build_anew(cell: Cell, number: int) -> Trainee:
 def open_storage(cell: Cell) -> Storage:
     """The storage of the cell, with the one writer for all its saves."""
     config = cell.config
-    storage: Storage = pkgutil.resolve_name(config.storage.target)(
-        cell.folder, config.storage, config.save
-    )
+    storage: Storage = pkgutil.resolve_name(config.storage.target)(cell.folder, config.storage, config.save)
     return storage
 
 
@@ -174,7 +174,7 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
         twin.train(oracle.data, trained.train_state.step)
         cell.check(
             "loss_twin_close",
-            losses_close(twin.train_state.losses, trained.train_state.losses, tolerance),
+            losses_close(twin.train_state.losses, trained.train_state.losses, 1, tolerance),
             "in the uninterrupted run",
         )
         cell.check(
@@ -202,9 +202,7 @@ def prove_power(cell: Cell, target: Trainee, checkpoint: Checkpoint, oracle: Ora
         expected = twin_state(oracle.twin.model, oracle.twin.optimizer)
         reported = {
             found.name
-            for found in compare_close(
-                expected, full_state(target.model, target.optimizer), tolerance
-            )
+            for found in compare_close(expected, full_state(target.model, target.optimizer), tolerance)
         }
         cell.control("state_twin_close", {name: name in reported for name in expected})
 
@@ -231,29 +229,27 @@ def verify_resumed(
     which nothing was restored has others.
     """
     tolerance = TOLERANCES[cell.config.tolerance.value]
+    first, last = checkpoint.step + 1, checkpoint.step + cell.config.resume_steps
+    where = f"after the checkpoint of step {checkpoint.step}"
     with cell.phase("verify"):
-        steps = slice(checkpoint.step, checkpoint.step + cell.config.resume_steps)
-        continued = oracle.trained.train_state.losses[steps]
-        twins = oracle.twin.train_state.losses[steps]
-        after = f"after the checkpoint of step {checkpoint.step}"
-        cell.check("loss_resume_equal", losses_equal(continued, resumed), after)
-        cell.check("loss_twin_close", losses_close(twins, resumed, tolerance), after)
+        continued = oracle.trained.train_state.losses[first - 1 : last]
+        twins = oracle.twin.train_state.losses[first - 1 : last]
+        cell.check("loss_resume_equal", losses_equal(continued, resumed, first), where)
+        cell.check("loss_twin_close", losses_close(twins, resumed, first, tolerance), where)
 
         plain = trainees.build_plain(cell.config, cell.world, _other_seed(cell, number))
-        unrestored = plain.losses_without_training(
-            oracle.data, range(steps.start + 1, steps.stop + 1)
-        )
+        unrestored = plain.losses_without_training(oracle.data, range(first, last + 1))
         telling = {
-            f"loss of step {step}": math.isfinite(loss) and loss != 0.0 and alive
-            for step, (loss, alive) in enumerate(zip(resumed, target.alive, strict=True), start=1)
+            loss_name(step): math.isfinite(loss) and loss != 0.0 and alive
+            for step, (loss, alive) in enumerate(zip(resumed, target.alive, strict=True), first)
         }
         for check, found in (
-            ("loss_resume_equal", losses_equal(continued, unrestored)),
-            ("loss_twin_close", losses_close(twins, unrestored, tolerance)),
+            ("loss_resume_equal", losses_equal(continued, unrestored, first)),
+            ("loss_twin_close", losses_close(twins, unrestored, first, tolerance)),
         ):
             reported = {mismatch.name for mismatch in found}
             fired = {name: means and name in reported for name, means in telling.items()}
-            cell.control(check, fired, after)
+            cell.control(check, fired, where)
     cell.report.losses["resumed"] = resumed
 
 

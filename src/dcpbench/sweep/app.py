@@ -9,8 +9,6 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from dcpbench.config import ConfigError
-from dcpbench.report.text import print_report
-from dcpbench.report.write import write_reports
 from dcpbench.results import Row, exit_status
 from dcpbench.sweep import cells as composing
 from dcpbench.sweep import driver, machine
@@ -31,7 +29,7 @@ def run_sweep(
     cells = composing.compose(loader, base, job_overrides)
     for cell in cells:
         cell.config.check()
-    context = machine.fork_server()
+    context = machine.fork_server(compiles=any(cell.config.compile for cell in cells))
     try:
         here = machine.probe(context)
     except RuntimeError as error:
@@ -53,6 +51,10 @@ def run_sweep(
 def _tell(folder: Path, rows: list[Row], console: Console, spent_s: float) -> None:
     if not rows:
         return
+    # pandas takes half a second to import: not before the ranks are at work.
+    from dcpbench.report.text import print_report
+    from dcpbench.report.write import write_reports
+
     write_reports(folder)
     print_report(folder)
     if all(row.status == "skip" for row in rows):

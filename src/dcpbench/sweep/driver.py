@@ -5,13 +5,14 @@ import shutil
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 from rich.console import Console
 
 from dcpbench.config import Config, ConfigError, KeepCheckpoints
+from dcpbench.rank.messages import CellSpec
 from dcpbench.results import (
     ENVIRONMENT_JSON,
     Row,
@@ -25,7 +26,6 @@ from dcpbench.sweep.folder import git_commit
 from dcpbench.sweep.machine import Machine, torch_version
 from dcpbench.sweep.pool import Ended, RankGroup
 from dcpbench.sweep.progress import ProgressDisplay
-from dcpbench.rank.messages import CellSpec
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,7 @@ class Sweep:
             KeyboardInterrupt: the user broke off.
         """
         commit, version = git_commit(), torch_version()
-        write_json(
-            self.folder / ENVIRONMENT_JSON, {**self.machine.description, "git_commit": commit}
-        )
+        write_json(self.folder / ENVIRONMENT_JSON, {**self.machine.description, "git_commit": commit})
         try:
             with ProgressDisplay(self.console, len(self.jobs)) as display:
                 for job in self.jobs:

@@ -32,7 +32,16 @@ def git_commit() -> str | None:
     here = Path(__file__).resolve().parent
     try:
         described = subprocess.run(  # noqa: S603
-            ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],  # noqa: S607
+            [
+                "git",
+                "-C",
+                str(here),
+                "describe",
+                "--always",
+                "--dirty",
+                "--abbrev=40",
+                "--exclude=*",
+            ],
             capture_output=True,
             text=True,
             check=True,

@@ -1,5 +1,6 @@
 """Known failures: what `conf/known_failures.yaml` lists is expected, and nothing beside it."""
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,17 @@ from dcpbench.results import CHECKS, Row
 
 @dataclass
 class KnownFailure:
-    """One finding: in which cells, under which torch, which checks fail, and where it is explained.
+    """One finding: in which cells, under which torch, what fails, and where it is explained.
 
     `cells` maps columns of the row to the value or values they must have; `torch` is a version
-    specifier such as `>=2.11,<2.15`; `checks` are those that may fail: all of them need not, one must.
+    specifier such as `>=2.11,<2.15`; `checks` maps each check that may fail to a regular expression
+    which every name that differs must match. Not all of the checks need fail, but one must.
     """
 
     id: str = MISSING
     cells: dict[str, Any] = field(default_factory=dict)
     torch: str = MISSING
-    checks: list[str] = MISSING
+    checks: dict[str, str] = MISSING
     reason: str = MISSING
     link: str | None = None
 
@@ -35,6 +37,14 @@ class KnownFailure:
             if getattr(row, column) not in values:
                 return False
         return SpecifierSet(self.torch).contains(row.torch_version or "0", prereleases=True)
+
+    def explains(self, failed: dict[str, list[str]]) -> bool:
+        """Whether nothing failed but what is listed."""
+        return all(
+            check in self.checks and re.fullmatch(self.checks[check], name)
+            for check, names in failed.items()
+            for name in names
+        )
 
 
 def read(path: Path) -> list[KnownFailure]:
@@ -56,26 +66,26 @@ def read(path: Path) -> list[KnownFailure]:
             raise ConfigError(f"known_failures={path}: {failure.id}: no column {unknown!r}")
         for unknown in set(failure.checks) - set(CHECKS):
             known_checks = ", ".join(CHECKS)
-            raise ConfigError(
-                f"known_failures={path}: {failure.id}: no check {unknown!r} ({known_checks})"
-            )
+            raise ConfigError(f"known_failures={path}: {failure.id}: no check {unknown!r} ({known_checks})")
         try:
             SpecifierSet(failure.torch)
-        except InvalidSpecifier as error:
+            for pattern in failure.checks.values():
+                re.compile(pattern)
+        except (InvalidSpecifier, re.error) as error:
             raise ConfigError(f"known_failures={path}: {failure.id}: {error}") from None
     return [failure for failure in known if isinstance(failure, KnownFailure)]
 
 
-def apply(row: Row, failed: frozenset[str], known: list[KnownFailure]) -> None:
+def apply(row: Row, failed: dict[str, list[str]], known: list[KnownFailure]) -> None:
     """Make an `xfail` of a listed failure, an `xpass` of a cell that passed though it is listed.
 
-    A cell that fails a check which is not listed for it stays a `fail`; one that is vacuous, or did
-    not come as far as a verdict, stays what it is.
+    A cell that fails a check, or differs in a name, which is not listed for it stays a `fail`; one
+    that is vacuous, or did not come as far as a verdict, stays what it is.
     """
     for failure in known:
         if not failure.covers(row):
             continue
-        if row.status == "fail" and failed <= set(failure.checks):
+        if row.status == "fail" and failure.explains(failed):
             row.status = "xfail"
             row.reason = f"known failure {failure.id}: {row.reason}"
             return

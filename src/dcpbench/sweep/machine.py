@@ -20,8 +20,9 @@ class Machine:
     description: dict[str, Any]
 
 
-def fork_server() -> ForkServerContext:
-    """The context whose processes are forked from a server that has torch imported already.
+def fork_server(compiles: bool) -> ForkServerContext:
+    """The context whose processes are forked from a server that has torch imported already, and the
+    compiler if cells of the sweep compile.
 
     The defaults set here are inherited by every rank; what the user has set stays.
     """
@@ -29,7 +30,8 @@ def fork_server() -> ForkServerContext:
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no worker pools left behind
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if platform.system() == "Linux" else "lo0")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["dcpbench.rank.preload"])
+    preload = ["dcpbench.rank.preload"]
+    context.set_forkserver_preload([*preload, "dcpbench.rank.preload_compile"] if compiles else preload)
     return context
 
 

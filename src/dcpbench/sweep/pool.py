@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -60,9 +61,7 @@ class RankGroup:
     _ranks: list[_Rank] = field(default_factory=list)
 
     @classmethod
-    def start(
-        cls, context: ForkServerContext, world_size: int, device: str, folder: Path
-    ) -> "RankGroup":
+    def start(cls, context: ForkServerContext, world_size: int, device: str, folder: Path) -> "RankGroup":
         """Fork the ranks; they join while the driver goes on. Until they get a cell they log to
         `folder`."""
         group = cls(world_size, device)
@@ -89,9 +88,7 @@ class RankGroup:
                 group._ranks.append(_Rank(number, process, here, log))
         return group
 
-    def run(
-        self, spec: CellSpec, timeout_s: float, on_phase: Callable[[int, str], None]
-    ) -> Ended:
+    def run(self, spec: CellSpec, timeout_s: float, on_phase: Callable[[int, str], None]) -> Ended:
         """Run a cell on all ranks and wait for its end, at most `timeout_s`; `on_phase(rank, phase)`
         is called as they get on. Anything but reports leaves the group unusable: `kill` it."""
         deadline = time.monotonic() + timeout_s
@@ -144,7 +141,7 @@ class RankGroup:
 
     def _listen(self, timeout_s: float, on_phase: Callable[[int, str], None]) -> bool:
         """Take what the ranks have to say; False if nobody said anything in time."""
-        by_source = {
+        by_source: dict[Any, _Rank] = {
             source: rank
             for rank in self._ranks
             if rank.waiting

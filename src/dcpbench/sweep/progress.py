@@ -43,9 +43,7 @@ class ProgressDisplay:
             console=console,
         )
         self._task = self._bar.add_task("cells", total=total)
-        self._live = Live(
-            get_renderable=self._render, console=console, refresh_per_second=8, transient=True
-        )
+        self._live = Live(get_renderable=self._render, console=console, refresh_per_second=8, transient=True)
 
     def __enter__(self) -> "ProgressDisplay":
         if self._console.is_terminal:

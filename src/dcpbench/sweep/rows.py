@@ -33,12 +33,16 @@ def begun(cell: SweepCell, config: Config, torch_version: str, git_commit: str |
     )
 
 
-def finish(row: Row, ended: Ended) -> frozenset[str]:
-    """Write into a row what the ranks reported; the checks that did not hold."""
+def finish(row: Row, ended: Ended) -> dict[str, list[str]]:
+    """Write into a row what the ranks reported.
+
+    Returns:
+        for each check that did not hold, the names of the state that differs.
+    """
     if ended.status:
         row.status, row.reason = ended.status, ended.reason
         row.details = {"reports_of_ranks": sorted(report.rank for report in ended.reports)}
-        return frozenset()
+        return {}
     verdict = judge(ended.reports)
     _verdict(row, verdict)
     _measured(row, ended.reports)

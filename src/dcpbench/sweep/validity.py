@@ -31,9 +31,7 @@ def resolve(config: Config, machine: Machine) -> Config:
     if world_size == "auto":
         world_size = min(RANKS_BY_DEFAULT, gpus) if device is Device.cuda else RANKS_BY_DEFAULT
     if device is Device.cuda and int(world_size) > gpus:
-        raise ConfigError(
-            f"world_size={world_size}: more ranks than GPUs (device=cuda, {gpus} here)"
-        )
+        raise ConfigError(f"world_size={world_size}: more ranks than GPUs (device=cuda, {gpus} here)")
     return replace(config, device=device, world_size=int(world_size))
 
 
@@ -53,8 +51,7 @@ def why_skip(asked: Config, resolved: Config) -> str | None:
     degree = resolved.world_size // sizes.get("tp", 1) if sizes else 1
     if resolved.model.batch_size % degree:
         raise ConfigError(
-            f"model.batch_size={resolved.model.batch_size}: does not divide over {degree} "
-            "data-parallel ranks"
+            f"model.batch_size={resolved.model.batch_size}: does not divide over {degree} data-parallel ranks"
         )
     if resolved.save.requires_accelerator and resolved.device is Device.cpu:
         return (

@@ -4,7 +4,6 @@ Each takes the plain model (already on its device), the device mesh of the cell 
 parallelism has no mesh) and its configuration, and returns the module to train.
 """
 
-import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
@@ -41,17 +40,16 @@ def fsdp(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Modul
         sharding_strategy=strategy,
         use_orig_params=True,
         # Without it FSDP1 asks for an accelerator even where the ranks run on the CPU.
-        device_id=torch.device(mesh.device_type, _device_index(mesh)),
+        device_id=next(model.parameters()).device,
         **config.options,
     )
 
 
 def fsdp2(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
-    """FSDP2: every layer and then the root by `fully_shard`, TP inside if the mesh has it."""
+    """FSDP2: the root by `fully_shard`, TP inside if the mesh has it."""
     dp_mesh = _tensor_parallel(model, mesh, config)
-    for child in model.children():
-        fully_shard(child, mesh=dp_mesh, **config.options)
-    return fully_shard(model, mesh=dp_mesh, **config.options)
+    fully_shard(model, mesh=dp_mesh, **config.options)
+    return model
 
 
 def _tensor_parallel(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> DeviceMesh:
@@ -61,7 +59,3 @@ def _tensor_parallel(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig)
     plan = {name: _STYLES[style]() for name, style in config.tp_plan.items()}
     parallelize_module(model, mesh["tp"], plan)
     return mesh[tuple(name for name in config.mesh if name != "tp")]
-
-
-def _device_index(mesh: DeviceMesh) -> int | None:
-    return torch.cuda.current_device() if mesh.device_type == "cuda" else None

@@ -35,9 +35,7 @@ def compare(saved: Leaves, restored: Leaves) -> list[Mismatch]:
         if mismatch:
             found.append(mismatch)
     found.extend(
-        Mismatch(name, "there after the load, but never saved")
-        for name in restored
-        if name not in saved
+        Mismatch(name, "there after the load, but never saved") for name in restored if name not in saved
     )
     return found
 
@@ -93,12 +91,12 @@ def _compare_tensors(name: str, expected: TensorLeaf, actual: TensorLeaf) -> Mis
     if expected.local.is_complex():
         first //= 2
     index = [int(i) for i in torch.unravel_index(torch.tensor(first), expected.local.shape)]
-    one = expected.local.reshape(-1)[first].item()
-    other = actual.local.reshape(-1)[first].item()
+    was = expected.local.reshape(-1)[first].item()
+    became = actual.local.reshape(-1)[first].item()
     distance = _max_abs_diff(expected.local, actual.local)
     return Mismatch(
         name,
-        f"local index {index}: saved {one!r}, restored {other!r}; "
+        f"local index {index}: saved {was!r}, restored {became!r}; "
         f"{count} of {differs.numel()} elements differ, by at most {distance:.3g}",
         distance,
     )
@@ -113,8 +111,7 @@ def _compare_values(name: str, expected: Any, actual: Any) -> Mismatch | None:
     if same_value(expected, actual):
         return None
     numbers = all(
-        isinstance(value, int | float) and not isinstance(value, bool)
-        for value in (expected, actual)
+        isinstance(value, int | float) and not isinstance(value, bool) for value in (expected, actual)
     )
     return Mismatch(
         name,

@@ -19,8 +19,9 @@ def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int) -> None:
         for value in entries.values():
             if isinstance(value, torch.Tensor):
                 local = local_part(value)
-                noise = 1 + torch.rand(local.shape, generator=generator)
-                local.add_((noise * 16).round().to(local.device, local.dtype))
+                # Step counters must stay alike: FSDP1 refuses ranks and parameters out of step.
+                noise = torch.rand(local.shape, generator=generator) if local.ndim else 0.0
+                local.add_(torch.as_tensor(16 + 16 * noise).round().to(local))
     for group in optimizer.param_groups:
         for key, value in group.items():
             if key != "params":
@@ -45,6 +46,5 @@ def controllable(saved: Leaves) -> list[str]:
     return [
         name
         for name, leaf in saved.items()
-        if not (isinstance(leaf, TensorLeaf) and leaf.local.numel() == 0)
-        and not name.endswith(".params")
+        if not (isinstance(leaf, TensorLeaf) and leaf.local.numel() == 0) and not name.endswith(".params")
     ]

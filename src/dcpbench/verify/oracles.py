@@ -21,32 +21,35 @@ TOLERANCES = {"strict": 1e-6, "standard": 1e-4}
 tensor. An absolute tolerance would pass anything on second moments of 1e-8."""
 
 
-def losses_equal(expected: list[float], actual: list[float]) -> list[Mismatch]:
-    """Steps whose losses are not the same bits as the uninterrupted run's."""
+def losses_equal(expected: list[float], actual: list[float], first: int) -> list[Mismatch]:
+    """Steps, the first of which is `first`, whose losses are not the uninterrupted run's bits."""
     return [
         Mismatch(step, f"uninterrupted {one!r}, resumed {other!r}", _distance(one, other))
-        for step, one, other in _by_step(expected, actual)
+        for step, one, other in _by_step(expected, actual, first)
         if not same_value(one, other)
     ]
 
 
-def losses_close(
-    twin: list[float], actual: list[float], tolerance: float
-) -> list[Mismatch]:
+def losses_close(twin: list[float], actual: list[float], first: int, tolerance: float) -> list[Mismatch]:
     """Steps whose losses differ from the twin's by more than `tolerance` of the twin's."""
     return [
         Mismatch(step, f"twin {one!r}, here {other!r}", _distance(one, other))
-        for step, one, other in _by_step(twin, actual)
+        for step, one, other in _by_step(twin, actual, first)
         if one is None or other is None or not abs(one - other) <= tolerance * abs(one)
     ]
 
 
+def loss_name(step: int) -> str:
+    """What a step's loss is called in a mismatch and in a control."""
+    return f"loss of step {step}"
+
+
 def _by_step(
-    expected: list[float], actual: list[float]
+    expected: list[float], actual: list[float], first: int
 ) -> Iterator[tuple[str, float | None, float | None]]:
     """A run that took another number of steps has None where the other has a loss."""
-    for number, (one, other) in enumerate(itertools.zip_longest(expected, actual), start=1):
-        yield f"loss of step {number}", one, other
+    for step, (one, other) in enumerate(itertools.zip_longest(expected, actual), start=first):
+        yield loss_name(step), one, other
 
 
 def _distance(one: float | None, other: float | None) -> float | None:
@@ -74,23 +77,17 @@ def compare_close(
 ) -> list[Mismatch]:
     """Names whose largest difference is more than `tolerance` of the twin's largest magnitude."""
     found = [
-        Mismatch(name, "the twin has it, the parallel model does not")
-        for name in twin
-        if name not in actual
+        Mismatch(name, "the twin has it, the parallel model does not") for name in twin if name not in actual
     ]
     found += [
-        Mismatch(name, "the parallel model has it, the twin does not")
-        for name in actual
-        if name not in twin
+        Mismatch(name, "the parallel model has it, the twin does not") for name in actual if name not in twin
     ]
     for name, expected in twin.items():
         if name not in actual:
             continue
         value = actual[name].to(expected.device)
         if value.shape != expected.shape:
-            found.append(
-                Mismatch(name, f"shape: twin {tuple(expected.shape)}, here {tuple(value.shape)}")
-            )
+            found.append(Mismatch(name, f"shape: twin {tuple(expected.shape)}, here {tuple(value.shape)}"))
             continue
         if not expected.numel():
             continue

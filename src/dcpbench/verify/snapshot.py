@@ -60,18 +60,13 @@ def snapshot_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> Le
 def snapshot_objects(objects: dict[str, dict[str, Any]]) -> Leaves:
     """Stateful objects by name, from what their `contents()` say."""
     return {
-        f"{name}.{key}": _leaf(value)
-        for name, contents in objects.items()
-        for key, value in contents.items()
+        f"{name}.{key}": _leaf(value) for name, contents in objects.items() for key, value in contents.items()
     }
 
 
 def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The live parameters of this rank by FQN, tied ones under each of their names."""
-    return {
-        plain_fqn(model, name): value
-        for name, value in model.named_parameters(remove_duplicate=False)
-    }
+    return {plain_fqn(model, name): value for name, value in model.named_parameters(remove_duplicate=False)}
 
 
 def plain_fqn(model: nn.Module, name: str) -> str:

@@ -27,7 +27,7 @@ class CheckReport:
         """One more piece of state that is not what it should be."""
         self.count += 1
         self.max_abs_diff = max(self.max_abs_diff, max_abs_diff or 0.0)
-        if name not in self.names and len(self.names) < _KEPT:
+        if name not in self.names:
             self.names.append(name)
         if len(self.mismatches) < _KEPT:
             self.mismatches.append(sentence)
@@ -52,20 +52,19 @@ class RankReport:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`status` is pass, fail or vacuous; the driver may make an xfail or xpass of it."""
+    """`status` is pass, fail or vacuous; the driver may make an xfail or xpass of it.
+
+    `failed` has for each check that did not hold the names of the state that differs.
+    """
 
     status: str
     reason: str | None
     checks: dict[str, bool | None]
+    failed: dict[str, list[str]]
     powered: bool
     max_abs_diff: float | None
     first_mismatch: str | None
     details: dict[str, Any]
-
-    @property
-    def failed(self) -> frozenset[str]:
-        """The checks that did not hold."""
-        return frozenset(name for name, held in self.checks.items() if held is False)
 
 
 def judge(reports: Iterable[RankReport]) -> Verdict:
@@ -76,6 +75,7 @@ def judge(reports: Iterable[RankReport]) -> Verdict:
     """
     ranks = sorted(reports, key=lambda report: report.rank)
     checks: dict[str, bool | None] = {}
+    failed: dict[str, list[str]] = {}
     details: dict[str, Any] = {}
     reasons: list[str] = []
     first: str | None = None
@@ -93,15 +93,16 @@ def judge(reports: Iterable[RankReport]) -> Verdict:
             "held": checks[check],
             "control_names": len({name for view in seen.values() for name in view.control}),
             "control_missed": missed,
-            "mismatches": [
-                f"rank {rank}: {line}" for rank, view in seen.items() for line in view.mismatches
-            ][:_KEPT],
+            "mismatches": [f"rank {rank}: {line}" for rank, view in seen.items() for line in view.mismatches][
+                :_KEPT
+            ],
             "mismatch_count": sum(view.count for view in seen.values()),
         }
         if missed is None or missed:
             powerless.append(f"{check}: {_first_of(missed) if missed else 'no control ran'}")
         if not checks[check]:
-            reasons.append(_sentence(check, seen))
+            failed[check] = list(dict.fromkeys(name for view in seen.values() for name in view.names))
+            reasons.append(_sentence(check, seen, failed[check]))
             first = first or details[check]["mismatches"][0]
     not_compiled = [report.rank for report in ranks if report.compiled is False]
     if not_compiled:
@@ -113,6 +114,7 @@ def judge(reports: Iterable[RankReport]) -> Verdict:
         status=status,
         reason="; ".join(reasons) or "; ".join(powerless) or None,
         checks=checks,
+        failed=failed,
         powered=not powerless,
         max_abs_diff=max(distances, default=None),
         first_mismatch=first,
@@ -134,8 +136,8 @@ def _first_of(names: list[str]) -> str:
     return f"its control did not report {names[0]}{more}"
 
 
-def _sentence(check: str, seen: dict[int, CheckReport]) -> str:
+def _sentence(check: str, seen: dict[int, CheckReport], names: list[str]) -> str:
     rank, view = next((rank, view) for rank, view in seen.items() if view.count)
-    names = list(dict.fromkeys(name for view in seen.values() for name in view.names))
-    others = f" (differing: {', '.join(names)})" if len(names) > 1 else ""
+    more = f", and {len(names) - _KEPT} more" if len(names) > _KEPT else ""
+    others = f" (differing: {', '.join(names[:_KEPT])}{more})" if len(names) > 1 else ""
     return f"{check}: rank {rank}: {view.mismatches[0]}{others}"

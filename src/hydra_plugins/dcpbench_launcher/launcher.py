@@ -24,18 +24,14 @@ class DcpbenchLauncher(Launcher):
         self.config: DictConfig | None = None
         self.hydra_context: HydraContext | None = None
 
-    def setup(
-        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
-    ) -> None:
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Refuse a folder that cannot be the sweep's, before Hydra writes anything into it."""
         from dcpbench.sweep.folder import claim
 
         self.config, self.hydra_context = config, hydra_context
         claim(Path(str(config.hydra.sweep.dir)))
 
-    def launch(
-        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
-    ) -> Sequence[JobReturn]:
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run all cells. A sweep that is not all well ends the process with its exit status, as
         Hydra's own launcher ends with an exception; verdicts are rows, never Hydra's."""
         from dcpbench.config import conf_folder
@@ -43,9 +39,7 @@ class DcpbenchLauncher(Launcher):
 
         assert self.config is not None
         assert self.hydra_context is not None
-        status = run_sweep(
-            self.hydra_context.config_loader, self.config, job_overrides, conf_folder()
-        )
+        status = run_sweep(self.hydra_context.config_loader, self.config, job_overrides, conf_folder())
         if status:
             sys.exit(status)
         return [JobReturn(status=JobStatus.COMPLETED) for _ in job_overrides]
