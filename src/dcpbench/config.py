@@ -39,6 +39,13 @@ class KeepCheckpoints(Enum):
     all = "all"
 
 
+class Isolation(Enum):
+    """Whether ranks stay up from cell to cell; after anything but a pass they are replaced anyway."""
+
+    warm = "warm"
+    fresh = "fresh"
+
+
 class Tolerance(Enum):
     """The named tolerance profiles of `dcpbench.verify.oracles`."""
 
@@ -214,6 +221,7 @@ class Config:
     storage: StorageConfig = field(default_factory=StorageConfig)
     fault: FaultConfig = field(default_factory=FaultConfig)
     compile: bool = False
+    deterministic: bool = True
     device: Device = Device.auto
     world_size: int | str = "auto"
     seed: int = 0
@@ -222,6 +230,7 @@ class Config:
     saves: int = 3
     tolerance: Tolerance = Tolerance.standard
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
+    isolation: Isolation = Isolation.warm
     keep_checkpoints: KeepCheckpoints = KeepCheckpoints.failed
     known_failures: str | None = None
 

@@ -4,9 +4,10 @@ Each takes the state dict, the checkpoint id, the storage writer and the process
 in, and returns once training may go on.
 """
 
+import threading
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch.distributed as dist
@@ -21,8 +22,9 @@ class PendingSave:
 
     started: float
     released: float
-    _completed: float | None = None
+    completed: float = 0.0
     _upload: Future[Any] | None = None
+    _told: threading.Event = field(default_factory=threading.Event)
 
     @property
     def stall_s(self) -> float:
@@ -37,11 +39,12 @@ class PendingSave:
         """
         if self._upload is not None:
             self._upload.result()
-        assert self._completed is not None
-        return self._completed - self.started
+            self._told.wait()  # a future's result may be had before its callbacks have run
+        return self.completed - self.started
 
     def _complete(self, _: Future[Any]) -> None:
-        self._completed = time.perf_counter()
+        self.completed = time.perf_counter()
+        self._told.set()
 
 
 def sync(
@@ -59,7 +62,7 @@ def sync(
         process_group=process_group,
     )
     ended = time.perf_counter()
-    return PendingSave(started, ended, ended)
+    return PendingSave(started, ended, completed=ended)
 
 
 def asynchronous(

@@ -3,9 +3,13 @@ seconds on it before its first graph. Nothing here may touch CUDA or start a thr
 
 from contextlib import suppress
 
+import torch._dynamo.backends.inductor
+import torch._functorch.aot_autograd
+import torch._inductor.codegen.cpp_wrapper_cpu
+import torch._inductor.compile_fx
 from torch._inductor import codecache, cpu_vec_isa
 
 with suppress(AttributeError):  # private to torch, and only a matter of time if they are gone
-    # Each tries its vector instructions in subprocesses, or hashes torch's sources, once a process.
-    cpu_vec_isa.pick_vec_isa()
-    codecache.torch_key()
+    codecache.torch_key()  # hashes torch's sources, once a process
+    if not torch.cuda.is_available():
+        cpu_vec_isa.pick_vec_isa()  # tries vector instructions in subprocesses, once a process

@@ -9,6 +9,7 @@ import ctypes
 import datetime
 import faulthandler
 import gc
+import multiprocessing.util
 import os
 import signal
 import socket
@@ -140,6 +141,8 @@ def _leave() -> None:
     """Finished gloo ranks sometimes abort while the interpreter shuts down, so it never does."""
     dist.barrier()
     dist.destroy_process_group()
+    # What a process that ends by itself does: its semaphores go.
+    multiprocessing.util._exit_function()  # type: ignore[attr-defined]
     _exit(0)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch._inductor.config
+import torch.utils.deterministic
 from torch._dynamo.utils import counters
 
 from dcpbench.rank.messages import CellSpec
@@ -21,6 +23,7 @@ def run_cell(spec: CellSpec, world: World, announce: Callable[[str], None]) -> R
         Exception: whatever the scenario raised.
     """
     _reset(world)
+    _set_deterministic(spec.config.deterministic)
     cell = Cell(spec.config, world, Path(spec.checkpoints), announce)
     pkgutil.resolve_name(spec.config.scenario.target)(cell, **spec.config.scenario.options)
     report = cell.report
@@ -43,6 +46,19 @@ def _reset(world: World) -> None:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(world.device)
     _reset_peak_host_bytes()
+
+
+def _set_deterministic(wanted: bool) -> None:
+    """Have equal work give equal bits, on every rank and every time.
+
+    Without it Inductor times several kernels on each rank by itself and takes the fastest: ranks
+    that hold replicas of one tensor may then sum in different orders, and the replicas drift apart
+    (https://github.com/pytorch/pytorch/issues/99949).
+    """
+    torch.use_deterministic_algorithms(wanted)
+    # Filling what torch.empty returns would be paid for in every save.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch._inductor.config.deterministic = wanted
 
 
 def _reset_peak_host_bytes() -> None:

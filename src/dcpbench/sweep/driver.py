@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dcpbench.config import Config, ConfigError, KeepCheckpoints
+from dcpbench.config import Config, ConfigError, Isolation, KeepCheckpoints
 from dcpbench.rank.messages import CellSpec
 from dcpbench.results import (
     ENVIRONMENT_JSON,
@@ -90,6 +90,10 @@ class Sweep:
                     append_row(self.folder, row)
                     self.rows.append(row)
                     display.end(row)
+            if self._ranks:
+                self._ranks.close()
+                self._leaving.append(self._ranks)
+                self._ranks = None
         finally:
             self._end_ranks()
             write_csv(self.folder, self.rows)
@@ -107,9 +111,9 @@ class Sweep:
         spec = CellSpec(job.cell.name, job.config, str(job.cell.folder), str(checkpoints))
         group = self._group(job)
         ended = group.run(spec, job.config.timeouts.cell_s, display.phase)
-        self._release(group, ended, job.config)
         failed = rows.finish(row, ended)
         known.apply(row, failed, job.known_failures)
+        self._release(group, ended, keep=row.status == "pass" and job.config.isolation is Isolation.warm)
         self._clear(job.config.keep_checkpoints, row, checkpoints)
         row.cell_s = time.monotonic() - started
 
@@ -125,12 +129,12 @@ class Sweep:
             self._ranks = RankGroup.start(self.context, *kind, job.cell.folder)
         return self._ranks
 
-    def _release(self, group: RankGroup, ended: Ended, config: Config) -> None:
-        """Ranks that failed are ended; on the CPU, where fresh ones cost little, all others leave."""
+    def _release(self, group: RankGroup, ended: Ended, keep: bool) -> None:
+        """Keep the ranks for the next cell, or let them leave; end those that did not come through."""
         if ended.status:
             group.kill()
             self._ranks = None
-        elif config.device.value == "cpu":
+        elif not keep:
             group.close()
             self._leaving.append(group)
             self._ranks = None

@@ -31,7 +31,7 @@ def git_commit() -> str | None:
     """The commit of the dcpbench checkout, `-dirty` if it was changed; None in an installed wheel."""
     here = Path(__file__).resolve().parent
     try:
-        described = subprocess.run(  # noqa: S603
+        described = subprocess.run(
             [
                 "git",
                 "-C",

@@ -26,6 +26,10 @@ def fork_server(compiles: bool) -> ForkServerContext:
 
     The defaults set here are inherited by every rank; what the user has set stays.
     """
+    # Asked whether there is a GPU, torch then asks the driver's library instead of starting CUDA,
+    # after which the server could not be forked from.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS, where deterministic=true
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks share the cores, as under torchrun
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no worker pools left behind
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if platform.system() == "Linux" else "lo0")
@@ -43,9 +47,9 @@ def probe(context: ForkServerContext) -> Machine:
     """
     here, there = context.Pipe()
     process = context.Process(target=_probe, args=(there,), daemon=True)
-    process.start()
-    there.close()
     try:
+        process.start()
+        there.close()
         if not here.poll(_PROBE_LIMIT_S):
             raise RuntimeError(f"torch did not answer within {_PROBE_LIMIT_S:.0f} s of its import")
         description = here.recv()
@@ -53,8 +57,8 @@ def probe(context: ForkServerContext) -> Machine:
         raise RuntimeError("torch cannot be imported here; see the error above") from None
     finally:
         here.close()
-        process.join(1)
-        if process.is_alive():
+        if process.pid is not None:
+            process.join(1)
             process.kill()
     return Machine(gpus=description["gpus"], description=description)
 

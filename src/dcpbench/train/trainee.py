@@ -58,6 +58,12 @@ class Trainee:
             self.train_state.record(self.mean(loss))
         return self.train_state.losses[before:]
 
+    def forget(self, seed: int) -> None:
+        """Start over with objects that hold other values, and no steps taken."""
+        self.tensor_object = TensorObject(seed, self.tensor_object.data.device)
+        self.train_state = TrainState()
+        self.alive = []
+
     @torch.no_grad()
     def losses_without_training(self, batches: Batches, steps: range) -> list[float]:
         """The loss of each step's batch for the weights as they are."""

@@ -7,8 +7,17 @@ that restored nothing.
 from typing import Any
 
 import torch
+from torch import nn
 
-from dcpbench.verify.snapshot import Leaves, TensorLeaf, local_part
+from dcpbench.verify.snapshot import Leaves, TensorLeaf, local_part, persistent_tensors
+
+
+@torch.no_grad()
+def perturb_model(model: nn.Module, seed: int) -> None:
+    """Change every element of every parameter and persistent buffer, in place."""
+    generator = torch.Generator().manual_seed(seed)
+    for value in persistent_tensors(model).values():
+        _perturb(local_part(value), generator)
 
 
 @torch.no_grad()
@@ -18,10 +27,7 @@ def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int) -> None:
     for entries in optimizer.state.values():
         for value in entries.values():
             if isinstance(value, torch.Tensor):
-                local = local_part(value)
-                # Step counters must stay alike: FSDP1 refuses ranks and parameters out of step.
-                noise = torch.rand(local.shape, generator=generator) if local.ndim else 0.0
-                local.add_(torch.as_tensor(16 + 16 * noise).round().to(local))
+                _perturb(local_part(value), generator)
     for group in optimizer.param_groups:
         for key, value in group.items():
             if key != "params":
@@ -39,6 +45,15 @@ def perturbed(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(perturbed(item) for item in value)
     raise TypeError(f"a hyperparameter of type {type(value).__name__} has no negative control yet")
+
+
+def _perturb(local: torch.Tensor, generator: torch.Generator) -> None:
+    if local.dtype == torch.bool:
+        local.logical_not_()
+        return
+    # Scalars are step counters, which must stay alike: FSDP1 refuses ranks and parameters out of step.
+    noise = torch.rand(local.shape, generator=generator) if local.ndim else 0.0
+    local.add_(torch.as_tensor(16 + 16 * noise).round().to(local))
 
 
 def controllable(saved: Leaves) -> list[str]:

@@ -34,12 +34,7 @@ Leaves = dict[str, Leaf]
 
 def snapshot_model(model: nn.Module) -> Leaves:
     """Parameters and persistent buffers by FQN."""
-    leaves = {name: _leaf(value) for name, value in named_parameters(model).items()}
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        for name, value in module.named_buffers(recurse=False):
-            if name not in module._non_persistent_buffers_set:
-                leaves[plain_fqn(model, f"{prefix}.{name}" if prefix else name)] = _leaf(value)
-    return leaves
+    return {name: _leaf(value) for name, value in persistent_tensors(model).items()}
 
 
 def snapshot_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> Leaves:
@@ -67,6 +62,16 @@ def snapshot_objects(objects: dict[str, dict[str, Any]]) -> Leaves:
 def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The live parameters of this rank by FQN, tied ones under each of their names."""
     return {plain_fqn(model, name): value for name, value in model.named_parameters(remove_duplicate=False)}
+
+
+def persistent_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What a model's state dict holds, live: parameters and persistent buffers by FQN."""
+    tensors: dict[str, torch.Tensor] = dict(named_parameters(model))
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, value in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                tensors[plain_fqn(model, f"{prefix}.{name}" if prefix else name)] = value
+    return tensors
 
 
 def plain_fqn(model: nn.Module, name: str) -> str:
