@@ -1,15 +1,30 @@
-"""What the fork server imports besides where a sweep compiles: else every fresh rank spends two
-seconds on it before its first graph. Nothing here may touch CUDA or start a thread."""
+"""What the fork server imports besides where a sweep compiles: else every fresh rank spends seconds
+on it before its first graph. Nothing here may touch CUDA or leave a thread behind."""
 
+import threading
 from contextlib import suppress
 
-import torch._dynamo.backends.inductor
-import torch._functorch.aot_autograd
-import torch._inductor.codegen.cpp_wrapper_cpu
-import torch._inductor.compile_fx
-from torch._inductor import codecache, cpu_vec_isa
+import torch
+from torch._inductor import cpu_vec_isa
 
-with suppress(AttributeError):  # private to torch, and only a matter of time if they are gone
+
+def _try_vector_instructions() -> None:
+    with suppress(AttributeError):  # private to torch, and only a matter of time if it is gone
+        cpu_vec_isa.pick_vec_isa()
+
+
+# It waits for subprocesses most of its two seconds, so the imports go on meanwhile.
+waiting = threading.Thread(target=_try_vector_instructions)
+if not torch.cuda.is_available():
+    waiting.start()
+
+import torch._dynamo.backends.inductor  # noqa: E402
+import torch._functorch.aot_autograd  # noqa: E402
+import torch._inductor.codegen.cpp_wrapper_cpu  # noqa: E402
+import torch._inductor.compile_fx  # noqa: E402
+from torch._inductor import codecache  # noqa: E402
+
+with suppress(AttributeError):
     codecache.torch_key()  # hashes torch's sources, once a process
-    if not torch.cuda.is_available():
-        cpu_vec_isa.pick_vec_isa()  # tries vector instructions in subprocesses, once a process
+if waiting.ident is not None:
+    waiting.join()

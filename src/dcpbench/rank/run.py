@@ -10,6 +10,7 @@ import torch._inductor.config
 import torch.utils.deterministic
 from torch._dynamo.utils import counters
 
+from dcpbench.config import Config
 from dcpbench.rank.messages import CellSpec
 from dcpbench.scenarios.cell import Cell
 from dcpbench.train.world import World
@@ -22,14 +23,17 @@ def run_cell(spec: CellSpec, world: World, announce: Callable[[str], None]) -> R
     Raises:
         Exception: whatever the scenario raised.
     """
+    config = spec.config
     _reset(world)
-    _set_deterministic(spec.config.deterministic)
-    cell = Cell(spec.config, world, Path(spec.checkpoints), announce)
-    pkgutil.resolve_name(spec.config.scenario.target)(cell, **spec.config.scenario.options)
+    _set_deterministic(config.deterministic)
+    if config.compile:
+        _keep_graphs_of(config, world)
+    cell = Cell(config, world, Path(spec.checkpoints), announce)
+    pkgutil.resolve_name(config.scenario.target)(cell, **config.scenario.options)
     report = cell.report
-    if spec.config.compile:
+    if config.compile:
         # Dynamo falls back to eager silently when it gives up on a frame.
-        report.compiled = counters["stats"]["unique_graphs"] > 0
+        report.compiled = counters["stats"]["unique_graphs"] > 0 and not counters["recompile_limit"]
     if world.device.type == "cuda":
         report.peak_device_bytes = torch.cuda.max_memory_allocated(world.device)
     report.peak_host_bytes = _peak_host_bytes()
@@ -37,15 +41,25 @@ def run_cell(spec: CellSpec, world: World, announce: Callable[[str], None]) -> R
 
 
 def _reset(world: World) -> None:
-    """No cell may depend on the one before it: Dynamo, for one, gives up on a frame that was
-    recompiled too often, whoever did it."""
-    torch._dynamo.reset()
-    counters.clear()
+    """No cell may depend on the one before it."""
     gc.collect()
     if world.device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(world.device)
     _reset_peak_host_bytes()
+
+
+def _keep_graphs_of(config: Config, world: World) -> None:
+    """Keep compiled graphs from the last cell only if it had the same model under the same layout.
+
+    Dynamo gives up on a frame that was compiled too often, whoever did it, and then runs it eagerly
+    without a word: graphs of other cells would use up this one's share.
+    """
+    graphs = f"{config.model} {config.parallel} {config.deterministic}"
+    if graphs != world.compiled_for:
+        torch._dynamo.reset()
+        counters.clear()
+        world.compiled_for = graphs
 
 
 def _set_deterministic(wanted: bool) -> None:

@@ -1,5 +1,7 @@
 """A sweep from Hydra's overrides to its printed table."""
 
+import importlib
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,10 +28,10 @@ def run_sweep(
             configuration is wrong; nothing was started.
     """
     console = Console(stderr=True)
+    context = machine.fork_server(compiles=composing.may_compile(base, job_overrides))
     cells = composing.compose(loader, base, job_overrides)
     for cell in cells:
         cell.config.check()
-    context = machine.fork_server(compiles=any(cell.config.compile for cell in cells))
     try:
         here = machine.probe(context)
     except RuntimeError as error:
@@ -38,6 +40,8 @@ def run_sweep(
     folder = Path(str(base.hydra.sweep.dir)).resolve()
     sweep = driver.Sweep(folder, jobs, here, context, console)
     started = time.monotonic()
+    # pandas takes up to a second to import, which the driver has while the ranks are at work.
+    threading.Thread(target=importlib.import_module, args=("dcpbench.report.text",), daemon=True).start()
     try:
         rows = sweep.run()
         status = exit_status(rows)
@@ -51,7 +55,6 @@ def run_sweep(
 def _tell(folder: Path, rows: list[Row], console: Console, spent_s: float) -> None:
     if not rows:
         return
-    # pandas takes half a second to import: not before the ranks are at work.
     from dcpbench.report.text import print_report
     from dcpbench.report.write import write_reports
 

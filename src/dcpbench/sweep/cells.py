@@ -67,6 +67,20 @@ def compose(
     return cells
 
 
+def may_compile(base: DictConfig, job_overrides: Sequence[Sequence[str]]) -> bool:
+    """Whether a cell is likely to compile, told from the overrides before they are composed.
+
+    Only what the fork server imports depends on it: a wrong guess costs time, nothing else.
+    """
+    values = {
+        value.strip().lower()
+        for overrides in job_overrides
+        for key, _, value in (item.partition("=") for item in overrides)
+        if key == "compile"
+    }
+    return bool(values - {"false", "no", "off", "0"}) if values else bool(base.get("compile"))
+
+
 def typed(composed: DictConfig) -> Config:
     """The job's part of a composition as the dataclass it was checked against."""
     config = OmegaConf.to_object(_job(composed))

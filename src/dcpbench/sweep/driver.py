@@ -113,7 +113,8 @@ class Sweep:
         ended = group.run(spec, job.config.timeouts.cell_s, display.phase)
         failed = rows.finish(row, ended)
         known.apply(row, failed, job.known_failures)
-        self._release(group, ended, keep=row.status == "pass" and job.config.isolation is Isolation.warm)
+        as_expected = row.status in ("pass", "xfail")
+        self._release(group, ended, keep=as_expected and job.config.isolation is Isolation.warm)
         self._clear(job.config.keep_checkpoints, row, checkpoints)
         row.cell_s = time.monotonic() - started
 

@@ -1,10 +1,15 @@
 """What this machine offers, and the fork server from which every rank is born."""
 
+import ctypes
 import multiprocessing
 import os
 import platform
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from typing import Any
@@ -30,13 +35,38 @@ def fork_server(compiles: bool) -> ForkServerContext:
     # after which the server could not be forked from.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS, where deterministic=true
+    # The keys under which compiled graphs with a device mesh are kept hold Python hashes: with a random
+    # hash seed no sweep finds what the one before it has compiled.
+    os.environ.setdefault("PYTHONHASHSEED", "0")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks share the cores, as under torchrun
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no worker pools left behind
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if platform.system() == "Linux" else "lo0")
     context = multiprocessing.get_context("forkserver")
     preload = ["dcpbench.rank.preload"]
     context.set_forkserver_preload([*preload, "dcpbench.rank.preload_compile"] if compiles else preload)
+    # It imports while the driver composes the cells.
+    with _fixed_addresses():
+        forkserver.ensure_running()
     return context
+
+
+@contextmanager
+def _fixed_addresses() -> Iterator[None]:
+    """Have processes started here laid out at the same addresses every time, on Python below 3.12.
+
+    There hash(None), which a device mesh's hash contains, is the address of None.
+    """
+    addr_no_randomize, ask = 0x0040000, 0xFFFFFFFF
+    if sys.version_info >= (3, 12) or platform.system() != "Linux":
+        yield
+        return
+    personality = ctypes.CDLL(None).personality
+    before = personality(ask)
+    personality(before | addr_no_randomize)
+    try:
+        yield
+    finally:
+        personality(before)
 
 
 def probe(context: ForkServerContext) -> Machine:

@@ -21,6 +21,8 @@ class World:
     size: int
     device: torch.device
     checkpoint_group: dist.ProcessGroup | None
+    compiled_for: str | None = None
+    """What the graphs that Dynamo holds were compiled for."""
     _meshes: dict[tuple[tuple[str, int], ...], DeviceMesh] = field(default_factory=dict)
 
     def mesh(self, sizes: dict[str, int]) -> DeviceMesh | None:
