@@ -3,7 +3,6 @@ touches CUDA cannot be forked from afterwards."""
 
 import os
 import platform
-import sys
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -26,11 +25,9 @@ def describe() -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "hostname": platform.node(),
         "cpu_cores": len(os.sched_getaffinity(0)),
         "memory_bytes": psutil.virtual_memory().total,
         "gpus": [torch.cuda.get_device_name(index) for index in range(gpus)],
         "cuda": torch.version.cuda,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
-        "executable": sys.executable,
     }

@@ -9,6 +9,7 @@ import ctypes
 import datetime
 import faulthandler
 import gc
+import multiprocessing.forkserver
 import multiprocessing.util
 import os
 import signal
@@ -103,6 +104,11 @@ def _detach() -> None:
     os.setsid()
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    # The server ends when nobody holds the other end of this pipe any more. A rank inherits it, and
+    # would keep the server, and so itself, alive after the driver.
+    server = multiprocessing.forkserver._forkserver
+    os.close(server._forkserver_alive_fd)  # type: ignore[attr-defined]
+    server._forkserver_alive_fd = None  # type: ignore[attr-defined]
     # The driver asks for every thread's stack this way before it ends a rank that hangs.
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)

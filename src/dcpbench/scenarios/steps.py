@@ -255,7 +255,7 @@ def verify_resumed(
             reported = {mismatch.name for mismatch in found}
             fired = {name: means and name in reported for name, means in telling.items()}
             cell.control(check, fired, where)
-    cell.report.losses["resumed"] = resumed
+    cell.report.resumed[checkpoint.step] = resumed
 
 
 def _other_seed(cell: Cell, number: int) -> int:

@@ -69,13 +69,14 @@ def _measured(row: Row, reports: Sequence[RankReport]) -> None:
     row.checkpoint_bytes = _slowest(reports, lambda report: report.checkpoint_bytes)
     row.peak_device_bytes = _slowest(reports, lambda report: report.peak_device_bytes)
     row.peak_host_bytes = _slowest(reports, lambda report: report.peak_host_bytes)
-    losses = reports[0].losses
-    if losses.get("resumed"):
-        resumed_steps = len(losses["resumed"])
-        row.loss_resumed = losses["resumed"][-1]
-        row.loss_continued = losses["continued"][-1]
-        row.loss_twin = losses["twin"][-1]
-        row.loss_at_save = losses["continued"][-1 - resumed_steps]
+    report = reports[0]
+    newest = max(report.resumed, default=0)
+    if report.resumed.get(newest):
+        last = newest + len(report.resumed[newest])
+        row.loss_at_save = report.losses["continued"][newest - 1]
+        row.loss_resumed = report.resumed[newest][-1]
+        row.loss_continued = report.losses["continued"][last - 1]
+        row.loss_twin = report.losses["twin"][last - 1]
 
 
 def _slowest(reports: Sequence[RankReport], of: Callable[[RankReport], Any]) -> Any:

@@ -4,6 +4,9 @@ Each takes the plain model (already on its device), the device mesh of the cell 
 parallelism has no mesh) and its configuration, and returns the module to train.
 """
 
+from typing import cast
+
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
@@ -26,8 +29,16 @@ def none(model: nn.Module, mesh: DeviceMesh | None, config: ParallelConfig) -> n
 
 
 def ddp(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
-    """DistributedDataParallel over the whole mesh."""
-    return DistributedDataParallel(model, process_group=mesh.get_group(), **config.options)
+    """DistributedDataParallel over the whole mesh.
+
+    After its first backward DDP lays its gradient buckets out anew, and from then on sums in another
+    order. A resumed run would differ from the uninterrupted one by that alone, so it happens here.
+    """
+    wrapped = DistributedDataParallel(model, process_group=mesh.get_group(), **config.options)
+    device = next(model.parameters()).device
+    wrapped(torch.zeros(1, cast(int, model.input_size), device=device)).sum().backward()
+    wrapped.zero_grad()
+    return wrapped
 
 
 def fsdp(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:

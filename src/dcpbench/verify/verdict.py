@@ -35,7 +35,11 @@ class CheckReport:
 
 @dataclass
 class RankReport:
-    """What one rank hands to the driver at the end of a cell; times in seconds, sizes in bytes."""
+    """What one rank hands to the driver at the end of a cell; times in seconds, sizes in bytes.
+
+    `losses` has those of the uninterrupted run and of the twin from step 1 on, `resumed` those of the
+    steps after each checkpoint, by the checkpoint's step.
+    """
 
     rank: int
     checks: dict[str, CheckReport] = field(default_factory=dict)
@@ -45,6 +49,7 @@ class RankReport:
     save_stall_s: list[float] = field(default_factory=list)
     load_s: list[float] = field(default_factory=list)
     losses: dict[str, list[float]] = field(default_factory=dict)
+    resumed: dict[int, list[float]] = field(default_factory=dict)
     checkpoint_bytes: int | None = None
     peak_device_bytes: int | None = None
     peak_host_bytes: int | None = None

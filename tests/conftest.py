@@ -1,0 +1,82 @@
+"""Tests run the real thing: `python -m dcpbench` in a process of its own, real ranks, real files."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+TESTS = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A command that has ended, and the sweep that it left behind."""
+
+    status: int
+    out: str
+    err: str
+    folder: Path
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows, in the order in which they were written."""
+        path = self.folder / "results.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def row(self, **wanted: Any) -> dict[str, Any]:
+        """The one row whose columns have these values."""
+        found = [row for row in self.rows if all(row[name] == value for name, value in wanted.items())]
+        assert len(found) == 1, (wanted, [row["cell"] for row in self.rows], self.err)
+        return found[0]
+
+
+def environment() -> dict[str, str]:
+    """This process's environment, with the tests' own scenarios importable."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
+
+
+def command(folder: Path, *overrides: str) -> list[str]:
+    """The command line of a sweep into `folder`, with the tests' own groups."""
+    program = [sys.executable, "-m", "dcpbench", "--config-dir", str(TESTS / "conf")]
+    return [*program, *overrides, f"hydra.sweep.dir={folder}"]
+
+
+def run(folder: Path, *overrides: str, timeout_s: float = 240) -> Finished:
+    """Run a sweep to its end."""
+    ended = subprocess.run(
+        command(folder, *overrides),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        env=environment(),
+        cwd=folder.parent,
+    )
+    return Finished(ended.returncode, ended.stdout, ended.stderr, folder)
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Callable[..., Finished]:
+    """Run a sweep into a fresh folder."""
+    return lambda *overrides, **options: run(tmp_path / "sweep", *overrides, **options)
+
+
+def alive_in(folder: Path) -> list[str]:
+    """Command lines of processes that have a file below `folder` open: ranks have their logs."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            names = [item.path for item in process.open_files()]
+            line = " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+        if any(name.startswith(str(folder)) for name in names):
+            found.append(f"{process.pid}: {line}")
+    return found

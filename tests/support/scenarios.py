@@ -1,0 +1,61 @@
+"""Scenarios that go wrong, each in one way, on a rank that is not 0 and in a phase with a name."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+from dcpbench.scenarios.cell import Cell
+
+VICTIM = 2
+
+
+def raises(cell: Cell) -> None:
+    """One rank raises; its peers wait for it in a collective."""
+    with cell.phase("train"):
+        if cell.world.rank == VICTIM:
+            raise ValueError("planted <b>error</b>")
+        dist.all_reduce(torch.ones(1))
+
+
+def exits(cell: Cell) -> None:
+    """One rank leaves without a word."""
+    with cell.phase("save"):
+        if cell.world.rank == VICTIM:
+            os._exit(7)
+        dist.all_reduce(torch.ones(1))
+
+
+def kills_itself(cell: Cell) -> None:
+    """One rank is killed, as the kernel does when memory runs out."""
+    with cell.phase("load"):
+        if cell.world.rank == VICTIM:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.all_reduce(torch.ones(1))
+
+
+def hangs(cell: Cell) -> None:
+    """One rank never comes to the collective that the others wait in."""
+    with cell.phase("verify"):
+        if cell.world.rank == VICTIM:
+            _wait_for_ever()
+        dist.all_reduce(torch.ones(1))
+
+
+def leaves_child(cell: Cell) -> None:
+    """A cell that starts a process in a session of its own, and hangs."""
+    with cell.phase("train"):
+        if cell.world.rank == VICTIM:
+            program = [sys.executable, "-c", "import time; time.sleep(600)"]
+            child = subprocess.Popen(program, start_new_session=True)
+            (cell.folder / "child.pid").write_text(str(child.pid))
+        _wait_for_ever()
+
+
+def _wait_for_ever() -> None:
+    while True:
+        time.sleep(60)

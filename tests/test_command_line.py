@@ -1,0 +1,174 @@
+"""What a user types: bad input, interruption, the report, start-up."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from conftest import Finished, alive_in, command, environment
+
+WRONG = {
+    "unknown option": (["parallel=nope"], ["nope", "fsdp2_tp"]),
+    "unknown group": (["colour=red"], ["colour"]),
+    "unknown key": (["trainsteps=3"], ["trainsteps", "train_steps"]),
+    "unknown key in a group": (["parallel.tensor=2"], ["tensor", "tp"]),
+    "wrong type": (["train_steps=many"], ["train_steps", "many"]),
+    "not one of": (["device=tpu"], ["device", "tpu", "cuda"]),
+    "too small": (["saves=0"], ["saves=0", "at least 1"]),
+    "world size": (["world_size=four"], ["world_size=four", "auto"]),
+    "mesh too large": (["parallel=fsdp_tp", "parallel.tp=3", "device=cpu"], ["tp=3", "world size 4"]),
+    "mesh product": (
+        ["parallel=hsdp", "parallel.dp_shard=4", "device=cpu"],
+        ["dp_replicate=2 × dp_shard=4", "multiplies to 8", "world size 4"],
+    ),
+    "no such dimension": (["parallel=ddp", "parallel.tp=2", "device=cpu"], ["parallel.tp=2", "no tp"]),
+    "more ranks than GPUs": (["device=cuda", "world_size=64"], ["device=cuda"]),
+    "bad one of many": (["-m", "parallel=ddp,fsdp", "saves=2,0"], ["saves=0"]),
+    "missing list": (["known_failures=/nowhere.yaml", "device=cpu"], ["/nowhere.yaml"]),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_configuration_is_one_line_and_starts_nothing(
+    case: str, sweep: Callable[..., Finished]
+) -> None:
+    overrides, told = WRONG[case]
+    ended = sweep(*overrides)
+    assert ended.status == 2, ended.err
+    lines = ended.err.strip().splitlines()
+    assert len(lines) == 1, ended.err
+    assert lines[0].startswith("dcpbench: ")
+    assert all(word in lines[0] for word in told), lines[0]
+    assert ended.out == ""
+    assert not ended.folder.exists()
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
+    blocked = tmp_path / "a-file"
+    blocked.write_text("mine")
+    ended = subprocess.run(
+        command(blocked / "sweep", "parallel=ddp"), capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 2
+    assert len(ended.stderr.strip().splitlines()) == 1
+    assert "hydra.sweep.dir" in ended.stderr
+    assert blocked.read_text() == "mine"
+
+
+def test_an_existing_sweep_is_never_written_over(tmp_path: Path, sweep: Callable[..., Finished]) -> None:
+    folder = tmp_path / "sweep"
+    folder.mkdir()
+    (folder / "results.jsonl").write_text('{"cell": "theirs"}\n')
+    (folder / "multirun.yaml").write_text("theirs")
+    ended = sweep("parallel=ddp", "device=cpu")
+    assert ended.status == 2
+    assert "holds another sweep" in ended.err
+    assert (folder / "multirun.yaml").read_text() == "theirs"
+    assert (folder / "results.jsonl").read_text() == '{"cell": "theirs"}\n'
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_users_own_groups_are_taken_from_config_dir(sweep: Callable[..., Finished]) -> None:
+    ended = sweep("model=mine", "parallel=fsdp2", "device=cpu", "world_size=2", "saves=1")
+    assert ended.row(model="mine")["status"] == "pass", ended.out
+    assert ended.row(model="mine")["world_size"] == 2
+    assert ended.status == 0
+
+
+def test_help_and_configuration_need_no_torch() -> None:
+    for option in (["--help"], ["--cfg", "job"]):
+        program = [sys.executable, "-X", "importtime", "-m", "dcpbench", *option]
+        ended = subprocess.run(program, capture_output=True, text=True, check=True)
+        assert "parallel:" in ended.stdout
+        imported = {line.rsplit("|", 1)[-1].strip() for line in ended.stderr.splitlines()}
+        assert "dcpbench.config" in imported
+        assert not imported & {"torch", "pandas", "numpy"}
+
+
+def _start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command(folder, *overrides),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        start_new_session=True,
+    )
+
+
+def _wait_for(happened: Callable[[], bool], limit_s: float = 60) -> None:
+    deadline = time.monotonic() + limit_s
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def _hanging(folder: Path) -> bool:
+    logs = list(folder.glob("*scenario=hangs*/rank2.log"))
+    return bool(logs) and (folder / "results.jsonl").exists() and len(alive_in(folder)) >= 4
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_the_rows_and_ends_the_ranks(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    driver = _start(folder, "-m", "scenario=save_load,hangs", "parallel=ddp", "device=cpu", "saves=1")
+    _wait_for(lambda: _hanging(folder))
+    os.killpg(driver.pid, signal.SIGINT)
+    out, err = driver.communicate(timeout=30)
+    assert driver.returncode == 130, err
+    assert "1 of 2 cells have a row" in err
+    assert "1 cells: 1 pass" in out
+    assert len((folder / "results.jsonl").read_text().splitlines()) == 1
+    assert (folder / "results.csv").exists()
+    assert alive_in(folder) == []
+
+
+@pytest.mark.slow
+def test_ranks_do_not_outlive_a_driver_that_was_killed(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    driver = _start(folder, "-m", "scenario=save_load,hangs", "parallel=ddp", "device=cpu", "saves=1")
+    _wait_for(lambda: _hanging(folder))
+    driver.kill()
+    driver.communicate(timeout=30)
+    _wait_for(lambda: not alive_in(folder), limit_s=15)
+
+
+@pytest.mark.slow
+def test_the_report_prints_the_same_table_again(tmp_path: Path, sweep: Callable[..., Finished]) -> None:
+    ended = sweep("-m", "parallel=ddp,none", "device=cpu", "saves=1")
+    assert ended.status == 0
+    again = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "dcpbench.report", str(ended.folder)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert again.stdout == ended.out
+    assert "| torch\n" not in again.stderr
+    other = subprocess.run(
+        [sys.executable, "-m", "dcpbench.report", "compare", str(ended.folder), str(ended.folder)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "2 cells, 0 with another status" in other.stdout
+
+
+def test_the_report_of_nothing_is_one_line(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "dcpbench.report", str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 2
+    assert len(ended.stderr.strip().splitlines()) == 1
+    assert "no sweep here" in ended.stderr
+
+
+def test_no_test_leaves_a_rank_behind() -> None:
+    mine = psutil.Process().children(recursive=True)
+    assert [process.cmdline() for process in mine if "forkserver" in " ".join(process.cmdline())] == []

@@ -1,0 +1,136 @@
+"""Each status once, with nothing left behind: what goes wrong in a cell is that cell's row."""
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from conftest import Finished, alive_in, run
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    folder = tmp_path_factory.mktemp("broken") / "sweep"
+    scenarios = "scenario=raises,exits,kills_itself,hangs,leaves_child,save_load"
+    return run(folder, "-m", scenarios, "parallel=ddp", "device=cpu", "timeouts.cell_s=8")
+
+
+def test_an_exception_is_an_error_of_the_rank_that_raised_first(broken: Finished) -> None:
+    row = broken.row(scenario="raises")
+    assert row["status"] == "error"
+    assert row["reason"] == "rank 2 in train: ValueError: planted <b>error</b>"
+    log = (broken.folder / row["cell"] / "rank2.log").read_text()
+    assert "Traceback" in log
+
+
+def test_a_rank_that_leaves_is_a_crash(broken: Finished) -> None:
+    row = broken.row(scenario="exits")
+    assert row["status"] == "crash"
+    assert row["reason"] == "rank 2 exited with status 7 in save"
+
+
+def test_a_killed_rank_is_a_crash(broken: Finished) -> None:
+    row = broken.row(scenario="kills_itself")
+    assert row["status"] == "crash"
+    assert row["reason"] == "rank 2 was killed by SIGKILL in load"
+
+
+def test_a_hang_is_a_timeout_with_the_stack_of_each_rank(broken: Finished) -> None:
+    row = broken.row(scenario="hangs")
+    assert row["status"] == "timeout"
+    assert "verify (rank 0, 1, 2, 3)" in row["reason"]
+    assert "timeouts.cell_s" in row["reason"]
+    for rank in range(4):
+        log = (broken.folder / row["cell"] / f"rank{rank}.log").read_text()
+        assert "most recent call first" in log
+        assert "scenarios.py" in log
+
+
+def test_children_of_a_rank_end_with_it(broken: Finished) -> None:
+    row = broken.row(scenario="leaves_child")
+    assert row["status"] == "timeout"
+    pid = int((broken.folder / row["cell"] / "checkpoints" / "child.pid").read_text())
+    assert not psutil.pid_exists(pid)
+
+
+def test_other_cells_are_untouched_and_nothing_is_left(broken: Finished) -> None:
+    assert broken.row(scenario="save_load")["status"] == "pass"
+    assert broken.status == 1
+    assert alive_in(broken.folder) == []
+
+
+def test_reports_show_what_a_cell_said_as_text(broken: Finished) -> None:
+    page = (broken.folder / "report.html").read_text()
+    assert "&lt;b&gt;error&lt;/b&gt;" in page
+    assert "<b>error</b>" not in page
+    assert "again: python -m dcpbench scenario=raises parallel=ddp device=cpu" in broken.out
+
+
+FAULTS = {
+    "weight_lowest_bit": ("model_equal", "net3.weight"),
+    "exp_avg_lowest_bit": ("optim_equal", "state.net3.weight.exp_avg"),
+    "step_off_by_one": ("optim_equal", "state.net1.weight.step"),
+    "lr_not_restored": ("optim_equal", "param_groups.0.lr"),
+    "object_zeroed": ("extra_equal", "tensor_object.data"),
+}
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    folder = tmp_path_factory.mktemp("faulty") / "sweep"
+    lists = (f"fault={','.join(FAULTS)}", "parallel=fsdp2,fsdp_tp", "saves=1", "device=cpu")
+    return run(folder, "-m", *lists)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_fails_the_right_check(faulty: Finished, fault: str) -> None:
+    row = next(row for row in faulty.rows if f"fault={fault}" in row["cell"] and row["parallel"] == "fsdp2")
+    check, name = FAULTS[fault]
+    assert row["status"] == "fail"
+    assert row[check] is False
+    assert f"{check}: rank " in row["reason"]
+    assert name in row["first_mismatch"]
+    # The others stay true, but for losses that the defect reaches.
+    assert all(row[other] for other in ("model_equal", "optim_equal", "extra_equal") if other != check)
+
+
+def test_a_known_failure_hides_no_other(faulty: Finished) -> None:
+    rows = [row for row in faulty.rows if row["parallel"] == "fsdp_tp"]
+    assert len(rows) == len(FAULTS)
+    assert {row["status"] for row in rows} == {"fail"}
+
+
+def test_a_dead_net_is_vacuous(tmp_path: Path) -> None:
+    """Without a gradient the losses compared say nothing, although they are all equal."""
+    ended = run(tmp_path / "sweep", "parallel=ddp", "optimizer=sgd", "optimizer.lr=100", "device=cpu")
+    (row,) = ended.rows
+    assert row["status"] == "vacuous", row["reason"]
+    assert row["loss_resume_equal"] is True
+    assert row["powered"] is False
+    assert "loss_resume_equal: its control did not report loss of step" in row["reason"]
+    assert ended.status == 1
+
+
+def test_an_unlisted_failure_and_a_listed_pass_are_told(tmp_path: Path) -> None:
+    """Without the list FSDP1 + TP fails; a list that names what passes makes an xpass."""
+    listed = tmp_path / "known.yaml"
+    listed.write_text(
+        "- {id: nothing, cells: {parallel: ddp}, torch: '>=2', checks: {model_equal: .*}, reason: a test}\n"
+    )
+    ended = run(
+        tmp_path / "sweep", "-m", "parallel=fsdp_tp,ddp", "saves=1", f"known_failures={listed}", "device=cpu"
+    )
+    assert ended.row(parallel="fsdp_tp")["status"] == "fail"
+    assert ended.row(parallel="ddp")["status"] == "xpass"
+    assert ended.status == 1
+    kept = ended.folder / ended.row(parallel="fsdp_tp")["cell"] / "checkpoints"
+    assert list(kept.rglob("*.distcp")), "the checkpoint of a failed cell is kept"
+
+
+def test_a_sweep_of_skips_measures_nothing_and_says_so(tmp_path: Path) -> None:
+    ended = run(tmp_path / "sweep", "-m", "save=async_cached", "device=cpu", "parallel=ddp,fsdp")
+    assert [row["status"] for row in ended.rows] == ["skip", "skip"]
+    assert ended.status == 1
+    assert "nothing was measured" in ended.err
