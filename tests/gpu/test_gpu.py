@@ -1,0 +1,46 @@
+"""What only GPUs can show: NCCL, cached staging in pinned memory, ranks that stay up."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from conftest import run
+
+
+def gpus() -> int:
+    """How many GPUs the driver lists; torch is not asked, so that CUDA stays untouched here."""
+    program = shutil.which("nvidia-smi")
+    if program is None or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return 0
+    listed = subprocess.run([program, "-L"], capture_output=True, text=True, check=False)
+    return len(listed.stdout.splitlines()) if listed.returncode == 0 else 0
+
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.skipif(gpus() < 4, reason=f"needs four CUDA GPUs, and {gpus()} are here"),
+]
+
+
+def test_every_way_of_saving_on_four_gpus(tmp_path: Path) -> None:
+    lists = (
+        "parallel=ddp,hsdp,fsdp2_tp",
+        "compile=false,true",
+        "save=sync,async,async_cached",
+        "model=uneven",
+    )
+    ended = run(tmp_path / "sweep", "-m", *lists, timeout_s=500)
+    assert [row["status"] for row in ended.rows] == ["pass"] * 18, ended.out
+    for row in ended.rows:
+        assert row["device"] == "cuda"
+        assert row["peak_device_bytes"] > 0
+
+
+def test_fsdp1_with_tp_is_known_on_gpus_too(tmp_path: Path) -> None:
+    ended = run(tmp_path / "sweep", "-m", "parallel=fsdp_tp", "save=sync,async_cached", timeout_s=300)
+    assert [row["status"] for row in ended.rows] == ["xfail"] * 2, ended.out
+    assert ended.status == 0

@@ -1,0 +1,67 @@
+"""The report is made from rows alone, and what a row says stays text."""
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+from dcpbench.report.compare import changes, costs
+from dcpbench.report.frame import read_frame, summary
+from dcpbench.report.write import write_reports
+from dcpbench.results import append_row
+from test_results import row
+
+
+def folder_with(folder: Path, *rows: object) -> Path:
+    folder.mkdir()
+    for item in rows:
+        append_row(folder, item)  # type: ignore[arg-type]
+    return folder
+
+
+def test_the_table_shows_the_axes_that_vary(tmp_path: Path) -> None:
+    sweep = folder_with(
+        tmp_path / "s",
+        row(model="even", model_equal=True, save_s=0.25),
+        row(model="uneven", status="fail", model_equal=False),
+    )
+    table = summary(read_frame(sweep)[0])
+    assert list(table["model"]) == ["even", "uneven"]
+    assert list(table["model="]) == ["yes", "NO"]
+    assert list(table["optim="]) == ["-", "-"]
+    assert list(table["save_s"]) == ["0.250", "-"]
+    assert "optimizer" not in table
+
+
+def test_pages_escape_what_rows_say(tmp_path: Path) -> None:
+    said = "<script>alert(1)</script> & \x1b[31mred"
+    sweep = folder_with(tmp_path / "s", row(status="error", reason=said), row(status="skip", reason=said))
+    write_reports(sweep)
+    page = (sweep / "report.html").read_text()
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+    suite = ElementTree.parse(sweep / "junit.xml").getroot()
+    assert suite.attrib["tests"] == "2"
+    assert (suite.attrib["errors"], suite.attrib["skipped"]) == ("1", "1")
+    error = suite.find("testcase/error")
+    assert error is not None
+    assert "<script>alert(1)</script>" in (error.text or "")
+    assert "again: python -m dcpbench parallel=ddp" in (error.text or "")
+
+
+def test_changes_are_matched_by_axes(tmp_path: Path) -> None:
+    old = folder_with(
+        tmp_path / "old",
+        row(parallel="ddp", load_s=1.0),
+        row(parallel="fsdp", status="fail"),
+        row(parallel="hsdp"),
+    )
+    new = folder_with(
+        tmp_path / "new",
+        row(parallel="ddp", status="crash", load_s=2.0),
+        row(parallel="fsdp"),
+        row(parallel="fsdp2"),
+    )
+    before, after = read_frame(old)[0], read_frame(new)[0]
+    told = changes(before, after)
+    assert sorted(told["change"]) == ["new", "newly failing", "newly passing", "vanished"]
+    loads = costs(before, after).set_index("metric").loc["load_s"]
+    assert (loads["cells"], loads["ratio"]) == (1, 2.0)

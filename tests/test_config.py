@@ -1,0 +1,71 @@
+"""Meshes, plans and what a machine can run."""
+
+import pytest
+
+from dcpbench.config import Config, ConfigError, Device, ParallelConfig, Plan
+from dcpbench.sweep.machine import Machine
+from dcpbench.sweep.validity import resolve, why_skip
+
+GPUS = Machine(gpus=["a GPU"] * 2, description={})
+NO_GPU = Machine(gpus=[], description={})
+
+
+def hsdp(**sizes: int) -> ParallelConfig:
+    given = {"dp_replicate": 2, "dp_shard": -1, **sizes}
+    return ParallelConfig(name="hsdp", target="x", mesh=["dp_replicate", "dp_shard"], **given)
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 8])
+def test_the_rest_of_a_mesh_follows_the_world_size(world_size: int) -> None:
+    assert hsdp().mesh_sizes(world_size) == {"dp_replicate": 2, "dp_shard": world_size // 2}
+
+
+@pytest.mark.parametrize(
+    ("parallel", "told"),
+    [
+        (hsdp(dp_replicate=3), "cannot be made to multiply to the world size 4"),
+        (hsdp(dp_shard=4), "multiplies to 8, not to the world size 4"),
+        (hsdp(dp_replicate=0), "at least 1"),
+        (hsdp(dp_replicate=-1), "only one of"),
+        (hsdp(tp=2), "has no tp dimension"),
+        (ParallelConfig(name="x", target="x", mesh=["pp"]), "unknown dimension 'pp'"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_says_so(parallel: ParallelConfig, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        parallel.mesh_sizes(4)
+
+
+def test_a_plan_saves_while_it_trains() -> None:
+    plan = Plan(train_steps=2, saves=3, resume_steps=5)
+    assert plan.save_steps == [2, 4, 6]
+    assert plan.last_step == 11
+
+
+def test_the_device_is_what_there_is() -> None:
+    assert resolve(Config(), NO_GPU).device is Device.cpu
+    assert resolve(Config(), NO_GPU).world_size == 4
+    assert resolve(Config(), GPUS).device is Device.cuda
+    assert resolve(Config(), GPUS).world_size == 2
+
+
+@pytest.mark.parametrize("asked", [Config(device=Device.cuda, world_size=3), Config(world_size=3)])
+def test_more_ranks_than_gpus_is_refused(asked: Config) -> None:
+    with pytest.raises(ConfigError, match="more ranks than GPUs"):
+        resolve(asked, GPUS)
+
+
+def test_a_mesh_too_large_for_the_machine_is_a_skip_but_not_for_the_user() -> None:
+    wide = hsdp(dp_replicate=4)
+    asked = Config(parallel=wide)
+    assert "all that this machine has" in (why_skip(asked, resolve(asked, GPUS)) or "")
+    asked = Config(parallel=wide, world_size=2)
+    with pytest.raises(ConfigError, match="world size 2"):
+        why_skip(asked, resolve(asked, GPUS))
+
+
+def test_a_batch_must_divide_over_the_ranks() -> None:
+    asked = Config(parallel=hsdp())
+    asked.model.batch_size = 5
+    with pytest.raises(ConfigError, match=r"model\.batch_size=5"):
+        why_skip(asked, resolve(asked, NO_GPU))

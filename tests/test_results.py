@@ -1,0 +1,84 @@
+"""Rows: written whole, read without trust."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from dcpbench.results import COLUMNS, ResultsError, Row, append_row, exit_status, read_rows, write_csv
+
+
+def row(**values: object) -> Row:
+    given = {
+        "cell": "a",
+        "status": "pass",
+        "reason": None,
+        "scenario": "save_load",
+        "parallel": "ddp",
+        "compile": False,
+        "save": "sync",
+        "model": "dummy",
+        "optimizer": "adam",
+        "storage": "file",
+        "world_size": 4,
+        "device": "cpu",
+        "seed": 0,
+        "overrides": "parallel=ddp",
+    }
+    return Row(**{**given, **values})  # type: ignore[arg-type]
+
+
+def test_the_contract_of_columns() -> None:
+    """A column is never renamed or moved: tools read these rows."""
+    assert COLUMNS[:4] == ("cell", "status", "reason", "scenario")
+    assert COLUMNS[-4:] == ("torch_version", "git_commit", "started_at", "schema_version")
+    assert len(COLUMNS) == 41
+
+
+def test_rows_come_back(tmp_path: Path) -> None:
+    append_row(tmp_path, row(cell="one", loss_twin=math.nan))
+    append_row(tmp_path, row(cell="two", details={"a": [1.5, math.inf]}))
+    rows, left_out = read_rows(tmp_path)
+    assert [item["cell"] for item in rows] == ["one", "two"]
+    assert rows[0]["loss_twin"] is None
+    assert rows[1]["details"] == {"a": [1.5, None]}
+    assert left_out == []
+
+
+def test_a_torn_line_and_another_schema_hide_no_other_row(tmp_path: Path) -> None:
+    append_row(tmp_path, row(cell="one"))
+    with (tmp_path / "results.jsonl").open("a") as out:
+        out.write('{"cell": "torn", "sta\n')
+        out.write(json.dumps({"cell": "newer", "schema_version": 99}) + "\n")
+        out.write("__import__('os')\n[1]\n")
+    append_row(tmp_path, row(cell="two"))
+    rows, left_out = read_rows(tmp_path)
+    assert [item["cell"] for item in rows] == ["one", "two"]
+    assert len(left_out) == 4
+    assert "results.jsonl:3: a row of schema version 99" in left_out[1]
+
+
+def test_a_folder_without_a_sweep(tmp_path: Path) -> None:
+    with pytest.raises(ResultsError, match="no sweep here"):
+        read_rows(tmp_path)
+
+
+def test_csv_is_flat(tmp_path: Path) -> None:
+    write_csv(tmp_path, [row(reason='says "a, b"\nand more')])
+    header = (tmp_path / "results.csv").read_text().splitlines()[0]
+    assert header == ",".join(COLUMNS)
+    assert [path.name for path in tmp_path.iterdir()] == ["results.csv"]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "expected"),
+    [
+        (["pass", "xfail", "skip"], 0),
+        (["skip", "skip"], 1),
+        ([], 1),
+        *[(["pass", bad], 1) for bad in ("fail", "vacuous", "error", "crash", "timeout", "xpass")],
+    ],
+)
+def test_exit_status(statuses: list[str], expected: int) -> None:
+    assert exit_status(row(status=status) for status in statuses) == expected

@@ -1,0 +1,83 @@
+"""The wheel: built, installed where the checkout cannot be seen, run from another folder."""
+
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--outdir", str(out), str(ROOT)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    (built,) = out.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def elsewhere(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The python of an environment that holds the wheel, and what it needs from this one's: not the
+    checkout, since an editable install is a `.pth` file, and those are read in a site folder alone."""
+    folder = tmp_path_factory.mktemp("venv")
+    venv.create(folder, with_pip=True)
+    python = folder / "bin" / "python"
+    subprocess.run(
+        [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel],
+        check=True,
+        capture_output=True,
+    )
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "needs.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return python
+
+
+def test_the_wheel_holds_conf_and_the_launcher(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "dcpbench/conf/config.yaml" in names
+    assert "dcpbench/conf/known_failures.yaml" in names
+    assert "hydra_plugins/dcpbench_launcher/launcher.py" in names
+    assert "hydra_plugins/__init__.py" not in names
+    assert not [name for name in names if name.startswith(("tests", "conf/"))]
+
+
+def test_it_runs_from_another_folder_with_a_users_own_group(elsewhere: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own" / "model"
+    own.mkdir(parents=True)
+    (own / "tiny.yaml").write_text(
+        "name: tiny\ntarget: dcpbench.train.models.Mlp\noptions: {sizes: [3, 4, 2]}\n"
+    )
+    ended = subprocess.run(
+        [elsewhere, "-m", "dcpbench", "--config-dir", "own", "model=tiny", "device=cpu", "world_size=2"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "1 cells: 1 pass" in ended.stdout
+    (sweep,) = (tmp_path / "outputs").iterdir()
+    where = subprocess.run(
+        [elsewhere, "-c", "import dcpbench; print(dcpbench.__file__)"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert str(ROOT) not in where.stdout
+    again = subprocess.run(
+        [elsewhere, "-m", "dcpbench.report", sweep], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert again.stdout == ended.stdout

@@ -1,0 +1,52 @@
+"""The perturbation must reach everything, or a control would have nothing to report."""
+
+import torch
+from torch import nn
+
+from dcpbench.train.models import Mlp
+from dcpbench.verify.compare import compare
+from dcpbench.verify.controls import controllable, perturb_model, perturb_optimizer
+from dcpbench.verify.oracles import compare_close
+from dcpbench.verify.snapshot import snapshot_model, snapshot_optimizer
+
+
+def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(Mlp([4, 8, 3]), nn.BatchNorm1d(3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    model(torch.rand(6, 4)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def test_every_name_is_reported_after_a_perturbation() -> None:
+    model, optimizer = trained()
+    before = snapshot_model(model), snapshot_optimizer(model, optimizer)
+    perturb_model(model, seed=1)
+    perturb_optimizer(optimizer, seed=1)
+    after = snapshot_model(model), snapshot_optimizer(model, optimizer)
+    for saved, changed in zip(before, after, strict=True):
+        reported = {found.name for found in compare(saved, changed)}
+        assert set(controllable(saved)) <= reported
+    assert "1.running_var" in before[0]
+    assert "state.0.net1.weight.step" in before[1]
+    assert {"param_groups.0.lr", "param_groups.0.betas", "param_groups.0.amsgrad"} <= set(before[1])
+
+
+def test_snapshots_are_copies_of_the_moment() -> None:
+    model, optimizer = trained()
+    saved = snapshot_model(model), snapshot_optimizer(model, optimizer)
+    model(torch.rand(6, 4)).square().sum().backward()
+    optimizer.step()
+    assert compare(saved[0], snapshot_model(model))
+    assert compare(saved[1], snapshot_optimizer(model, optimizer))
+
+
+def test_close_is_relative_to_the_tensor_and_not_absolute() -> None:
+    """Second moments of 1e-8 pass any absolute tolerance; here they must not."""
+    twin = {"exp_avg_sq": torch.full((4,), 1e-8)}
+    assert compare_close(twin, {"exp_avg_sq": torch.full((4,), 1.00001e-8)}, 1e-4) == []
+    assert compare_close(twin, {"exp_avg_sq": torch.full((4,), 1.1e-8)}, 1e-4)
+    assert compare_close(twin, {"exp_avg_sq": torch.zeros(4)}, 1e-4)
+    assert compare_close(twin, {}, 1e-4)
+    assert compare_close({}, twin, 1e-4)
