@@ -23,7 +23,7 @@ from dcpbench.results import (
 from dcpbench.sweep import known, rows, validity
 from dcpbench.sweep.cells import SweepCell
 from dcpbench.sweep.folder import git_commit
-from dcpbench.sweep.machine import Machine, torch_version
+from dcpbench.sweep.machine import Machine
 from dcpbench.sweep.pool import Ended, RankGroup
 from dcpbench.sweep.progress import ProgressDisplay
 
@@ -79,7 +79,7 @@ class Sweep:
         Raises:
             KeyboardInterrupt: the user broke off.
         """
-        commit, version = git_commit(), torch_version()
+        commit, version = git_commit(), str(self.machine.description["torch"])
         write_json(self.folder / ENVIRONMENT_JSON, {**self.machine.description, "git_commit": commit})
         try:
             with ProgressDisplay(self.console, len(self.jobs)) as display:

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import metadata
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
@@ -91,11 +90,6 @@ def probe(context: ForkServerContext) -> Machine:
             process.join(1)
             process.kill()
     return Machine(gpus=description["gpus"], description=description)
-
-
-def torch_version() -> str:
-    """The installed torch, without importing it."""
-    return metadata.version("torch")
 
 
 def _probe(connection: Connection) -> None:
