@@ -100,7 +100,7 @@ def differences(wrap: str, optim: str, mesh: DeviceMesh, device: torch.device) -
         elif not torch.equal(old, new):
             wrong, largest = (old != new).sum().item(), (old - new).abs().max().item()
             lines.append(f"{fqn}.{key}: {wrong} of {old.numel()} differ, by {largest:.3g} at most")
-    return lines or [] if before else ["no optimizer state at all"]
+    return lines if before else ["no optimizer state at all"]
 
 
 def main() -> int:
@@ -129,7 +129,7 @@ def main() -> int:
         if rank == 0:
             print(f"{wrap} + TP, {args.optim}, torch {torch.__version__}, {device.type}")
             for at, ((dp, tp), lines) in enumerate(everyone):
-                print(f"  rank {at} (dp {dp}, tp {tp}): {'' if lines else 'identical'}")
+                print(f"  rank {at} (dp {dp}, tp {tp}): {'differs' if lines else 'identical'}")
                 for line in lines:
                     print(f"    {line}")
     dist.destroy_process_group()

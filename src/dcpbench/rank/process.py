@@ -58,6 +58,7 @@ def main(seat: Seat, listener: socket.socket | None, connection: Connection) -> 
         connection.send(Joined())
         while (spec := connection.recv()) is not None:
             assert isinstance(spec, CellSpec)
+            phase = "start"
             _log_to(str(Path(spec.folder) / f"rank{seat.rank}.log"))
 
             def announce(name: str) -> None:

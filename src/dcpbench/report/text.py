@@ -1,9 +1,9 @@
 """The results table in the terminal."""
 
-import sys
 from pathlib import Path
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -11,8 +11,7 @@ from dcpbench.report.frame import counts, failures, read_frame, summary
 
 _STYLES = {"pass": "green", "skip": "dim", "xfail": "yellow", "xpass": "bold yellow"}
 _BAD = "bold red"
-_PIPE_WIDTH = 400
-"""Wide enough that a table in a file or a pipe is never folded."""
+_UNFOLDED = 1000
 
 
 def print_report(folder: Path) -> None:
@@ -22,13 +21,16 @@ def print_report(folder: Path) -> None:
         dcpbench.results.ResultsError: the folder holds no results.
     """
     frame, left_out = read_frame(folder)
-    console = Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH)
     table = Table(box=None, pad_edge=False, header_style="bold")
     shown = summary(frame)
     for column in shown.columns:
         table.add_column(column, justify="right" if column.endswith("_s") else "left")
     for values in shown.itertuples(index=False):
         table.add_row(*(_styled(str(column), value) for column, value in zip(shown, values, strict=True)))
+    # In a file, a pipe or a terminal too narrow for a row, rows are long lines and not folded columns.
+    wide = Console(width=_UNFOLDED)
+    needed = Measurement.get(wide, wide.options, table).maximum
+    console = Console(width=max(needed, Console().width))
     console.print(table)
     console.print()
     for item in failures(frame).itertuples(index=False):
