@@ -61,6 +61,32 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
     assert blocked.read_text() == "mine"
 
 
+def test_a_storage_that_cannot_be_written_to(tmp_path: Path, sweep: Callable[..., Finished]) -> None:
+    blocked = tmp_path / "a-file"
+    blocked.write_text("mine")
+    ended = sweep("parallel=ddp", "device=cpu", f"storage.root={blocked}")
+    assert ended.status == 2
+    assert len(ended.err.strip().splitlines()) == 1
+    assert "storage.root" in ended.err
+    assert not ended.folder.exists()
+
+
+def test_checkpoints_lie_where_storage_root_says(tmp_path: Path, sweep: Callable[..., Finished]) -> None:
+    root = tmp_path / "elsewhere"
+    ended = sweep("parallel=ddp", "device=cpu", f"storage.root={root}", "keep_checkpoints=all", "saves=2")
+    assert ended.status == 0, ended.err
+    assert [path.name for path in sorted(root.glob("sweep/*/step-*"))] == ["step-0002", "step-0004"]
+    assert not list(ended.folder.rglob("*.distcp"))
+
+
+@pytest.mark.parametrize("overrides", [["hydra/launcher=basic"], ["hydra.mode=RUN"]])
+def test_another_launcher_is_refused(overrides: list[str], sweep: Callable[..., Finished]) -> None:
+    ended = sweep("parallel=ddp", "device=cpu", *overrides)
+    assert ended.status == 2
+    assert "launcher" in ended.err.splitlines()[-1]
+    assert not list(ended.folder.glob("results*"))
+
+
 def test_an_existing_sweep_is_never_written_over(tmp_path: Path, sweep: Callable[..., Finished]) -> None:
     folder = tmp_path / "sweep"
     folder.mkdir()

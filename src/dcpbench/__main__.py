@@ -14,9 +14,8 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from dcpbench.config import Config, ConfigError, conf_folder
+from dcpbench.results import INTERRUPTED, WRONG_CONFIGURATION
 from dcpbench.sweep.errors import one_line
-
-WRONG_CONFIGURATION = 2
 
 
 def refuse_one_job(config: DictConfig) -> None:
@@ -29,9 +28,17 @@ def main() -> None:
     # Hydra then raises instead of printing its own, longer, message.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
+        if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+            raise ConfigError(
+                "RANK and WORLD_SIZE are set: dcpbench starts its ranks itself and does not run under "
+                "torchrun or srun yet"
+            )
         ConfigStore.instance().store(name="schema", node=Config)
         app = hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")
         app(refuse_one_job)()
+    except KeyboardInterrupt:
+        sys.stderr.write("dcpbench: interrupted before the first cell\n")
+        sys.exit(INTERRUPTED)
     except (ConfigError, HydraException, OmegaConfBaseException) as error:
         sys.stderr.write(f"dcpbench: {one_line(error)}\n")
         sys.exit(WRONG_CONFIGURATION)

@@ -23,6 +23,10 @@ ENVIRONMENT_JSON = "environment.json"
 PASSING = frozenset({"pass", "xfail", "skip"})
 """The statuses that leave the exit status of a sweep at 0."""
 
+WRONG_CONFIGURATION = 2
+INTERRUPTED = 130
+"""Exit statuses beside `exit_status`: nothing was started; the user broke off."""
+
 CHECKS = (
     "model_equal",
     "optim_equal",

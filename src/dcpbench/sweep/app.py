@@ -11,11 +11,9 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from dcpbench.config import ConfigError
-from dcpbench.results import Row, exit_status
+from dcpbench.results import INTERRUPTED, Row, exit_status
 from dcpbench.sweep import cells as composing
 from dcpbench.sweep import driver, machine
-
-INTERRUPTED = 130
 
 
 def run_sweep(
@@ -36,8 +34,8 @@ def run_sweep(
         here = machine.probe(context)
     except RuntimeError as error:
         raise ConfigError(str(error)) from None
-    jobs = driver.plan(cells, here, conf)
     folder = Path(str(base.hydra.sweep.dir)).resolve()
+    jobs = driver.plan(cells, here, conf, folder)
     sweep = driver.Sweep(folder, jobs, here, context, console)
     started = time.monotonic()
     # pandas takes up to a second to import, which the driver has while the ranks are at work.

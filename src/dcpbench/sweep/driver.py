@@ -22,7 +22,7 @@ from dcpbench.results import (
 )
 from dcpbench.sweep import known, rows, validity
 from dcpbench.sweep.cells import SweepCell
-from dcpbench.sweep.folder import git_commit
+from dcpbench.sweep.folder import claim, git_commit
 from dcpbench.sweep.machine import Machine
 from dcpbench.sweep.pool import Ended, RankGroup
 from dcpbench.sweep.progress import ProgressDisplay
@@ -38,8 +38,8 @@ class Job:
     known_failures: list[known.KnownFailure]
 
 
-def plan(cells: Sequence[SweepCell], machine: Machine, conf: Path) -> list[Job]:
-    """Decide for every cell whether and on what it runs.
+def plan(cells: Sequence[SweepCell], machine: Machine, conf: Path, folder: Path) -> list[Job]:
+    """Decide for every cell of the sweep in `folder` whether and on what it runs.
 
     Raises:
         ConfigError: one of the cells is wrong; its message names the cell if there are several.
@@ -50,6 +50,8 @@ def plan(cells: Sequence[SweepCell], machine: Machine, conf: Path) -> list[Job]:
         try:
             config = validity.resolve(cell.config, machine)
             skip = validity.why_skip(cell.config, config)
+            if root := cell.config.storage.root:
+                claim(Path(root) / folder.name, "storage.root")
             path = Path(cell.config.known_failures or conf / "known_failures.yaml")
             if path not in lists:
                 lists[path] = known.read(path)
@@ -105,9 +107,13 @@ class Sweep:
             row.status, row.reason = "skip", job.skip
             return
         started = time.monotonic()
-        job.cell.write_hydra_folder()
         checkpoints = self._checkpoints(job)
-        checkpoints.mkdir(parents=True)
+        try:
+            job.cell.write_hydra_folder()
+            checkpoints.mkdir(parents=True)
+        except OSError as error:
+            row.status, row.reason = "error", f"the cell's folder could not be made: {error}"
+            return
         spec = CellSpec(job.cell.name, job.config, str(job.cell.folder), str(checkpoints))
         group = self._group(job)
         ended = group.run(spec, job.config.timeouts.cell_s, display.phase)

@@ -9,8 +9,8 @@ from dcpbench.config import ConfigError
 from dcpbench.results import ENVIRONMENT_JSON, RESULTS_JSONL
 
 
-def claim(folder: Path) -> None:
-    """Make sure that a sweep may be written to `folder`.
+def claim(folder: Path, key: str = "hydra.sweep.dir") -> None:
+    """Make sure that a sweep may be written to `folder`, which `key` of the configuration asks for.
 
     Raises:
         ConfigError: it cannot be written to, or it holds something already.
@@ -19,12 +19,12 @@ def claim(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         held = next(folder.iterdir(), None)
     except OSError as error:
-        raise ConfigError(f"hydra.sweep.dir={folder}: cannot be used: {error.strerror}") from None
+        raise ConfigError(f"{key}={folder}: cannot be used: {error.strerror}") from None
     if held is not None:
         what = "holds another sweep" if (folder / RESULTS_JSONL).exists() else "is not empty"
-        raise ConfigError(f"hydra.sweep.dir={folder}: {what}; choose a folder that is new or empty")
+        raise ConfigError(f"{key}={folder}: {what}; choose a folder that is new or empty")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"hydra.sweep.dir={folder}: cannot be written to")
+        raise ConfigError(f"{key}={folder}: cannot be written to")
 
 
 def git_commit() -> str | None:
