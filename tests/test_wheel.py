@@ -1,5 +1,6 @@
 """The wheel: built, installed where the checkout cannot be seen, run from another folder."""
 
+import json
 import subprocess
 import sys
 import sysconfig
@@ -32,6 +33,10 @@ def elsewhere(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The python of an environment that holds the wheel, and what it needs from this one's: not the
     checkout, since an editable install is a `.pth` file, and those are read in a site folder alone."""
     folder = tmp_path_factory.mktemp("venv")
+    # Somebody else's repository around it: its commit must not pass for the wheel's.
+    own = ["git", "-C", str(folder), "-c", "user.name=they", "-c", "user.email=they@localhost"]
+    for words in (["init", "--quiet"], ["commit", "--quiet", "--allow-empty", "--message", "theirs"]):
+        subprocess.run([*own, *words], check=True)
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
     subprocess.run(
@@ -69,6 +74,7 @@ def test_it_runs_from_another_folder_with_a_users_own_group(elsewhere: Path, tmp
     assert ended.returncode == 0, ended.stderr
     assert "1 cells: 1 pass" in ended.stdout
     (sweep,) = (tmp_path / "outputs").iterdir()
+    assert json.loads((sweep / "environment.json").read_text())["git_commit"] is None
     where = subprocess.run(
         [elsewhere, "-c", "import dcpbench; print(dcpbench.__file__)"],
         cwd=tmp_path,

@@ -29,13 +29,16 @@ def claim(folder: Path, key: str = "hydra.sweep.dir") -> None:
 
 def git_commit() -> str | None:
     """The commit of the dcpbench checkout, `-dirty` if it was changed; None in an installed wheel."""
-    here = Path(__file__).resolve().parent
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        # An environment may lie inside a repository of somebody else's: its commit is not ours.
+        return None
     try:
         described = subprocess.run(
             [
                 "git",
                 "-C",
-                str(here),
+                str(root),
                 "describe",
                 "--always",
                 "--dirty",
