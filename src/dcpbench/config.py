@@ -131,6 +131,12 @@ class ParallelConfig:
         return sizes
 
 
+def dp_degree(sizes: dict[str, int], world_size: int) -> int:
+    """How many parts a global batch has on a mesh of these sizes: tp shares its data, and without a
+    mesh every rank sees the whole."""
+    return world_size // sizes.get("tp", 1) if sizes else 1
+
+
 @dataclass
 class ModelConfig:
     """A model: `target(**options)`, whose `input_size` and `output_size` shape its batches.

@@ -20,7 +20,10 @@ RESULTS_JSONL = "results.jsonl"
 RESULTS_CSV = "results.csv"
 ENVIRONMENT_JSON = "environment.json"
 
-PASSING = frozenset({"pass", "xfail", "skip"})
+AS_EXPECTED = frozenset({"pass", "xfail"})
+"""The statuses of a cell that ran and came out as it should: its ranks may stay, its checkpoints go."""
+
+PASSING = AS_EXPECTED | {"skip"}
 """The statuses that leave the exit status of a sweep at 0."""
 
 WRONG_CONFIGURATION = 2

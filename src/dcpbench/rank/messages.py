@@ -20,15 +20,9 @@ class Seat:
 class CellSpec:
     """A cell to run. `folder` holds logs, `checkpoints` is where its checkpoints go."""
 
-    name: str
     config: Config
     folder: str
     checkpoints: str
-
-
-@dataclass(frozen=True)
-class Joined:
-    """The rank is in its process group and waits for a cell."""
 
 
 @dataclass(frozen=True)

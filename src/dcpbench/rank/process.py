@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from dcpbench.rank.messages import CellSpec, Failed, Joined, PhaseBegun, Seat
+from dcpbench.rank.messages import CellSpec, Failed, PhaseBegun, Seat
 from dcpbench.rank.run import run_cell
 from dcpbench.train.world import World
 
@@ -55,7 +55,6 @@ def main(seat: Seat, listener: socket.socket | None, connection: Connection) -> 
     phase = "join"
     try:
         world = _join(seat, listener)
-        connection.send(Joined())
         while (spec := connection.recv()) is not None:
             assert isinstance(spec, CellSpec)
             phase = "start"

@@ -8,9 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from dcpbench.report.frame import counts, failures, read_frame, summary
+from dcpbench.report.styles import BAD, style_of
 
-_STYLES = {"pass": "green", "skip": "dim", "xfail": "yellow", "xpass": "bold yellow"}
-_BAD = "bold red"
 _UNFOLDED = 1000
 
 
@@ -34,19 +33,19 @@ def print_report(folder: Path) -> None:
     console.print(table)
     console.print()
     for item in failures(frame).itertuples(index=False):
-        line = Text(f"{item.status} ", style=_STYLES.get(str(item.status), _BAD))
+        line = Text(f"{item.status} ", style=style_of(str(item.status)))
         line.append(f"{item.cell}: {item.reason}", style="default")
         console.print(line, soft_wrap=True)
         if item.status not in ("skip", "xfail"):
             console.print(Text(f"    again: {item.again}", style="dim"), soft_wrap=True)
     for sentence in left_out:
-        console.print(Text(sentence, style=_BAD), soft_wrap=True)
+        console.print(Text(sentence, style=BAD), soft_wrap=True)
     console.print(Text(f"{len(frame)} cells: {counts(frame)}"), soft_wrap=True)
 
 
 def _styled(column: str, value: str) -> Text:
     if column == "status":
-        return Text(value, style=_STYLES.get(value, _BAD))
+        return Text(value, style=style_of(value))
     if value == "NO":
-        return Text(value, style=_BAD)
+        return Text(value, style=BAD)
     return Text(value)

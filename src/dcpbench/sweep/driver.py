@@ -14,6 +14,7 @@ from rich.console import Console
 from dcpbench.config import Config, ConfigError, Isolation, KeepCheckpoints
 from dcpbench.rank.messages import CellSpec
 from dcpbench.results import (
+    AS_EXPECTED,
     ENVIRONMENT_JSON,
     Row,
     append_row,
@@ -45,13 +46,15 @@ def plan(cells: Sequence[SweepCell], machine: Machine, conf: Path, folder: Path)
         ConfigError: one of the cells is wrong; its message names the cell if there are several.
     """
     lists: dict[Path, list[known.KnownFailure]] = {}
+    roots: set[str] = set()
     jobs: list[Job] = []
     for cell in cells:
         try:
             config = validity.resolve(cell.config, machine)
             skip = validity.why_skip(cell.config, config)
-            if root := cell.config.storage.root:
+            if (root := cell.config.storage.root) and root not in roots:
                 claim(Path(root) / folder.name, "storage.root")
+                roots.add(root)
             path = Path(cell.config.known_failures or conf / "known_failures.yaml")
             if path not in lists:
                 lists[path] = known.read(path)
@@ -114,13 +117,13 @@ class Sweep:
         except OSError as error:
             row.status, row.reason = "error", f"the cell's folder could not be made: {error}"
             return
-        spec = CellSpec(job.cell.name, job.config, str(job.cell.folder), str(checkpoints))
+        spec = CellSpec(job.config, str(job.cell.folder), str(checkpoints))
         group = self._group(job)
         ended = group.run(spec, job.config.timeouts.cell_s, display.phase)
         failed = rows.finish(row, ended)
         known.apply(row, failed, job.known_failures)
-        as_expected = row.status in ("pass", "xfail")
-        self._release(group, ended, keep=as_expected and job.config.isolation is Isolation.warm)
+        keep = row.status in AS_EXPECTED and job.config.isolation is Isolation.warm
+        self._release(group, ended, keep)
         self._clear(job.config.keep_checkpoints, row, checkpoints)
         row.cell_s = time.monotonic() - started
 
@@ -162,7 +165,7 @@ class Sweep:
         return Path(root) / self.folder.name / job.cell.name
 
     def _clear(self, keep: KeepCheckpoints, row: Row, checkpoints: Path) -> None:
-        as_it_should_be = row.status in ("pass", "xfail")
-        if keep is KeepCheckpoints.none or (keep is KeepCheckpoints.failed and as_it_should_be):
+        passed = row.status in AS_EXPECTED
+        if keep is KeepCheckpoints.none or (keep is KeepCheckpoints.failed and passed):
             with suppress(OSError):
                 shutil.rmtree(checkpoints)

@@ -3,7 +3,7 @@
 import difflib
 import re
 
-from omegaconf import Container, DictConfig
+from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 _SHOWN = 12
@@ -34,7 +34,7 @@ def _sentence(text: str) -> str:
 
 def _what_it_may_be(error: OmegaConfBaseException) -> str:
     parent, key = error.parent_node, str(error.key)
-    if not isinstance(parent, DictConfig) or not isinstance(parent, Container):
+    if not isinstance(parent, DictConfig):
         return ""
     names = [str(name) for name in parent if name != "hydra"]
     close = difflib.get_close_matches(key, names, n=3)

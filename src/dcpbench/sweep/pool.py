@@ -5,6 +5,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -13,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from dcpbench.rank.messages import CellSpec, Failed, Joined, PhaseBegun, Seat
+from dcpbench.rank.messages import CellSpec, Failed, PhaseBegun, Seat
 from dcpbench.verify.verdict import RankReport
 
 _GRACE_S = 0.5
@@ -110,10 +111,8 @@ class RankGroup:
     def close(self) -> None:
         """Ask the ranks to leave; does not wait for them."""
         for rank in self._ranks:
-            try:
+            with suppress(OSError):
                 rank.connection.send(None)
-            except OSError:
-                continue
 
     def left(self) -> bool:
         """Whether every rank's process has ended."""
@@ -123,10 +122,8 @@ class RankGroup:
         """End the ranks and whatever they started, at once, and wait until they are gone."""
         doomed = [item for rank in self._ranks for item in _family(rank.process.pid)]
         for process in doomed:
-            try:
+            with suppress(psutil.Error):
                 process.kill()
-            except psutil.Error:
-                continue
         psutil.wait_procs(doomed, timeout=_LEAVE_S)
         for rank in self._ranks:
             rank.process.join(_LEAVE_S)
@@ -164,10 +161,9 @@ class RankGroup:
                 on_phase(rank.number, message.phase)
             elif isinstance(message, Failed):
                 rank.failed = message
-            elif isinstance(message, RankReport):
-                rank.report = message
             else:
-                assert isinstance(message, Joined)
+                assert isinstance(message, RankReport)
+                rank.report = message
         return bool(ready)
 
     def _ended(self, timeout_s: float) -> Ended:
@@ -208,7 +204,8 @@ class RankGroup:
         before = {rank.number: _size(rank.log) for rank in asked}
         for rank in asked:
             assert rank.process.pid
-            os.kill(rank.process.pid, signal.SIGUSR1)
+            with suppress(ProcessLookupError):  # it may end at this very moment
+                os.kill(rank.process.pid, signal.SIGUSR1)
         # faulthandler writes line by line and marks no end: logs that grew and then stay are done.
         seen: dict[int, int] = {}
         deadline = time.monotonic() + _STACKS_S

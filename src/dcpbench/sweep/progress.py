@@ -8,19 +8,9 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from dcpbench.report.styles import style_of
 from dcpbench.results import PASSING, Row
 
-STYLES = {
-    "pass": "green",
-    "xfail": "yellow",
-    "skip": "dim",
-    "fail": "bold red",
-    "vacuous": "bold magenta",
-    "error": "bold red",
-    "crash": "bold red",
-    "timeout": "bold red",
-    "xpass": "bold yellow",
-}
 _FAILURES_SHOWN = 5
 
 
@@ -77,7 +67,7 @@ class ProgressDisplay:
         if not self._console.is_terminal:
             spent = f" {row.cell_s:.1f} s" if row.cell_s is not None else ""
             line = Text(f"[{self._done}/{self._total}] ")
-            line.append(row.status, STYLES.get(row.status, ""))
+            line.append(row.status, style_of(row.status))
             line.append(f" {row.cell}{spent}")
             if row.reason and row.status != "pass":
                 line.append(f": {row.reason}")
@@ -92,7 +82,7 @@ class ProgressDisplay:
             lines.append(_line(f"running  {self._cell}  {doing}  {spent:.0f} s"))
         for row in self._failures[-_FAILURES_SHOWN:]:
             line = _line("")
-            line.append(f"{row.status:8}", STYLES.get(row.status, ""))
+            line.append(f"{row.status:8}", style_of(row.status))
             line.append(f" {row.cell}: {row.reason}")
             lines.append(line)
         if len(self._failures) > _FAILURES_SHOWN:

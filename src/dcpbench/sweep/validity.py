@@ -8,7 +8,7 @@ import os
 import shutil
 from dataclasses import replace
 
-from dcpbench.config import Config, ConfigError, Device
+from dcpbench.config import Config, ConfigError, Device, dp_degree
 from dcpbench.sweep.machine import Machine
 
 RANKS_BY_DEFAULT = 4
@@ -20,7 +20,6 @@ def resolve(config: Config, machine: Machine) -> Config:
     Raises:
         ConfigError: there are fewer GPUs than the configuration asks for.
     """
-    config.check()
     gpus = len(machine.gpus)
     device = config.device
     if device is Device.auto:
@@ -48,7 +47,7 @@ def why_skip(asked: Config, resolved: Config) -> str | None:
         if asked.world_size == "auto" and resolved.world_size < RANKS_BY_DEFAULT:
             return f"{error} (all that this machine has)"
         raise
-    degree = resolved.world_size // sizes.get("tp", 1) if sizes else 1
+    degree = dp_degree(sizes, resolved.world_size)
     if resolved.model.batch_size % degree:
         raise ConfigError(
             f"model.batch_size={resolved.model.batch_size}: does not divide over {degree} data-parallel ranks"

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from dcpbench.config import dp_degree
 from dcpbench.train.batches import Share
 
 
@@ -38,10 +39,8 @@ class World:
 
     def share(self, sizes: dict[str, int]) -> Share:
         """Which part of the global batch this rank trains on: tp is innermost and shares its data."""
-        if not sizes:
-            return Share()
-        tp = sizes.get("tp", 1)
-        return Share(dp_rank=self.rank // tp, dp_degree=self.size // tp)
+        degree = dp_degree(sizes, self.size)
+        return Share(dp_rank=self.rank // (self.size // degree), dp_degree=degree)
 
     def synchronize(self) -> None:
         """Wait for the device, so that a phase's time is its own."""

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from dcpbench.verify.compare import Mismatch, same_value
-from dcpbench.verify.snapshot import Leaves, snapshot_model, snapshot_optimizer
+from dcpbench.verify.snapshot import Leaves, TensorLeaf, snapshot_model, snapshot_optimizer
 
 TOLERANCES = {"strict": 1e-6, "standard": 1e-4}
 """The largest difference that still counts as close, as a part of the largest magnitude in the
@@ -74,7 +74,7 @@ def full_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
 def twin_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """The same of an unwrapped model, read from the model itself."""
     leaves: Leaves = {**snapshot_model(model), **snapshot_optimizer(model, optimizer)}
-    return {name: leaf.local for name, leaf in leaves.items() if hasattr(leaf, "local")}
+    return {name: leaf.local for name, leaf in leaves.items() if isinstance(leaf, TensorLeaf)}
 
 
 def compare_close(
