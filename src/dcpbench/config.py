@@ -67,11 +67,26 @@ def conf_folder() -> Path:
 
 
 @dataclass
+class Only:
+    """The values of an axis that a scenario makes sense with, and why with no others."""
+
+    values: list[str] = MISSING
+    because: str = MISSING
+
+
+@dataclass
 class ScenarioConfig:
-    """What a cell does: `target(cell)` with a `dcpbench.scenarios.cell.Cell`."""
+    """What a cell does: `target(cell, **options)` with a `dcpbench.scenarios.cell.Cell`.
+
+    `only` limits axes of the configuration: a cell with another value is a skip. `converts` says that
+    it loads under `load_parallel`. Without a `process_group` it runs in one process that has none.
+    """
 
     name: str = MISSING
     target: str = MISSING
+    only: dict[str, Only] = field(default_factory=dict)
+    converts: bool = False
+    process_group: bool = True
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -81,6 +96,7 @@ class ParallelConfig:
 
     `mesh` names the dimensions that this parallelism has, outermost first, out of `MESH_DIMENSIONS`;
     the three sizes say how large each is. An empty `mesh` means an unwrapped replica on every rank.
+    `tp_plan` is the model's, unless another is given.
     """
 
     name: str = MISSING
@@ -141,12 +157,14 @@ def dp_degree(sizes: dict[str, int], world_size: int) -> int:
 class ModelConfig:
     """A model: `target(**options)`, whose `input_size` and `output_size` shape its batches.
 
-    `batch_size` is the global batch; every data-parallel rank sees an equal share of it.
+    `batch_size` is the global batch; every data-parallel rank sees an equal share of it. `tp_plan`
+    says which modules tensor parallelism shards, and how: colwise or rowwise.
     """
 
     name: str = MISSING
     target: str = MISSING
     batch_size: int = 24
+    tp_plan: dict[str, str] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -226,6 +244,7 @@ class Config:
     save: SaveConfig = field(default_factory=SaveConfig)
     storage: StorageConfig = field(default_factory=StorageConfig)
     fault: FaultConfig = field(default_factory=FaultConfig)
+    load_parallel: ParallelConfig | None = None
     compile: bool = False
     deterministic: bool = True
     device: Device = Device.auto
@@ -239,6 +258,24 @@ class Config:
     isolation: Isolation = Isolation.warm
     keep_checkpoints: KeepCheckpoints = KeepCheckpoints.failed
     known_failures: str | None = None
+
+    @property
+    def loading(self) -> ParallelConfig:
+        """The parallelism that checkpoints are loaded under."""
+        return self.load_parallel or self.parallel
+
+    def value_of(self, axis: str) -> str:
+        """The value of an axis as it is written on the command line.
+
+        Raises:
+            ConfigError: there is no such axis.
+        """
+        if axis not in self.__dataclass_fields__:
+            raise ConfigError(f"scenario={self.scenario.name}: only.{axis}: there is no such axis")
+        value = getattr(self, axis)
+        if isinstance(value, bool):
+            return str(value).lower()
+        return str(value.value if isinstance(value, Enum) else getattr(value, "name", value))
 
     def check(self) -> None:
         """Refuse values that no machine could run.

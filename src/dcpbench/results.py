@@ -20,11 +20,9 @@ RESULTS_JSONL = "results.jsonl"
 RESULTS_CSV = "results.csv"
 ENVIRONMENT_JSON = "environment.json"
 
-AS_EXPECTED = frozenset({"pass", "xfail"})
-"""The statuses of a cell that ran and came out as it should: its ranks may stay, its checkpoints go."""
-
-PASSING = AS_EXPECTED | {"skip"}
-"""The statuses that leave the exit status of a sweep at 0."""
+PASSING = frozenset({"pass", "xfail", "skip"})
+"""The statuses of a cell that came out as it should: its ranks may stay, its checkpoints go, and the
+exit status of the sweep stays 0."""
 
 WRONG_CONFIGURATION = 2
 INTERRUPTED = 130
@@ -37,6 +35,8 @@ CHECKS = (
     "loss_resume_equal",
     "loss_twin_close",
     "state_twin_close",
+    "loss_resume_close",
+    "contract_held",
 )
 """The checks of a cell, each a column: true, false, or null where it did not apply."""
 
@@ -96,6 +96,9 @@ class Row:
     git_commit: str | None = None
     started_at: str | None = None
     schema_version: int = SCHEMA_VERSION
+    load_parallel: str | None = None
+    loss_resume_close: bool | None = None
+    contract_held: bool | None = None
     details: dict[str, Any] = field(default_factory=dict)
 
 

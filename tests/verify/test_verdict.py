@@ -21,14 +21,14 @@ def test_all_held_under_controls_is_a_pass() -> None:
 
 def test_one_rank_is_enough_to_fail_and_is_named() -> None:
     seen = reports()
-    seen[1].checks["model_equal"].add("w", "w at step 2: local index [3]: ...", 0.5)
+    seen[1].checks["model_equal"].add("w", "w at step 2: index [3]: ...", 0.5)
     verdict = judge(seen)
     assert verdict.status == "fail"
     assert verdict.checks["model_equal"] is False
     assert verdict.failed == {"model_equal": ["w"]}
     assert verdict.max_abs_diff == 0.5
-    assert verdict.first_mismatch == "rank 1: w at step 2: local index [3]: ..."
-    assert verdict.reason == "model_equal: rank 1: w at step 2: local index [3]: ..."
+    assert verdict.first_mismatch == "rank 1: w at step 2: index [3]: ..."
+    assert verdict.reason == "model_equal: rank 1: w at step 2: index [3]: ..."
 
 
 @pytest.mark.parametrize("control", [{}, {"w": False}])

@@ -7,11 +7,12 @@ from dcpbench.config import Config
 
 @dataclass(frozen=True)
 class Seat:
-    """Where a rank sits: its number, its device, and the store at which the ranks meet."""
+    """Where a rank sits: its number, its device, and the store at which the ranks meet, if they do."""
 
     rank: int
     world_size: int
     device: str
+    process_group: bool
     store_port: int
     log: str
 

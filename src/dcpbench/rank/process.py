@@ -81,6 +81,8 @@ def _join(seat: Seat, listener: socket.socket | None) -> World:
     device = torch.device(seat.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    if not seat.process_group:
+        return World(seat.rank, seat.world_size, device, None)
     store = dist.TCPStore(
         "127.0.0.1",
         seat.store_port,
@@ -145,8 +147,9 @@ def _wait_for_the_end(connection: Connection) -> None:
 
 def _leave() -> None:
     """Finished gloo ranks sometimes abort while the interpreter shuts down, so it never does."""
-    dist.barrier()
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
     # What a process that ends by itself does: its semaphores go.
     multiprocessing.util._exit_function()  # type: ignore[attr-defined]
     _exit(0)

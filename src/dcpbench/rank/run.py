@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 
 from dcpbench.config import Config
 from dcpbench.rank.messages import CellSpec
-from dcpbench.scenarios.cell import Cell
+from dcpbench.scenarios.cell import Cell, Skip
 from dcpbench.train.world import World
 from dcpbench.verify.verdict import RankReport
 
@@ -28,9 +28,13 @@ def run_cell(spec: CellSpec, world: World, announce: Callable[[str], None]) -> R
     _set_deterministic(config.deterministic)
     if config.compile:
         _keep_graphs_of(config, world)
-    cell = Cell(config, world, Path(spec.checkpoints), announce)
-    pkgutil.resolve_name(config.scenario.target)(cell, **config.scenario.options)
-    report = cell.report
+    report = RankReport(rank=world.rank)
+    cell = Cell(config, world, Path(spec.checkpoints), announce, report)
+    try:
+        pkgutil.resolve_name(config.scenario.target)(cell, **config.scenario.options)
+    except Skip as reason:
+        report.skip = str(reason)
+        return report
     if config.compile:
         # Dynamo falls back to eager silently when it gives up on a frame.
         report.compiled = counters["stats"]["unique_graphs"] > 0 and not counters["recompile_limit"]
@@ -50,12 +54,12 @@ def _reset(world: World) -> None:
 
 
 def _keep_graphs_of(config: Config, world: World) -> None:
-    """Keep compiled graphs from the last cell only if it had the same model under the same layout.
+    """Keep compiled graphs from the last cell only if it had the same models under the same layouts.
 
     Dynamo gives up on a frame that was compiled too often, whoever did it, and then runs it eagerly
     without a word: graphs of other cells would use up this one's share.
     """
-    graphs = f"{config.model} {config.parallel} {config.deterministic}"
+    graphs = f"{config.scenario} {config.model} {config.parallel} {config.loading} {config.deterministic}"
     if graphs != world.compiled_for:
         torch._dynamo.reset()
         counters.clear()

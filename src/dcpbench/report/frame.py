@@ -17,6 +17,7 @@ AXES = (
     "world_size",
     "device",
     "seed",
+    "load_parallel",
 )
 _ALWAYS = ("parallel", "compile", "save")
 _COSTS = ("save_s", "save_stall_s", "load_s", "cell_s")
@@ -27,6 +28,8 @@ _SHORT = {
     "loss_resume_equal": "resume=",
     "loss_twin_close": "twin loss~",
     "state_twin_close": "twin state~",
+    "loss_resume_close": "resume~",
+    "contract_held": "contract",
 }
 
 
@@ -52,7 +55,8 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
         table["overrides"] = others
     table["status"] = frame["status"]
     for check in CHECKS:
-        table[_SHORT[check]] = frame[check].map(_mark)
+        if frame[check].notna().any():
+            table[_SHORT[check]] = frame[check].map(_mark)
     for cost in _COSTS:
         table[cost] = frame[cost].map(_seconds)
     return table
@@ -82,6 +86,8 @@ def _beside_axes(overrides: str) -> str:
 
 
 def _plain(value: object) -> str:
+    if value is None:
+        return "-"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -3,8 +3,9 @@
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from dcpbench.config import Config, Plan
 from dcpbench.train.world import World
@@ -12,7 +13,11 @@ from dcpbench.verify.compare import Mismatch
 from dcpbench.verify.verdict import CheckReport, RankReport
 
 
-@dataclass
+class Skip(Exception):  # noqa: N818 - it is no error
+    """This torch or this machine cannot do what the cell is about, which only a rank can find out."""
+
+
+@dataclass(frozen=True)
 class Cell:
     """What a scenario works with on one rank.
 
@@ -24,10 +29,13 @@ class Cell:
     world: World
     folder: Path
     announce: Callable[[str], None]
-    report: RankReport = field(init=False)
+    report: RankReport
 
-    def __post_init__(self) -> None:
-        self.report = RankReport(rank=self.world.rank)
+    def vary(self, folder: str | None = None, **parts: Any) -> "Cell":
+        """The same cell with parts of its configuration replaced, and its checkpoints in a folder of
+        their own below its own; all variants fill in one report."""
+        below = self.folder / folder if folder else self.folder
+        return replace(self, config=replace(self.config, **parts), folder=below)
 
     @property
     def plan(self) -> Plan:

@@ -1,7 +1,7 @@
 """The main story: train and save, several times, and go on; then, for every checkpoint, build
 everything anew, load, compare, and train on as if nothing had happened."""
 
-from dcpbench.scenarios import steps
+from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.cell import Cell
 
 
@@ -9,24 +9,16 @@ def save_load(cell: Cell) -> None:
     """What was saved comes back bit for bit, and training goes on with the losses it would have had."""
     oracle = steps.build(cell)
     storage = steps.open_storage(cell)
-
-    checkpoints: list[steps.Checkpoint] = []
-    for step in cell.plan.save_steps:
-        steps.train(cell, oracle.trained, oracle.data, until=step)
-        if checkpoints:
-            steps.finish(cell, checkpoints[-1], storage)
-        checkpoints.append(steps.save(cell, oracle.trained, storage))
-    steps.train(cell, oracle.trained, oracle.data, until=cell.plan.last_step)
-    steps.finish(cell, checkpoints[-1], storage)
-    steps.verify_twin(cell, oracle)
+    checkpoints = steps.train_and_save(cell, oracle, storage)
+    checks.verify_twin(cell, oracle)
 
     # The newest first: it is the one that meets a model nothing was ever loaded into.
     target = steps.build_anew(cell)
     for number, checkpoint in enumerate(reversed(checkpoints)):
         steps.make_different(cell, target, number)
-        steps.prove_power(cell, target, checkpoint)
+        checks.prove_power(cell, target, checkpoint)
         steps.load(cell, target, checkpoint, storage)
-        steps.verify_restored(cell, target, checkpoint)
+        checks.verify_restored(cell, target, checkpoint)
         until = checkpoint.step + cell.plan.resume_steps
         resumed = steps.train(cell, target, oracle.data, until)
-        steps.verify_resumed(cell, target, resumed, checkpoint, oracle, number)
+        checks.verify_resumed(cell, target, resumed, checkpoint, oracle, number)

@@ -1,9 +1,10 @@
-"""The steps that scenarios are told in: build, train, save, load, verify. Each stands here once."""
+"""The steps that scenarios are told in: build, train, save, load. Each stands here once; what is
+verified between them is in `dcpbench.scenarios.checks`."""
 
-import math
 import pkgutil
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch.distributed.checkpoint as dcp
 
@@ -13,17 +14,7 @@ from dcpbench.scenarios.cell import Cell
 from dcpbench.train import trainee as trainees
 from dcpbench.train.batches import Batches
 from dcpbench.train.trainee import Trainee
-from dcpbench.verify.compare import compare
-from dcpbench.verify.controls import controllable, perturb_model, perturb_optimizer
-from dcpbench.verify.oracles import (
-    TOLERANCES,
-    compare_close,
-    full_state,
-    loss_name,
-    losses_close,
-    losses_equal,
-    twin_state,
-)
+from dcpbench.verify.controls import perturb_model, perturb_optimizer
 from dcpbench.verify.snapshot import (
     Leaves,
     snapshot_model,
@@ -34,11 +25,12 @@ from dcpbench.verify.snapshot import (
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The live state of one rank at one moment, by check."""
+    """The live state at one moment, by check: this rank's parts, or what all ranks' parts make up."""
 
     model_equal: Leaves
     optim_equal: Leaves
     extra_equal: Leaves
+    by_content: bool = False
 
     def by_check(self) -> dict[str, Leaves]:
         """The leaves that each check looks at."""
@@ -89,7 +81,7 @@ def build(cell: Cell) -> Oracle:
 def build_anew(cell: Cell) -> Trainee:
     """A target for loads, built from another seed, with the state that DCP gives a fresh optimizer."""
     with cell.phase("build"):
-        target = trainees.build(cell.config, cell.world, _other_seed(cell, 0))
+        target = trainees.build(cell.config, cell.world, other_seed(cell, 0))
         target.state()["optimizer"].state_dict()
     return target
 
@@ -98,7 +90,7 @@ def make_different(cell: Cell, target: Trainee, number: int) -> None:
     """Change every element and every hyperparameter of a target, so that a load which restores
     nothing of it cannot go unseen; `number` counts the loads."""
     with cell.phase("build"):
-        seed = _other_seed(cell, number)
+        seed = other_seed(cell, number)
         perturb_model(target.model, seed)
         perturb_optimizer(target.optimizer, seed)
         target.forget(seed)
@@ -117,6 +109,27 @@ def train(cell: Cell, trainee: Trainee, data: Batches, until: int) -> list[float
         return trainee.train(data, until)
 
 
+def train_and_save(
+    cell: Cell,
+    oracle: Oracle,
+    storage: Storage,
+    state: Callable[[], dict[str, Any]] | None = None,
+) -> list[Checkpoint]:
+    """The uninterrupted run: train and save in turn, as often as the plan says, then go on.
+
+    Each save is finished before the next one begins, while training goes on in between.
+    """
+    checkpoints: list[Checkpoint] = []
+    for step in cell.plan.save_steps:
+        train(cell, oracle.trained, oracle.data, until=step)
+        if checkpoints:
+            finish(cell, checkpoints[-1], storage)
+        checkpoints.append(save(cell, oracle.trained, storage, state=state))
+    train(cell, oracle.trained, oracle.data, until=cell.plan.last_step)
+    finish(cell, checkpoints[-1], storage)
+    return checkpoints
+
+
 def snapshot(trainee: Trainee) -> Snapshot:
     """Copy the live state of this rank."""
     return Snapshot(
@@ -131,16 +144,27 @@ def snapshot(trainee: Trainee) -> Snapshot:
     )
 
 
-def save(cell: Cell, trainee: Trainee, storage: Storage) -> Checkpoint:
-    """Write a checkpoint the cell's way; an asynchronous one goes on while training does."""
+def save(
+    cell: Cell,
+    trainee: Trainee,
+    storage: Storage,
+    name: str | None = None,
+    state: Callable[[], dict[str, Any]] | None = None,
+) -> Checkpoint:
+    """Write a checkpoint the cell's way; an asynchronous one goes on while training does.
+
+    Args:
+        name: of the checkpoint's folder, the step if none is given.
+        state: what is saved instead of the trainee's own state.
+    """
     step = trainee.train_state.step
     with cell.phase("verify"):
         saved = snapshot(trainee)
     with cell.phase("save"):
-        checkpoint_id = str(cell.folder / f"step-{step:04d}")
+        checkpoint_id = str(cell.folder / (name or f"step-{step:04d}"))
         write = pkgutil.resolve_name(cell.config.save.target)
         pending: PendingSave = write(
-            trainee.state(),
+            (state or trainee.state)(),
             checkpoint_id,
             storage.writer,
             cell.world.checkpoint_group,
@@ -157,106 +181,40 @@ def finish(cell: Cell, checkpoint: Checkpoint, storage: Storage) -> None:
         cell.report.checkpoint_bytes = storage.size(checkpoint.checkpoint_id)
 
 
-def load(cell: Cell, target: Trainee, checkpoint: Checkpoint, storage: Storage) -> None:
-    """Load a checkpoint into a target, and plant the cell's fault if it has one."""
+def load(
+    cell: Cell,
+    target: Trainee,
+    checkpoint: Checkpoint,
+    storage: Storage,
+    state: dict[str, Any] | None = None,
+    install: Callable[[], None] | None = None,
+) -> None:
+    """Load a checkpoint into a target, and plant the cell's fault if it has one.
+
+    Args:
+        state: what is loaded into instead of the target's own state.
+        install: what brings `state` into the target, where loading does not.
+    """
     with cell.phase("load"):
         before = cell.report.phases.get("load", 0.0)
-        dcp.load(
-            target.state(),
-            storage_reader=storage.reader(checkpoint.checkpoint_id),
-            process_group=cell.world.checkpoint_group,
-        )
+        read(cell, target.state() if state is None else state, checkpoint, storage)
+        if install:
+            install()
     cell.report.load_s.append(cell.report.phases["load"] - before)
     if cell.config.fault.target:
         plant = pkgutil.resolve_name(cell.config.fault.target)
         plant(target, cell.world.rank, **cell.config.fault.options)
 
 
-def verify_twin(cell: Cell, oracle: Oracle) -> None:
-    """Train the twin on the same batches; the parallel run must have stayed close to it."""
-    trained, twin = oracle.trained, oracle.twin
-    tolerance = TOLERANCES[cell.config.tolerance.value]
-    with cell.phase("verify"):
-        twin.train(oracle.data, trained.train_state.step)
-        cell.check(
-            "loss_twin_close",
-            losses_close(twin.train_state.losses, trained.train_state.losses, 1, tolerance),
-            "in the uninterrupted run",
-        )
-        expected = twin_state(twin.model, twin.optimizer)
-        cell.check(
-            "state_twin_close",
-            compare_close(
-                expected,
-                full_state(trained.model, trained.optimizer),
-                tolerance,
-            ),
-            "after the uninterrupted run",
-        )
-        plain = trainees.build_plain(cell.config, cell.world, _other_seed(cell, 0))
-        plain.train(oracle.data, 1)
-        other = twin_state(plain.model, plain.optimizer)
-        reported = {found.name for found in compare_close(expected, other, tolerance)}
-        cell.control("state_twin_close", {name: name in reported for name in expected})
-    cell.report.losses["continued"] = trained.train_state.losses
-    cell.report.losses["twin"] = twin.train_state.losses
+def read(cell: Cell, state: dict[str, Any], checkpoint: Checkpoint, storage: Storage) -> None:
+    """`dcp.load` into a state dict."""
+    dcp.load(
+        state,
+        storage_reader=storage.reader(checkpoint.checkpoint_id),
+        process_group=cell.world.checkpoint_group,
+    )
 
 
-def prove_power(cell: Cell, target: Trainee, checkpoint: Checkpoint) -> None:
-    """The negative controls: each comparison against the target before anything is loaded into it."""
-    with cell.phase("verify"):
-        unrestored = snapshot(target).by_check()
-        for check, leaves in checkpoint.snapshot.by_check().items():
-            reported = {found.name for found in compare(leaves, unrestored[check])}
-            fired = {name: name in reported for name in controllable(leaves)}
-            cell.control(check, fired, str(checkpoint))
-
-
-def verify_restored(cell: Cell, target: Trainee, checkpoint: Checkpoint) -> None:
-    """What came back must be, bit for bit, what was there at the moment of saving."""
-    with cell.phase("verify"):
-        restored = snapshot(target).by_check()
-        for check, leaves in checkpoint.snapshot.by_check().items():
-            cell.check(check, compare(leaves, restored[check]), str(checkpoint))
-
-
-def verify_resumed(
-    cell: Cell,
-    target: Trainee,
-    resumed: list[float],
-    checkpoint: Checkpoint,
-    oracle: Oracle,
-    number: int,
-) -> None:
-    """The resumed steps must have the uninterrupted run's losses, and those must mean something.
-
-    They mean something if they are finite and not zero, a gradient was there, and a model from
-    which nothing was restored has others.
-    """
-    tolerance = TOLERANCES[cell.config.tolerance.value]
-    first, last = checkpoint.step + 1, checkpoint.step + cell.config.resume_steps
-    where = f"after the checkpoint of step {checkpoint.step}"
-    with cell.phase("verify"):
-        continued = oracle.trained.train_state.losses[first - 1 : last]
-        twins = oracle.twin.train_state.losses[first - 1 : last]
-        cell.check("loss_resume_equal", losses_equal(continued, resumed, first), where)
-        cell.check("loss_twin_close", losses_close(twins, resumed, first, tolerance), where)
-
-        plain = trainees.build_plain(cell.config, cell.world, _other_seed(cell, number))
-        unrestored = plain.losses_without_training(oracle.data, range(first, last + 1))
-        telling = {
-            loss_name(step): math.isfinite(loss) and loss != 0.0 and alive
-            for step, (loss, alive) in enumerate(zip(resumed, target.alive, strict=False), first)
-        }
-        for check, found in (
-            ("loss_resume_equal", losses_equal(continued, unrestored, first)),
-            ("loss_twin_close", losses_close(twins, unrestored, first, tolerance)),
-        ):
-            reported = {mismatch.name for mismatch in found}
-            fired = {name: means and name in reported for name, means in telling.items()}
-            cell.control(check, fired, where)
-    cell.report.resumed[checkpoint.step] = resumed
-
-
-def _other_seed(cell: Cell, number: int) -> int:
+def other_seed(cell: Cell, number: int) -> int:
+    """A seed that no trainee of the cell was built from, another one for each `number`."""
     return cell.config.seed + 1000 * (number + 1)

@@ -14,8 +14,8 @@ from rich.console import Console
 from dcpbench.config import Config, ConfigError, Isolation, KeepCheckpoints
 from dcpbench.rank.messages import CellSpec
 from dcpbench.results import (
-    AS_EXPECTED,
     ENVIRONMENT_JSON,
+    PASSING,
     Row,
     append_row,
     write_csv,
@@ -25,7 +25,7 @@ from dcpbench.sweep import known, rows, validity
 from dcpbench.sweep.cells import SweepCell
 from dcpbench.sweep.folder import claim, git_commit
 from dcpbench.sweep.machine import Machine
-from dcpbench.sweep.pool import Ended, RankGroup
+from dcpbench.sweep.pool import Ended, GroupKind, RankGroup
 from dcpbench.sweep.progress import ProgressDisplay
 
 
@@ -122,21 +122,22 @@ class Sweep:
         ended = group.run(spec, job.config.timeouts.cell_s, display.phase)
         failed = rows.finish(row, ended)
         known.apply(row, failed, job.known_failures)
-        keep = row.status in AS_EXPECTED and job.config.isolation is Isolation.warm
+        keep = row.status in PASSING and job.config.isolation is Isolation.warm
         self._release(group, ended, keep)
         self._clear(job.config.keep_checkpoints, row, checkpoints)
         row.cell_s = time.monotonic() - started
 
     def _group(self, job: Job) -> RankGroup:
         """The ranks for a cell: those of the last one if they are of its kind, else fresh ones."""
-        assert isinstance(job.config.world_size, int)
-        kind = (job.config.world_size, job.config.device.value)
-        if self._ranks and (self._ranks.world_size, self._ranks.device) != kind:
+        config = job.config
+        assert isinstance(config.world_size, int)
+        kind = GroupKind(config.world_size, config.device.value, config.scenario.process_group)
+        if self._ranks and self._ranks.kind != kind:
             self._leaving.append(self._ranks)
             self._ranks.close()
             self._ranks = None
         if self._ranks is None:
-            self._ranks = RankGroup.start(self.context, *kind, job.cell.folder)
+            self._ranks = RankGroup.start(self.context, kind, job.cell.folder)
         return self._ranks
 
     def _release(self, group: RankGroup, ended: Ended, keep: bool) -> None:
@@ -165,7 +166,7 @@ class Sweep:
         return Path(root) / self.folder.name / job.cell.name
 
     def _clear(self, keep: KeepCheckpoints, row: Row, checkpoints: Path) -> None:
-        passed = row.status in AS_EXPECTED
+        passed = row.status in PASSING
         if keep is KeepCheckpoints.none or (keep is KeepCheckpoints.failed and passed):
             with suppress(OSError):
                 shutil.rmtree(checkpoints)

@@ -50,30 +50,39 @@ class _Rank:
         return self.report is None and self.failed is None and not self.gone
 
 
+@dataclass(frozen=True)
+class GroupKind:
+    """What ranks must have in common to run one cell after another."""
+
+    world_size: int
+    device: str
+    process_group: bool
+
+
 @dataclass
 class RankGroup:
-    """`world_size` ranks on one host that share a process group.
+    """Ranks of one kind on one host.
 
     A group is good for further cells until one of them ends in anything but reports.
     """
 
-    world_size: int
-    device: str
+    kind: GroupKind
     _ranks: list[_Rank] = field(default_factory=list)
 
     @classmethod
-    def start(cls, context: ForkServerContext, world_size: int, device: str, folder: Path) -> "RankGroup":
+    def start(cls, context: ForkServerContext, kind: GroupKind, folder: Path) -> "RankGroup":
         """Fork the ranks; they join while the driver goes on. Until they get a cell they log to
         `folder`."""
-        group = cls(world_size, device)
+        group = cls(kind)
         # Listening before any rank exists leaves no moment in which the port could be taken.
         with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
-            for number in range(world_size):
+            for number in range(kind.world_size):
                 log = folder / f"rank{number}.log"
                 seat = Seat(
                     rank=number,
-                    world_size=world_size,
-                    device=f"cuda:{number}" if device == "cuda" else device,
+                    world_size=kind.world_size,
+                    device=f"cuda:{number}" if kind.device == "cuda" else kind.device,
+                    process_group=kind.process_group,
                     store_port=listener.getsockname()[1],
                     log=str(log),
                 )
@@ -168,7 +177,7 @@ class RankGroup:
 
     def _ended(self, timeout_s: float) -> Ended:
         reports = [rank.report for rank in self._ranks if rank.report is not None]
-        if len(reports) == self.world_size:
+        if len(reports) == self.kind.world_size:
             return Ended(reports)
         failures = [rank for rank in self._ranks if rank.failed]
         own = [rank for rank in failures if rank.failed and not rank.failed.secondary]

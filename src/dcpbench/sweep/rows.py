@@ -27,6 +27,7 @@ def begun(cell: SweepCell, config: Config, torch_version: str, git_commit: str |
         world_size=config.world_size if isinstance(config.world_size, int) else None,
         device=config.device.value,
         seed=config.seed,
+        load_parallel=config.loading.name if config.scenario.converts else None,
         overrides=" ".join(cell.overrides),
         torch_version=torch_version,
         git_commit=git_commit,
@@ -42,6 +43,9 @@ def finish(row: Row, ended: Ended) -> dict[str, list[str]]:
     if ended.status:
         row.status, row.reason = ended.status, ended.reason
         row.details = {"reports_of_ranks": sorted(report.rank for report in ended.reports)}
+        return {}
+    if all(report.skip for report in ended.reports):
+        row.status, row.reason = "skip", ended.reports[0].skip
         return {}
     verdict = judge(ended.reports)
     _verdict(row, verdict)

@@ -29,29 +29,37 @@ def resolve(config: Config, machine: Machine) -> Config:
     world_size = config.world_size
     if world_size == "auto":
         world_size = min(RANKS_BY_DEFAULT, gpus) if device is Device.cuda else RANKS_BY_DEFAULT
+        if not config.scenario.process_group:
+            world_size = 1
     if device is Device.cuda and int(world_size) > gpus:
         raise ConfigError(f"world_size={world_size}: more ranks than GPUs (device=cuda, {gpus} here)")
     return replace(config, device=device, world_size=int(world_size))
 
 
 def why_skip(asked: Config, resolved: Config) -> str | None:
-    """Why this machine cannot run a cell, or None if it can.
+    """Why a cell makes no sense or this machine cannot run it, or None if it can.
 
     Raises:
-        ConfigError: the mesh does not fit the world size, and that is not this machine's doing.
+        ConfigError: a mesh does not fit the world size, and that is not this machine's doing.
     """
     assert isinstance(resolved.world_size, int)
-    try:
-        sizes = resolved.parallel.mesh_sizes(resolved.world_size)
-    except ConfigError as error:
-        if asked.world_size == "auto" and resolved.world_size < RANKS_BY_DEFAULT:
-            return f"{error} (all that this machine has)"
-        raise
-    degree = dp_degree(sizes, resolved.world_size)
-    if resolved.model.batch_size % degree:
-        raise ConfigError(
-            f"model.batch_size={resolved.model.batch_size}: does not divide over {degree} data-parallel ranks"
-        )
+    if senseless := _makes_no_sense(resolved):
+        return senseless
+    for parallel in (resolved.parallel, resolved.loading):
+        try:
+            sizes = parallel.mesh_sizes(resolved.world_size)
+        except ConfigError as error:
+            if asked.world_size == "auto" and resolved.world_size < RANKS_BY_DEFAULT:
+                return f"{error} (all that this machine has)"
+            raise
+        degree = dp_degree(sizes, resolved.world_size)
+        if resolved.model.batch_size % degree:
+            raise ConfigError(
+                f"model.batch_size={resolved.model.batch_size}: does not divide over {degree} "
+                "data-parallel ranks"
+            )
+        if "tp" in parallel.mesh and not parallel.tp_plan:
+            return f"parallel={parallel.name}: model={resolved.model.name} has no tp_plan to shard it by"
     if resolved.save.requires_accelerator and resolved.device is Device.cpu:
         return (
             f"save={resolved.save.name} keeps its staging buffers in pinned memory, which needs an "
@@ -59,6 +67,25 @@ def why_skip(asked: Config, resolved: Config) -> str | None:
         )
     if resolved.compile and resolved.device is Device.cpu and not _cxx():
         return "compile=true on the CPU needs a C++ compiler, and none was found (g++, or set CXX)"
+    return None
+
+
+def _makes_no_sense(config: Config) -> str | None:
+    scenario = config.scenario
+    for axis, only in scenario.only.items():
+        if (value := config.value_of(axis)) not in only.values:
+            may_be = ", ".join(only.values)
+            return f"scenario={scenario.name} takes {axis}={may_be} and not {value}: {only.because}"
+    if not scenario.process_group and config.world_size != 1:
+        return (
+            f"scenario={scenario.name} is one process without a process group, not "
+            f"world_size={config.world_size}"
+        )
+    if config.load_parallel and not scenario.converts:
+        return (
+            f"load_parallel={config.load_parallel.name}: scenario={scenario.name} loads under the "
+            "parallelism that it saved with"
+        )
     return None
 
 

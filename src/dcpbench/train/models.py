@@ -1,6 +1,7 @@
 """The models of the matrix."""
 
 import itertools
+from typing import cast
 
 import torch
 from torch import nn
@@ -26,6 +27,52 @@ class Mlp(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map a batch of shape (batch, sizes[0]) to (batch, sizes[-1])."""
+        for layer in self.children():
+            x = F.relu(layer(x))
+        return x
+
+
+class Nested(nn.Module):
+    """Five linear layers of one width, three by themselves, one in a Sequential, one in a ModuleList:
+    the model that PyTorch's fine-tuning test pre-trains."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.input_size = self.output_size = size
+        self.layer1 = nn.Linear(size, size)
+        self.layer2 = nn.Linear(size, size)
+        self.layer3 = nn.Linear(size, size)
+        self.sequential = nn.Sequential(nn.Linear(size, size), nn.ReLU())
+        self.module_list = nn.ModuleList([nn.Linear(size, size), nn.ReLU()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map a batch of shape (batch, size) to another."""
+        for layer in (self.layer1, self.layer2, self.layer3):
+            x = F.relu(layer(x))
+        x = self.sequential(x)
+        for layer in self.module_list:
+            x = layer(x)
+        return x
+
+
+class FineTuned(nn.Module):
+    """A frozen model, `pretrain`, with linear layers of its output's width after it: `layer1`, ….
+
+    Args:
+        pretrain: the model that was trained before.
+        layers: how many linear layers, each with a ReLU after it, are trained on top of it.
+    """
+
+    def __init__(self, pretrain: nn.Module, layers: int) -> None:
+        super().__init__()
+        self.pretrain = pretrain.requires_grad_(False)
+        self.input_size, self.output_size = pretrain.input_size, pretrain.output_size
+        size = cast(int, pretrain.output_size)
+        for number in range(1, layers + 1):
+            self.add_module(f"layer{number}", nn.Linear(size, size))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map a batch of shape (batch, input_size) to (batch, output_size)."""
         for layer in self.children():
             x = F.relu(layer(x))
         return x

@@ -14,6 +14,7 @@ from dcpbench.train.batches import Share
 class World:
     """One rank's view of its world; meshes are kept from cell to cell.
 
+    `checkpoint_group` is a gloo group of its own for checkpoints, None where there is no process group.
     A new mesh means new communicators, which cost more than a second on NCCL, so a rank that runs
     several cells makes each mesh once.
     """
@@ -50,5 +51,6 @@ class World:
     def mean(self, value: torch.Tensor) -> float:
         """The mean of a scalar over all ranks, summed in float64."""
         total = value.detach().double()
-        dist.all_reduce(total)
+        if self.checkpoint_group is not None:
+            dist.all_reduce(total)
         return float(total.item()) / self.size

@@ -77,8 +77,9 @@ def same_value(expected: Any, actual: Any) -> bool:
 def _compare_tensors(name: str, expected: TensorLeaf, actual: TensorLeaf) -> Mismatch | None:
     for what, one, other in (
         ("dtype", expected.local.dtype, actual.local.dtype),
-        ("global shape", expected.global_shape, actual.global_shape),
+        ("global shape", expected.extent.shape, actual.extent.shape),
         ("placements", expected.placements, actual.placements),
+        ("extent", expected.extent, actual.extent),
         ("local shape", tuple(expected.local.shape), tuple(actual.local.shape)),
     ):
         if one != other:
@@ -90,13 +91,13 @@ def _compare_tensors(name: str, expected: TensorLeaf, actual: TensorLeaf) -> Mis
     first = int(differs.to(torch.uint8).argmax().item())
     if expected.local.is_complex():
         first //= 2
-    index = [int(i) for i in torch.unravel_index(torch.tensor(first), expected.local.shape)]
+    index = expected.extent.global_index(first)
     was = expected.local.reshape(-1)[first].item()
     became = actual.local.reshape(-1)[first].item()
     distance = _max_abs_diff(expected.local, actual.local)
     return Mismatch(
         name,
-        f"local index {index}: saved {was!r}, restored {became!r}; "
+        f"index {index}: saved {was!r}, restored {became!r}; "
         f"{count} of {differs.numel()} elements differ, by at most {distance:.3g}",
         distance,
     )

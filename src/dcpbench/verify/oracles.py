@@ -30,11 +30,13 @@ def losses_equal(expected: list[float], actual: list[float], first: int) -> list
     ]
 
 
-def losses_close(twin: list[float], actual: list[float], first: int, tolerance: float) -> list[Mismatch]:
-    """Steps whose losses differ from the twin's by more than `tolerance` of the twin's."""
+def losses_close(
+    expected: list[float], actual: list[float], first: int, tolerance: float, whose: str = "twin"
+) -> list[Mismatch]:
+    """Steps whose losses differ from the expected ones by more than `tolerance` of those."""
     return [
-        Mismatch(step, f"twin {one!r}, here {other!r}", _distance(one, other))
-        for step, one, other in _by_step(twin, actual, first)
+        Mismatch(step, f"{whose} {one!r}, here {other!r}", _distance(one, other))
+        for step, one, other in _by_step(expected, actual, first)
         if one is None or other is None or not _close(one, other, tolerance)
     ]
 

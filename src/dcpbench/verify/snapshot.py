@@ -15,15 +15,17 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from dcpbench.verify.layout import Extent, extent_of, parameter_extents
+
 _WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 
 
 @dataclass(frozen=True)
 class TensorLeaf:
-    """A tensor's part on this rank, and what is said about the whole of it."""
+    """A tensor's part on this rank, where it lies in the whole, and how a DTensor says it is placed."""
 
     local: torch.Tensor
-    global_shape: tuple[int, ...]
+    extent: Extent
     placements: str | None
 
 
@@ -34,16 +36,22 @@ Leaves = dict[str, Leaf]
 
 def snapshot_model(model: nn.Module) -> Leaves:
     """Parameters and persistent buffers by FQN."""
-    return {name: _leaf(value) for name, value in persistent_tensors(model).items()}
+    extents = parameter_extents(model)
+    return {name: _leaf(value, extents.get(id(value))) for name, value in persistent_tensors(model).items()}
 
 
 def snapshot_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> Leaves:
     """State entries as `state.<FQN>.<entry>`, hyperparameters as `param_groups.<n>.<key>`."""
     names = {id(value): name for name, value in named_parameters(model).items()}
+    extents = parameter_extents(model)
     leaves: Leaves = {}
     for parameter, entries in optimizer.state.items():
+        local_shape = local_part(parameter).shape
         for entry, value in entries.items():
-            leaves[f"state.{names[id(parameter)]}.{entry}"] = _leaf(value)
+            # A moment lies as its parameter does; a step counter or a factored moment does not.
+            like = isinstance(value, torch.Tensor) and local_part(value).shape == local_shape
+            extent = extents[id(parameter)] if like and local_shape else None
+            leaves[f"state.{names[id(parameter)]}.{entry}"] = _leaf(value, extent)
     for number, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
             if key == "params":
@@ -88,11 +96,12 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _leaf(value: Any) -> Leaf:
+def _leaf(value: Any, extent: Extent | None = None) -> Leaf:
+    """A copy; a tensor is all there or a DTensor unless its extent says otherwise."""
     if not isinstance(value, torch.Tensor):
         return copy.deepcopy(value)
     return TensorLeaf(
         local=local_part(value).clone(memory_format=torch.contiguous_format),
-        global_shape=tuple(value.shape),
+        extent=extent or extent_of(value),
         placements=str(value.placements) if isinstance(value, DTensor) else None,
     )

@@ -38,10 +38,11 @@ class RankReport:
     """What one rank hands to the driver at the end of a cell; times in seconds, sizes in bytes.
 
     `losses` has those of the uninterrupted run and of the twin from step 1 on, `resumed` those of the
-    steps after each checkpoint, by the checkpoint's step.
+    steps after each checkpoint, by the checkpoint's step. `skip` says why there is nothing to report.
     """
 
     rank: int
+    skip: str | None = None
     checks: dict[str, CheckReport] = field(default_factory=dict)
     compiled: bool | None = None
     phases: dict[str, float] = field(default_factory=dict)

@@ -1,0 +1,168 @@
+"""What scenarios verify, each check with its negative control: the power to fail, shown in the cell."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from dcpbench.scenarios.cell import Cell
+from dcpbench.scenarios.steps import Checkpoint, Oracle, Snapshot, other_seed, snapshot
+from dcpbench.train import trainee as trainees
+from dcpbench.train.trainee import Trainee
+from dcpbench.verify.compare import Mismatch, compare
+from dcpbench.verify.content import contents
+from dcpbench.verify.controls import controllable
+from dcpbench.verify.oracles import (
+    TOLERANCES,
+    compare_close,
+    full_state,
+    loss_name,
+    losses_close,
+    losses_equal,
+    twin_state,
+)
+from dcpbench.verify.snapshot import Leaves
+
+
+def verify_twin(cell: Cell, oracle: Oracle) -> None:
+    """Train the twin on the same batches; the parallel run must have stayed close to it."""
+    trained, twin = oracle.trained, oracle.twin
+    tolerance = TOLERANCES[cell.config.tolerance.value]
+    with cell.phase("verify"):
+        twin.train(oracle.data, trained.train_state.step)
+        cell.check(
+            "loss_twin_close",
+            losses_close(twin.train_state.losses, trained.train_state.losses, 1, tolerance),
+            "in the uninterrupted run",
+        )
+        expected = twin_state(twin.model, twin.optimizer)
+        cell.check(
+            "state_twin_close",
+            compare_close(
+                expected,
+                full_state(trained.model, trained.optimizer),
+                tolerance,
+            ),
+            "after the uninterrupted run",
+        )
+        plain = trainees.build_plain(cell.config, cell.world, other_seed(cell, 0))
+        plain.train(oracle.data, 1)
+        other = twin_state(plain.model, plain.optimizer)
+        reported = {found.name for found in compare_close(expected, other, tolerance)}
+        cell.control("state_twin_close", {name: name in reported for name in expected})
+    cell.report.losses["continued"] = trained.train_state.losses
+    cell.report.losses["twin"] = twin.train_state.losses
+
+
+def by_content(cell: Cell, checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint with its state put together from all ranks' parts: for a load under another
+    layout, whose parts are others."""
+    with cell.phase("verify"):
+        return replace(checkpoint, snapshot=_whole(cell, checkpoint.snapshot, str(checkpoint)))
+
+
+def prove_power(
+    cell: Cell, target: Trainee, checkpoint: Checkpoint, checks: Sequence[str] | None = None
+) -> None:
+    """The negative controls: each comparison against the target before anything is loaded into it.
+
+    Args:
+        checks: of which equality, if not of all three.
+    """
+    with cell.phase("verify"):
+        unrestored = _like(cell, checkpoint.snapshot, target, "before the load").by_check()
+        for check, leaves in checkpoint.snapshot.by_check().items():
+            if checks is None or check in checks:
+                control_equal(cell, check, leaves, unrestored[check], str(checkpoint))
+
+
+def verify_restored(
+    cell: Cell, target: Trainee, checkpoint: Checkpoint, checks: Sequence[str] | None = None
+) -> None:
+    """What came back must be, bit for bit, what was there at the moment of saving."""
+    with cell.phase("verify"):
+        restored = _like(cell, checkpoint.snapshot, target, "after the load").by_check()
+        for check, leaves in checkpoint.snapshot.by_check().items():
+            if checks is None or check in checks:
+                cell.check(check, compare(leaves, restored[check]), str(checkpoint))
+
+
+def verify_resumed(
+    cell: Cell,
+    target: Trainee,
+    resumed: list[float],
+    checkpoint: Checkpoint,
+    oracle: Oracle,
+    number: int,
+    same_layout: bool = True,
+) -> None:
+    """The resumed steps must have the uninterrupted run's losses, and those must mean something.
+
+    They mean something if they are finite and not zero, a gradient was there, and a model from
+    which nothing was restored has others. Another layout sums in another order: it need only be close.
+    """
+    tolerance = TOLERANCES[cell.config.tolerance.value]
+    first, last = checkpoint.step + 1, checkpoint.step + cell.config.resume_steps
+    where = f"after the checkpoint of step {checkpoint.step}"
+    with cell.phase("verify"):
+        continued = oracle.trained.train_state.losses[first - 1 : last]
+        twins = oracle.twin.train_state.losses[first - 1 : last]
+        plain = trainees.build_plain(cell.config, cell.world, other_seed(cell, number))
+        unrestored = plain.losses_without_training(oracle.data, range(first, last + 1))
+        telling = {
+            loss_name(step): math.isfinite(loss) and loss != 0.0 and alive
+            for step, (loss, alive) in enumerate(zip(resumed, target.alive, strict=False), first)
+        }
+
+        def against_continued(losses: list[float]) -> list[Mismatch]:
+            if same_layout:
+                return losses_equal(continued, losses, first)
+            return losses_close(continued, losses, first, tolerance, "uninterrupted")
+
+        def against_twin(losses: list[float]) -> list[Mismatch]:
+            return losses_close(twins, losses, first, tolerance)
+
+        for check, compared in (
+            ("loss_resume_equal" if same_layout else "loss_resume_close", against_continued),
+            ("loss_twin_close", against_twin),
+        ):
+            cell.check(check, compared(resumed), where)
+            reported = {mismatch.name for mismatch in compared(unrestored)}
+            fired = {name: means and name in reported for name, means in telling.items()}
+            cell.control(check, fired, where)
+    cell.report.resumed[checkpoint.step] = resumed
+
+
+def control_equal(cell: Cell, check: str, expected: Leaves, other: Leaves, where: str) -> None:
+    """The control of an equality check: `other` differs in everything, and it must be seen."""
+    reported = {found.name for found in compare(expected, other)}
+    cell.control(check, {name: name in reported for name in controllable(expected)}, where)
+
+
+def verify_contract(
+    cell: Cell, held: Iterable[Mismatch], broken: Iterable[Mismatch], names: Iterable[str], where: str
+) -> None:
+    """What a scenario asks of DCP beside equality.
+
+    Args:
+        held: what the judgement finds wrong with what happened.
+        broken: what the same judgement finds wrong with a case that breaks the contract on purpose.
+        names: what it has to find there.
+        where: of what checkpoint or step this is.
+    """
+    cell.check("contract_held", held, where)
+    reported = {found.name for found in broken}
+    cell.control("contract_held", {name: name in reported for name in names}, where)
+
+
+def _like(cell: Cell, saved: Snapshot, target: Trainee, when: str) -> Snapshot:
+    """The state of a target, put together if what it is compared with is."""
+    parts = snapshot(target)
+    return _whole(cell, parts, when) if saved.by_content else parts
+
+
+def _whole(cell: Cell, parts: Snapshot, where: str) -> Snapshot:
+    together: dict[str, Leaves] = {}
+    for check, leaves in parts.by_check().items():
+        together[check], wrong = contents(leaves, cell.world.checkpoint_group)
+        cell.check(check, wrong, where)
+    return Snapshot(**together, by_content=True)

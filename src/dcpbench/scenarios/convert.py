@@ -1,0 +1,25 @@
+"""Save under one parallelism, load under another: what a checkpoint holds does not depend on how it lay."""
+
+from dcpbench.scenarios import checks, steps
+from dcpbench.scenarios.cell import Cell
+
+
+def convert(cell: Cell) -> None:
+    """What `parallel` saved, `load_parallel` loads: equal by content, and training goes on closely."""
+    oracle = steps.build(cell)
+    storage = steps.open_storage(cell)
+    checkpoints = steps.train_and_save(cell, oracle, storage)
+    checks.verify_twin(cell, oracle)
+
+    other = cell.vary(parallel=cell.config.loading)
+    target = steps.build_anew(other)
+    for number, checkpoint in enumerate(reversed(checkpoints)):
+        saved = checks.by_content(cell, checkpoint)
+        steps.make_different(other, target, number)
+        checks.prove_power(other, target, saved)
+        steps.load(other, target, saved, storage)
+        checks.verify_restored(other, target, saved)
+        until = saved.step + cell.plan.resume_steps
+        resumed = steps.train(other, target, oracle.data, until)
+        same_layout = other.config.parallel == cell.config.parallel
+        checks.verify_resumed(other, target, resumed, saved, oracle, number, same_layout)

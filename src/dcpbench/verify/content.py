@@ -1,0 +1,119 @@
+"""State by content: every tensor put together from the parts that all ranks hold of it.
+
+Two layouts of one state have different parts, but one content. It is put together on every rank, a
+few tensors at a time, from the live parts and their extents and not by torch's own gathering, which
+is part of what is under test.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dcpbench.verify.compare import Mismatch, bits, same_value
+from dcpbench.verify.layout import Extent, whole
+from dcpbench.verify.snapshot import Leaves, TensorLeaf
+
+_BATCH_BYTES = 64 * 2**20
+
+Part = tuple[Extent, torch.Tensor]
+
+
+def contents(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, list[Mismatch]]:
+    """Every leaf as a whole on the CPU, the same on all ranks; collective over `group`.
+
+    Returns:
+        the leaves, and what is wrong with their parts: elements that no rank holds, replicas that
+        are not the same bits, values on which the ranks do not agree.
+    """
+    everything: Leaves = {}
+    wrong: list[Mismatch] = []
+    for names in _batches(leaves, group):
+        mine = {name: _portable(leaves[name]) for name in names if name in leaves}
+        theirs = _all(mine, group)
+        for name in names:
+            held = {rank: values[name] for rank, values in enumerate(theirs) if name in values}
+            everything[name], complaint = _put_together(held)
+            if complaint:
+                wrong.append(Mismatch(name, complaint))
+    return everything, wrong
+
+
+def _batches(leaves: Leaves, group: dist.ProcessGroup | None) -> Iterator[list[str]]:
+    """The names of all ranks in one order, so many at a time as a rank may hold whole.
+
+    An empty shard has no optimizer state: not every rank has every name.
+    """
+    sizes: dict[str, int] = {}
+    for told in _all({name: _bytes(leaf) for name, leaf in leaves.items()}, group):
+        sizes.update(told)
+    batch: list[str] = []
+    total = 0
+    for name, size in sizes.items():
+        if batch and total + size > _BATCH_BYTES:
+            yield batch
+            batch, total = [], 0
+        batch.append(name)
+        total += size
+    if batch:
+        yield batch
+
+
+def _all(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
+    if group is None:
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
+def _bytes(leaf: Any) -> int:
+    if not isinstance(leaf, TensorLeaf):
+        return 1
+    return torch.Size(leaf.extent.shape).numel() * leaf.local.element_size()
+
+
+def _portable(leaf: Any) -> Any:
+    return (leaf.extent, leaf.local.cpu()) if isinstance(leaf, TensorLeaf) else leaf
+
+
+def _put_together(held: dict[int, Any]) -> tuple[Any, str | None]:
+    first_rank, first = next(iter(held.items()))
+    if not isinstance(first, tuple) or not isinstance(first[0], Extent):
+        others = [rank for rank, value in held.items() if not same_value(first, value)]
+        if others:
+            return first, f"rank {first_rank} has {first!r}, rank {others[0]} {held[others[0]]!r}"
+        return first, None
+    shapes = {(part[0].shape, part[1].dtype) for part in held.values()}
+    if len(shapes) > 1:
+        return first, f"the ranks do not agree on shape and dtype: {sorted(map(str, shapes))}"
+    tensor = torch.zeros(first[0].shape, dtype=first[1].dtype)
+    owner = torch.full(first[0].shape, -1, dtype=torch.int32)
+    for extent, part in held.values():
+        extent.put(part, tensor)
+    for rank, (extent, part) in held.items():
+        extent.put(torch.full(part.shape, rank, dtype=torch.int32), owner)
+    leaf = TensorLeaf(tensor, whole(tensor), None)
+    missing = owner.reshape(-1) == -1
+    if missing.any():
+        index = leaf.extent.global_index(int(missing.to(torch.uint8).argmax()))
+        return leaf, f"no rank holds {int(missing.sum())} of {missing.numel()} elements, the first at {index}"
+    return leaf, _drifted(held, tensor, owner)
+
+
+def _drifted(held: dict[int, Part], tensor: torch.Tensor, owner: torch.Tensor) -> str | None:
+    """A replica that is not what was put together last at its place."""
+    for rank, (extent, part) in held.items():
+        again = tensor.clone()
+        extent.put(part, again)
+        differs = bits(again) != bits(tensor)
+        if differs.any():
+            first = int(differs.to(torch.uint8).argmax())
+            if tensor.is_complex():
+                first //= 2
+            index = whole(tensor).global_index(first)
+            other = int(owner.reshape(-1)[first])
+            one, two = again.reshape(-1)[first].item(), tensor.reshape(-1)[first].item()
+            return f"replicas differ: index {index} is {one!r} on rank {rank} and {two!r} on rank {other}"
+    return None

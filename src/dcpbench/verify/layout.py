@@ -1,0 +1,94 @@
+"""Where a rank's part of a tensor lies in the whole of it, under any parallelism."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+
+@dataclass(frozen=True)
+class Extent:
+    """A rank's part of a tensor: `numel` elements, in row-major order from element `start` on, of the
+    box of size `box` at `offset` in the tensor of shape `shape`.
+
+    A DTensor's shard is a whole box. FSDP1 cuts a flattened parameter anywhere, so that its parts
+    begin and end within a box: the parameter's own, or with tensor parallelism the TP shard's.
+    """
+
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    box: tuple[int, ...]
+    start: int
+    numel: int
+
+    def global_index(self, local: int) -> list[int]:
+        """The index in the whole tensor of this part's element number `local`."""
+        if not self.shape:
+            return []
+        within = torch.unravel_index(torch.tensor(self.start + local), self.box)
+        return [int(index) + begin for index, begin in zip(within, self.offset, strict=True)]
+
+    def put(self, part: torch.Tensor, whole: torch.Tensor) -> None:
+        """Copy this part, of any shape, to its place in a tensor of shape `shape`."""
+        view = whole
+        for dimension, (begin, size) in enumerate(zip(self.offset, self.box, strict=True)):
+            view = view.narrow(dimension, begin, size)
+        if self.numel == math.prod(self.box):
+            view.copy_(part.reshape(self.box))
+            return
+        flat = view.reshape(-1).clone()
+        flat[self.start : self.start + self.numel] = part.reshape(-1)
+        view.copy_(flat.reshape(self.box))
+
+
+def whole(tensor: torch.Tensor) -> Extent:
+    """The extent of a tensor that a rank has all of."""
+    shape = tuple(tensor.shape)
+    return Extent(shape, (0,) * len(shape), shape, 0, tensor.numel())
+
+
+def extent_of(tensor: torch.Tensor) -> Extent:
+    """The extent of a DTensor's shard, or of a tensor that is not one."""
+    if not isinstance(tensor, DTensor):
+        return whole(tensor)
+    shape = tuple(tensor.shape)
+    box, offset = compute_local_shape_and_global_offset(shape, tensor.device_mesh, tensor.placements)
+    return Extent(shape, tuple(offset), tuple(box), 0, math.prod(box))
+
+
+def parameter_extents(model: nn.Module) -> dict[int, Extent]:
+    """The extent of every parameter by its `id`."""
+    extents = {id(parameter): extent_of(parameter) for parameter in model.parameters()}
+    extents.update(_fsdp1_extents(model))
+    return extents
+
+
+def _fsdp1_extents(model: nn.Module) -> Iterator[tuple[int, Extent]]:
+    """FSDP1 keeps a rank's parts as views into one flat parameter, and where they lie beside it.
+
+    The attributes are private to torch, and the only place where it is said: `FlatParameter` in
+    torch/distributed/fsdp/_flat_param.py describes them.
+    """
+    for module in FullyShardedDataParallel.fsdp_modules(model):
+        handle = module._handle
+        if handle is None or not handle.uses_sharded_strategy:
+            continue
+        flat = handle.flat_param
+        described = zip(
+            flat._params, flat._shapes, flat._shard_param_infos, flat._param_extensions, strict=True
+        )
+        for parameter, shape, part, spec in described:
+            box, offset, outer = tuple(shape), (0,) * len(shape), tuple(shape)
+            if spec is not None:  # the DTensorSpec of a parameter that TP had sharded before
+                outer = tuple(spec.shape)
+                box, offset = compute_local_shape_and_global_offset(outer, spec.mesh, spec.placements)
+            start = part.intra_param_start_idx if part.in_shard else 0
+            yield (
+                id(parameter),
+                Extent(outer, tuple(offset), tuple(box), start, part.numel_in_shard if part.in_shard else 0),
+            )
