@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
@@ -20,16 +21,63 @@ from torch.distributed.checkpoint.state_dict import (
 
 
 class ModelState:
-    """A model under any parallelism, saved under its plain FQNs."""
+    """A model under any parallelism, saved under its plain FQNs; what is frozen in it is not its own
+    to save, and stays what it is when it is loaded."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
+        frozen = not all(parameter.requires_grad for parameter in model.parameters())
+        self.options = StateDictOptions(ignore_frozen_params=frozen, strict=not frozen)
 
     def state_dict(self) -> dict[str, Any]:
-        return get_model_state_dict(self.model)
+        return get_model_state_dict(self.model, options=self.options)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        set_model_state_dict(self.model, state_dict)
+        set_model_state_dict(self.model, state_dict, options=self.options)
+
+
+class PartState:
+    """A part of a model, saved and loaded under the names that it has as a model of its own.
+
+    Torch's advice since `submodules=` is deprecated: take the whole model's state dict and filter it.
+    """
+
+    def __init__(self, model: nn.Module, prefix: str) -> None:
+        self.model = model
+        self.prefix = prefix
+
+    def state_dict(self) -> dict[str, Any]:
+        everything = get_model_state_dict(self.model)
+        return {
+            name.removeprefix(self.prefix): value
+            for name, value in everything.items()
+            if name.startswith(self.prefix)
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        named = {f"{self.prefix}{name}": value for name, value in state_dict.items()}
+        set_model_state_dict(self.model, named, options=StateDictOptions(strict=False))
+
+
+class SubmoduleState:
+    """The same by `submodules=`, deprecated in torch but still what older trainers call."""
+
+    def __init__(self, model: nn.Module, name: str) -> None:
+        self.model = model
+        inner = getattr(model, "_orig_mod", model)
+        self.submodule = getattr(inner, "module", inner).get_submodule(name)
+
+    def state_dict(self) -> dict[str, Any]:
+        return get_model_state_dict(
+            self.model,
+            submodules={self.submodule},
+            options=StateDictOptions(keep_submodule_prefixes=False),
+        )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        # Keyed by the module: the prefix is torch's to put back.
+        keyed: Any = {self.submodule: state_dict}
+        set_model_state_dict(self.model, keyed, options=StateDictOptions(strict=False))
 
 
 class OptimizerState:

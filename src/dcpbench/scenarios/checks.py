@@ -20,7 +20,7 @@ from dcpbench.verify.oracles import (
     losses_equal,
     twin_state,
 )
-from dcpbench.verify.snapshot import Leaves
+from dcpbench.verify.snapshot import Leaves, snapshot_model
 
 
 def verify_twin(cell: Cell, oracle: Oracle) -> None:
@@ -84,6 +84,30 @@ def verify_restored(
         for check, leaves in checkpoint.snapshot.by_check().items():
             if checks is None or check in checks:
                 cell.check(check, compare(leaves, restored[check]), str(checkpoint))
+
+
+def control_part(cell: Cell, trainee: Trainee, prefix: str, saved: Checkpoint, where: str) -> None:
+    """The negative control of `verify_part`, before the part is loaded."""
+    with cell.phase("verify"):
+        part, _ = _part(cell, trainee, prefix)
+        control_equal(cell, "model_equal", saved.snapshot.model_equal, part, where)
+
+
+def verify_part(cell: Cell, trainee: Trainee, prefix: str, saved: Checkpoint, where: str) -> None:
+    """The part of a model whose FQNs begin with `prefix` must be, by content, the model that was saved."""
+    with cell.phase("verify"):
+        part, wrong = _part(cell, trainee, prefix)
+        cell.check("model_equal", [*wrong, *compare(saved.snapshot.model_equal, part)], where)
+
+
+def verify_unchanged(cell: Cell, trainee: Trainee, prefix: str, saved: Checkpoint, where: str) -> None:
+    """The same after more training, of a trainee with the layout that was saved: it was not trained."""
+    with cell.phase("verify"):
+        before = {name: leaf for name, leaf in saved.snapshot.model_equal.items() if name.startswith(prefix)}
+        after = {
+            name: leaf for name, leaf in snapshot_model(trainee.model).items() if name.startswith(prefix)
+        }
+        cell.check("model_equal", compare(before, after), where)
 
 
 def verify_resumed(
@@ -152,6 +176,15 @@ def verify_contract(
     cell.check("contract_held", held, where)
     reported = {found.name for found in broken}
     cell.control("contract_held", {name: name in reported for name in names}, where)
+
+
+def _part(cell: Cell, trainee: Trainee, prefix: str) -> tuple[Leaves, list[Mismatch]]:
+    leaves = {
+        name.removeprefix(prefix): leaf
+        for name, leaf in snapshot_model(trainee.model).items()
+        if name.startswith(prefix)
+    }
+    return contents(leaves, cell.world.checkpoint_group)
 
 
 def _like(cell: Cell, saved: Snapshot, target: Trainee, when: str) -> Snapshot:

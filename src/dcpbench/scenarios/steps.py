@@ -215,6 +215,14 @@ def read(cell: Cell, state: dict[str, Any], checkpoint: Checkpoint, storage: Sto
     )
 
 
+def keys(checkpoint: Checkpoint, storage: Storage) -> set[str]:
+    """What a checkpoint says that it holds, flattened: `model.net1.weight`, ….
+
+    Its metadata is a pickle, and one that this cell wrote.
+    """
+    return set(storage.reader(checkpoint.checkpoint_id).read_metadata().state_dict_metadata)
+
+
 def other_seed(cell: Cell, number: int) -> int:
     """A seed that no trainee of the cell was built from, another one for each `number`."""
     return cell.config.seed + 1000 * (number + 1)

@@ -1,7 +1,8 @@
 """The models of the matrix."""
 
 import itertools
-from typing import cast
+import pkgutil
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -59,15 +60,16 @@ class FineTuned(nn.Module):
     """A frozen model, `pretrain`, with linear layers of its output's width after it: `layer1`, ….
 
     Args:
-        pretrain: the model that was trained before.
+        pretrain: `target` and `options` of the model that was trained before, as in its YAML.
         layers: how many linear layers, each with a ReLU after it, are trained on top of it.
     """
 
-    def __init__(self, pretrain: nn.Module, layers: int) -> None:
+    def __init__(self, pretrain: dict[str, Any], layers: int) -> None:
         super().__init__()
-        self.pretrain = pretrain.requires_grad_(False)
-        self.input_size, self.output_size = pretrain.input_size, pretrain.output_size
-        size = cast(int, pretrain.output_size)
+        inner: nn.Module = pkgutil.resolve_name(pretrain["target"])(**pretrain["options"])
+        self.pretrain = inner.requires_grad_(False)
+        self.input_size, self.output_size = inner.input_size, inner.output_size
+        size = cast(int, inner.output_size)
         for number in range(1, layers + 1):
             self.add_module(f"layer{number}", nn.Linear(size, size))
 

@@ -13,7 +13,7 @@ from dcpbench.checkpoint.state import ModelState, OptimizerState, TensorObject, 
 from dcpbench.config import Config
 from dcpbench.train.batches import Batches, Share
 from dcpbench.train.world import World
-from dcpbench.verify.snapshot import local_part
+from dcpbench.verify.snapshot import local_part, named_parameters
 
 
 @dataclass
@@ -41,6 +41,10 @@ class Trainee:
             "tensor_object": self.tensor_object,
             "train_state": self.train_state,
         }
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The live parameters of this rank by the FQN that they have in the unwrapped model."""
+        return named_parameters(self.model)
 
     def train(self, batches: Batches, until: int) -> list[float]:
         """Train up to and including step `until`, counted from the train state's own step.

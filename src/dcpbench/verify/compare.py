@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dcpbench.verify.snapshot import Leaves, TensorLeaf
+from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -25,9 +25,12 @@ def compare(saved: Leaves, restored: Leaves) -> list[Mismatch]:
     found: list[Mismatch] = []
     for name, expected in saved.items():
         if name not in restored:
-            found.append(Mismatch(name, "saved, but missing after the load"))
+            if not isinstance(expected, Idle):
+                found.append(Mismatch(name, "saved, but missing after the load"))
             continue
         actual = restored[name]
+        if isinstance(expected, Idle) and isinstance(actual, Idle):
+            expected, actual = expected.leaf, actual.leaf
         if isinstance(expected, TensorLeaf) and isinstance(actual, TensorLeaf):
             mismatch = _compare_tensors(name, expected, actual)
         else:
@@ -35,7 +38,9 @@ def compare(saved: Leaves, restored: Leaves) -> list[Mismatch]:
         if mismatch:
             found.append(mismatch)
     found.extend(
-        Mismatch(name, "there after the load, but never saved") for name in restored if name not in saved
+        Mismatch(name, "there after the load, but never saved")
+        for name, leaf in restored.items()
+        if name not in saved and not isinstance(leaf, Idle)
     )
     return found
 

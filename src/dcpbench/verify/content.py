@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from dcpbench.verify.compare import Mismatch, bits, same_value
 from dcpbench.verify.layout import Extent, whole
-from dcpbench.verify.snapshot import Leaves, TensorLeaf
+from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
 
 _BATCH_BYTES = 64 * 2**20
 
@@ -27,6 +27,7 @@ def contents(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, l
         the leaves, and what is wrong with their parts: elements that no rank holds, replicas that
         are not the same bits, values on which the ranks do not agree.
     """
+    leaves = {name: leaf for name, leaf in leaves.items() if not isinstance(leaf, Idle)}
     everything: Leaves = {}
     wrong: list[Mismatch] = []
     for names in _batches(leaves, group):
@@ -89,31 +90,28 @@ def _put_together(held: dict[int, Any]) -> tuple[Any, str | None]:
     if len(shapes) > 1:
         return first, f"the ranks do not agree on shape and dtype: {sorted(map(str, shapes))}"
     tensor = torch.zeros(first[0].shape, dtype=first[1].dtype)
-    owner = torch.full(first[0].shape, -1, dtype=torch.int32)
+    covered = torch.zeros(first[0].shape, dtype=torch.bool)
     for extent, part in held.values():
         extent.put(part, tensor)
-    for rank, (extent, part) in held.items():
-        extent.put(torch.full(part.shape, rank, dtype=torch.int32), owner)
+        extent.put(torch.ones(part.shape, dtype=torch.bool), covered)
     leaf = TensorLeaf(tensor, whole(tensor), None)
-    missing = owner.reshape(-1) == -1
-    if missing.any():
+    if not covered.all():
+        missing = covered.reshape(-1).logical_not()
         index = leaf.extent.global_index(int(missing.to(torch.uint8).argmax()))
         return leaf, f"no rank holds {int(missing.sum())} of {missing.numel()} elements, the first at {index}"
-    return leaf, _drifted(held, tensor, owner)
+    return leaf, _drifted(held, tensor)
 
 
-def _drifted(held: dict[int, Part], tensor: torch.Tensor, owner: torch.Tensor) -> str | None:
+def _drifted(held: dict[int, Part], tensor: torch.Tensor) -> str | None:
     """A replica that is not what was put together last at its place."""
     for rank, (extent, part) in held.items():
-        again = tensor.clone()
-        extent.put(part, again)
-        differs = bits(again) != bits(tensor)
+        kept = extent.take(tensor)
+        differs = bits(part) != bits(kept)
         if differs.any():
             first = int(differs.to(torch.uint8).argmax())
             if tensor.is_complex():
                 first //= 2
-            index = whole(tensor).global_index(first)
-            other = int(owner.reshape(-1)[first])
-            one, two = again.reshape(-1)[first].item(), tensor.reshape(-1)[first].item()
-            return f"replicas differ: index {index} is {one!r} on rank {rank} and {two!r} on rank {other}"
+            one, other = part.reshape(-1)[first].item(), kept[first].item()
+            index = extent.global_index(first)
+            return f"replicas differ: index {index} is {one!r} on rank {rank} and {other!r} on a later one"
     return None

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dcpbench.verify.snapshot import Leaves, TensorLeaf, local_part, persistent_tensors
+from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf, local_part, persistent_tensors
 
 
 @torch.no_grad()
@@ -35,11 +35,15 @@ def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int) -> None:
 
 
 def perturbed(value: Any) -> Any:
-    """Another value of the same kind; None, which has no other, becomes False."""
+    """Another value that a step can still be taken with: DCP takes one to fill an empty optimizer.
+
+    A flag that is off becomes None and None becomes off, for not every flag may be turned on
+    everywhere (`capturable` on the CPU).
+    """
     if value is None:
         return False
     if isinstance(value, bool):
-        return not value
+        return False if value else None
     if isinstance(value, int | float):
         return value * 0.5 + 0.25
     if isinstance(value, tuple | list):
@@ -61,5 +65,7 @@ def controllable(saved: Leaves) -> list[str]:
     return [
         name
         for name, leaf in saved.items()
-        if not (isinstance(leaf, TensorLeaf) and leaf.local.numel() == 0) and not name.endswith(".params")
+        if not isinstance(leaf, Idle)
+        and not (isinstance(leaf, TensorLeaf) and leaf.local.numel() == 0)
+        and not name.endswith(".params")
     ]

@@ -35,15 +35,22 @@ class Extent:
 
     def put(self, part: torch.Tensor, whole: torch.Tensor) -> None:
         """Copy this part, of any shape, to its place in a tensor of shape `shape`."""
-        view = whole
-        for dimension, (begin, size) in enumerate(zip(self.offset, self.box, strict=True)):
-            view = view.narrow(dimension, begin, size)
-        if self.numel == math.prod(self.box):
-            view.copy_(part.reshape(self.box))
+        box = self._box_of(whole)
+        if self.numel == box.numel():
+            box.copy_(part.reshape(self.box))
             return
-        flat = view.reshape(-1).clone()
+        flat = box.reshape(-1).clone()
         flat[self.start : self.start + self.numel] = part.reshape(-1)
-        view.copy_(flat.reshape(self.box))
+        box.copy_(flat.reshape(self.box))
+
+    def take(self, whole: torch.Tensor) -> torch.Tensor:
+        """What a tensor of shape `shape` has at this part's place, as a tensor of shape (numel,)."""
+        return self._box_of(whole).reshape(-1)[self.start : self.start + self.numel]
+
+    def _box_of(self, whole: torch.Tensor) -> torch.Tensor:
+        for dimension, (begin, size) in enumerate(zip(self.offset, self.box, strict=True)):
+            whole = whole.narrow(dimension, begin, size)
+        return whole
 
 
 def whole(tensor: torch.Tensor) -> Extent:

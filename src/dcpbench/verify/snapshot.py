@@ -29,7 +29,18 @@ class TensorLeaf:
     placements: str | None
 
 
-Leaf = TensorLeaf | Any
+@dataclass(frozen=True)
+class Idle:
+    """An optimizer's entry for a parameter of which this rank holds no element.
+
+    Some optimizers and wrappers keep such entries and some do not, and FSDP1 keeps them or not from
+    one call to the next: they may be absent. Where both sides have one, they must be equal.
+    """
+
+    leaf: TensorLeaf | Any
+
+
+Leaf = TensorLeaf | Idle | Any
 Leaves = dict[str, Leaf]
 """Every piece of state by its name: tensors as `TensorLeaf`, all else as a copy of the value."""
 
@@ -47,11 +58,13 @@ def snapshot_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> Le
     leaves: Leaves = {}
     for parameter, entries in optimizer.state.items():
         local_shape = local_part(parameter).shape
+        idle = local_shape.numel() == 0
         for entry, value in entries.items():
             # A moment lies as its parameter does; a step counter or a factored moment does not.
             like = isinstance(value, torch.Tensor) and local_part(value).shape == local_shape
             extent = extents[id(parameter)] if like and local_shape else None
-            leaves[f"state.{names[id(parameter)]}.{entry}"] = _leaf(value, extent)
+            leaf = _leaf(value, extent)
+            leaves[f"state.{names[id(parameter)]}.{entry}"] = Idle(leaf) if idle else leaf
     for number, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
             if key == "params":

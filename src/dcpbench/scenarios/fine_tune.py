@@ -1,0 +1,108 @@
+"""Pre-train and save; fine-tune a model that holds the pre-trained one frozen, and save what is trained
+of it; restart from both checkpoints."""
+
+import inspect
+from dataclasses import replace
+
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+
+from dcpbench.checkpoint.state import PartState, SubmoduleState
+from dcpbench.scenarios import checks, steps
+from dcpbench.scenarios.cell import Cell, Skip
+from dcpbench.train.trainee import Trainee
+from dcpbench.verify.compare import Mismatch
+
+FROZEN = "pretrain."
+"""What the FQNs of the pre-trained model begin with in the one that is fine-tuned."""
+
+
+def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
+    """The frozen part is the pre-trained one bit for bit, before and after training; the trained part
+    resumes exactly; and the checkpoints of the fine-tuning hold nothing that is frozen.
+
+    Args:
+        cell: as every scenario has it.
+        layers: how many linear layers are trained on top of the pre-trained model.
+        submodules: load the pre-trained part by `submodules=`, which torch has deprecated.
+
+    Raises:
+        Skip: this torch has no `submodules=` any more.
+    """
+    if submodules and "submodules" not in inspect.signature(get_model_state_dict).parameters:
+        raise Skip("this torch has no submodules= any more")
+    before = cell.vary(folder="pre_training")
+    pretrained = steps.build(before)
+    pretraining = steps.open_storage(before)
+    steps.train(before, pretrained.trained, pretrained.data, until=cell.plan.train_steps)
+    saved = steps.save(before, pretrained.trained, pretraining)
+    steps.finish(before, saved, pretraining)
+    checks.verify_twin(before, pretrained)
+    base = checks.by_content(before, saved)
+
+    tuning = _tuning(cell, layers)
+    oracle = steps.build(tuning)
+    oracle.twin.model.get_submodule("pretrain").load_state_dict(pretrained.twin.model.state_dict())
+    storage = steps.open_storage(tuning)
+    checks.control_part(tuning, oracle.trained, FROZEN, base, "before the fine-tuning")
+    steps.load(tuning, oracle.trained, base, pretraining, state=_part(oracle.trained, submodules))
+    checks.verify_part(tuning, oracle.trained, FROZEN, base, "before the fine-tuning")
+    checkpoints = steps.train_and_save(tuning, oracle, storage)
+    checks.verify_part(tuning, oracle.trained, FROZEN, base, "after the fine-tuning")
+    checks.verify_twin(tuning, oracle)
+
+    target = steps.build_anew(tuning)
+    for number, checkpoint in enumerate(reversed(checkpoints)):
+        steps.make_different(tuning, target, number)
+        checks.prove_power(tuning, target, checkpoint)
+        steps.load(tuning, target, base, pretraining, state=_part(target, submodules))
+        steps.load(tuning, target, checkpoint, storage)
+        checks.verify_restored(tuning, target, checkpoint)
+        until = checkpoint.step + cell.plan.resume_steps
+        resumed = steps.train(tuning, target, oracle.data, until)
+        checks.verify_resumed(tuning, target, resumed, checkpoint, oracle, number)
+        checks.verify_unchanged(
+            tuning, target, FROZEN, checkpoint, f"after the restart from step {checkpoint.step}"
+        )
+        _verify_keys(tuning, target, steps.keys(checkpoint, storage), str(checkpoint))
+
+
+def _tuning(cell: Cell, layers: int) -> Cell:
+    """The cell with its model frozen inside another one; tensor parallelism shards what it did."""
+    model, parallel = cell.config.model, cell.config.parallel
+    inner = {"target": model.target, "options": model.options}
+    tuned = "dcpbench.train.models.FineTuned"
+    return cell.vary(
+        folder="fine_tuning",
+        model=replace(model, target=tuned, options={"pretrain": inner, "layers": layers}),
+        parallel=replace(
+            parallel, tp_plan={f"{FROZEN}{name}": style for name, style in parallel.tp_plan.items()}
+        ),
+    )
+
+
+def _part(trainee: Trainee, submodules: bool) -> dict[str, PartState | SubmoduleState]:
+    if submodules:
+        return {"model": SubmoduleState(trainee.model, "pretrain")}
+    return {"model": PartState(trainee.model, FROZEN)}
+
+
+def _verify_keys(cell: Cell, trainee: Trainee, keys: set[str], where: str) -> None:
+    """A checkpoint of the fine-tuning has each trained parameter and none that is frozen."""
+    frozen = {name for name in trainee.parameters() if name.startswith(FROZEN)}
+    trained = trainee.parameters().keys() - frozen
+
+    def wrong(found: set[str]) -> list[Mismatch]:
+        extra = [
+            Mismatch(name, "frozen, but in the checkpoint")
+            for name in sorted(frozen)
+            if any(f".{name}" in key for key in found)
+        ]
+        missing = [
+            Mismatch(name, "trained, but not in the checkpoint")
+            for name in sorted(trained)
+            if f"model.{name}" not in found
+        ]
+        return extra + missing
+
+    broken = wrong({f"model.{name}" for name in frozen})
+    checks.verify_contract(cell, wrong(keys), broken, frozen | trained, where)
