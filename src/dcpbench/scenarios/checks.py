@@ -1,7 +1,7 @@
 """What scenarios verify, each check with its negative control: the power to fail, shown in the cell."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from dcpbench.scenarios.cell import Cell
@@ -10,7 +10,7 @@ from dcpbench.train import trainee as trainees
 from dcpbench.train.trainee import Trainee
 from dcpbench.verify.compare import Mismatch, compare
 from dcpbench.verify.content import contents
-from dcpbench.verify.controls import controllable
+from dcpbench.verify.controls import controllable, made_different
 from dcpbench.verify.oracles import (
     TOLERANCES,
     compare_close,
@@ -29,9 +29,19 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
     tolerance = TOLERANCES[cell.config.tolerance.value]
     with cell.phase("verify"):
         twin.train(oracle.data, trained.train_state.step)
-        cell.check(
+        plain = trainees.build_plain(cell.config, cell.world, other_seed(cell, 0))
+        unrestored = plain.losses_without_training(oracle.data, range(1, trained.train_state.step + 1))
+
+        def against_twin(losses: list[float]) -> list[Mismatch]:
+            return losses_close(twin.train_state.losses, losses, 1, tolerance)
+
+        _verify_losses(
+            cell,
             "loss_twin_close",
-            losses_close(twin.train_state.losses, trained.train_state.losses, 1, tolerance),
+            against_twin,
+            _telling(trained.train_state.losses, trained.alive, 1),
+            trained.train_state.losses,
+            unrestored,
             "in the uninterrupted run",
         )
         expected = twin_state(twin.model, twin.optimizer)
@@ -44,7 +54,6 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
             ),
             "after the uninterrupted run",
         )
-        plain = trainees.build_plain(cell.config, cell.world, other_seed(cell, 0))
         plain.train(oracle.data, 1)
         other = twin_state(plain.model, plain.optimizer)
         reported = {found.name for found in compare_close(expected, other, tolerance)}
@@ -132,10 +141,7 @@ def verify_resumed(
         twins = oracle.twin.train_state.losses[first - 1 : last]
         plain = trainees.build_plain(cell.config, cell.world, other_seed(cell, number))
         unrestored = plain.losses_without_training(oracle.data, range(first, last + 1))
-        telling = {
-            loss_name(step): math.isfinite(loss) and loss != 0.0 and alive
-            for step, (loss, alive) in enumerate(zip(resumed, target.alive, strict=False), first)
-        }
+        telling = _telling(resumed, target.alive, first)
 
         def against_continued(losses: list[float]) -> list[Mismatch]:
             if same_layout:
@@ -149,17 +155,57 @@ def verify_resumed(
             ("loss_resume_equal" if same_layout else "loss_resume_close", against_continued),
             ("loss_twin_close", against_twin),
         ):
-            cell.check(check, compared(resumed), where)
-            reported = {mismatch.name for mismatch in compared(unrestored)}
-            fired = {name: means and name in reported for name, means in telling.items()}
-            cell.control(check, fired, where)
+            _verify_losses(cell, check, compared, telling, resumed, unrestored, where)
     cell.report.resumed[checkpoint.step] = resumed
+
+
+def _telling(losses: list[float], alive: list[bool], first: int) -> dict[str, bool]:
+    """Whether a step's loss means something: it is finite and not zero, and a gradient was there."""
+    return {
+        loss_name(step): math.isfinite(loss) and loss != 0.0 and lives
+        for step, (loss, lives) in enumerate(zip(losses, alive, strict=False), first)
+    }
+
+
+def _verify_losses(
+    cell: Cell,
+    check: str,
+    compared: Callable[[list[float]], list[Mismatch]],
+    telling: dict[str, bool],
+    losses: list[float],
+    unrestored: list[float],
+    where: str,
+) -> None:
+    """Losses by a comparison that must report those of a model from which nothing was restored."""
+    cell.check(check, compared(losses), where)
+    reported = {mismatch.name for mismatch in compared(unrestored)}
+    cell.control(check, {name: means and name in reported for name, means in telling.items()}, where)
 
 
 def control_equal(cell: Cell, check: str, expected: Leaves, other: Leaves, where: str) -> None:
     """The control of an equality check: `other` differs in everything, and it must be seen."""
     reported = {found.name for found in compare(expected, other)}
     cell.control(check, {name: name in reported for name in controllable(expected)}, where)
+
+
+def verify_equal(
+    cell: Cell, check: str, expected: Leaves, actual: Leaves, where: str, before: Leaves | None = None
+) -> None:
+    """State outside a trainee, against what was saved of it.
+
+    Args:
+        before: what it was before the load, for the negative control; else a changed copy is made.
+    """
+    with cell.phase("verify"):
+        cell.check(check, compare(expected, actual), where)
+        control_equal(cell, check, expected, made_different(expected) if before is None else before, where)
+
+
+def verify_untouched(cell: Cell, target: Trainee, before: Snapshot, saved: Checkpoint) -> None:
+    """All of a target but its model must be what it was before the load, and not what was saved."""
+    with cell.phase("verify"):
+        now, then, loaded = _beside_model(snapshot(target)), _beside_model(before), _beside_model(saved.snapshot)
+        verify_contract(cell, compare(then, now), compare(then, loaded), controllable(then), f"not loaded {saved}")
 
 
 def verify_contract(
@@ -187,6 +233,35 @@ def _part(cell: Cell, trainee: Trainee, prefix: str) -> tuple[Leaves, list[Misma
     return contents(leaves, cell.world.checkpoint_group)
 
 
+def verify_refused(
+    cell: Cell,
+    kind: type[BaseException],
+    message: str,
+    refused: Callable[[], None],
+    accepted: Callable[[], None],
+) -> None:
+    """What must be refused was, with an exception of this kind and a message that holds these words.
+
+    Args:
+        accepted: the same in a way that is allowed: the negative control.
+    """
+
+    def wrong(call: Callable[[], None]) -> list[Mismatch]:
+        try:
+            call()
+        except (Exception, kind) as error:  # noqa: BLE001 - which one it is, is the question
+            if isinstance(error, kind) and message in str(error):
+                return []
+            return [Mismatch("refusal", f"expected {kind.__name__}: {message}; got {type(error).__name__}: {error}")]
+        return [Mismatch("refusal", f"expected {kind.__name__}: {message}; it was not refused")]
+
+    verify_contract(cell, wrong(refused), wrong(accepted), ["refusal"], "of the save")
+
+
+def _beside_model(state: Snapshot) -> Leaves:
+    return {**state.optim_equal, **state.extra_equal}
+
+
 def _like(cell: Cell, saved: Snapshot, target: Trainee, when: str) -> Snapshot:
     """The state of a target, put together if what it is compared with is."""
     parts = snapshot(target)
@@ -197,5 +272,6 @@ def _whole(cell: Cell, parts: Snapshot, where: str) -> Snapshot:
     together: dict[str, Leaves] = {}
     for check, leaves in parts.by_check().items():
         together[check], wrong = contents(leaves, cell.world.checkpoint_group)
-        cell.check(check, wrong, where)
+        if wrong:
+            cell.check(check, wrong, where)
     return Snapshot(**together, by_content=True)

@@ -63,7 +63,7 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
         checks.verify_unchanged(
             tuning, target, FROZEN, checkpoint, f"after the restart from step {checkpoint.step}"
         )
-        _verify_keys(tuning, target, steps.keys(checkpoint, storage), str(checkpoint))
+        _verify_keys(tuning, target, steps.keys(checkpoint.checkpoint_id, storage), str(checkpoint))
 
 
 def _tuning(cell: Cell, layers: int) -> Cell:

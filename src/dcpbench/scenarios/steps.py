@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from dcpbench.checkpoint.saving import PendingSave
@@ -15,12 +16,7 @@ from dcpbench.train import trainee as trainees
 from dcpbench.train.batches import Batches
 from dcpbench.train.trainee import Trainee
 from dcpbench.verify.controls import perturb_model, perturb_optimizer
-from dcpbench.verify.snapshot import (
-    Leaves,
-    snapshot_model,
-    snapshot_objects,
-    snapshot_optimizer,
-)
+from dcpbench.verify.snapshot import Leaves, snapshot_model, snapshot_nested, snapshot_optimizer
 
 
 @dataclass(frozen=True)
@@ -135,7 +131,7 @@ def snapshot(trainee: Trainee) -> Snapshot:
     return Snapshot(
         model_equal=snapshot_model(trainee.model),
         optim_equal=snapshot_optimizer(trainee.model, trainee.optimizer),
-        extra_equal=snapshot_objects(
+        extra_equal=snapshot_nested(
             {
                 "tensor_object": trainee.tensor_object.contents(),
                 "train_state": trainee.train_state.contents(),
@@ -162,16 +158,25 @@ def save(
         saved = snapshot(trainee)
     with cell.phase("save"):
         checkpoint_id = str(cell.folder / (name or f"step-{step:04d}"))
-        write = pkgutil.resolve_name(cell.config.save.target)
-        pending: PendingSave = write(
-            (state or trainee.state)(),
-            checkpoint_id,
-            storage.writer,
-            cell.world.checkpoint_group,
-            **cell.config.save.options,
-        )
+        everything = (state or trainee.state)()
+        pending = write(cell, everything, checkpoint_id, storage, cell.world.checkpoint_group)
     cell.report.save_stall_s.append(pending.stall_s)
     return Checkpoint(step, checkpoint_id, saved, pending)
+
+
+def write(
+    cell: Cell,
+    state: dict[str, Any],
+    checkpoint_id: str,
+    storage: Storage,
+    process_group: dist.ProcessGroup | None,
+) -> PendingSave:
+    """Save a state dict the cell's way."""
+    target = pkgutil.resolve_name(cell.config.save.target)
+    pending: PendingSave = target(
+        state, checkpoint_id, storage.writer, process_group, **cell.config.save.options
+    )
+    return pending
 
 
 def finish(cell: Cell, checkpoint: Checkpoint, storage: Storage) -> None:
@@ -197,7 +202,7 @@ def load(
     """
     with cell.phase("load"):
         before = cell.report.phases.get("load", 0.0)
-        read(cell, target.state() if state is None else state, checkpoint, storage)
+        read(cell, target.state() if state is None else state, checkpoint.checkpoint_id, storage)
         if install:
             install()
     cell.report.load_s.append(cell.report.phases["load"] - before)
@@ -206,21 +211,21 @@ def load(
         plant(target, cell.world.rank, **cell.config.fault.options)
 
 
-def read(cell: Cell, state: dict[str, Any], checkpoint: Checkpoint, storage: Storage) -> None:
+def read(cell: Cell, state: dict[str, Any], checkpoint_id: str, storage: Storage) -> None:
     """`dcp.load` into a state dict."""
     dcp.load(
         state,
-        storage_reader=storage.reader(checkpoint.checkpoint_id),
+        storage_reader=storage.reader(checkpoint_id),
         process_group=cell.world.checkpoint_group,
     )
 
 
-def keys(checkpoint: Checkpoint, storage: Storage) -> set[str]:
+def keys(checkpoint_id: str, storage: Storage) -> set[str]:
     """What a checkpoint says that it holds, flattened: `model.net1.weight`, ….
 
     Its metadata is a pickle, and one that this cell wrote.
     """
-    return set(storage.reader(checkpoint.checkpoint_id).read_metadata().state_dict_metadata)
+    return set(storage.reader(checkpoint_id).read_metadata().state_dict_metadata)
 
 
 def other_seed(cell: Cell, number: int) -> int:

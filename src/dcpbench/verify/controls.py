@@ -4,6 +4,7 @@ Whatever the comparison then does not report as different, it could not have rep
 that restored nothing.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -49,6 +50,19 @@ def perturbed(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(perturbed(item) for item in value)
     raise TypeError(f"a hyperparameter of type {type(value).__name__} has no negative control yet")
+
+
+def made_different(leaves: Leaves) -> Leaves:
+    """A copy of leaves in which every one is another: a control where no unrestored state is at hand."""
+    generator = torch.Generator().manual_seed(0)
+    changed: Leaves = {}
+    for name, leaf in leaves.items():
+        if isinstance(leaf, TensorLeaf):
+            changed[name] = replace(leaf, local=leaf.local.clone())
+            _perturb(changed[name].local, generator)
+        else:
+            changed[name] = perturbed(leaf)
+    return changed
 
 
 def _perturb(local: torch.Tensor, generator: torch.Generator) -> None:

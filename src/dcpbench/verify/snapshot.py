@@ -73,11 +73,15 @@ def snapshot_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> Le
     return leaves
 
 
-def snapshot_objects(objects: dict[str, dict[str, Any]]) -> Leaves:
-    """Stateful objects by name, from what their `contents()` say."""
-    return {
-        f"{name}.{key}": _leaf(value) for name, contents in objects.items() for key, value in contents.items()
-    }
+def snapshot_nested(nested: dict[str, Any], prefix: str = "") -> Leaves:
+    """What nested dictionaries hold, by the path to it with dots between its keys."""
+    leaves: Leaves = {}
+    for key, value in nested.items():
+        if isinstance(value, dict):
+            leaves.update(snapshot_nested(value, f"{prefix}{key}."))
+        else:
+            leaves[f"{prefix}{key}"] = _leaf(value)
+    return leaves
 
 
 def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

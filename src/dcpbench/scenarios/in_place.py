@@ -1,0 +1,66 @@
+"""Load into state dicts that exist already: DCP fills their dictionaries and tensors, and makes none anew."""
+
+import copy
+from typing import Any
+
+import torch
+
+from dcpbench.scenarios import checks, steps
+from dcpbench.scenarios.cell import Cell
+from dcpbench.verify.compare import Mismatch
+from dcpbench.verify.snapshot import local_part
+
+
+def in_place(cell: Cell) -> None:
+    """The dictionaries are the same objects, their tensors are where they were, and what is set from
+    them has the saved values, the learning rate too."""
+    oracle = steps.build(cell)
+    storage = steps.open_storage(cell)
+    checkpoint = steps.train_and_save(cell, oracle, storage)[-1]
+    checks.verify_twin(cell, oracle)
+
+    target = steps.build_anew(cell)
+    steps.make_different(cell, target, 0)
+    checks.prove_power(cell, target, checkpoint)
+    stateful = target.state()
+    given = {name: each.state_dict() for name, each in stateful.items()}
+    filled = dict(given)
+    before = _places(given)
+    where = f"after the load {checkpoint}"
+
+    def verify_and_set() -> None:
+        places = {**_places(filled), "state": before["state"]}
+        checks.verify_contract(
+            cell, _moved(before, places), _moved(before, _places(copy.deepcopy(given))), before, where
+        )
+        for name, each in stateful.items():
+            each.load_state_dict(given[name])
+
+    steps.load(cell, target, checkpoint, storage, state=filled, install=verify_and_set)
+    checks.verify_restored(cell, target, checkpoint)
+    resumed = steps.train(cell, target, oracle.data, checkpoint.step + cell.plan.resume_steps)
+    checks.verify_resumed(cell, target, resumed, checkpoint, oracle, 0)
+
+
+Places = dict[str, tuple[object, int]]
+
+
+def _places(nested: dict[str, Any], path: str = "state") -> Places:
+    """Every dictionary and tensor by its path, and where a tensor's elements lie in memory."""
+    places: Places = {path: (nested, 0)}
+    for key, value in nested.items():
+        below = f"{path}.{key}"
+        if isinstance(value, dict):
+            places.update(_places(value, below))
+        elif isinstance(value, torch.Tensor):
+            places[below] = (value, local_part(value).data_ptr())
+    return places
+
+
+def _moved(before: Places, after: Places) -> list[Mismatch]:
+    """Paths at which there is another object, or the same one with its elements elsewhere."""
+    return [
+        Mismatch(path, "it is not the object that was given, or its elements lie elsewhere")
+        for path, (given, address) in before.items()
+        if path not in after or after[path][0] is not given or after[path][1] != address
+    ]

@@ -1,0 +1,47 @@
+"""An asynchronous save in a process group whose only backend is the accelerator's: its upload could not
+meet its peers from a thread."""
+
+import threading
+from pathlib import Path
+
+import torch.distributed as dist
+
+from dcpbench.scenarios import checks, steps
+from dcpbench.scenarios.cell import Cell
+from dcpbench.verify.compare import Mismatch
+
+
+def no_cpu_backend(cell: Cell) -> None:
+    """The save is refused with torch's own clear message, leaves nothing behind, and training goes on."""
+    oracle = steps.build(cell)
+    storage = steps.open_storage(cell)
+    steps.train(cell, oracle.trained, oracle.data, until=cell.config.train_steps)
+    device_only = dist.new_group(backend=dist.get_default_backend_for_device(cell.world.device.type))
+    refused, accepted = str(cell.folder / "refused"), str(cell.folder / "accepted")
+    threads = threading.active_count()
+
+    def save_without() -> None:
+        steps.write(cell, oracle.trained.state(), refused, storage, device_only).wait()
+
+    def save_with() -> None:
+        steps.write(cell, oracle.trained.state(), accepted, storage, cell.world.checkpoint_group).wait()
+
+    checks.verify_refused(
+        cell, AssertionError, "A CPU backend must be enabled for async save", save_without, save_with
+    )
+    held = [*_files(refused), *_threads(threads)]
+    broken = [*_files(accepted), *_threads(threads - 1)]
+    checks.verify_contract(cell, held, broken, ["files", "threads"], "after the refusal")
+    dist.destroy_process_group(device_only)
+    steps.train(cell, oracle.trained, oracle.data, until=cell.plan.last_step)
+    checks.verify_twin(cell, oracle)
+
+
+def _files(checkpoint_id: str) -> list[Mismatch]:
+    left = sorted(str(path) for path in Path(checkpoint_id).rglob("*"))
+    return [Mismatch("files", f"{left[0]} was left behind")] if left else []
+
+
+def _threads(before: int) -> list[Mismatch]:
+    more = threading.active_count() - before
+    return [Mismatch("threads", f"{more} more than before")] if more > 0 else []
