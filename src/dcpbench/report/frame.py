@@ -86,7 +86,7 @@ def _beside_axes(overrides: str) -> str:
 
 
 def _plain(value: object) -> str:
-    if value is None:
+    if value is None or value is pd.NA or value != value:
         return "-"
     return str(value).lower() if isinstance(value, bool) else str(value)
 

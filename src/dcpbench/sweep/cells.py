@@ -96,8 +96,12 @@ def _job(composed: DictConfig) -> DictConfig:
 
 
 def cell_name(overrides: Sequence[str]) -> str:
-    """A name for the cell that is also one for its folder: its overrides, made safe for a path."""
-    safe = re.sub(r"[^\w.,=+~#-]+", "_", ",".join(overrides)) or "default"
+    """A name for the cell that is also one for its folder: its overrides, made safe for a path.
+
+    The experiment that it is of is named only if there is nothing else to name it by.
+    """
+    beside = [item for item in overrides if not item.startswith("experiment=")]
+    safe = re.sub(r"[^\w.,=+~#-]+", "_", ",".join(beside or overrides)) or "default"
     if len(safe) <= _LONGEST_NAME:
         return safe
     digest = hashlib.sha256(",".join(overrides).encode()).hexdigest()

@@ -5,7 +5,7 @@ Hydra imports this file at every start, so what it needs to run a sweep is impor
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +46,36 @@ class DcpbenchLauncher(Launcher):
 
 
 class DcpbenchSweeper(BasicSweeper):
-    """Hydra's own product of lists, but a sweep that never started leaves no folder behind.
+    """Hydra's own product of lists, or the union of products that an experiment names; and a sweep that
+    never started leaves no folder behind.
 
     Cells are composed once, by the launcher, which refuses a wrong one before it starts any.
     """
+
+    def __init__(
+        self,
+        max_batch_size: int | None,
+        params: dict[str, str] | None = None,
+        matrix: dict[str, dict[str, Any]] | None = None,
+    ) -> None:
+        super().__init__(max_batch_size, params)
+        self.matrix = matrix or {}
+
+    def split_arguments(self, overrides: list[Any], max_batch_size: int | None) -> list[list[list[str]]]:
+        """The jobs of a sweep, in batches."""
+        if not self.matrix:
+            return super().split_arguments(overrides, max_batch_size)
+        from hydra.core.override_parser.overrides_parser import OverridesParser
+
+        from hydra_plugins.dcpbench_launcher.matrix import jobs
+
+        assert self.hydra_context is not None
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        blocks = {
+            name: parser.parse_overrides([f"{key}={_listed(values)}" for key, values in block.items()])
+            for name, block in self.matrix.items()
+        }
+        return list(self.split_overrides_to_chunks(jobs(blocks, overrides), max_batch_size))
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run the product of the lists in `arguments`."""
@@ -73,7 +99,17 @@ class LauncherConfig:
 
 @dataclass
 class SweeperConfig(BasicSweeperConf):
+    """`matrix` maps the name of each block to its keys, and those to lists: `{save: "sync,async"}`."""
+
     _target_: str = "hydra_plugins.dcpbench_launcher.launcher.DcpbenchSweeper"
+    matrix: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def _listed(values: Any) -> str:
+    """A block's values as they stand on the command line, whether YAML took them for a list or not."""
+    if isinstance(values, list | tuple):
+        return ",".join(_listed(value) for value in values)
+    return str(values).lower() if isinstance(values, bool) else str(values)
 
 
 _store = ConfigStore.instance()
