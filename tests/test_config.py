@@ -6,8 +6,8 @@ from dcpbench.config import Config, ConfigError, Device, ParallelConfig, Plan
 from dcpbench.sweep.machine import Machine
 from dcpbench.sweep.validity import resolve, why_skip
 
-GPUS = Machine(gpus=["a GPU"] * 2, description={})
-NO_GPU = Machine(gpus=[], description={})
+GPUS = Machine(gpus=2, description={})
+NO_GPU = Machine(gpus=0, description={})
 
 
 def hsdp(**sizes: int) -> ParallelConfig:

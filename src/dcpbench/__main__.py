@@ -12,6 +12,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from dcpbench.config import Config, ConfigError, conf_folder
 from dcpbench.results import INTERRUPTED, WRONG_CONFIGURATION
@@ -39,7 +40,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("dcpbench: interrupted before the first cell\n")
         sys.exit(INTERRUPTED)
-    except (ConfigError, HydraException, OmegaConfBaseException) as error:
+    except (ConfigError, HydraException, OmegaConfBaseException, YAMLError) as error:
         sys.stderr.write(f"dcpbench: {one_line(error)}\n")
         sys.exit(WRONG_CONFIGURATION)
 

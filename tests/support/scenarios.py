@@ -5,11 +5,17 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 
+from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.cell import Cell
+from dcpbench.verify.compare import compare
+from dcpbench.verify.content import contents
+from dcpbench.verify.controls import made_different
+from dcpbench.verify.snapshot import snapshot_model
 
 VICTIM = 2
 
@@ -54,6 +60,18 @@ def leaves_child(cell: Cell) -> None:
             child = subprocess.Popen(program, start_new_session=True)
             (cell.folder / "child.pid").write_text(str(child.pid))
         _wait_for_ever()
+
+
+def layouts(cell: Cell) -> None:
+    """A parallel model, put together from its ranks' parts, is the plain one from the same seed."""
+    oracle = steps.build(cell)
+    group = cell.world.checkpoint_group
+    with cell.phase("verify"):
+        expected = snapshot_model(oracle.twin.model)
+        content, wrong = contents(snapshot_model(oracle.trained.model), group)
+        plain = {name: replace(leaf, local=leaf.local.cpu()) for name, leaf in expected.items()}
+        cell.check("model_equal", [*wrong, *compare(plain, content)])
+        checks.control_equal(cell, "model_equal", plain, made_different(plain), "")
 
 
 def _wait_for_ever() -> None:

@@ -11,23 +11,30 @@ import torch
 
 
 def main(connection: Connection) -> None:
-    """Send the description and end."""
-    connection.send(describe())
+    """Send what a sweep must know to begin, then what takes longer to find out, and end."""
+    described = describe()
+    connection.send(described)
+    connection.send(details(described["gpu_count"]))
     connection.close()
     os._exit(0)
 
 
 def describe() -> dict[str, Any]:
     """The machine and its software, as it goes into `environment.json`."""
-    gpus = torch.cuda.device_count()
-    cuda = gpus > 0
     return {
         "torch": torch.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu_cores": len(os.sched_getaffinity(0)),
         "memory_bytes": psutil.virtual_memory().total,
-        "gpus": [torch.cuda.get_device_name(index) for index in range(gpus)],
+        "gpu_count": torch.cuda.device_count(),
         "cuda": torch.version.cuda,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
+    }
+
+
+def details(gpu_count: int) -> dict[str, Any]:
+    """What starts CUDA when it is asked, which takes more than a second."""
+    return {
+        "gpus": [torch.cuda.get_device_name(index) for index in range(gpu_count)],
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if gpu_count else None,
     }

@@ -204,8 +204,14 @@ def verify_equal(
 def verify_untouched(cell: Cell, target: Trainee, before: Snapshot, saved: Checkpoint) -> None:
     """All of a target but its model must be what it was before the load, and not what was saved."""
     with cell.phase("verify"):
-        now, then, loaded = _beside_model(snapshot(target)), _beside_model(before), _beside_model(saved.snapshot)
-        verify_contract(cell, compare(then, now), compare(then, loaded), controllable(then), f"not loaded {saved}")
+        now, then, loaded = (
+            _beside_model(snapshot(target)),
+            _beside_model(before),
+            _beside_model(saved.snapshot),
+        )
+        verify_contract(
+            cell, compare(then, now), compare(then, loaded), controllable(then), f"not loaded {saved}"
+        )
 
 
 def verify_contract(
@@ -252,7 +258,11 @@ def verify_refused(
         except (Exception, kind) as error:  # noqa: BLE001 - which one it is, is the question
             if isinstance(error, kind) and message in str(error):
                 return []
-            return [Mismatch("refusal", f"expected {kind.__name__}: {message}; got {type(error).__name__}: {error}")]
+            return [
+                Mismatch(
+                    "refusal", f"expected {kind.__name__}: {message}; got {type(error).__name__}: {error}"
+                )
+            ]
         return [Mismatch("refusal", f"expected {kind.__name__}: {message}; it was not refused")]
 
     verify_contract(cell, wrong(refused), wrong(accepted), ["refusal"], "of the save")

@@ -19,9 +19,13 @@ def no_cpu_backend(cell: Cell) -> None:
     device_only = dist.new_group(backend=dist.get_default_backend_for_device(cell.world.device.type))
     refused, accepted = str(cell.folder / "refused"), str(cell.folder / "accepted")
     threads = threading.active_count()
+    left: list[Mismatch] = []
 
     def save_without() -> None:
-        steps.write(cell, oracle.trained.state(), refused, storage, device_only).wait()
+        try:
+            steps.write(cell, oracle.trained.state(), refused, storage, device_only).wait()
+        finally:
+            left.extend([*_files(refused), *_threads(threads)])
 
     def save_with() -> None:
         steps.write(cell, oracle.trained.state(), accepted, storage, cell.world.checkpoint_group).wait()
@@ -29,9 +33,8 @@ def no_cpu_backend(cell: Cell) -> None:
     checks.verify_refused(
         cell, AssertionError, "A CPU backend must be enabled for async save", save_without, save_with
     )
-    held = [*_files(refused), *_threads(threads)]
     broken = [*_files(accepted), *_threads(threads - 1)]
-    checks.verify_contract(cell, held, broken, ["files", "threads"], "after the refusal")
+    checks.verify_contract(cell, left, broken, ["files", "threads"], "after the refusal")
     dist.destroy_process_group(device_only)
     steps.train(cell, oracle.trained, oracle.data, until=cell.plan.last_step)
     checks.verify_twin(cell, oracle)

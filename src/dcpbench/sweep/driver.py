@@ -85,7 +85,11 @@ class Sweep:
             KeyboardInterrupt: the user broke off.
         """
         commit, version = git_commit(), str(self.machine.description["torch"])
-        write_json(self.folder / ENVIRONMENT_JSON, {**self.machine.description, "git_commit": commit})
+
+        def describe() -> None:
+            write_json(self.folder / ENVIRONMENT_JSON, {**self.machine.description, "git_commit": commit})
+
+        describe()
         try:
             with ProgressDisplay(self.console, len(self.jobs)) as display:
                 for job in self.jobs:
@@ -100,6 +104,8 @@ class Sweep:
                 self._leaving.append(self._ranks)
                 self._ranks = None
         finally:
+            self.machine.complete()
+            describe()
             self._end_ranks()
             write_csv(self.folder, self.rows)
         return self.rows

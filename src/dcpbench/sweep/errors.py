@@ -25,6 +25,7 @@ def _sentence(text: str) -> str:
     text = re.sub(r"\n?To append to your config use \S+", "", text)
     text = re.sub(r"\n\s*(full_key|object_type|reference_type):", r"; \1:", text)
     text = re.sub(r"; (object_type|reference_type): *[^;\n]*", "", text)
+    text = re.split(r"\nConfig search path:", text, maxsplit=1)[0]
     head, *options = re.split(r"\n+Available options in '[^']*':\s*", text, maxsplit=1)
     said = " ".join(head.split())
     if options:

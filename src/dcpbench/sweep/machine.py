@@ -6,22 +6,43 @@ import os
 import platform
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 _PROBE_LIMIT_S = 120.0
+_DETAILS_LIMIT_S = 10.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Machine:
-    """Its GPUs by name, and all that is said of it in `environment.json`."""
+    """How many GPUs it has, and all that is said of it in `environment.json`."""
 
-    gpus: list[str]
+    gpus: int
     description: dict[str, Any]
+    _probe: BaseProcess | None = None
+    _more: Connection | None = None
+
+    def complete(self) -> None:
+        """Add to the description what takes longer to find out; waits for it."""
+        if self._more is None or self._probe is None:
+            return
+        with suppress(EOFError):
+            if self._more.poll(_DETAILS_LIMIT_S):
+                self.description.update(self._more.recv())
+        self._end()
+
+    def _end(self) -> None:
+        if self._more:
+            self._more.close()
+        if self._probe and self._probe.pid is not None:
+            self._probe.join(1)
+            self._probe.kill()
+        self._more = self._probe = None
 
 
 def fork_server(compiles: bool) -> ForkServerContext:
@@ -76,20 +97,21 @@ def probe(context: ForkServerContext) -> Machine:
     """
     here, there = context.Pipe()
     process = context.Process(target=_probe, args=(there,), daemon=True)
+    machine = Machine(0, {}, process, here)
     try:
         process.start()
         there.close()
         if not here.poll(_PROBE_LIMIT_S):
             raise RuntimeError(f"torch did not answer within {_PROBE_LIMIT_S:.0f} s of its import")
-        description = here.recv()
+        machine.description = here.recv()
     except EOFError:
+        machine._end()
         raise RuntimeError("torch cannot be imported here; see the error above") from None
-    finally:
-        here.close()
-        if process.pid is not None:
-            process.join(1)
-            process.kill()
-    return Machine(gpus=description["gpus"], description=description)
+    except BaseException:
+        machine._end()
+        raise
+    machine.gpus = machine.description["gpu_count"]
+    return machine
 
 
 def _probe(connection: Connection) -> None:

@@ -20,7 +20,7 @@ def resolve(config: Config, machine: Machine) -> Config:
     Raises:
         ConfigError: there are fewer GPUs than the configuration asks for.
     """
-    gpus = len(machine.gpus)
+    gpus = machine.gpus
     device = config.device
     if device is Device.auto:
         device = Device.cuda if gpus else Device.cpu

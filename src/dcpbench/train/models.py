@@ -51,8 +51,8 @@ class Nested(nn.Module):
         for layer in (self.layer1, self.layer2, self.layer3):
             x = F.relu(layer(x))
         x = self.sequential(x)
-        for layer in self.module_list:
-            x = layer(x)
+        for module in self.module_list:
+            x = module(x)
         return x
 
 

@@ -57,9 +57,12 @@ def made_different(leaves: Leaves) -> Leaves:
     generator = torch.Generator().manual_seed(0)
     changed: Leaves = {}
     for name, leaf in leaves.items():
-        if isinstance(leaf, TensorLeaf):
-            changed[name] = replace(leaf, local=leaf.local.clone())
-            _perturb(changed[name].local, generator)
+        if isinstance(leaf, Idle):
+            changed[name] = leaf
+        elif isinstance(leaf, TensorLeaf):
+            copied = replace(leaf, local=leaf.local.clone())
+            _perturb(copied.local, generator)
+            changed[name] = copied
         else:
             changed[name] = perturbed(leaf)
     return changed

@@ -87,15 +87,12 @@ def _fsdp1_extents(model: nn.Module) -> Iterator[tuple[int, Extent]]:
             continue
         flat = handle.flat_param
         described = zip(
-            flat._params, flat._shapes, flat._shard_param_infos, flat._param_extensions, strict=True
+            flat._params or (), flat._shapes, flat._shard_param_infos, flat._param_extensions, strict=True
         )
         for parameter, shape, part, spec in described:
             box, offset, outer = tuple(shape), (0,) * len(shape), tuple(shape)
             if spec is not None:  # the DTensorSpec of a parameter that TP had sharded before
                 outer = tuple(spec.shape)
                 box, offset = compute_local_shape_and_global_offset(outer, spec.mesh, spec.placements)
-            start = part.intra_param_start_idx if part.in_shard else 0
-            yield (
-                id(parameter),
-                Extent(outer, tuple(offset), tuple(box), start, part.numel_in_shard if part.in_shard else 0),
-            )
+            start, numel = part.intra_param_start_idx or 0, part.numel_in_shard or 0
+            yield id(parameter), Extent(outer, tuple(offset), tuple(box), start, numel)

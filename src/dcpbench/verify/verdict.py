@@ -42,7 +42,6 @@ class RankReport:
     """
 
     rank: int
-    skip: str | None = None
     checks: dict[str, CheckReport] = field(default_factory=dict)
     compiled: bool | None = None
     phases: dict[str, float] = field(default_factory=dict)
@@ -54,6 +53,7 @@ class RankReport:
     checkpoint_bytes: int | None = None
     peak_device_bytes: int | None = None
     peak_host_bytes: int | None = None
+    skip: str | None = None
 
 
 @dataclass(frozen=True)

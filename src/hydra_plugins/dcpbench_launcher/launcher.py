@@ -61,7 +61,10 @@ class DcpbenchSweeper(BasicSweeper):
         super().__init__(max_batch_size, params)
         self.matrix = matrix or {}
 
-    def split_arguments(self, overrides: list[Any], max_batch_size: int | None) -> list[list[list[str]]]:
+    # Static in Hydra, which calls it on its instance; the matrix is the instance's.
+    def split_arguments(  # type: ignore[override]
+        self, overrides: list[Any], max_batch_size: int | None
+    ) -> list[list[list[str]]]:
         """The jobs of a sweep, in batches."""
         if not self.matrix:
             return super().split_arguments(overrides, max_batch_size)

@@ -41,9 +41,8 @@ def jobs(blocks: Mapping[str, Sequence[Override]], given: Sequence[Override]) ->
 def _block_jobs(block: Sequence[Override], given: Sequence[Override]) -> list[Job]:
     swept = {override.get_key_element(): _items(override) for override in block}
     named = {override.get_key_element(): _items(override) for override in given}
-    lists = {key: items for key, items in named.items() if key not in swept}
-    for key, items in swept.items():
-        lists[key] = [item for item in items if item in named.get(key, items)]
+    lists = {key: [item for item in items if item in named.get(key, items)] for key, items in swept.items()}
+    lists.update((key, items) for key, items in named.items() if key not in swept)
     return [list(job) for job in itertools.product(*lists.values())]
 
 
@@ -70,6 +69,7 @@ def _nothing_left(blocks: Mapping[str, Sequence[Override]], given: Sequence[Over
     for override in given:
         key = override.get_key_element()
         if key in swept and not {item.partition("=")[2] for item in _items(override)} & set(swept[key]):
-            return f"{override.input_line}: the experiment has no such cell; its {key} is {', '.join(swept[key])}"
+            values = ", ".join(swept[key])
+            return f"{override.input_line}: the experiment has no such cell; its {key} is {values}"
     asked = " ".join(str(override.input_line) for override in given)
     return f"{asked}: the experiment has no cell with all of this"

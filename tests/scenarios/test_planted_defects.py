@@ -1,0 +1,47 @@
+"""Every scenario sees a defect in what is restored, and its row says which."""
+
+import pytest
+
+from conftest import Finished, run
+
+SEEN = {
+    "save_load": ("fail", "model_equal", "net3.weight in the checkpoint of step"),
+    "pretrained": ("fail", "model_equal", "net1.weight before the fine-tuning"),
+    "tuned": ("fail", "model_equal", "layer2.bias in the checkpoint of step"),
+    "moment": ("fail", "optim_equal", "state.net2.weight.exp_avg_sq in the checkpoint of step"),
+    "replica": ("fail", "model_equal", "replicas differ: index"),
+    "by_key": ("fail", "optim_equal", "net1.weight.exp_avg read by the key optimizer.state"),
+    "untouched": ("fail", "contract_held", "param_groups.0.lr not loaded"),
+    "swapped": ("fail", "extra_equal", "gathering.data in the checkpoint of step"),
+    "hangs": ("timeout", None, "still in load (rank 0, 1, 2, 3)"),
+    "overwritten": ("fail", "contract_held", "it was not refused"),
+    "second": ("fail", "model_equal", "net4.bias in the checkpoint of step 4"),
+    "alone": ("fail", "optim_equal", "state.net4.bias.exp_avg in the checkpoint of step"),
+    "elsewhere": ("fail", "contract_held", "state.model.net1.weight after the load"),
+    "lr": ("fail", "optim_equal", "param_groups.0.lr in the checkpoint of step"),
+    "replaced": ("fail", "contract_held", "stateful in the checkpoint of step 4: it was replaced"),
+    "tuple": ("fail", "extra_equal", "plain.list in the checkpoint of step 4: saved [1,"),
+}
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    return run(tmp_path_factory.mktemp("planted") / "sweep", "experiment=planted")
+
+
+@pytest.mark.parametrize("number", range(len(SEEN)), ids=list(SEEN))
+def test_a_planted_defect_is_seen_for_what_it_is(planted: Finished, number: int) -> None:
+    status, check, told = list(SEEN.values())[number]
+    row = planted.rows[number]
+    assert row["status"] == status, row["reason"]
+    assert told in row["reason"]
+    if check:
+        assert row[check] is False
+        assert f"{check}: rank " in row["reason"]
+
+
+def test_nothing_else_ran(planted: Finished) -> None:
+    assert len(planted.rows) == len(SEEN)
+    assert planted.status == 1

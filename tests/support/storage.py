@@ -1,0 +1,42 @@
+"""A storage that lies: what is read of one tensor has another lowest bit than what was written."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import FileSystemReader
+
+from dcpbench.checkpoint.storage import Storage, file
+from dcpbench.config import SaveConfig, StorageConfig
+
+
+class LyingReader(FileSystemReader):
+    """Flips the lowest bit of the first element of each part that it reads of `fqn`."""
+
+    def __init__(self, path: str, fqn: str) -> None:
+        super().__init__(path)
+        self.fqn = fqn
+
+    def read_data(self, plan: Any, planner: Any) -> Any:
+        done = super().read_data(plan, planner)
+        done.wait()
+        for item in plan.items:
+            if item.storage_index.fqn == self.fqn:
+                with torch.no_grad():
+                    part = planner.resolve_tensor(item)
+                    part.view(torch.int32)[(0,) * part.ndim] ^= 1
+        return done
+
+
+def lying(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
+    """`file`, but a bit of `options.fqn` comes back flipped."""
+    options = dict(config.options)
+    fqn = options.pop("fqn")
+    honest = file(folder, replace(config, options=options), save)
+    return replace(honest, reader=lambda checkpoint_id: LyingReader(checkpoint_id, fqn))
+
+
+def careless(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
+    """`file`, but it always overwrites."""
+    return file(folder, replace(config, options={**config.options, "overwrite": True}), save)

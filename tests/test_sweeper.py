@@ -1,0 +1,95 @@
+"""A union of products: what an experiment names, and what the command line chooses of it."""
+
+from pathlib import Path
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+
+from conftest import run
+from dcpbench.config import ConfigError
+from hydra_plugins.dcpbench_launcher.matrix import jobs
+
+BLOCKS = {
+    "end_to_end": ["scenario=save_load", "parallel=fsdp,hsdp", "compile=false,true"],
+    "hsdp": ["scenario=save_load", "parallel=hsdp", "model=even,uneven"],
+    "convert": ["scenario=convert", "parallel=hsdp", "load_parallel=fsdp"],
+}
+
+
+def parsed(*items: str) -> list[Override]:
+    return OverridesParser.create().parse_overrides(list(items))
+
+
+def chosen(*given: str) -> list[str]:
+    blocks = {name: parsed(*items) for name, items in BLOCKS.items()}
+    return [" ".join(job) for job in jobs(blocks, parsed(*given))]
+
+
+def test_every_block_is_a_product_in_its_order() -> None:
+    assert chosen() == [
+        "scenario=save_load parallel=fsdp compile=False",
+        "scenario=save_load parallel=fsdp compile=True",
+        "scenario=save_load parallel=hsdp compile=False",
+        "scenario=save_load parallel=hsdp compile=True",
+        "scenario=save_load parallel=hsdp model=even",
+        "scenario=save_load parallel=hsdp model=uneven",
+        "scenario=convert parallel=hsdp load_parallel=fsdp",
+    ]
+
+
+def test_the_command_line_chooses_among_what_is_swept_and_sets_the_rest() -> None:
+    assert chosen("parallel=fsdp", "seed=1,2") == [
+        f"scenario=save_load parallel=fsdp compile={compiled} seed={seed}"
+        for compiled in (False, True)
+        for seed in (1, 2)
+    ]
+    # The third, of the block hsdp, is the second once more.
+    assert chosen("compile=true", "scenario=save_load", "model=even") == [
+        "scenario=save_load parallel=fsdp compile=True model=even",
+        "scenario=save_load parallel=hsdp compile=True model=even",
+    ]
+
+
+@pytest.mark.parametrize("number", range(7))
+def test_all_that_a_cell_is_made_of_asks_for_it_alone(number: int) -> None:
+    job = chosen("seed=3")[number]
+    assert chosen(*job.split()) == [job]
+
+
+def test_a_job_that_two_blocks_have_runs_once() -> None:
+    blocks = {name: parsed("parallel=ddp,fsdp") for name in ("one", "other")}
+    assert jobs(blocks, []) == [["parallel=ddp"], ["parallel=fsdp"]]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["parallel=ddp"], "parallel=ddp: the experiment has no such cell; its parallel is fsdp, hsdp"),
+        (["scenario=convert", "parallel=fsdp"], "the experiment has no cell with all of this"),
+        (["seed=interval(0,1)"], "seed=interval(0,1): only lists can be swept"),
+    ],
+)
+def test_a_choice_that_leaves_nothing_says_what_there_is(given: list[str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told.replace("(", r"\(").replace(")", r"\)")):
+        chosen(*given)
+
+
+@pytest.mark.slow
+def test_the_command_that_is_printed_runs_just_that_cell(tmp_path: Path) -> None:
+    known = tmp_path / "none.yaml"
+    known.write_text("[]\n")
+    first = run(
+        tmp_path / "first",
+        "experiment=seeds",
+        "scenario=key_order",
+        "saves=1",
+        "device=cpu",
+        f"known_failures={known}",
+    )
+    assert [row["status"] for row in first.rows] == ["pass", "fail"]
+    (again,) = [line for line in first.out.splitlines() if "again: " in line]
+    words = again.split("python -m dcpbench ")[1].split()
+    second = run(tmp_path / "second", *words)
+    assert [row["cell"] for row in second.rows] == [first.rows[1]["cell"]]
+    assert first.rows[1]["cell"].startswith("scenario=key_order,parallel=fsdp_tp")

@@ -1,0 +1,123 @@
+"""Parts and wholes, by brute force: wherever a tensor is cut, it comes together again."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dcpbench.verify.content import _put_together, contents
+from dcpbench.verify.layout import Extent, whole
+from dcpbench.verify.snapshot import Idle, TensorLeaf
+
+Held = dict[int, tuple[Extent, torch.Tensor]]
+
+
+def tensor_of(shape: list[int]) -> torch.Tensor:
+    return torch.arange(math.prod(shape), dtype=torch.float32).reshape(shape)
+
+
+def cut_rows(tensor: torch.Tensor, ranks: int, dimension: int) -> Held:
+    """As a DTensor is sharded: boxes, the last of which may be smaller or empty."""
+    held: Held = {}
+    begin = 0
+    shape = tuple(tensor.shape)
+    for rank, part in enumerate(tensor.tensor_split(ranks, dimension)):
+        offset = tuple(begin if index == dimension else 0 for index in range(tensor.ndim))
+        held[rank] = (Extent(shape, offset, tuple(part.shape), 0, part.numel()), part)
+        begin += part.shape[dimension]
+    return held
+
+
+def cut_flat(tensor: torch.Tensor, cuts: list[int]) -> Held:
+    """As FSDP1 cuts a flattened parameter: anywhere."""
+    shape = tuple(tensor.shape)
+    ends = [*sorted(cut % (tensor.numel() + 1) for cut in cuts), tensor.numel()]
+    held: Held = {}
+    begin = 0
+    for rank, end in enumerate(ends):
+        part = tensor.reshape(-1)[begin:end]
+        held[rank] = (Extent(shape, (0,) * len(shape), shape, begin, end - begin), part)
+        begin = end
+    return held
+
+
+shapes = st.lists(st.integers(1, 6), min_size=1, max_size=3)
+
+
+@settings(deadline=None, max_examples=100)
+@given(shape=shapes, ranks=st.integers(1, 5), data=st.data())
+def test_cut_anywhere_and_put_together(shape: list[int], ranks: int, data: st.DataObject) -> None:
+    tensor = tensor_of(shape)
+    dimension = data.draw(st.integers(0, len(shape) - 1))
+    cuts = data.draw(st.lists(st.integers(0, 300), max_size=4))
+    for held in (cut_rows(tensor, ranks, dimension), cut_flat(tensor, cuts), {0: (whole(tensor), tensor)}):
+        leaf, wrong = _put_together(held)
+        assert wrong is None
+        assert torch.equal(leaf.local, tensor)
+        # The value is its own global index: where an extent says an element lies, it lies.
+        for extent, part in held.values():
+            assert torch.equal(extent.take(tensor), part.reshape(-1))
+            for local, value in enumerate(part.reshape(-1).tolist()):
+                index = extent.global_index(local)
+                assert tensor[tuple(index)].item() == value
+
+
+@settings(deadline=None, max_examples=50)
+@given(shape=shapes, ranks=st.integers(2, 5), data=st.data())
+def test_a_part_that_nobody_holds_is_told(shape: list[int], ranks: int, data: st.DataObject) -> None:
+    held = cut_rows(tensor_of(shape), ranks, 0)
+    missing = data.draw(st.sampled_from([rank for rank, (extent, _) in held.items() if extent.numel]))
+    extent, _ = held.pop(missing)
+    _, wrong = _put_together(held)
+    if not held or all(not other.numel for other, _ in held.values()):
+        return
+    assert wrong is not None
+    assert f"no rank holds {extent.numel} of" in wrong
+    assert str(extent.global_index(0)) in wrong
+
+
+@settings(deadline=None, max_examples=50)
+@given(shape=shapes, at=st.integers(0, 10_000), victim=st.integers(0, 2))
+def test_a_replica_that_drifted_is_told_at_its_index(shape: list[int], at: int, victim: int) -> None:
+    replicas = [tensor_of(shape) for _ in range(3)]
+    flat = replicas[victim].reshape(-1)
+    at %= flat.numel()
+    flat.view(torch.int32)[at] ^= 1
+    _, wrong = _put_together({rank: (whole(one), one) for rank, one in enumerate(replicas)})
+    index = whole(replicas[0]).global_index(at)
+    assert wrong is not None
+    assert f"replicas differ: index {index}" in wrong
+
+
+def test_nan_and_zeros_are_told_apart_by_their_bits() -> None:
+    nan = torch.tensor([math.nan])
+    assert _put_together({0: (whole(nan), nan), 1: (whole(nan), nan.clone())})[1] is None
+    zeros = torch.tensor([0.0]), torch.tensor([-0.0])
+    assert _put_together({rank: (whole(one), one) for rank, one in enumerate(zeros)})[1]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.bool, torch.complex64, torch.int8]
+)
+def test_every_dtype_comes_together(dtype: torch.dtype) -> None:
+    tensor = torch.tensor([0, 1, 1, 0, 1, 0]).to(dtype)
+    leaf, wrong = _put_together(cut_flat(tensor, [1, 4]))
+    assert wrong is None
+    assert leaf.local.dtype == dtype
+    assert torch.equal(leaf.local.view(torch.uint8), tensor.view(torch.uint8))
+
+
+def test_values_on_which_ranks_do_not_agree_are_told() -> None:
+    assert _put_together({0: 0.1, 1: 0.1}) == (0.1, None)
+    _, wrong = _put_together({0: 0.1, 3: 0.2})
+    assert wrong == "rank 0 has 0.1, rank 3 0.2"
+
+
+def test_entries_of_parameters_without_elements_here_are_left_to_the_others() -> None:
+    tensor = torch.ones(2)
+    leaf = TensorLeaf(tensor, whole(tensor), None)
+    everything, wrong = contents({"step": Idle(leaf), "exp_avg": leaf}, None)
+    assert list(everything) == ["exp_avg"]
+    assert wrong == []
