@@ -26,7 +26,7 @@ def test_the_table_shows_the_axes_that_vary(tmp_path: Path) -> None:
     table = summary(read_frame(sweep)[0])
     assert list(table["model"]) == ["even", "uneven"]
     assert list(table["model="]) == ["yes", "NO"]
-    assert list(table["optim="]) == ["-", "-"]
+    assert "optim=" not in table, "a check that no cell made says nothing"
     assert list(table["save_s"]) == ["0.250", "-"]
     assert "optimizer" not in table
 

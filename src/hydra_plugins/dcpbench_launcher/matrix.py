@@ -69,7 +69,7 @@ def _nothing_left(blocks: Mapping[str, Sequence[Override]], given: Sequence[Over
     for override in given:
         key = override.get_key_element()
         if key in swept and not {item.partition("=")[2] for item in _items(override)} & set(swept[key]):
-            values = ", ".join(swept[key])
-            return f"{override.input_line}: the experiment has no such cell; its {key} is {values}"
+            may_be = ", ".join(swept[key])
+            return f"{override.input_line}: the experiment has no such cell; its {key} is {may_be}"
     asked = " ".join(str(override.input_line) for override in given)
     return f"{asked}: the experiment has no cell with all of this"
