@@ -2,7 +2,16 @@
 
 import pytest
 
-from dcpbench.config import Config, ConfigError, Device, ParallelConfig, Plan
+from dcpbench.config import (
+    Config,
+    ConfigError,
+    Device,
+    ModelConfig,
+    Only,
+    ParallelConfig,
+    Plan,
+    ScenarioConfig,
+)
 from dcpbench.sweep.machine import Machine
 from dcpbench.sweep.validity import resolve, why_skip
 
@@ -69,3 +78,47 @@ def test_a_batch_must_divide_over_the_ranks() -> None:
     asked.model.batch_size = 5
     with pytest.raises(ConfigError, match=r"model\.batch_size=5"):
         why_skip(asked, resolve(asked, NO_GPU))
+
+
+def scenario(**given: object) -> ScenarioConfig:
+    return ScenarioConfig(name="mine", target="x", **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (
+            Config(scenario=scenario(only={"compile": Only(["true"], "it is about graphs")})),
+            "scenario=mine takes compile=true and not false: it is about graphs",
+        ),
+        (Config(scenario=scenario(process_group=False), world_size=4), "one process without a process group"),
+        (
+            Config(scenario=scenario(), load_parallel=hsdp()),
+            "load_parallel=hsdp: scenario=mine loads under the parallelism that it saved with",
+        ),
+        (
+            Config(
+                scenario=scenario(converts=True),
+                load_parallel=ParallelConfig(name="tp", target="x", mesh=["tp"], tp=4),
+                model=ModelConfig(name="plain", target="x"),
+            ),
+            "parallel=tp: model=plain has no tp_plan",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_a_skip_with_its_reason(config: Config, told: str) -> None:
+    reason = why_skip(config, resolve(config, NO_GPU))
+    assert reason is not None
+    assert told in reason
+
+
+def test_an_axis_that_does_not_exist_is_refused() -> None:
+    config = Config(scenario=scenario(only={"paralel": Only(["ddp"], "of a typo")}))
+    with pytest.raises(ConfigError, match=r"only\.paralel: there is no such axis"):
+        why_skip(config, resolve(config, NO_GPU))
+
+
+def test_the_mesh_that_is_loaded_under_must_fit_too() -> None:
+    config = Config(scenario=scenario(converts=True), load_parallel=hsdp(dp_replicate=3))
+    with pytest.raises(ConfigError, match="cannot be made to multiply"):
+        why_skip(config, resolve(config, NO_GPU))

@@ -53,6 +53,7 @@ def test_the_wheel_holds_conf_and_the_launcher(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert "dcpbench/conf/config.yaml" in names
     assert "dcpbench/conf/known_failures.yaml" in names
+    assert "dcpbench/conf/experiment/seeds.yaml" in names
     assert "hydra_plugins/dcpbench_launcher/launcher.py" in names
     assert "hydra_plugins/__init__.py" not in names
     assert not [name for name in names if name.startswith(("tests", "conf/"))]
@@ -64,8 +65,14 @@ def test_it_runs_from_another_folder_with_a_users_own_group(elsewhere: Path, tmp
     (own / "tiny.yaml").write_text(
         "name: tiny\ntarget: dcpbench.train.models.Mlp\noptions: {sizes: [3, 4, 2]}\n"
     )
+    parallelism = tmp_path / "own" / "parallel" / "mine.yaml"
+    parallelism.parent.mkdir()
+    parallelism.write_text(
+        "name: mine\ntarget: dcpbench.train.parallel.fsdp2\nmesh: [dp_shard]\ndp_shard: -1\n"
+    )
+    words = ["model=tiny", "device=cpu", "world_size=2", "scenario=convert", "load_parallel=mine"]
     ended = subprocess.run(
-        [elsewhere, "-m", "dcpbench", "--config-dir", "own", "model=tiny", "device=cpu", "world_size=2"],
+        [elsewhere, "-m", "dcpbench", "--config-dir", "own", *words],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -4,8 +4,10 @@
 wrong; one line says what, and nothing was started. 130: interrupted.
 """
 
+import argparse
 import os
 import sys
+from pathlib import Path
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -24,6 +26,19 @@ def refuse_one_job(config: DictConfig) -> None:
     raise ConfigError("hydra.mode, hydra/launcher: dcpbench runs cells with its own launcher only")
 
 
+def register_groups(arguments: list[str]) -> None:
+    """Tell Hydra the schema, and that every parallelism is a value of `load_parallel` too."""
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config-dir", "-cd", type=Path)
+    given = parser.parse_known_args(arguments)[0].config_dir
+    for folder in (conf_folder(), given):
+        for path in sorted(folder.glob("parallel/*.yaml")) if folder else ():
+            same = {"defaults": [{"/parallel@_here_": path.stem}, "_self_"]}
+            store.store(group="load_parallel", name=path.stem, node=same)
+
+
 def main() -> None:
     """Run the command line; ends the process with its exit status."""
     # Hydra then raises instead of printing its own, longer, message.
@@ -34,7 +49,7 @@ def main() -> None:
                 "RANK and WORLD_SIZE are set: dcpbench starts its ranks itself and does not run under "
                 "torchrun or srun yet"
             )
-        ConfigStore.instance().store(name="schema", node=Config)
+        register_groups(sys.argv[1:])
         app = hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")
         app(refuse_one_job)()
     except KeyboardInterrupt:

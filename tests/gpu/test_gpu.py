@@ -44,3 +44,20 @@ def test_fsdp1_with_tp_is_known_on_gpus_too(tmp_path: Path) -> None:
     ended = run(tmp_path / "sweep", "-m", "parallel=fsdp_tp", "save=sync,async_cached", timeout_s=300)
     assert [row["status"] for row in ended.rows] == ["xfail"] * 2, ended.out
     assert ended.status == 0
+
+
+def test_the_experiment_of_pytorchs_own_tests_on_gpus(tmp_path: Path) -> None:
+    ended = run(tmp_path / "sweep", "experiment=seeds", timeout_s=300)
+    assert ended.status == 0, ended.out
+    assert {row["status"] for row in ended.rows} == {"pass", "xfail"}
+    assert ended.row(scenario="no_cpu_backend")["contract_held"] is True
+    assert ended.row(save="async_cached")["status"] == "pass"
+
+
+def test_a_save_that_should_have_been_refused_is_seen(tmp_path: Path) -> None:
+    which = ("scenario.options.scenario=no_cpu_backend", "scenario.options.defect=accepting")
+    ended = run(tmp_path / "sweep", "scenario=planted", *which, "parallel=ddp", "save=async", timeout_s=200)
+    (row,) = ended.rows
+    assert row["status"] == "fail"
+    assert "refusal of the save: expected AssertionError" in row["reason"]
+    assert "it was not refused" in row["reason"]

@@ -4,6 +4,7 @@ Each takes the plain model (already on its device), the device mesh of the cell 
 parallelism has no mesh) and its configuration, and returns the module to train.
 """
 
+import fnmatch
 from typing import cast
 
 import torch
@@ -64,9 +65,17 @@ def fsdp2(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Modu
 
 
 def _tensor_parallel(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> DeviceMesh:
-    """Apply the TP plan in place where the mesh has a tp dimension; return the data-parallel mesh."""
+    """Apply the TP plan in place where the mesh has a tp dimension; return the data-parallel mesh.
+
+    Raises:
+        ValueError: the plan names a module that the model does not have, which torch only warns of.
+    """
     if "tp" not in config.mesh:
         return mesh
+    names = [name for name, _ in model.named_modules()]
+    for name in config.tp_plan:
+        if not fnmatch.filter(names, name):
+            raise ValueError(f"parallel.tp_plan: the model has no module {name}")
     plan = {name: _STYLES[style]() for name, style in config.tp_plan.items()}
     parallelize_module(model, mesh["tp"], plan)
     return mesh[tuple(name for name in config.mesh if name != "tp")]
