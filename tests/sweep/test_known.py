@@ -46,6 +46,24 @@ def test_other_cells_and_other_versions_are_not_covered() -> None:
     assert after("fail", failed, torch="2.10.1") == "fail"
 
 
+def test_a_listed_error_is_expected_and_no_other() -> None:
+    listed = KnownFailure(
+        id="names",
+        cells={"parallel": "fsdp"},
+        torch=">=2",
+        error=r"rank \d in load: KeyError: .*",
+        reason="x",
+    )
+    for reason, expected in (
+        ("rank 3 in load: KeyError: 'a'", "xfail"),
+        ("rank 3 in save: KeyError: 'a'", "error"),
+        ("before rank 3 in load: KeyError: 'a'", "error"),
+    ):
+        seen = row(status="error", reason=reason, parallel="fsdp", torch_version="2.13.0")
+        apply(seen, {}, [listed])
+        assert seen.status == expected
+
+
 @pytest.mark.parametrize(
     ("status", "expected"),
     [("pass", "xpass"), ("vacuous", "vacuous"), ("error", "error"), ("skip", "skip")],
@@ -56,7 +74,11 @@ def test_what_did_not_fail(status: str, expected: str) -> None:
 
 def test_the_list_of_the_house_is_whole() -> None:
     known = read(conf_folder() / "known_failures.yaml")
-    assert {each.id for each in known} == {"fsdp1-tp-optimizer-state", "fsdp1-tp-unfreezes"}
+    assert {each.id for each in known} == {
+        "fsdp1-tp-optimizer-state",
+        "fsdp1-tp-unfreezes",
+        "compiled-fsdp1-names",
+    }
     for each in known:
         assert each.link is not None
         assert (Path(__file__).parents[2] / each.link).is_file()
@@ -70,6 +92,7 @@ def test_the_list_of_the_house_is_whole() -> None:
         ("- {id: a, torch: new, checks: {model_equal: .*}, reason: b}", "new"),
         ("- {id: a, torch: '>=2', checks: {model_equal: '('}, reason: b}", "known_failures="),
         ("- {ids: a}", "ids"),
+        ("- {id: a, torch: '>=2', reason: b}", "neither checks nor an error"),
         ("- [", "known_failures="),
     ],
 )
