@@ -49,6 +49,8 @@ def test_a_plan_saves_while_it_trains() -> None:
     plan = Plan(train_steps=2, saves=3, resume_steps=5)
     assert plan.save_steps == [2, 4, 6]
     assert plan.last_step == 11
+    assert Plan(train_steps=2, saves=2, resume_steps=1, save_at=0).save_steps == [0, 2, 4]
+    assert Plan(train_steps=2, saves=2, resume_steps=1, save_at=4).save_steps == [2, 4]
 
 
 def test_the_device_is_what_there_is() -> None:

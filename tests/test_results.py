@@ -33,7 +33,15 @@ def test_the_contract_of_columns() -> None:
     """A column is never renamed or moved: tools read these rows."""
     assert COLUMNS[:4] == ("cell", "status", "reason", "scenario")
     assert COLUMNS[37:41] == ("torch_version", "git_commit", "started_at", "schema_version")
-    assert COLUMNS[41:] == ("load_parallel", "loss_resume_close", "contract_held")
+    assert COLUMNS[41:] == (
+        "load_parallel",
+        "loss_resume_close",
+        "contract_held",
+        "checkpoint_whole",
+        "save_harmless",
+        "fault",
+        "fault_seen",
+    )
 
 
 def test_rows_come_back(tmp_path: Path) -> None:

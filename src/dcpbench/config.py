@@ -46,6 +46,15 @@ class Isolation(Enum):
     fresh = "fresh"
 
 
+class Place(Enum):
+    """Where a fault is planted."""
+
+    restored = "restored"
+    live = "live"
+    staged = "staged"
+    written = "written"
+
+
 class Tolerance(Enum):
     """The named tolerance profiles of `dcpbench.verify.oracles`."""
 
@@ -170,10 +179,11 @@ class ModelConfig:
 
 @dataclass
 class OptimizerConfig:
-    """An optimizer: `target(params, lr=..., ...)`; what is null is left to the optimizer's default."""
+    """An optimizer: `target(groups(model), lr=..., ...)`; what is null is left to its default."""
 
     name: str = MISSING
     target: str = MISSING
+    groups: str = "dcpbench.train.groups.one"
     lr: float = MISSING
     weight_decay: float | None = None
     momentum: float | None = None
@@ -219,10 +229,18 @@ class StorageConfig:
 
 @dataclass
 class FaultConfig:
-    """A defect planted on purpose, `target(trainee, rank)` right after a load; null plants none."""
+    """A defect planted on purpose by `target`, null for none, and what has to stand in the row's reason.
+
+    `at` says where: after a load in what was `restored`, in the `live` state right after a save, in
+    what is `staged` to be saved, in the files that were `written`. The modules of
+    `dcpbench.verify.faults` say what `target` is called with. `sees` is a regular expression.
+    """
 
     name: str = MISSING
     target: str | None = None
+    at: Place = Place.restored
+    sees: str = ""
+    only: dict[str, Only] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -253,6 +271,7 @@ class Config:
     train_steps: int = 2
     resume_steps: int = 2
     saves: int = 3
+    save_at: int | None = None
     tolerance: Tolerance = Tolerance.standard
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
     isolation: Isolation = Isolation.warm
@@ -271,7 +290,7 @@ class Config:
             ConfigError: there is no such axis.
         """
         if axis not in self.__dataclass_fields__:
-            raise ConfigError(f"scenario={self.scenario.name}: only.{axis}: there is no such axis")
+            raise ConfigError(f"only.{axis}: there is no such axis")
         value = getattr(self, axis)
         if isinstance(value, bool):
             return str(value).lower()
@@ -293,6 +312,8 @@ class Config:
         for key, value in at_least_one.items():
             if value < 1:
                 raise ConfigError(f"{key}={value}: must be at least 1")
+        if self.save_at is not None and self.save_at < 0:
+            raise ConfigError(f"save_at={self.save_at}: must be a step, at least 0")
         if self.timeouts.cell_s <= 0:
             raise ConfigError(f"timeouts.cell_s={self.timeouts.cell_s}: must be more than 0 seconds")
         if self.world_size != "auto" and (isinstance(self.world_size, str) or self.world_size < 1):
@@ -308,11 +329,13 @@ class Plan:
     train_steps: int
     saves: int
     resume_steps: int
+    save_at: int | None = None
 
     @property
     def save_steps(self) -> list[int]:
-        """The step counts at which a checkpoint is written."""
-        return [self.train_steps * (index + 1) for index in range(self.saves)]
+        """The step counts at which a checkpoint is written; 0 is before any optimizer state exists."""
+        regular = {self.train_steps * (index + 1) for index in range(self.saves)}
+        return sorted(regular | ({self.save_at} if self.save_at is not None else set()))
 
     @property
     def last_step(self) -> int:

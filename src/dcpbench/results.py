@@ -37,6 +37,8 @@ CHECKS = (
     "state_twin_close",
     "loss_resume_close",
     "contract_held",
+    "checkpoint_whole",
+    "save_harmless",
 )
 """The checks of a cell, each a column: true, false, or null where it did not apply."""
 
@@ -99,6 +101,10 @@ class Row:
     load_parallel: str | None = None
     loss_resume_close: bool | None = None
     contract_held: bool | None = None
+    checkpoint_whole: bool | None = None
+    save_harmless: bool | None = None
+    fault: str | None = None
+    fault_seen: bool | None = None
     details: dict[str, Any] = field(default_factory=dict)
 
 
@@ -106,11 +112,19 @@ COLUMNS = tuple(item.name for item in fields(Row) if item.name != "details")
 
 
 def exit_status(rows: Iterable[Row]) -> int:
-    """0 when every row is as it should be and at least one cell ran, else 1."""
-    statuses = [row.status for row in rows]
-    if any(status not in PASSING for status in statuses):
+    """0 when every row is as it should be and at least one cell ran, else 1.
+
+    A cell with a planted fault is as it should be when the fault was seen for what it is.
+    """
+    rows = list(rows)
+    if not all(as_it_should_be(row) for row in rows):
         return 1
-    return 0 if any(status != "skip" for status in statuses) else 1
+    return 0 if any(row.status != "skip" for row in rows) else 1
+
+
+def as_it_should_be(row: Row) -> bool:
+    """Whether a row is what one wants to see."""
+    return row.status in PASSING if row.fault_seen is None else row.fault_seen
 
 
 def append_row(folder: Path, row: Row) -> None:

@@ -112,6 +112,24 @@ class TensorObject:
         return {"data": self.data}
 
 
+class Noise:
+    """A random generator that training draws from, the same on every rank: what it draws after a load
+    is what it would have drawn."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def like(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Noise for a global batch of inputs, drawn on the CPU whatever the device."""
+        return 0.01 * torch.randn(inputs.shape, generator=self.generator).to(inputs)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": self.generator.get_state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.generator.set_state(state_dict["generator"])
+
+
 @dataclass
 class TrainState:
     """How far training has come: tensors and, as an opaque value, bytes.

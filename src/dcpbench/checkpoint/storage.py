@@ -24,8 +24,12 @@ class Storage:
 
     writer: StorageWriter
     reader: Callable[[str], StorageReader]
-    size: Callable[[str], int]
-    """Bytes that a checkpoint id takes up."""
+    lengths: Callable[[str], dict[str, int]]
+    """The bytes of each file of a checkpoint id, by its relative path."""
+
+    def size(self, checkpoint_id: str) -> int:
+        """Bytes that a checkpoint id takes up."""
+        return sum(self.lengths(checkpoint_id).values())
 
 
 def file(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
@@ -37,8 +41,9 @@ def file(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
         cache_staged_state_dict=save.cache_staged_state_dict,
         **config.options,
     )
-    return Storage(writer=writer, reader=FileSystemReader, size=_folder_size)
+    return Storage(writer=writer, reader=FileSystemReader, lengths=_file_lengths)
 
 
-def _folder_size(checkpoint_id: str) -> int:
-    return sum(item.stat().st_size for item in Path(checkpoint_id).rglob("*") if item.is_file())
+def _file_lengths(checkpoint_id: str) -> dict[str, int]:
+    root = Path(checkpoint_id)
+    return {str(item.relative_to(root)): item.stat().st_size for item in root.rglob("*") if item.is_file()}

@@ -18,6 +18,7 @@ AXES = (
     "device",
     "seed",
     "load_parallel",
+    "fault",
 )
 _ALWAYS = ("parallel", "compile", "save")
 _COSTS = ("save_s", "save_stall_s", "load_s", "cell_s")
@@ -30,6 +31,8 @@ _SHORT = {
     "state_twin_close": "twin state~",
     "loss_resume_close": "resume~",
     "contract_held": "contract",
+    "checkpoint_whole": "whole",
+    "save_harmless": "harmless",
 }
 
 

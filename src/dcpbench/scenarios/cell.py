@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ class Cell:
     folder: Path
     announce: Callable[[str], None]
     report: RankReport
+    memory: dict[str, Any] = field(default_factory=dict)
+    """What steps remember of a cell, shared by its variants: its first save, for faults that repeat it."""
 
     def vary(self, folder: str | None = None, **parts: Any) -> "Cell":
         """The same cell with parts of its configuration replaced, and its checkpoints in a folder of
@@ -40,7 +42,8 @@ class Cell:
     @property
     def plan(self) -> Plan:
         """When to save and how far to go."""
-        return Plan(self.config.train_steps, self.config.saves, self.config.resume_steps)
+        config = self.config
+        return Plan(config.train_steps, config.saves, config.resume_steps, config.save_at)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

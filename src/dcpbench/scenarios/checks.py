@@ -8,6 +8,7 @@ from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.steps import Checkpoint, Oracle, Snapshot, other_seed, snapshot
 from dcpbench.train import trainee as trainees
 from dcpbench.train.trainee import Trainee
+from dcpbench.verify.across import compare_across, differing
 from dcpbench.verify.compare import Mismatch, compare
 from dcpbench.verify.content import contents
 from dcpbench.verify.controls import controllable, made_different
@@ -62,11 +63,44 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
     cell.report.losses["twin"] = twin.train_state.losses
 
 
+def verify_save_harmless(cell: Cell, oracle: Oracle) -> None:
+    """A run that never saves must end up in the very state of the one that did, by the same losses."""
+    with cell.phase("build"):
+        unsaved = trainees.build(cell.config, cell.world, cell.config.seed)
+    trained = oracle.trained
+    with cell.phase("train"):
+        unsaved.train(oracle.data, trained.train_state.step)
+    with cell.phase("verify"):
+        never, saved = snapshot(unsaved).by_check(), snapshot(trained).by_check()
+        for leaves, actual in ((never[check], saved[check]) for check in never):
+            cell.check("save_harmless", compare(leaves, actual), "in the run that saved")
+            control_equal(cell, "save_harmless", leaves, made_different(leaves), "")
+
+
 def by_content(cell: Cell, checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint with its state put together from all ranks' parts: for a load under another
-    layout, whose parts are others."""
+    """The checkpoint with its state put together from all ranks' parts, to hold a part of a model or
+    plain dictionaries against."""
     with cell.phase("verify"):
         return replace(checkpoint, snapshot=_whole(cell, checkpoint.snapshot, str(checkpoint)))
+
+
+def prove_power_across(cell: Cell, target: Trainee, checkpoint: Checkpoint) -> None:
+    """The negative controls of `verify_restored_across`; the target has another layout."""
+    with cell.phase("verify"):
+        unrestored = snapshot(target).by_check()
+        for check, leaves in checkpoint.snapshot.by_check().items():
+            reported = differing(leaves, unrestored[check], cell.world.checkpoint_group)
+            fired = {name: name in reported for name in controllable(leaves)}
+            cell.control(check, fired, str(checkpoint))
+
+
+def verify_restored_across(cell: Cell, target: Trainee, checkpoint: Checkpoint) -> None:
+    """What came back must be, by content, what was there, whatever the layouts of both."""
+    with cell.phase("verify"):
+        restored = snapshot(target).by_check()
+        for check, leaves in checkpoint.snapshot.by_check().items():
+            found = compare_across(leaves, restored[check], cell.world.checkpoint_group)
+            cell.check(check, found, str(checkpoint))
 
 
 def prove_power(

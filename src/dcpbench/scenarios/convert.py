@@ -14,12 +14,11 @@ def convert(cell: Cell) -> None:
     other = cell.vary(parallel=cell.config.loading)
     target = steps.build_anew(other)
     for number, checkpoint in enumerate(reversed(checkpoints)):
-        saved = checks.by_content(cell, checkpoint)
         steps.make_different(other, target, number)
-        checks.prove_power(other, target, saved)
-        steps.load(other, target, saved, storage)
-        checks.verify_restored(other, target, saved)
-        until = saved.step + cell.plan.resume_steps
+        checks.prove_power_across(other, target, checkpoint)
+        steps.load(other, target, checkpoint, storage)
+        checks.verify_restored_across(other, target, checkpoint)
+        until = checkpoint.step + cell.plan.resume_steps
         resumed = steps.train(other, target, oracle.data, until)
         same_layout = other.config.parallel == cell.config.parallel
-        checks.verify_resumed(other, target, resumed, saved, oracle, number, same_layout)
+        checks.verify_resumed(other, target, resumed, checkpoint, oracle, number, same_layout)

@@ -11,6 +11,7 @@ def save_load(cell: Cell) -> None:
     storage = steps.open_storage(cell)
     checkpoints = steps.train_and_save(cell, oracle, storage)
     checks.verify_twin(cell, oracle)
+    checks.verify_save_harmless(cell, oracle)
 
     # The newest first: it is the one that meets a model nothing was ever loaded into.
     target = steps.build_anew(cell)
@@ -19,6 +20,9 @@ def save_load(cell: Cell) -> None:
         checks.prove_power(cell, target, checkpoint)
         steps.load(cell, target, checkpoint, storage)
         checks.verify_restored(cell, target, checkpoint)
+        if number == 0:  # loading twice is loading once
+            steps.load(cell, target, checkpoint, storage)
+            checks.verify_restored(cell, target, checkpoint)
         until = checkpoint.step + cell.plan.resume_steps
         resumed = steps.train(cell, target, oracle.data, until)
         checks.verify_resumed(cell, target, resumed, checkpoint, oracle, number)

@@ -49,7 +49,7 @@ def stateful_or_not(cell: Cell) -> None:
         return {**oracle.trained.state(), "plain": plain, "stateful": stateful}
 
     expected = snapshot_nested({"plain": plain, "stateful": stateful.state_dict()})
-    checkpoint = steps.train_and_save(cell, oracle, storage, state=state)[-1]
+    checkpoint = steps.train_and_save(cell, oracle, storage, state=state, beside=expected)[-1]
     checks.verify_twin(cell, oracle)
 
     target = steps.build_anew(cell)

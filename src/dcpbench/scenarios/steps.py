@@ -11,10 +11,12 @@ import torch.distributed.checkpoint as dcp
 
 from dcpbench.checkpoint.saving import PendingSave
 from dcpbench.checkpoint.storage import Storage
+from dcpbench.scenarios import planting
 from dcpbench.scenarios.cell import Cell
 from dcpbench.train import trainee as trainees
 from dcpbench.train.batches import Batches
 from dcpbench.train.trainee import Trainee
+from dcpbench.verify.audit import Expected, audit, controls, expected_of
 from dcpbench.verify.controls import perturb_model, perturb_optimizer
 from dcpbench.verify.snapshot import Leaves, snapshot_model, snapshot_nested, snapshot_optimizer
 
@@ -44,6 +46,7 @@ class Checkpoint:
     step: int
     checkpoint_id: str
     snapshot: Snapshot
+    keys: dict[str, Expected]
     pending: PendingSave
 
     def __str__(self) -> str:
@@ -110,17 +113,18 @@ def train_and_save(
     oracle: Oracle,
     storage: Storage,
     state: Callable[[], dict[str, Any]] | None = None,
+    beside: Leaves | None = None,
 ) -> list[Checkpoint]:
     """The uninterrupted run: train and save in turn, as often as the plan says, then go on.
 
-    Each save is finished before the next one begins, while training goes on in between.
+    Training goes on while a save is under way; each is finished before the next one begins.
     """
     checkpoints: list[Checkpoint] = []
     for step in cell.plan.save_steps:
         train(cell, oracle.trained, oracle.data, until=step)
         if checkpoints:
             finish(cell, checkpoints[-1], storage)
-        checkpoints.append(save(cell, oracle.trained, storage, state=state))
+        checkpoints.append(save(cell, oracle.trained, storage, state=state, beside=beside))
     train(cell, oracle.trained, oracle.data, until=cell.plan.last_step)
     finish(cell, checkpoints[-1], storage)
     return checkpoints
@@ -131,12 +135,7 @@ def snapshot(trainee: Trainee) -> Snapshot:
     return Snapshot(
         model_equal=snapshot_model(trainee.model),
         optim_equal=snapshot_optimizer(trainee.model, trainee.optimizer),
-        extra_equal=snapshot_nested(
-            {
-                "tensor_object": trainee.tensor_object.contents(),
-                "train_state": trainee.train_state.contents(),
-            }
-        ),
+        extra_equal=snapshot_nested(trainee.objects()),
     )
 
 
@@ -146,22 +145,26 @@ def save(
     storage: Storage,
     name: str | None = None,
     state: Callable[[], dict[str, Any]] | None = None,
+    beside: Leaves | None = None,
 ) -> Checkpoint:
     """Write a checkpoint the cell's way; an asynchronous one goes on while training does.
 
     Args:
         name: of the checkpoint's folder, the step if none is given.
         state: what is saved instead of the trainee's own state.
+        beside: what that holds beside the trainee's, as leaves by name.
     """
     step = trainee.train_state.step
     with cell.phase("verify"):
         saved = snapshot(trainee)
     with cell.phase("save"):
         checkpoint_id = str(cell.folder / (name or f"step-{step:04d}"))
-        everything = (state or trainee.state)()
+        everything = planting.staged(cell, (state or trainee.state)())
         pending = write(cell, everything, checkpoint_id, storage, cell.world.checkpoint_group)
     cell.report.save_stall_s.append(pending.stall_s)
-    return Checkpoint(step, checkpoint_id, saved, pending)
+    planting.live(cell, trainee)
+    planting.remember(cell, checkpoint_id, {**saved.model_equal, **saved.optim_equal})
+    return Checkpoint(step, checkpoint_id, saved, _promised(trainee, saved, beside), pending)
 
 
 def write(
@@ -183,7 +186,38 @@ def finish(cell: Cell, checkpoint: Checkpoint, storage: Storage) -> None:
     """Wait until a checkpoint is complete."""
     with cell.phase("save"):
         cell.report.save_s.append(checkpoint.pending.wait())
+        planting.written(cell, checkpoint.checkpoint_id)
         cell.report.checkpoint_bytes = storage.size(checkpoint.checkpoint_id)
+    with cell.phase("verify"):
+        verify_whole(cell, checkpoint, storage)
+
+
+def verify_whole(cell: Cell, checkpoint: Checkpoint, storage: Storage) -> None:
+    """Audit a complete checkpoint: rank 0 reads its metadata, every rank tells what it had to save."""
+    everybody: list[dict[str, Expected]] = [checkpoint.keys]
+    group = cell.world.checkpoint_group
+    if group is not None:
+        everybody = [{} for _ in range(cell.world.size)]
+        dist.all_gather_object(everybody, checkpoint.keys, group=group)
+    if cell.world.rank:
+        return
+    expected = {key: what for keys in everybody for key, what in keys.items()}
+    metadata = storage.reader(checkpoint.checkpoint_id).read_metadata()
+    lengths = storage.lengths(checkpoint.checkpoint_id)
+    cell.check("checkpoint_whole", audit(metadata, lengths, expected), str(checkpoint))
+    cell.control("checkpoint_whole", controls(metadata, lengths, expected), str(checkpoint))
+
+
+def _promised(trainee: Trainee, saved: Snapshot, beside: Leaves | None) -> dict[str, Expected]:
+    """The keys that a save of a trainee has to have; what is frozen is not saved."""
+    frozen = {name for name, value in trainee.parameters().items() if not value.requires_grad}
+    model = {name: leaf for name, leaf in saved.model_equal.items() if name not in frozen}
+    return {
+        **expected_of(model, "model."),
+        **expected_of(saved.optim_equal, "optimizer."),
+        **expected_of(saved.extra_equal),
+        **expected_of(beside or {}),
+    }
 
 
 def load(
@@ -206,9 +240,7 @@ def load(
         if install:
             install()
     cell.report.load_s.append(cell.report.phases["load"] - before)
-    if cell.config.fault.target:
-        plant = pkgutil.resolve_name(cell.config.fault.target)
-        plant(target, cell.world.rank, **cell.config.fault.options)
+    planting.restored(cell, target)
 
 
 def read(cell: Cell, state: dict[str, Any], checkpoint_id: str, storage: Storage) -> None:

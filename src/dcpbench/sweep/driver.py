@@ -128,6 +128,7 @@ class Sweep:
         ended = group.run(spec, job.config.timeouts.cell_s, display.phase)
         failed = rows.finish(row, ended)
         known.apply(row, failed, job.known_failures)
+        rows.look_for_fault(row, job.config.fault)
         keep = row.status in PASSING and job.config.isolation is Isolation.warm
         self._release(group, ended, keep)
         self._clear(job.config.keep_checkpoints, row, checkpoints)

@@ -1,10 +1,11 @@
 """From how a cell ended on its ranks to its row."""
 
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dcpbench.config import Config
+from dcpbench.config import Config, FaultConfig
 from dcpbench.results import Row
 from dcpbench.sweep.cells import SweepCell
 from dcpbench.sweep.pool import Ended
@@ -27,6 +28,7 @@ def begun(cell: SweepCell, config: Config, torch_version: str, git_commit: str |
         world_size=config.world_size if isinstance(config.world_size, int) else None,
         device=config.device.value,
         seed=config.seed,
+        fault=config.fault.name if config.fault.target else None,
         load_parallel=config.loading.name if config.scenario.converts else None,
         overrides=" ".join(cell.overrides),
         torch_version=torch_version,
@@ -53,6 +55,16 @@ def finish(row: Row, ended: Ended) -> dict[str, list[str]]:
     return verdict.failed
 
 
+def look_for_fault(row: Row, fault: FaultConfig) -> None:
+    """Say whether a planted fault was seen: by a check, or by a loader that refused, and by its name."""
+    if row.fault is None or row.status == "skip":
+        return
+    told = re.search(fault.sees, row.reason or "") is not None
+    row.fault_seen = row.status in ("fail", "error") and told
+    if not row.fault_seen:
+        row.reason = f"fault={row.fault} was not seen as {fault.sees!r}: {row.reason or 'nothing was'}"
+
+
 def _verdict(row: Row, verdict: Verdict) -> None:
     row.status, row.reason = verdict.status, verdict.reason
     for name, held in verdict.checks.items():
@@ -77,10 +89,15 @@ def _measured(row: Row, reports: Sequence[RankReport]) -> None:
     newest = max(report.resumed, default=0)
     if report.resumed.get(newest):
         last = newest + len(report.resumed[newest])
-        row.loss_at_save = report.losses["continued"][newest - 1]
+        row.loss_at_save = _of_step(report.losses["continued"], newest)
         row.loss_resumed = report.resumed[newest][-1]
-        row.loss_continued = report.losses["continued"][last - 1]
-        row.loss_twin = report.losses["twin"][last - 1]
+        row.loss_continued = _of_step(report.losses["continued"], last)
+        row.loss_twin = _of_step(report.losses["twin"], last)
+
+
+def _of_step(losses: list[float], step: int) -> float | None:
+    """A step's loss, if the run came that far: a wrong restore may have gone on for longer."""
+    return losses[step - 1] if 0 < step <= len(losses) else None
 
 
 def _slowest(reports: Sequence[RankReport], of: Callable[[RankReport], Any]) -> Any:

@@ -71,11 +71,12 @@ def why_skip(asked: Config, resolved: Config) -> str | None:
 
 
 def _makes_no_sense(config: Config) -> str | None:
-    scenario = config.scenario
-    for axis, only in scenario.only.items():
-        if (value := config.value_of(axis)) not in only.values:
-            may_be = ", ".join(only.values)
-            return f"scenario={scenario.name} takes {axis}={may_be} and not {value}: {only.because}"
+    scenario, fault = config.scenario, config.fault
+    for what, limits in ((f"scenario={scenario.name}", scenario.only), (f"fault={fault.name}", fault.only)):
+        for axis, only in limits.items():
+            if (value := config.value_of(axis)) not in only.values:
+                may_be = ", ".join(only.values)
+                return f"{what} takes {axis}={may_be} and not {value}: {only.because}"
     if not scenario.process_group and config.world_size != 1:
         return (
             f"scenario={scenario.name} is one process without a process group, not "

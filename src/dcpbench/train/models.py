@@ -33,6 +33,26 @@ class Mlp(nn.Module):
         return x
 
 
+class Buffered(Mlp):
+    """An `Mlp` with persistent buffers that training changes: how many batches it has seen, and a gain
+    that grows with them and scales the output."""
+
+    seen: torch.Tensor
+    gain: torch.Tensor
+
+    def __init__(self, sizes: list[int]) -> None:
+        super().__init__(sizes)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("gain", torch.ones(sizes[-1]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map a batch of shape (batch, sizes[0]) to (batch, sizes[-1])."""
+        if torch.is_grad_enabled():
+            self.seen += 1
+            self.gain *= 1.01
+        return super().forward(x) * self.gain
+
+
 class Nested(nn.Module):
     """Five linear layers of one width, three by themselves, one in a Sequential, one in a ModuleList:
     the model that PyTorch's fine-tuning test pre-trains."""

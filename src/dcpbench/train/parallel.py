@@ -37,8 +37,11 @@ def ddp(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module
     """
     wrapped = DistributedDataParallel(model, process_group=mesh.get_group(), **config.options)
     device = next(model.parameters()).device
+    before = {name: value.clone() for name, value in model.named_buffers()}
     wrapped(torch.zeros(1, cast(int, model.input_size), device=device)).sum().backward()
     wrapped.zero_grad()
+    for name, value in model.named_buffers():
+        value.copy_(before[name])
     return wrapped
 
 

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
+from torch.optim.lr_scheduler import LRScheduler, StepLR
 
-from dcpbench.checkpoint.state import ModelState, OptimizerState, TensorObject, TrainState
+from dcpbench.checkpoint.state import ModelState, Noise, OptimizerState, TensorObject, TrainState
 from dcpbench.config import Config
 from dcpbench.train.batches import Batches, Share
 from dcpbench.train.world import World
+from dcpbench.verify.controls import perturbed_values
 from dcpbench.verify.snapshot import local_part, named_parameters
 
 
@@ -27,6 +29,8 @@ class Trainee:
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
+    scheduler: LRScheduler
+    noise: Noise
     tensor_object: TensorObject
     train_state: TrainState
     share: Share
@@ -38,8 +42,19 @@ class Trainee:
         return {
             "model": ModelState(self.model),
             "optimizer": OptimizerState(self.model, self.optimizer),
+            "scheduler": self.scheduler,
+            "noise": self.noise,
             "tensor_object": self.tensor_object,
             "train_state": self.train_state,
+        }
+
+    def objects(self) -> dict[str, dict[str, Any]]:
+        """What is saved beside model and optimizer, as a comparison looks at it."""
+        return {
+            "scheduler": dict(self.scheduler.state_dict()),
+            "noise": self.noise.state_dict(),
+            "tensor_object": self.tensor_object.contents(),
+            "train_state": self.train_state.contents(),
         }
 
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -54,11 +69,12 @@ class Trainee:
         """
         before = len(self.train_state.losses)
         while self.train_state.step < until:
-            loss = self._loss(batches, self.train_state.step + 1)
+            loss = self._loss(batches, self.train_state.step + 1, self.noise)
             loss.backward()
             self.alive.append(self._has_gradient())
             self.optimizer.step()
             self.optimizer.zero_grad()
+            self.scheduler.step()
             self.train_state.record(self.mean(loss))
         return self.train_state.losses[before:]
 
@@ -66,6 +82,8 @@ class Trainee:
         """Start over with objects that hold other values, and no steps taken."""
         self.tensor_object = TensorObject(seed, self.tensor_object.data.device)
         self.train_state = TrainState()
+        self.noise = Noise(seed)
+        self.scheduler.load_state_dict(perturbed_values(self.scheduler.state_dict()))
         self.alive = []
 
     @torch.no_grad()
@@ -78,8 +96,10 @@ class Trainee:
         seen = [gradient.count_nonzero() for gradient in gradients if gradient.numel()]
         return bool(torch.stack(seen).any().item()) if seen else False
 
-    def _loss(self, batches: Batches, step: int) -> torch.Tensor:
+    def _loss(self, batches: Batches, step: int, noise: Noise | None = None) -> torch.Tensor:
         inputs, targets = batches.at(step)
+        if noise:
+            inputs = inputs + noise.like(inputs)
         return F.mse_loss(self.model(self.share.of(inputs)), self.share.of(targets))
 
 
@@ -114,9 +134,13 @@ def _trainee(
     mean: Callable[[torch.Tensor], float],
 ) -> Trainee:
     optimizer = pkgutil.resolve_name(config.optimizer.target)
+    groups = pkgutil.resolve_name(config.optimizer.groups)
+    made = optimizer(groups(model), **config.optimizer.hyperparameters())
     return Trainee(
         model=model,
-        optimizer=optimizer(model.parameters(), **config.optimizer.hyperparameters()),
+        optimizer=made,
+        scheduler=StepLR(made, step_size=1, gamma=0.95),
+        noise=Noise(seed),
         tensor_object=TensorObject(seed, world.device),
         train_state=TrainState(),
         share=share,

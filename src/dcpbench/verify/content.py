@@ -32,7 +32,7 @@ def contents(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, l
     wrong: list[Mismatch] = []
     for names in _batches(leaves, group):
         mine = {name: _portable(leaves[name]) for name in names if name in leaves}
-        theirs = _all(mine, group)
+        theirs = gathered(mine, group)
         for name in names:
             held = {rank: values[name] for rank, values in enumerate(theirs) if name in values}
             everything[name], complaint = _put_together(held)
@@ -47,7 +47,7 @@ def _batches(leaves: Leaves, group: dist.ProcessGroup | None) -> Iterator[list[s
     An empty shard has no optimizer state: not every rank has every name.
     """
     sizes: dict[str, int] = {}
-    for told in _all({name: _bytes(leaf) for name, leaf in leaves.items()}, group):
+    for told in gathered({name: _bytes(leaf) for name, leaf in leaves.items()}, group):
         sizes.update(told)
     batch: list[str] = []
     total = 0
@@ -61,7 +61,8 @@ def _batches(leaves: Leaves, group: dist.ProcessGroup | None) -> Iterator[list[s
         yield batch
 
 
-def _all(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
+def gathered(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
+    """What every rank gives, by rank."""
     if group is None:
         return [value]
     values: list[Any] = [None] * dist.get_world_size(group)

@@ -35,6 +35,11 @@ def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int) -> None:
                 group[key] = perturbed(value)
 
 
+def perturbed_values(values: dict[str, Any]) -> dict[str, Any]:
+    """A dictionary with another value under each of its keys."""
+    return {key: perturbed(value) for key, value in values.items()}
+
+
 def perturbed(value: Any) -> Any:
     """Another value that a step can still be taken with: DCP takes one to fill an empty optimizer.
 
@@ -47,6 +52,8 @@ def perturbed(value: Any) -> Any:
         return False if value else None
     if isinstance(value, int | float):
         return value * 0.5 + 0.25
+    if isinstance(value, str):
+        return f"{value}'"
     if isinstance(value, tuple | list):
         return type(value)(perturbed(item) for item in value)
     raise TypeError(f"a hyperparameter of type {type(value).__name__} has no negative control yet")

@@ -1,0 +1,350 @@
+"""A 128-bit digest of a tensor's content that does not depend on how it is cut over ranks.
+
+The digest is a sum over the tensor, so that the digests of the parts that disjoint ranks hold `add`
+up to the digest of the whole. What is summed is a mix of a place and what is there: the tensor is a
+row of words, one word per element of 1, 2 or 4 bytes, zero-extended to 32 bits, and two or four
+little-endian ones for the wider dtypes and the complex ones, numbered through the whole tensor in
+row-major order. Shape and dtype are not part of it.
+
+The mix is Philox2x32 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011): the
+counter is (word, low half of its number), the key the high half. The first lane is the 64-bit state
+after 5 rounds, the second the state after 7. For a given place each lane is a bijection of the word:
+one changed word is never missed. Seven rounds are what the paper found to withstand every test;
+five are the fewest after which the changes that swaps, shifts and flipped bits make in a lane
+could not be told from random ones. It was chosen for its cost: a round is one 32 x 32 -> 64 bit
+multiplication and one three-way xor, which GPUs and SIMD units have as such.
+
+There are three implementations with the same results: torch operations for any device, a Triton
+kernel for CUDA, and C for large parts on CPU where there is a compiler. Nothing here is a defence
+against somebody who looks for a collision.
+"""
+
+import ctypes
+import functools
+import importlib
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, no_type_check
+
+import torch
+
+from dcpbench.verify.layout import Extent
+
+Digest = tuple[int, int]
+"""Two lanes, each an unsigned 64-bit integer."""
+
+ROUNDS = (5, 7)
+_MULTIPLIER, _WEYL, _LOW = 0xD256D193, 0x9E3779B9, 0xFFFFFFFF
+_WORDS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
+_CHUNK = {"cpu": 2**16, "cuda": 2**20}
+"""Elements mixed at a time in torch operations: on a CPU what its cache holds, on a GPU enough to fill it."""
+_LARGE = 2**20
+"""Elements from which on a part on CPU is worth the second that its compiler takes, once a process."""
+
+
+def digest(part: torch.Tensor, extent: Extent) -> torch.Tensor:
+    """The sum over a part, of any shape and strides, with `extent.numel` elements.
+
+    Shape (2,), int64, on the part's device: the lanes' bits, yet unsigned. Nothing waits for the device;
+    `fetch` makes integers of many at once.
+    """
+    if part.numel() != extent.numel:
+        raise ValueError(f"a part of {part.numel()} elements cannot fill an extent of {extent.numel}")
+    total = torch.zeros(2, dtype=torch.int64, device=part.device)
+    if not extent.numel:
+        return total
+    size = min(part.element_size(), 4)
+    per_element = part.element_size() // size
+    place = _place(extent, per_element)
+    mix = _eager
+    if part.device.type == "cuda" and _kernel() is not None and place.levels <= 2:
+        mix = _triton
+    elif part.device.type == "cpu" and part.numel() >= _LARGE and _library() is not None:
+        mix = _native
+    for begin, piece in _contiguous(part.detach()):
+        words = piece.resolve_conj().resolve_neg().view(_WORDS[size])
+        total += mix(words, (extent.start + begin) * per_element, place)
+    return total
+
+
+def fetch(digests: Sequence[torch.Tensor]) -> list[Digest]:
+    """What `digest` returned, as integers: one transfer per device."""
+    found: list[Digest] = [(0, 0)] * len(digests)
+    for device in {one.device for one in digests}:
+        here = [number for number, one in enumerate(digests) if one.device == device]
+        lanes = torch.stack([digests[number] for number in here]).tolist()
+        for number, (first, second) in zip(here, lanes, strict=True):
+            found[number] = (first % 2**64, second % 2**64)
+    return found
+
+
+def add(*digests: Digest) -> Digest:
+    """The digest of what these are the digests of the disjoint parts of."""
+    return sum(first for first, _ in digests) % 2**64, sum(second for _, second in digests) % 2**64
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the words of a box are: word number k of the box, with k as digits to the bases `sizes`, the
+    lowest first, is word number `base` + the sum of the digits times `strides` of the whole tensor."""
+
+    base: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    wide: bool  # whether word numbers of the whole tensor exceed 32 bits
+
+    @property
+    def levels(self) -> int:
+        return len(self.sizes)
+
+
+def _place(extent: Extent, per_element: int) -> _Place:
+    """Dimensions that the box has all of join the one before them: one level is left where at most the
+    first dimension is cut, two where one other is."""
+    base, stride = 0, per_element
+    sizes, strides, joined = [per_element], [1], True
+    for size, full, begin in zip(
+        reversed(extent.box), reversed(extent.shape), reversed(extent.offset), strict=True
+    ):
+        base += begin * stride
+        if joined:
+            sizes[-1] *= size
+        elif sizes[-1] == 1:
+            sizes[-1], strides[-1] = size, stride
+        else:
+            sizes.append(size)
+            strides.append(stride)
+        joined = size == full
+        stride *= full
+    return _Place(base, tuple(sizes), tuple(strides), stride > 2**32)
+
+
+def _contiguous(part: torch.Tensor, begin: int = 0) -> Iterator[tuple[int, torch.Tensor]]:
+    """A part in flat pieces, each with the number of its first element; what must be copied is, in chunks."""
+    chunk = _CHUNK.get(part.device.type, 2**20)
+    if part.is_contiguous() or part.numel() <= chunk:
+        # Not reshape(-1): one element of stride 2 is contiguous, and keeps a stride that `view` refuses.
+        yield begin, part.contiguous().as_strided((part.numel(),), (1,))
+    elif part.shape[0] == 1:
+        yield from _contiguous(part[0], begin)
+    else:
+        for piece in part.split(max(1, chunk * part.shape[0] // part.numel())):
+            yield from _contiguous(piece, begin)
+            begin += piece.numel()
+
+
+def _eager(words: torch.Tensor, first: int, place: _Place) -> torch.Tensor:
+    """In 64-bit integers, since torch has no others of which the product of two words is exact."""
+    total = torch.zeros(2, dtype=torch.int64, device=words.device)
+    for begin in range(0, words.numel(), _CHUNK.get(words.device.type, 2**20)):
+        right = words[begin : begin + _CHUNK.get(words.device.type, 2**20)].to(torch.int64)
+        rest = torch.arange(first + begin, first + begin + right.numel(), device=words.device)
+        left = torch.full_like(rest, place.base)
+        for size, stride in zip(place.sizes[:-1], place.strides[:-1], strict=True):
+            left.add_(rest % size, alpha=stride)
+            rest.div_(size, rounding_mode="floor")
+        left.add_(rest, alpha=place.strides[-1])
+        key = left >> 32 if place.wide else None
+        left &= _LOW
+        for number in range(ROUNDS[1]):
+            right *= _MULTIPLIER
+            left ^= (right >> 32) & _LOW  # a shift of int64 brings the sign bit in
+            weyl = number * _WEYL
+            left ^= weyl & _LOW if key is None else (key + weyl) & _LOW
+            left, right = right.bitwise_and_(_LOW), left
+            if number + 1 in ROUNDS:
+                total[ROUNDS.index(number + 1)] += (left.sum() << 32) + right.sum()
+    return total
+
+
+@functools.cache
+def _kernel() -> Any:
+    """The Triton kernel, or None where there is no Triton: the import needs no GPU, but takes a while."""
+    try:
+        triton: Any = importlib.import_module("triton")
+        tl: Any = importlib.import_module("triton.language")
+    except ImportError:
+        return None
+
+    # A program walks down the rows of one column of tiles. Rows are counted from `words` on: `shift` words
+    # of the first one are not there, and `count` are in all. WIDE and EVEN leave out what few tensors need.
+    @triton.jit(do_not_specialize=["base", "stride", "rows", "shift", "count"])
+    @no_type_check
+    def kernel(
+        words, partial, base, run, stride, rows, shift, count,
+        FIRST: tl.constexpr, SECOND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,  # noqa: N803
+        EVEN: tl.constexpr, WIDE: tl.constexpr,  # noqa: N803
+    ):  # fmt: skip
+        begin = tl.program_id(0).to(tl.int64) * COLUMNS
+        column = tl.arange(0, COLUMNS)[None, :]
+        one = tl.zeros((ROWS, COLUMNS), tl.uint64)
+        two = tl.zeros((ROWS, COLUMNS), tl.uint64)
+        for top in range(tl.program_id(1) * ROWS, rows, tl.num_programs(1) * ROWS):
+            row = top + tl.arange(0, ROWS)[:, None].to(tl.int64)
+            if EVEN:
+                word = tl.load(words + (row * run + begin + column))
+            else:
+                local = row * run + begin + column - shift
+                held = (begin + column < run) & (local >= 0) & (local < count)
+                word = tl.load(words + local, mask=held, other=0)
+            index = row * stride + begin + base
+            right = word.to(tl.uint32)
+            if WIDE:
+                left = (index + column).to(tl.uint32)
+                high = ((index + column) >> 32).to(tl.uint32)
+            else:
+                left = index.to(tl.uint32) + column.to(tl.uint32)
+            for number in tl.static_range(SECOND):
+                # Not tl.umulhi: of an extended factor's product ptxas makes one IMAD.WIDE for both halves.
+                product = right.to(tl.uint64) * 0xD256D193
+                left ^= (product >> 32).to(tl.uint32)
+                if WIDE:
+                    left ^= high + ((number * 0x9E3779B9) & 0xFFFFFFFF)
+                else:
+                    left ^= (number * 0x9E3779B9) & 0xFFFFFFFF
+                right = left
+                left = product.to(tl.uint32)
+                if number + 1 == FIRST or number + 1 == SECOND:
+                    state = (left.to(tl.uint64) << 32) | right.to(tl.uint64)
+                    if not EVEN:
+                        state = tl.where(held, state, 0)
+                    if number + 1 == FIRST:
+                        one += state
+                    else:
+                        two += state
+        program = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+        tl.store(partial + program * 2, tl.sum(one).to(tl.int64))
+        tl.store(partial + program * 2 + 1, tl.sum(two).to(tl.int64))
+
+    return kernel
+
+
+def _triton(words: torch.Tensor, first: int, place: _Place, tile: int = 2048) -> torch.Tensor:
+    """Up to two levels. One level has no rows of its own: they are made as long as a tile."""
+    run, stride = (tile, tile) if place.levels == 1 else (place.sizes[0], place.strides[1])
+    row, shift = (0, 0) if place.levels == 1 else divmod(first, run)
+    base = place.base + (first if place.levels == 1 else row * stride)
+    rows = -(-(shift + words.numel()) // run)
+    columns = min(tile, 1 << (run - 1).bit_length())
+    high = tile // columns
+    even = not (shift or words.numel() % run or run % columns or rows % high)
+    across, down = -(-run // columns), -(-rows // high)
+    if max(across, rows + 4096 * high) >= 2**31:
+        return _eager(
+            words, first, place
+        )  # beyond the kernel's 32-bit row numbers: no tensor that fits a GPU
+    # Enough programs to fill any GPU, few enough that each has many tiles to walk: its sum is not free.
+    down = min(down, 65535, max(1, 4096 // across))
+    partial = torch.empty((across * down, 2), dtype=torch.int64, device=words.device)
+    with torch.cuda.device_of(words):
+        _kernel()[(across, down)](
+            words, partial, base, run, stride, rows, shift, words.numel(), FIRST=ROUNDS[0], SECOND=ROUNDS[1],
+            ROWS=high, COLUMNS=columns, EVEN=even, WIDE=place.wide, num_warps=8,
+        )  # fmt: skip
+    return partial.sum(0)
+
+
+# Compilers do not find by themselves that a vector product of two zero-extended words is one instruction.
+_SOURCE = r"""
+#include <stdint.h>
+#include <string.h>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+#if defined(__AVX512F__)
+#define W 8
+#define PRODUCT(a, m) ((vec)_mm512_mul_epu32((__m512i)(a), (__m512i)(m)))
+#elif defined(__AVX2__)
+#define W 4
+#define PRODUCT(a, m) ((vec)_mm256_mul_epu32((__m256i)(a), (__m256i)(m)))
+#else
+#define W 4
+#define PRODUCT(a, m) (((a) & 0xFFFFFFFFu) * (m))
+#endif
+typedef uint64_t vec __attribute__((vector_size(8 * W)));
+#define ALL(U) _Pragma("GCC unroll 8") for (int u = 0; u < U; u++)
+/* The state is left << 32 | right; U vectors of W states at a time hide the latency of the products. */
+#define BLOCKS(T, U)                                                                               \
+  for (; n >= W * U; n -= W * U, x += W * U) {                                                     \
+    vec s[U];                                                                                      \
+    ALL(U) { T##_vec h; memcpy(&h, x + u * W, sizeof h); s[u] = __builtin_convertvector(h, vec) | j;\
+             j += (uint64_t)W << 32; }                                                             \
+    uint32_t k = key;                                                                              \
+    _Pragma("GCC unroll 8") for (int r = 1; r <= SECOND; r++, k += 0x9E3779B9u) {                  \
+      ALL(U) { vec p = PRODUCT(s[u], m); s[u] = (p << 32 | p >> 32) ^ s[u] >> 32 ^ k; }            \
+      if (r == FIRST) ALL(U) a += s[u];                                                            \
+    }                                                                                              \
+    ALL(U) b += s[u];                                                                              \
+  }
+#define DIGEST(T)                                                                                  \
+typedef T T##_vec __attribute__((vector_size(sizeof(T) * W)));                                     \
+static void run_##T(const T *x, uint64_t n, uint32_t low, uint32_t key, uint64_t *out) {           \
+  vec a = {0}, b = {0}, m = {0}, j;                                                                \
+  for (int i = 0; i < W; i++) j[i] = (uint64_t)(low + i) << 32;                                    \
+  m += 0xD256D193u;                                                                                \
+  BLOCKS(T, 8)                                                                                     \
+  BLOCKS(T, 1)                                                                                     \
+  for (int i = 0; i < W; i++) { out[0] += a[i]; out[1] += b[i]; }                                  \
+  for (low = j[0] >> 32; n; n--, x++, low++) {                                                     \
+    uint64_t s = (uint64_t)low << 32 | *x;                                                         \
+    uint32_t k = key;                                                                              \
+    for (int r = 1; r <= SECOND; r++, k += 0x9E3779B9u) {                                          \
+      uint64_t p = (s & 0xFFFFFFFFu) * 0xD256D193u;                                                \
+      s = (p << 32 | p >> 32) ^ s >> 32 ^ k;                                                       \
+      if (r == FIRST) out[0] += s;                                                                 \
+    }                                                                                              \
+    out[1] += s;                                                                                   \
+  }                                                                                                \
+}                                                                                                  \
+void digest_##T(const T *x, uint64_t n, uint64_t first, uint64_t base, uint64_t levels,            \
+                const uint64_t *size, const uint64_t *stride, uint64_t *out) {                     \
+  while (n) { /* one contiguous run, up to where the high half of the index changes */             \
+    uint64_t rest = first, index = base, length = levels > 1 ? size[0] - first % size[0] : n, l;   \
+    for (l = 0; l + 1 < levels; rest /= size[l++]) index += rest % size[l] * stride[l];            \
+    index += rest * stride[l];                                                                     \
+    if (length > n) length = n;                                                                    \
+    if (length > 0x100000000u - (uint32_t)index) length = 0x100000000u - (uint32_t)index;          \
+    run_##T(x, length, index, index >> 32, out);                                                   \
+    x += length; n -= length; first += length;                                                     \
+  }                                                                                                \
+}
+DIGEST(uint8_t)
+DIGEST(uint16_t)
+DIGEST(uint32_t)
+"""
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    """The C functions, or None where they cannot be built. Built anew in every process: a library that
+    lies about where others may write is none to load."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("g++")
+    if compiler is None:
+        return None
+    with tempfile.TemporaryDirectory() as directory:
+        library = Path(directory) / "digest.so"
+        defines = (f"-DFIRST={ROUNDS[0]}", f"-DSECOND={ROUNDS[1]}")
+        flags = ("-O3", "-march=native", "-w", "-shared", "-fPIC", *defines, "-x", "c", "-", "-o")
+        try:
+            subprocess.run(
+                [compiler, *flags, library], input=_SOURCE.encode(), check=True, capture_output=True
+            )
+            return ctypes.CDLL(str(library))
+        except (OSError, subprocess.CalledProcessError):
+            return None
+
+
+def _native(words: torch.Tensor, first: int, place: _Place) -> torch.Tensor:
+    many = ctypes.c_uint64 * place.levels
+    out = (ctypes.c_uint64 * 2)()
+    call = getattr(_library(), f"digest_uint{8 * words.element_size()}_t")
+    call(
+        ctypes.c_void_p(words.data_ptr()), ctypes.c_uint64(words.numel()), ctypes.c_uint64(first),
+        ctypes.c_uint64(place.base), ctypes.c_uint64(place.levels), many(*place.sizes), many(*place.strides),
+        out,
+    )  # fmt: skip
+    return torch.frombuffer(out, dtype=torch.int64).clone()

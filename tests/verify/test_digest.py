@@ -1,0 +1,236 @@
+"""The digest against integers in a loop, however a tensor is cut; and every small change is seen."""
+
+import math
+from itertools import accumulate, pairwise, product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dcpbench.verify import digest as module
+from dcpbench.verify.digest import Digest, add, digest, fetch
+from dcpbench.verify.layout import Extent, whole
+
+DTYPES = [
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.complex64,
+    torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz, torch.float8_e8m0fnu, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.uint8, torch.uint16, torch.uint32, torch.uint64,
+]  # fmt: skip
+
+
+def philox(word: int, low: int, key: int, rounds: int) -> tuple[int, int]:
+    for _ in range(rounds):
+        high, word_low = divmod(word * 0xD256D193, 2**32)
+        word, low = high ^ low ^ key, word_low
+        key = (key + 0x9E3779B9) % 2**32
+    return word, low
+
+
+def reference(tensor: torch.Tensor) -> Digest:
+    size = min(4, tensor.element_size())
+    data = bytes(tensor.contiguous().reshape(-1).view(torch.uint8).tolist())
+    lanes = [0, 0]
+    for index in range(len(data) // size):
+        word = int.from_bytes(data[index * size : (index + 1) * size], "little")
+        for lane, rounds in enumerate((5, 7)):
+            right, left = philox(word, index % 2**32, index // 2**32, rounds)
+            lanes[lane] = (lanes[lane] + (left << 32) + right) % 2**64
+    return lanes[0], lanes[1]
+
+
+def of(part: torch.Tensor, extent: Extent | None = None) -> Digest:
+    return fetch([digest(part, extent or whole(part))])[0]
+
+
+def random(shape: list[int], dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    """Random bits, NaNs of every kind among them."""
+    width = torch.empty(0, dtype=dtype).element_size()
+    size = (math.prod(shape), width)
+    top = 2 if dtype == torch.bool else 256
+    raw = torch.randint(0, top, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    return raw.reshape(-1).view(dtype).reshape(shape)
+
+
+def grid(tensor: torch.Tensor, ways: list[int]) -> list[tuple[torch.Tensor, Extent]]:
+    """Boxes as of DTensors on a mesh with a dimension per dimension of the tensor; some may be empty."""
+    borders = []
+    for size, count in zip(tensor.shape, ways, strict=True):
+        step = -(-size // count)
+        borders.append(list(pairwise(min(size, step * one) for one in range(count + 1))))
+    held = []
+    for ranges in product(*borders):
+        part = tensor[tuple(slice(begin, end) for begin, end in ranges)]
+        offset = tuple(begin for begin, _ in ranges)
+        held.append((part, Extent(tuple(tensor.shape), offset, tuple(part.shape), 0, part.numel())))
+    return held
+
+
+def flat(part: torch.Tensor, extent: Extent, cuts: list[int]) -> list[tuple[torch.Tensor, Extent]]:
+    """What FSDP1 makes of a box."""
+    ends = [0, *sorted(cut % (part.numel() + 1) for cut in cuts), part.numel()]
+    return [
+        (part.reshape(-1)[begin:end], Extent(extent.shape, extent.offset, extent.box, begin, end - begin))
+        for begin, end in pairwise(ends)
+    ]
+
+
+shapes = st.lists(st.integers(1, 6), min_size=0, max_size=4)
+
+
+def test_the_mix_is_the_philox_that_others_have() -> None:
+    """Three of the known answers that Random123 publishes for philox2x32 with seven rounds."""
+    assert philox(0, 0, 0, 7) == (0x257A3673, 0xCD26BE2A)
+    assert philox(0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 7) == (0xAB302C4D, 0x3DC9D239)
+    assert philox(0x243F6A88, 0x85A308D3, 0x13198A2E, 7) == (0xBEDBBE6B, 0xE4C770B3)
+
+
+@settings(deadline=None, max_examples=150)
+@given(shape=shapes, dtype=st.sampled_from(DTYPES), seed=st.integers(0, 9), data=st.data())
+def test_the_parts_add_up_wherever_it_is_cut(
+    shape: list[int], dtype: torch.dtype, seed: int, data: st.DataObject
+) -> None:
+    tensor = random(shape, dtype, seed)
+    expected = reference(tensor)
+    assert of(tensor) == expected
+    boxes = grid(tensor, [data.draw(st.integers(1, 4)) for _ in shape])
+    assert add(*(of(part, extent) for part, extent in boxes)) == expected
+    assert add(*(of(part.contiguous(), extent) for part, extent in boxes)) == expected
+    cuts = data.draw(st.lists(st.integers(0, 1300), max_size=4))
+    pieces = [piece for box in boxes for piece in flat(*box, cuts)]
+    assert add(*fetch([digest(part, extent) for part, extent in pieces])) == expected
+    turned = data.draw(st.permutations(range(len(shape))))
+    strided = tensor.permute(turned).contiguous().permute([turned.index(one) for one in range(len(shape))])
+    assert of(strided) == expected
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    runs=st.lists(st.tuples(st.integers(1, 90), st.integers(0, 9)), min_size=1, max_size=4),
+    width=st.sampled_from([torch.uint8, torch.uint16, torch.uint32]),
+    base=st.sampled_from([0, 5, 2**32 - 70, 2**40 - 3]),
+    data=st.data(),
+)
+def test_c_and_torch_agree(
+    runs: list[tuple[int, int]], width: torch.dtype, base: int, data: st.DataObject
+) -> None:
+    if module._library() is None:
+        pytest.skip("no C compiler")
+    sizes = tuple(size for size, _ in runs)
+    strides = tuple(accumulate((size + gap for size, gap in runs), lambda one, other: one * other, initial=1))
+    place = module._Place(base, sizes, strides[:-1], True)
+    first = data.draw(st.integers(0, math.prod(sizes) - 1))
+    count = data.draw(st.integers(0, min(2000, math.prod(sizes) - first)))
+    words = random([count], width)
+    assert torch.equal(module._native(words, first, place), module._eager(words, first, place))
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("count", [2**16 - 1, 2**16, 2**16 + 1, 2**20 + 77])
+def test_the_borders_of_chunks(count: int, offset: int) -> None:
+    tensor = random([count + offset], torch.int16)
+    extent = Extent((count + offset,), (offset,), (count,), 0, count)
+    cuts = [1, 2**15 + 3, 2**16, count - 1]
+    parts = fetch([digest(*piece) for piece in flat(tensor[offset:], extent, cuts)])
+    assert of(tensor[offset:], extent) == add(*parts)
+    words = tensor.view(torch.uint16)
+    eager = fetch([module._eager(words, 0, module._place(whole(tensor), 1))])[0]
+    assert of(tensor) == eager
+
+
+@pytest.mark.parametrize("strided", [False, True])
+def test_a_large_part_of_any_layout(strided: bool) -> None:
+    """Through the C function where there is a compiler, and through copies of chunks where strided."""
+    tensor = random([1300, 1700])
+    part = tensor[:, 600:1500] if strided else tensor[:, 600:1500].contiguous()
+    extent = Extent((1300, 1700), (0, 600), (1300, 900), 0, 1300 * 900)
+    others = ((0, 600), (1500, 1700))
+    rest = [
+        of(
+            tensor[:, begin:end],
+            Extent((1300, 1700), (0, begin), (1300, end - begin), 0, 1300 * (end - begin)),
+        )
+        for begin, end in others
+    ]
+    assert add(of(part, extent), *rest) == of(tensor)
+    assert of(tensor.T.contiguous().T) == of(tensor)
+
+
+def test_one_level_for_rows_and_two_for_columns() -> None:
+    assert module._place(Extent((8, 4, 6), (2, 0, 0), (3, 4, 6), 0, 72), 1).levels == 1
+    assert module._place(Extent((8, 4, 6), (2, 0, 3), (3, 4, 3), 0, 36), 1).levels == 2
+    assert module._place(Extent((8, 4, 6), (2, 2, 0), (3, 2, 6), 0, 36), 2).levels == 2
+    assert module._place(Extent((8, 4, 6), (2, 2, 3), (3, 2, 3), 0, 18), 1).levels == 3
+    assert module._place(Extent((8, 4, 6), (2, 2, 3), (1, 1, 3), 0, 3), 1).levels == 1 + 1
+
+
+@settings(deadline=None, max_examples=100)
+@given(shape=shapes, dtype=st.sampled_from(DTYPES), at=st.integers(0, 10**6), bit=st.integers(0, 127))
+def test_a_flipped_bit_changes_both_lanes(shape: list[int], dtype: torch.dtype, at: int, bit: int) -> None:
+    tensor = random(shape, dtype)
+    before = of(tensor)
+    width = tensor.element_size()
+    flipped = tensor.reshape(-1).view(torch.uint8).clone()
+    bit = 0 if dtype == torch.bool else bit % (8 * width)
+    flipped[at % tensor.numel() * width + bit // 8] ^= 1 << bit % 8
+    after = of(flipped.view(dtype).reshape(shape))
+    assert before[0] != after[0]
+    assert before[1] != after[1]
+
+
+@settings(deadline=None, max_examples=100)
+@given(shape=shapes, one=st.integers(0, 10**6), other=st.integers(0, 10**6), seed=st.integers(0, 9))
+def test_swapped_elements_change_both_lanes(shape: list[int], one: int, other: int, seed: int) -> None:
+    tensor = random(shape, torch.bfloat16, seed)
+    swapped = tensor.clone().reshape(-1)
+    one, other = one % tensor.numel(), other % tensor.numel()
+    swapped[[one, other]] = swapped[[other, one]]
+    same = torch.equal(swapped.view(torch.int16), tensor.reshape(-1).view(torch.int16))
+    for before, after in zip(of(tensor), of(swapped.reshape(shape)), strict=True):
+        assert (before == after) == same
+
+
+def test_rows_columns_and_signs() -> None:
+    tensor = torch.arange(64, dtype=torch.float32).reshape(8, 8)
+    seen = {
+        of(tensor),
+        of(tensor.T),
+        of(-tensor),
+        of(tensor.flip(0)),
+        of(tensor.roll(1)),
+        of(tensor.roll(1, 0)),
+    }
+    rows = list(range(8))
+    for one in range(8):
+        for other in range(one):
+            order = rows.copy()
+            order[one], order[other] = other, one
+            seen |= {of(tensor[order]), of(tensor[:, order])}
+    assert len(seen) == 6 + 2 * 28
+    assert of(torch.zeros(3)) not in (of(torch.zeros(4)), of(-torch.zeros(3)))
+
+
+def test_lazy_views_count_as_what_they_show() -> None:
+    tensor = random([5, 3], torch.complex64)
+    assert of(tensor.conj()) == of(tensor.conj().resolve_conj()) != of(tensor)
+    assert of(tensor.conj().imag) == of(tensor.conj().imag.clone())
+
+
+def test_nothing_has_the_digest_zero_and_a_wrong_extent_is_refused() -> None:
+    assert of(torch.empty(0, 3)) == add() == (0, 0)
+    assert fetch([]) == []
+    with pytest.raises(ValueError, match="3 elements cannot fill an extent of 4"):
+        digest(torch.zeros(3), whole(torch.zeros(4)))
+
+
+def test_without_a_compiler_it_is_slower_and_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = random([2**20 + 5], torch.uint8)
+    expected = of(tensor)
+    monkeypatch.setattr(module.shutil, "which", lambda _: None)
+    module._library.cache_clear()
+    try:
+        assert module._library() is None
+        assert of(tensor) == expected
+    finally:
+        module._library.cache_clear()
