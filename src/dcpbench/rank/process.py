@@ -131,6 +131,9 @@ def _failed(error: BaseException, phase: str) -> Failed:
         # DCP tells every rank of every rank's failure: the cause is the one inside.
         rank, (cause, _) = min(error.failures.items())
         said = f"CheckpointException: on rank {rank}: {type(cause).__name__}: {cause}"
+    found = "; ".join(getattr(error, "__notes__", []))
+    if found:
+        said = f"{said} (before that {found})"
     return Failed(
         at=time.monotonic(),
         phase=phase,

@@ -35,6 +35,12 @@ def run_cell(spec: CellSpec, world: World, announce: Callable[[str], None]) -> R
     except Skip as reason:
         report.skip = str(reason)
         return report
+    except BaseException as error:
+        # What a check has found until then is often why the cell came to this.
+        for name, view in report.checks.items():
+            if view.mismatches:
+                error.add_note(f"{name}: rank {world.rank}: {view.mismatches[0]}")
+        raise
     if config.compile:
         # Dynamo falls back to eager silently when it gives up on a frame.
         report.compiled = counters["stats"]["unique_graphs"] > 0 and not counters["recompile_limit"]

@@ -39,7 +39,7 @@ def digests(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, li
     held = {name: leaf for name, leaf in leaves.items() if not isinstance(leaf, Idle)}
     tensors = {name: leaf for name, leaf in held.items() if isinstance(leaf, TensorLeaf)}
     values = fetch([digest(leaf.local, leaf.extent) for leaf in tensors.values()])
-    mine: dict[str, Any] = {name: leaf for name, leaf in held.items() if name not in tensors}
+    mine: dict[str, Any] = dict(held)
     for (name, leaf), value in zip(tensors.items(), values, strict=True):
         mine[name] = _Part(leaf.extent, leaf.local.dtype, value)
     everybody = gathered(mine, group)

@@ -1,0 +1,65 @@
+"""Digests of parts against the parts themselves: equal content is equal, and what differs is found."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dcpbench.verify.across import _Part, _together, compare_across, differing
+from dcpbench.verify.digest import digest, fetch
+from dcpbench.verify.layout import Extent, whole
+from dcpbench.verify.snapshot import Idle, TensorLeaf
+
+
+def leaf(tensor: torch.Tensor) -> TensorLeaf:
+    return TensorLeaf(tensor, whole(tensor), None)
+
+
+def part(tensor: torch.Tensor, extent: Extent) -> _Part:
+    (value,) = fetch([digest(tensor, extent)])
+    return _Part(extent, tensor.dtype, value)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    shape=st.lists(st.integers(1, 6), min_size=1, max_size=3), cut=st.integers(0, 5), at=st.integers(0, 999)
+)
+def test_every_cut_gives_the_digest_of_the_whole(shape: list[int], cut: int, at: int) -> None:
+    tensor = torch.rand(shape)
+    rows = min(cut, shape[0])
+    zeros = (0,) * (len(shape) - 1)
+    parts = {}
+    for rank, (begin, end) in enumerate([(0, rows), (rows, shape[0])]):
+        piece = tensor[begin:end]
+        extent = Extent(tuple(shape), (begin, *zeros), tuple(piece.shape), 0, piece.numel())
+        parts[rank] = part(piece, extent)
+    together, wrong = _together(parts)
+    assert wrong is None
+    assert together.digest == part(tensor, whole(tensor)).digest
+    changed = tensor.clone().view(-1)
+    changed.view(torch.int32)[at % changed.numel()] ^= 1
+    assert part(changed.reshape(shape), whole(tensor)).digest != together.digest
+
+
+def test_what_differs_is_found_and_looked_at() -> None:
+    saved = {"w": leaf(torch.ones(2, 3)), "v": leaf(torch.zeros(4)), "lr": 0.1, "gone": Idle(1)}
+    same = {
+        name: leaf(one.local.clone()) if isinstance(one, TensorLeaf) else one for name, one in saved.items()
+    }
+    assert differing(saved, same, None) == []
+    assert compare_across(saved, same, None) == []
+    other = {**same, "lr": 0.2, "w": leaf(torch.tensor([[1.0, 1, 1], [1, 2, 1]]))}
+    assert differing(saved, other, None) == ["w", "lr"]
+    told = {found.name: found.what for found in compare_across(saved, other, None)}
+    assert "index [1, 1]: saved 1.0, restored 2.0; 1 of 6 elements differ" in told["w"]
+    assert told["lr"] == "saved 0.1, restored 0.2"
+    assert differing(saved, {**same, "v": leaf(torch.zeros(4, dtype=torch.int32))}, None) == ["v"]
+
+
+def test_replicas_and_holes_are_told() -> None:
+    tensor = torch.rand(4, 2)
+    same = part(tensor, whole(tensor))
+    assert _together({0: same, 1: same})[1] is None
+    drifted = part(tensor + 1, whole(tensor))
+    assert "rank 0 and rank 1 have other bits" in str(_together({0: same, 1: drifted})[1])
+    half = part(tensor[:2], Extent((4, 2), (0, 0), (2, 2), 0, 4))
+    assert _together({0: half, 1: half})[1] == "the ranks' parts hold 4 of 8 elements"

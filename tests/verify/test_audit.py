@@ -1,0 +1,57 @@
+"""The audit of a real checkpoint: a whole one has nothing to tell, and every way of damage is told."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata
+
+from dcpbench.verify.audit import _DAMAGES, Expected, audit, controls, expected_of
+from dcpbench.verify.layout import whole
+from dcpbench.verify.snapshot import Idle, TensorLeaf
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> tuple[Metadata, dict[str, int], dict[str, Expected]]:
+    tensors = {"weight": torch.rand(4, 6), "count": torch.tensor(3)}
+    dcp.save({"model": dict(tensors), "epoch": 7}, checkpoint_id=tmp_path, no_dist=True)
+    leaves = {name: TensorLeaf(value, whole(value), None) for name, value in tensors.items()}
+    metadata = FileSystemReader(tmp_path).read_metadata()
+    lengths = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    return metadata, lengths, {**expected_of(leaves, "model."), **expected_of({"epoch": 7})}
+
+
+def test_a_whole_checkpoint_has_nothing_to_tell(checkpoint: tuple) -> None:
+    assert audit(*checkpoint) == []
+
+
+@pytest.mark.parametrize("damage", _DAMAGES)
+def test_every_way_of_damage_is_told(checkpoint: tuple, damage: str) -> None:
+    metadata, lengths, expected = checkpoint
+    _DAMAGES[damage](metadata, lengths, "model.weight")
+    assert audit(metadata, lengths, expected)
+
+
+def test_the_control_tries_every_way_and_leaves_the_checkpoint_alone(checkpoint: tuple) -> None:
+    assert controls(*checkpoint) == dict.fromkeys(_DAMAGES, True)
+    assert audit(*checkpoint) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"model.weight": Expected((6, 4), "torch.float32")}, "shape: to be saved (6, 4)"),
+        ({"model.weight": Expected((4, 6), "torch.bfloat16")}, "dtype: to be saved torch.bfloat16"),
+        ({"model.bias": Expected()}, "to be saved, but not in the checkpoint"),
+    ],
+)
+def test_what_was_not_to_be_saved_so_is_told(checkpoint: tuple, change: dict, told: str) -> None:
+    metadata, lengths, expected = checkpoint
+    found = audit(metadata, lengths, {**expected, **change})
+    assert [told in mismatch.what for mismatch in found] == [True]
+
+
+def test_entries_of_parameters_without_elements_promise_nothing() -> None:
+    assert expected_of({"state.w.step": Idle(1.0), "lr": 0.1}) == {"lr": Expected()}
