@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint setup clean
+.PHONY: run test lint bench setup clean
 
 run: $(VENV)/.ready
 	$(BIN)/python -m dcpbench -m parallel=ddp,fsdp,hsdp,fsdp_tp,fsdp2 compile=false,true save=sync,async
@@ -16,6 +16,9 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+bench: $(VENV)/.ready
+	$(BIN)/python bench/digest.py
 
 setup: $(VENV)/.ready
 
