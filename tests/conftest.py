@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 TESTS = Path(__file__).parent
+PARALLELISMS = ("none", "ddp", "fsdp", "hsdp", "fsdp_tp", "fsdp2", "hsdp2", "fsdp2_tp")
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from conftest import Finished, run
+from conftest import PARALLELISMS, Finished, run
 from dcpbench.results import CHECKS, COLUMNS
 
-PARALLELISMS = ("none", "ddp", "fsdp", "hsdp", "fsdp_tp", "fsdp2", "hsdp2", "fsdp2_tp")
 KNOWN = "fsdp_tp"
 
 pytestmark = pytest.mark.slow

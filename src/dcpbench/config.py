@@ -77,7 +77,7 @@ def conf_folder() -> Path:
 
 @dataclass
 class Only:
-    """The values of an axis that a scenario makes sense with, and why with no others."""
+    """The values of an axis that a scenario or a fault makes sense with, and why with no others."""
 
     values: list[str] = MISSING
     because: str = MISSING

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from conftest import Finished, run
+from conftest import PARALLELISMS, Finished, run
 
-PARALLELISMS = ("none", "ddp", "fsdp", "hsdp", "fsdp_tp", "fsdp2", "hsdp2", "fsdp2_tp")
 CHECKS_OF = {
     "partial_load": ("model_equal", "optim_equal", "contract_held"),
     "key_order": ("model_equal", "optim_equal", "extra_equal"),

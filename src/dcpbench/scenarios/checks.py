@@ -74,8 +74,8 @@ def verify_save_harmless(cell: Cell, oracle: Oracle) -> None:
         unsaved.train(oracle.data, trained.train_state.step)
     with cell.phase("verify"):
         never, saved = snapshot(unsaved).by_check(), snapshot(trained).by_check()
-        for leaves, actual in ((never[check], saved[check]) for check in never):
-            cell.check("save_harmless", compare(leaves, actual), "in the run that saved")
+        for check, leaves in never.items():
+            cell.check("save_harmless", compare(leaves, saved[check]), "in the run that saved")
             control_equal(cell, "save_harmless", leaves, made_different(leaves), "")
 
 
@@ -86,49 +86,50 @@ def by_content(cell: Cell, checkpoint: Checkpoint) -> Checkpoint:
         return replace(checkpoint, snapshot=_whole(cell, checkpoint.snapshot, str(checkpoint)))
 
 
-def prove_power_across(cell: Cell, target: Trainee, checkpoint: Checkpoint) -> None:
-    """The negative controls of `verify_restored_across`; the target has another layout."""
-    with cell.phase("verify"):
-        unrestored = snapshot(target).by_check()
-        for check, leaves in checkpoint.snapshot.by_check().items():
-            reported = differing(leaves, unrestored[check], cell.world.checkpoint_group)
-            fired = {name: name in reported for name in controllable(leaves)}
-            cell.control(check, fired, str(checkpoint))
-
-
-def verify_restored_across(cell: Cell, target: Trainee, checkpoint: Checkpoint) -> None:
-    """What came back must be, by content, what was there, whatever the layouts of both."""
-    with cell.phase("verify"):
-        restored = snapshot(target).by_check()
-        for check, leaves in checkpoint.snapshot.by_check().items():
-            found = compare_across(leaves, restored[check], cell.world.checkpoint_group)
-            cell.check(check, found, str(checkpoint))
-
-
 def prove_power(
-    cell: Cell, target: Trainee, checkpoint: Checkpoint, checks: Sequence[str] | None = None
+    cell: Cell,
+    target: Trainee,
+    checkpoint: Checkpoint,
+    checks: Sequence[str] | None = None,
+    same_layout: bool = True,
 ) -> None:
     """The negative controls: each comparison against the target before anything is loaded into it.
 
     Args:
         checks: of which equality, if not of all three.
+        same_layout: whether the target's parts lie as the saved ones did.
     """
     with cell.phase("verify"):
-        unrestored = _like(cell, checkpoint.snapshot, target, "before the load").by_check()
+        unrestored = snapshot(target).by_check()
         for check, leaves in checkpoint.snapshot.by_check().items():
-            if checks is None or check in checks:
+            if checks is not None and check not in checks:
+                continue
+            if same_layout:
                 control_equal(cell, check, leaves, unrestored[check], str(checkpoint))
+            else:
+                reported = differing(leaves, unrestored[check], cell.world.checkpoint_group)
+                _control(cell, check, leaves, reported, str(checkpoint))
 
 
 def verify_restored(
-    cell: Cell, target: Trainee, checkpoint: Checkpoint, checks: Sequence[str] | None = None
+    cell: Cell,
+    target: Trainee,
+    checkpoint: Checkpoint,
+    checks: Sequence[str] | None = None,
+    same_layout: bool = True,
 ) -> None:
-    """What came back must be, bit for bit, what was there at the moment of saving."""
+    """What came back must be, bit for bit, what was there at the moment of saving: part by part, or by
+    content where the parts lie otherwise."""
     with cell.phase("verify"):
-        restored = _like(cell, checkpoint.snapshot, target, "after the load").by_check()
+        restored = snapshot(target).by_check()
         for check, leaves in checkpoint.snapshot.by_check().items():
-            if checks is None or check in checks:
-                cell.check(check, compare(leaves, restored[check]), str(checkpoint))
+            if checks is not None and check not in checks:
+                continue
+            if same_layout:
+                found = compare(leaves, restored[check])
+            else:
+                found = compare_across(leaves, restored[check], cell.world.checkpoint_group)
+            cell.check(check, found, str(checkpoint))
 
 
 def control_part(cell: Cell, trainee: Trainee, prefix: str, saved: Checkpoint, where: str) -> None:
@@ -231,8 +232,12 @@ def _verify_losses(
 
 def control_equal(cell: Cell, check: str, expected: Leaves, other: Leaves, where: str) -> None:
     """The control of an equality check: `other` differs in everything, and it must be seen."""
-    reported = {found.name for found in compare(expected, other)}
-    cell.control(check, {name: name in reported for name in controllable(expected)}, where)
+    _control(cell, check, expected, [found.name for found in compare(expected, other)], where)
+
+
+def _control(cell: Cell, check: str, expected: Leaves, reported: Iterable[str], where: str) -> None:
+    names = set(reported)
+    cell.control(check, {name: name in names for name in controllable(expected)}, where)
 
 
 def verify_equal(
@@ -319,16 +324,10 @@ def _beside_model(state: Snapshot) -> Leaves:
     return {**state.optim_equal, **state.extra_equal}
 
 
-def _like(cell: Cell, saved: Snapshot, target: Trainee, when: str) -> Snapshot:
-    """The state of a target, put together if what it is compared with is."""
-    parts = snapshot(target)
-    return _whole(cell, parts, when) if saved.by_content else parts
-
-
 def _whole(cell: Cell, parts: Snapshot, where: str) -> Snapshot:
     together: dict[str, Leaves] = {}
     for check, leaves in parts.by_check().items():
         together[check], wrong = contents(leaves, cell.world.checkpoint_group)
         if wrong:
             cell.check(check, wrong, where)
-    return Snapshot(**together, by_content=True)
+    return Snapshot(**together)

@@ -12,13 +12,13 @@ def convert(cell: Cell) -> None:
     checks.verify_twin(cell, oracle)
 
     other = cell.vary(parallel=cell.config.loading)
+    same_layout = other.config.parallel == cell.config.parallel
     target = steps.build_anew(other)
     for number, checkpoint in enumerate(reversed(checkpoints)):
         steps.make_different(other, target, number)
-        checks.prove_power_across(other, target, checkpoint)
+        checks.prove_power(other, target, checkpoint, same_layout=same_layout)
         steps.load(other, target, checkpoint, storage)
-        checks.verify_restored_across(other, target, checkpoint)
+        checks.verify_restored(other, target, checkpoint, same_layout=same_layout)
         until = checkpoint.step + cell.plan.resume_steps
         resumed = steps.train(other, target, oracle.data, until)
-        same_layout = other.config.parallel == cell.config.parallel
         checks.verify_resumed(other, target, resumed, checkpoint, oracle, number, same_layout)

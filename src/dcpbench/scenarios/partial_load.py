@@ -24,10 +24,10 @@ def partial_load(cell: Cell) -> None:
 
     target = steps.build_anew(cell)
     steps.make_different(cell, target, 0)
-    checks.prove_power(cell, target, saved, ("model_equal",))
+    checks.prove_power(cell, target, checkpoint, ("model_equal",))
     before = steps.snapshot(target)
     steps.load(cell, target, saved, storage, state={MODEL: target.state()[MODEL]})
-    checks.verify_restored(cell, target, saved, ("model_equal",))
+    checks.verify_restored(cell, target, checkpoint, ("model_equal",))
     checks.verify_untouched(cell, target, before, checkpoint)
 
     _verify_below(cell, MODEL, "model_equal", saved.snapshot.model_equal, saved, storage)

@@ -46,7 +46,7 @@ def staged(cell: Cell, state: dict[str, Any]) -> dict[str, Any]:
     }
     first = cell.memory.setdefault(_FIRST_STAGED, copy.deepcopy(copied))
     with torch.no_grad():
-        _plant(cell, Staged(copied, None if first is None else first, cell.world.rank, cell.world.size))
+        _plant(cell, Staged(copied, first, cell.world.rank, cell.world.size))
     return copied
 
 

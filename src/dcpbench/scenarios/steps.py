@@ -17,6 +17,7 @@ from dcpbench.train import trainee as trainees
 from dcpbench.train.batches import Batches
 from dcpbench.train.trainee import Trainee
 from dcpbench.verify.audit import Expected, audit, controls, expected_of
+from dcpbench.verify.content import gathered
 from dcpbench.verify.controls import perturb_model, perturb_optimizer
 from dcpbench.verify.snapshot import Leaves, snapshot_model, snapshot_nested, snapshot_optimizer
 
@@ -28,7 +29,6 @@ class Snapshot:
     model_equal: Leaves
     optim_equal: Leaves
     extra_equal: Leaves
-    by_content: bool = False
 
     def by_check(self) -> dict[str, Leaves]:
         """The leaves that each check looks at."""
@@ -194,11 +194,7 @@ def finish(cell: Cell, checkpoint: Checkpoint, storage: Storage) -> None:
 
 def verify_whole(cell: Cell, checkpoint: Checkpoint, storage: Storage) -> None:
     """Audit a complete checkpoint: rank 0 reads its metadata, every rank tells what it had to save."""
-    everybody: list[dict[str, Expected]] = [checkpoint.keys]
-    group = cell.world.checkpoint_group
-    if group is not None:
-        everybody = [{} for _ in range(cell.world.size)]
-        dist.all_gather_object(everybody, checkpoint.keys, group=group)
+    everybody = gathered(checkpoint.keys, cell.world.checkpoint_group)
     if cell.world.rank:
         return
     expected = {key: what for keys in everybody for key, what in keys.items()}

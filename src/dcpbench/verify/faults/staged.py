@@ -13,16 +13,14 @@ class Staged:
     """A copy of all state dicts, as they are saved; `first` is that of the cell's first save."""
 
     state: dict[str, Any]
-    first: dict[str, Any] | None
+    first: dict[str, Any]
     rank: int
     world_size: int
 
 
 def stale(staged: Staged) -> None:
     """The buffers of the first save are written again: a stager that copies nothing any more."""
-    if staged.first is not None:
-        staged.state.clear()
-        staged.state.update(staged.first)
+    staged.state.update(staged.first)
 
 
 def weight_changed(staged: Staged) -> None:
