@@ -203,10 +203,14 @@ class OptimizerConfig:
 
 @dataclass
 class SaveConfig:
-    """How a checkpoint is written: `target(state_dict, checkpoint_id, writer, process_group)`."""
+    """How a checkpoint is written: `target(state_dict, checkpoint_id, writer, process_group)`.
+
+    `asynchronous` says that training may go on before the checkpoint is complete.
+    """
 
     name: str = MISSING
     target: str = MISSING
+    asynchronous: bool = False
     cache_staged_state_dict: bool = False
     requires_accelerator: bool = False
     options: dict[str, Any] = field(default_factory=dict)
@@ -272,6 +276,7 @@ class Config:
     resume_steps: int = 2
     saves: int = 3
     save_at: int | None = None
+    overlap_saves: bool = False
     tolerance: Tolerance = Tolerance.standard
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
     isolation: Isolation = Isolation.warm
@@ -314,6 +319,9 @@ class Config:
                 raise ConfigError(f"{key}={value}: must be at least 1")
         if self.save_at is not None and self.save_at < 0:
             raise ConfigError(f"save_at={self.save_at}: must be a step, at least 0")
+        plan = Plan(self.train_steps, self.saves, self.resume_steps, self.save_at)
+        if self.overlap_saves and len(plan.save_steps) < 2:
+            raise ConfigError(f"overlap_saves=true: saves={self.saves} leaves nothing to overlap; at least 2")
         if self.timeouts.cell_s <= 0:
             raise ConfigError(f"timeouts.cell_s={self.timeouts.cell_s}: must be more than 0 seconds")
         if self.world_size != "auto" and (isinstance(self.world_size, str) or self.world_size < 1):

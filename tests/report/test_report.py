@@ -4,7 +4,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from dcpbench.report.compare import changes, costs
-from dcpbench.report.frame import read_frame, summary
+from dcpbench.report.frame import counts, detection, failures, read_frame, summary
 from dcpbench.report.write import write_reports
 from dcpbench.results import append_row
 from test_results import row
@@ -65,3 +65,27 @@ def test_changes_are_matched_by_axes(tmp_path: Path) -> None:
     assert sorted(told["change"]) == ["new", "newly failing", "newly passing", "vanished"]
     loads = costs(before, after).set_index("metric").loc["load_s"]
     assert (loads["cells"], loads["ratio"]) == (1, 2.0)
+
+
+def test_planted_faults_have_a_table_of_their_own(tmp_path: Path) -> None:
+    def planted(fault: str, parallel: str, seen: bool | None, status: str, **more: bool) -> object:
+        return row(fault=fault, parallel=parallel, fault_seen=seen, status=status, **more)
+
+    sweep = folder_with(
+        tmp_path / "s",
+        planted("lr", "ddp", True, "fail", optim_equal=False),
+        planted("lr", "fsdp", False, "pass", optim_equal=True),
+        planted("file", "ddp", True, "error"),
+        planted("file", "fsdp", None, "skip"),
+        row(parallel="ddp"),
+    )
+    frame = read_frame(sweep)[0]
+    table = detection(frame).set_index("fault")
+    assert list(table.loc["lr", ["ddp", "fsdp", "seen", "seen by"]]) == ["fail", "NO", "1 of 2", "optim="]
+    assert list(table.loc["file", ["ddp", "fsdp", "seen", "seen by"]]) == ["error", "-", "1 of 1", "error"]
+    assert list(table.loc["all of them", ["ddp", "fsdp", "seen"]]) == ["2 of 2", "0 of 1", "2 of 3"]
+    assert list(failures(frame)["status"]) == ["pass", "skip"]
+    assert counts(frame).endswith("2 of 3 faults seen")
+    write_reports(sweep)
+    assert "all of them" in (sweep / "report.html").read_text()
+    assert detection(frame[frame["fault"].isna()]).empty

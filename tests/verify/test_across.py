@@ -50,7 +50,9 @@ def test_what_differs_is_found_and_looked_at() -> None:
     other = {**same, "lr": 0.2, "w": leaf(torch.tensor([[1.0, 1, 1], [1, 2, 1]]))}
     assert differing(saved, other, None) == ["w", "lr"]
     told = {found.name: found.what for found in compare_across(saved, other, None)}
-    assert "index [1, 1]: saved 1.0, restored 2.0; 1 of 6 elements differ" in told["w"]
+    assert (
+        "index [1, 1]: saved 1.0 (0x3f800000), restored 2.0 (0x40000000); 1 of 6 elements differ" in told["w"]
+    )
     assert told["lr"] == "saved 0.1, restored 0.2"
     assert differing(saved, {**same, "v": leaf(torch.zeros(4, dtype=torch.int32))}, None) == ["v"]
 

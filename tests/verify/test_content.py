@@ -11,7 +11,7 @@ from dcpbench.verify.content import _put_together, contents
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.snapshot import Idle, TensorLeaf
 
-Held = dict[int, tuple[Extent, torch.Tensor]]
+Held = dict[int, tuple[Extent, torch.Tensor, str]]
 
 
 def tensor_of(shape: list[int]) -> torch.Tensor:
@@ -25,7 +25,7 @@ def cut_rows(tensor: torch.Tensor, ranks: int, dimension: int) -> Held:
     shape = tuple(tensor.shape)
     for rank, part in enumerate(tensor.tensor_split(ranks, dimension)):
         offset = tuple(begin if index == dimension else 0 for index in range(tensor.ndim))
-        held[rank] = (Extent(shape, offset, tuple(part.shape), 0, part.numel()), part)
+        held[rank] = (Extent(shape, offset, tuple(part.shape), 0, part.numel()), part, "param")
         begin += part.shape[dimension]
     return held
 
@@ -38,7 +38,7 @@ def cut_flat(tensor: torch.Tensor, cuts: list[int]) -> Held:
     begin = 0
     for rank, end in enumerate(ends):
         part = tensor.reshape(-1)[begin:end]
-        held[rank] = (Extent(shape, (0,) * len(shape), shape, begin, end - begin), part)
+        held[rank] = (Extent(shape, (0,) * len(shape), shape, begin, end - begin), part, "param")
         begin = end
     return held
 
@@ -52,12 +52,16 @@ def test_cut_anywhere_and_put_together(shape: list[int], ranks: int, data: st.Da
     tensor = tensor_of(shape)
     dimension = data.draw(st.integers(0, len(shape) - 1))
     cuts = data.draw(st.lists(st.integers(0, 300), max_size=4))
-    for held in (cut_rows(tensor, ranks, dimension), cut_flat(tensor, cuts), {0: (whole(tensor), tensor)}):
+    for held in (
+        cut_rows(tensor, ranks, dimension),
+        cut_flat(tensor, cuts),
+        {0: (whole(tensor), tensor, "param")},
+    ):
         leaf, wrong = _put_together(held)
         assert wrong is None
         assert torch.equal(leaf.local, tensor)
         # The value is its own global index: where an extent says an element lies, it lies.
-        for extent, part in held.values():
+        for extent, part, _ in held.values():
             assert torch.equal(extent.take(tensor), part.reshape(-1))
             for local, value in enumerate(part.reshape(-1).tolist()):
                 index = extent.global_index(local)
@@ -68,10 +72,10 @@ def test_cut_anywhere_and_put_together(shape: list[int], ranks: int, data: st.Da
 @given(shape=shapes, ranks=st.integers(2, 5), data=st.data())
 def test_a_part_that_nobody_holds_is_told(shape: list[int], ranks: int, data: st.DataObject) -> None:
     held = cut_rows(tensor_of(shape), ranks, 0)
-    missing = data.draw(st.sampled_from([rank for rank, (extent, _) in held.items() if extent.numel]))
-    extent, _ = held.pop(missing)
+    missing = data.draw(st.sampled_from([rank for rank, (extent, *_) in held.items() if extent.numel]))
+    extent, *_ = held.pop(missing)
     _, wrong = _put_together(held)
-    if not held or all(not other.numel for other, _ in held.values()):
+    if not held or all(not other.numel for other, *_ in held.values()):
         return
     assert wrong is not None
     assert f"no rank holds {extent.numel} of" in wrong
@@ -85,7 +89,7 @@ def test_a_replica_that_drifted_is_told_at_its_index(shape: list[int], at: int, 
     flat = replicas[victim].reshape(-1)
     at %= flat.numel()
     flat.view(torch.int32)[at] ^= 1
-    _, wrong = _put_together({rank: (whole(one), one) for rank, one in enumerate(replicas)})
+    _, wrong = _put_together({rank: (whole(one), one, "param") for rank, one in enumerate(replicas)})
     index = whole(replicas[0]).global_index(at)
     assert wrong is not None
     assert f"replicas differ: index {index}" in wrong
@@ -93,9 +97,9 @@ def test_a_replica_that_drifted_is_told_at_its_index(shape: list[int], at: int, 
 
 def test_nan_and_zeros_are_told_apart_by_their_bits() -> None:
     nan = torch.tensor([math.nan])
-    assert _put_together({0: (whole(nan), nan), 1: (whole(nan), nan.clone())})[1] is None
+    assert _put_together({0: (whole(nan), nan, "param"), 1: (whole(nan), nan.clone(), "param")})[1] is None
     zeros = torch.tensor([0.0]), torch.tensor([-0.0])
-    assert _put_together({rank: (whole(one), one) for rank, one in enumerate(zeros)})[1]
+    assert _put_together({rank: (whole(one), one, "param") for rank, one in enumerate(zeros)})[1]
 
 
 @pytest.mark.parametrize(

@@ -65,3 +65,19 @@ def test_a_compiled_cell_that_ran_eagerly_is_vacuous() -> None:
 
 def test_a_cell_without_any_check_is_vacuous() -> None:
     assert judge([RankReport(0)]).status == "vacuous"
+
+
+def test_the_worst_of_all_ranks_come_first_with_their_ranks() -> None:
+    seen = reports()
+    for number in range(12):
+        seen[0].checks["model_equal"].add(f"w{number}", f"w{number} differs", float(number), where="at 2")
+    seen[1].checks["model_equal"].add("w11", "w11 differs", 50.0, where="at 2", kind="param")
+    seen[1].checks["model_equal"].add("gone", "gone is missing", None, where="at 2")
+    verdict = judge(seen)
+    details = verdict.details["checks"]["model_equal"]
+    worst = details["worst"]
+    assert [one["name"] for one in worst] == ["gone", "w11", *(f"w{number}" for number in range(10, 2, -1))]
+    assert (worst[1]["rank"], worst[1]["ranks"], worst[1]["kind"]) == (1, [0, 1], "param")
+    assert details["mismatch_count"] == 14
+    assert verdict.reason is not None
+    assert verdict.reason.startswith("model_equal: rank 0: w0 differs (differing: w0, w1,")

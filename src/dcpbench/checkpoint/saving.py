@@ -23,6 +23,8 @@ class PendingSave:
     started: float
     released: float
     completed: float = 0.0
+    held_back: threading.Event | None = None
+    """Set, it lets go on an upload that was held back."""
     _upload: Future[Any] | None = None
     _told: threading.Event = field(default_factory=threading.Event)
 
@@ -32,11 +34,14 @@ class PendingSave:
         return self.released - self.started
 
     def wait(self) -> float:
-        """Wait until the checkpoint is complete; seconds from the start of the save until then.
+        """Let it go on and wait until the checkpoint is complete; seconds from the start of the save until
+        then.
 
         Raises:
             Exception: whatever the upload raised.
         """
+        if self.held_back is not None:
+            self.held_back.set()
         if self._upload is not None:
             self._upload.result()
             self._told.wait()  # a future's result may be had before its callbacks have run
@@ -45,6 +50,19 @@ class PendingSave:
     def _complete(self, _: Future[Any]) -> None:
         self.completed = time.perf_counter()
         self._told.set()
+
+
+def hold_back(writer: StorageWriter) -> threading.Event:
+    """Have a writer write no data until the event is set: its save is certain to be under way until then."""
+    go_on = threading.Event()
+    write_data = type(writer).write_data
+
+    def wait_and_write(*arguments: Any) -> Any:
+        go_on.wait()
+        return write_data(writer, *arguments)
+
+    vars(writer)["write_data"] = wait_and_write
+    return go_on
 
 
 def sync(

@@ -38,8 +38,8 @@ def run_cell(spec: CellSpec, world: World, announce: Callable[[str], None]) -> R
     except BaseException as error:
         # What a check has found until then is often why the cell came to this.
         for name, view in report.checks.items():
-            if view.mismatches:
-                error.add_note(f"{name}: rank {world.rank}: {view.mismatches[0]}")
+            if view.first:
+                error.add_note(f"{name}: rank {world.rank}: {view.first}")
         raise
     if config.compile:
         # Dynamo falls back to eager silently when it gives up on a frame.

@@ -49,6 +49,11 @@ def read_frame(folder: Path) -> tuple[pd.DataFrame, list[str]]:
     return pd.DataFrame(rows, columns=[*COLUMNS, "details"]), left_out
 
 
+def without_faults(frame: pd.DataFrame) -> pd.DataFrame:
+    """The cells in which no fault was planted, or none could be."""
+    return frame[frame["fault_seen"].isna()]
+
+
 def summary(frame: pd.DataFrame) -> pd.DataFrame:
     """The results table as text: the axes that vary, the verdict, the checks, the costs in seconds."""
     axes = [axis for axis in AXES if axis in _ALWAYS or frame[axis].nunique(dropna=False) > 1]
@@ -65,9 +70,45 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
+def detection(frame: pd.DataFrame) -> pd.DataFrame:
+    """Of each planted fault how it was seen under each parallelism, and of all of them how many were.
+
+    A status where it was seen, NO where it was not in some cell, `-` where it does not apply; `seen by`
+    has the checks that told of it. Empty where no fault was planted.
+    """
+    planted = frame[frame["fault"].notna() & frame["fault_seen"].notna()]
+    if planted.empty:
+        return pd.DataFrame()
+    seen = planted["fault_seen"].astype(bool)
+    told = planted["status"].where(seen, "NO").groupby([planted["fault"], planted["parallel"]])
+    table = told.agg(lambda all_: "NO" if "NO" in set(all_) else " ".join(sorted(set(all_)))).unstack()
+    table = table[list(dict.fromkeys(planted["parallel"]))].fillna("-")
+    rate = seen.groupby(planted["parallel"]).agg(["sum", "count"])
+    table.loc["all of them"] = [f"{rate['sum'][name]} of {rate['count'][name]}" for name in table.columns]
+    by_fault = seen.groupby(planted["fault"]).agg(["sum", "count"])
+    table["seen"] = [
+        f"{by_fault['sum'][name]} of {by_fault['count'][name]}" if name in by_fault.index else detected(frame)
+        for name in table.index
+    ]
+    table["seen by"] = [_seen_by(planted[planted["fault"] == name]) for name in table.index]
+    return table.rename_axis(None, axis="columns").reset_index()
+
+
+def detected(frame: pd.DataFrame) -> str:
+    """How many of the planted faults were seen."""
+    seen = frame["fault_seen"].dropna().astype(bool)
+    return f"{seen.sum()} of {len(seen)}"
+
+
+def _seen_by(planted: pd.DataFrame) -> str:
+    checks = [_SHORT[check] for check in CHECKS if planted[check].eq(False).any()]
+    return ", ".join([*checks, *(["error"] if planted["status"].eq("error").any() else [])])
+
+
 def failures(frame: pd.DataFrame) -> pd.DataFrame:
-    """What is not a plain pass: status, cell, reason and the command that runs just that cell."""
-    chosen = frame[frame["status"] != "pass"]
+    """What is neither a plain pass nor a planted fault that was seen: status, cell, reason and the
+    command that runs just that cell."""
+    chosen = frame[(frame["status"] != "pass") & frame["fault_seen"].ne(True) | frame["fault_seen"].eq(False)]
     return pd.DataFrame(
         {
             "status": chosen["status"],
@@ -80,7 +121,10 @@ def failures(frame: pd.DataFrame) -> pd.DataFrame:
 
 def counts(frame: pd.DataFrame) -> str:
     """How many cells have which status, as one phrase."""
-    return ", ".join(f"{number} {status}" for status, number in frame["status"].value_counts().items())
+    phrases = [f"{number} {status}" for status, number in frame["status"].value_counts().items()]
+    if frame["fault_seen"].notna().any():
+        phrases.append(f"{detected(frame)} faults seen")
+    return ", ".join(phrases)
 
 
 def _beside_axes(overrides: str) -> str:

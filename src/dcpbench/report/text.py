@@ -2,12 +2,20 @@
 
 from pathlib import Path
 
+import pandas as pd
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from dcpbench.report.frame import counts, failures, read_frame, summary
+from dcpbench.report.frame import (
+    counts,
+    detection,
+    failures,
+    read_frame,
+    summary,
+    without_faults,
+)
 from dcpbench.report.styles import BAD, style_of
 
 _UNFOLDED = 1000
@@ -20,18 +28,14 @@ def print_report(folder: Path) -> None:
         dcpbench.results.ResultsError: the folder holds no results.
     """
     frame, left_out = read_frame(folder)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    shown = summary(frame)
-    for column in shown.columns:
-        table.add_column(column, justify="right" if column.endswith("_s") else "left")
-    for values in shown.itertuples(index=False):
-        table.add_row(*(_styled(str(column), value) for column, value in zip(shown, values, strict=True)))
+    tables = [_table(shown) for shown in (summary(without_faults(frame)), detection(frame)) if len(shown)]
     # In a file, a pipe or a terminal too narrow for a row, rows are long lines and not folded columns.
     wide = Console(width=_UNFOLDED)
-    needed = Measurement.get(wide, wide.options, table).maximum
-    console = Console(width=max(needed, Console().width))
-    console.print(table)
-    console.print()
+    needed = [Measurement.get(wide, wide.options, table).maximum for table in tables]
+    console = Console(width=max(*needed, Console().width))
+    for table in tables:
+        console.print(table)
+        console.print()
     for item in failures(frame).itertuples(index=False):
         line = Text(f"{item.status} ", style=style_of(str(item.status)))
         line.append(f"{item.cell}: {item.reason}", style="default")
@@ -41,6 +45,15 @@ def print_report(folder: Path) -> None:
     for sentence in left_out:
         console.print(Text(sentence, style=BAD), soft_wrap=True)
     console.print(Text(f"{len(frame)} cells: {counts(frame)}"), soft_wrap=True)
+
+
+def _table(shown: pd.DataFrame) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in shown.columns:
+        table.add_column(column, justify="right" if column.endswith("_s") else "left")
+    for values in shown.itertuples(index=False):
+        table.add_row(*(_styled(str(column), value) for column, value in zip(shown, values, strict=True)))
+    return table
 
 
 def _styled(column: str, value: str) -> Text:

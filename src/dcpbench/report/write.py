@@ -6,7 +6,14 @@ from xml.etree import ElementTree
 
 import pandas as pd
 
-from dcpbench.report.frame import counts, failures, read_frame, summary
+from dcpbench.report.frame import (
+    counts,
+    detection,
+    failures,
+    read_frame,
+    summary,
+    without_faults,
+)
 from dcpbench.results import ENVIRONMENT_JSON
 
 _PAGE = """<!doctype html>
@@ -53,7 +60,9 @@ def _html(folder: Path, frame: pd.DataFrame) -> str:
     return _PAGE.format(
         title=_escape(folder.name),
         counts=_escape(f"{len(frame)} cells: {counts(frame)}"),
-        results=_table(summary(frame)),
+        results="".join(
+            _table(shown) for shown in (summary(without_faults(frame)), detection(frame)) if len(shown)
+        ),
         failures=f'<h2>Not a plain pass</h2><div class="wide">{_table(not_passed)}</div>'
         if len(not_passed)
         else "",

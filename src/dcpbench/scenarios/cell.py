@@ -60,7 +60,8 @@ class Cell:
         """Record what a comparison found; `where` says at which checkpoint."""
         view = self._view(name)
         for found in mismatches:
-            view.add(found.name, f"{found.name} {where}: {found.what}", found.max_abs_diff)
+            sentence = " ".join(f"{found} {where}".split())
+            view.add(found.name, f"{sentence}: {found.what}", where=where, **found.plain())
 
     def control(self, name: str, fired: dict[str, bool], where: str = "") -> None:
         """Record for each name whether the negative control of a check was reported as different."""

@@ -2,26 +2,22 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 
 from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.steps import Checkpoint, Oracle, Snapshot, other_seed, snapshot
+from dcpbench.scenarios.steps import Checkpoint, Oracle, Snapshot, other_seed, recall, snapshot
 from dcpbench.train import trainee as trainees
 from dcpbench.train.trainee import Trainee
 from dcpbench.verify.across import compare_across, differing
 from dcpbench.verify.compare import Mismatch, compare
-from dcpbench.verify.content import contents
 from dcpbench.verify.controls import controllable, made_different
 from dcpbench.verify.oracles import (
     TOLERANCES,
     compare_close,
-    full_state,
     loss_name,
     losses_close,
     losses_equal,
-    twin_state,
 )
-from dcpbench.verify.snapshot import Leaves, snapshot_model
+from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf, snapshot_model
 
 _UNRESTORED = 5
 """How many models from other seeds a loss is held against before it is said that nothing tells them apart."""
@@ -46,20 +42,12 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
             _unrestored(cell, oracle, range(1, trained.train_state.step + 1)),
             "in the uninterrupted run",
         )
-        expected = twin_state(twin.model, twin.optimizer)
-        cell.check(
-            "state_twin_close",
-            compare_close(
-                expected,
-                full_state(trained.model, trained.optimizer),
-                tolerance,
-            ),
-            "after the uninterrupted run",
-        )
+        expected, actual = _tensors(twin), _tensors(trained)
+        found = compare_close(expected, actual, tolerance)
+        cell.check("state_twin_close", found, "after the uninterrupted run")
         plain = trainees.build_plain(cell.config, cell.world, other_seed(cell, 0))
         plain.train(oracle.data, 1)
-        other = twin_state(plain.model, plain.optimizer)
-        reported = {found.name for found in compare_close(expected, other, tolerance)}
+        reported = {mismatch.name for mismatch in compare_close(expected, _tensors(plain), tolerance)}
         cell.control("state_twin_close", {name: name in reported for name in expected})
     cell.report.losses["continued"] = trained.train_state.losses
     cell.report.losses["twin"] = twin.train_state.losses
@@ -76,14 +64,7 @@ def verify_save_harmless(cell: Cell, oracle: Oracle) -> None:
         never, saved = snapshot(unsaved).by_check(), snapshot(trained).by_check()
         for check, leaves in never.items():
             cell.check("save_harmless", compare(leaves, saved[check]), "in the run that saved")
-            control_equal(cell, "save_harmless", leaves, made_different(leaves), "")
-
-
-def by_content(cell: Cell, checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint with its state put together from all ranks' parts, to hold a part of a model or
-    plain dictionaries against."""
-    with cell.phase("verify"):
-        return replace(checkpoint, snapshot=_whole(cell, checkpoint.snapshot, str(checkpoint)))
+            control_changed(cell, "save_harmless", leaves, "")
 
 
 def prove_power(
@@ -125,25 +106,28 @@ def verify_restored(
         for check, leaves in checkpoint.snapshot.by_check().items():
             if checks is not None and check not in checks:
                 continue
+            held = recall(checkpoint, check)
             if same_layout:
-                found = compare(leaves, restored[check])
+                found = compare(leaves, restored[check], held)
             else:
-                found = compare_across(leaves, restored[check], cell.world.checkpoint_group)
+                found = compare_across(leaves, restored[check], cell.world.checkpoint_group, held)
             cell.check(check, found, str(checkpoint))
 
 
 def control_part(cell: Cell, trainee: Trainee, prefix: str, saved: Checkpoint, where: str) -> None:
     """The negative control of `verify_part`, before the part is loaded."""
     with cell.phase("verify"):
-        part, _ = _part(cell, trainee, prefix)
-        control_equal(cell, "model_equal", saved.snapshot.model_equal, part, where)
+        expected, part = saved.snapshot.model_equal, _part(trainee, prefix)
+        reported = differing(expected, part, cell.world.checkpoint_group)
+        _control(cell, "model_equal", expected, reported, where)
 
 
 def verify_part(cell: Cell, trainee: Trainee, prefix: str, saved: Checkpoint, where: str) -> None:
     """The part of a model whose FQNs begin with `prefix` must be, by content, the model that was saved."""
     with cell.phase("verify"):
-        part, wrong = _part(cell, trainee, prefix)
-        cell.check("model_equal", [*wrong, *compare(saved.snapshot.model_equal, part)], where)
+        expected, part = saved.snapshot.model_equal, _part(trainee, prefix)
+        held = recall(saved, "model_equal")
+        cell.check("model_equal", compare_across(expected, part, cell.world.checkpoint_group, held), where)
 
 
 def verify_unchanged(cell: Cell, trainee: Trainee, prefix: str, saved: Checkpoint, where: str) -> None:
@@ -235,22 +219,24 @@ def control_equal(cell: Cell, check: str, expected: Leaves, other: Leaves, where
     _control(cell, check, expected, [found.name for found in compare(expected, other)], where)
 
 
+def control_changed(cell: Cell, check: str, expected: Leaves, where: str) -> None:
+    """The same with a changed copy of each piece of state, one at a time."""
+    changed = (compare({name: leaf}, {name: made_different(leaf)}) for name, leaf in expected.items())
+    _control(cell, check, expected, [found.name for told in changed for found in told], where)
+
+
 def _control(cell: Cell, check: str, expected: Leaves, reported: Iterable[str], where: str) -> None:
     names = set(reported)
     cell.control(check, {name: name in names for name in controllable(expected)}, where)
 
 
 def verify_equal(
-    cell: Cell, check: str, expected: Leaves, actual: Leaves, where: str, before: Leaves | None = None
+    cell: Cell, check: str, expected: Leaves, actual: Leaves, where: str, before: Leaves
 ) -> None:
-    """State outside a trainee, against what was saved of it.
-
-    Args:
-        before: what it was before the load, for the negative control; else a changed copy is made.
-    """
+    """State outside a trainee, against what was saved of it; `before` is what it was before the load."""
     with cell.phase("verify"):
         cell.check(check, compare(expected, actual), where)
-        control_equal(cell, check, expected, made_different(expected) if before is None else before, where)
+        control_equal(cell, check, expected, before, where)
 
 
 def verify_untouched(cell: Cell, target: Trainee, before: Snapshot, saved: Checkpoint) -> None:
@@ -282,13 +268,31 @@ def verify_contract(
     cell.control("contract_held", {name: name in reported for name in names}, where)
 
 
-def _part(cell: Cell, trainee: Trainee, prefix: str) -> tuple[Leaves, list[Mismatch]]:
-    leaves = {
+def verify_content(cell: Cell, check: str, expected: Leaves, actual: Leaves, where: str) -> None:
+    """State outside a trainee, whole on every rank, against parts of it that were saved."""
+    group = cell.world.checkpoint_group
+    with cell.phase("verify"):
+        cell.check(check, compare_across(expected, actual, group), where)
+        changed = {name: made_different(leaf) for name, leaf in actual.items()}
+        _control(cell, check, expected, differing(expected, changed, group), where)
+
+
+def _part(trainee: Trainee, prefix: str) -> Leaves:
+    return {
         name.removeprefix(prefix): leaf
         for name, leaf in snapshot_model(trainee.model).items()
         if name.startswith(prefix)
     }
-    return contents(leaves, cell.world.checkpoint_group)
+
+
+def _tensors(trainee: Trainee) -> Leaves:
+    """The live model and optimizer."""
+    state = snapshot(trainee)
+    return {
+        name: leaf
+        for name, leaf in {**state.model_equal, **state.optim_equal}.items()
+        if isinstance(leaf, TensorLeaf | Idle)
+    }
 
 
 def verify_refused(
@@ -322,12 +326,3 @@ def verify_refused(
 
 def _beside_model(state: Snapshot) -> Leaves:
     return {**state.optim_equal, **state.extra_equal}
-
-
-def _whole(cell: Cell, parts: Snapshot, where: str) -> Snapshot:
-    together: dict[str, Leaves] = {}
-    for check, leaves in parts.by_check().items():
-        together[check], wrong = contents(leaves, cell.world.checkpoint_group)
-        if wrong:
-            cell.check(check, wrong, where)
-    return Snapshot(**together)

@@ -7,8 +7,7 @@ from dcpbench.scenarios.cell import Cell
 def convert(cell: Cell) -> None:
     """What `parallel` saved, `load_parallel` loads: equal by content, and training goes on closely."""
     oracle = steps.build(cell)
-    storage = steps.open_storage(cell)
-    checkpoints = steps.train_and_save(cell, oracle, storage)
+    checkpoints = steps.train_and_save(cell, oracle)
     checks.verify_twin(cell, oracle)
 
     other = cell.vary(parallel=cell.config.loading)
@@ -17,7 +16,7 @@ def convert(cell: Cell) -> None:
     for number, checkpoint in enumerate(reversed(checkpoints)):
         steps.make_different(other, target, number)
         checks.prove_power(other, target, checkpoint, same_layout=same_layout)
-        steps.load(other, target, checkpoint, storage)
+        steps.load(other, target, checkpoint)
         checks.verify_restored(other, target, checkpoint, same_layout=same_layout)
         until = checkpoint.step + cell.plan.resume_steps
         resumed = steps.train(other, target, oracle.data, until)

@@ -35,27 +35,25 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
     pretraining = steps.open_storage(before)
     steps.train(before, pretrained.trained, pretrained.data, until=cell.plan.train_steps)
     saved = steps.save(before, pretrained.trained, pretraining)
-    steps.finish(before, saved, pretraining)
+    steps.finish(before, saved)
     checks.verify_twin(before, pretrained)
-    base = checks.by_content(before, saved)
 
     tuning = _tuning(cell, layers)
     oracle = steps.build(tuning)
     oracle.twin.model.get_submodule("pretrain").load_state_dict(pretrained.twin.model.state_dict())
-    storage = steps.open_storage(tuning)
-    checks.control_part(tuning, oracle.trained, FROZEN, base, "before the fine-tuning")
-    steps.load(tuning, oracle.trained, base, pretraining, state=_part(oracle.trained, submodules))
-    checks.verify_part(tuning, oracle.trained, FROZEN, base, "before the fine-tuning")
-    checkpoints = steps.train_and_save(tuning, oracle, storage)
-    checks.verify_part(tuning, oracle.trained, FROZEN, base, "after the fine-tuning")
+    checks.control_part(tuning, oracle.trained, FROZEN, saved, "before the fine-tuning")
+    steps.load(tuning, oracle.trained, saved, state=_part(oracle.trained, submodules))
+    checks.verify_part(tuning, oracle.trained, FROZEN, saved, "before the fine-tuning")
+    checkpoints = steps.train_and_save(tuning, oracle)
+    checks.verify_part(tuning, oracle.trained, FROZEN, saved, "after the fine-tuning")
     checks.verify_twin(tuning, oracle)
 
     target = steps.build_anew(tuning)
     for number, checkpoint in enumerate(reversed(checkpoints)):
         steps.make_different(tuning, target, number)
         checks.prove_power(tuning, target, checkpoint)
-        steps.load(tuning, target, base, pretraining, state=_part(target, submodules))
-        steps.load(tuning, target, checkpoint, storage)
+        steps.load(tuning, target, saved, state=_part(target, submodules))
+        steps.load(tuning, target, checkpoint)
         checks.verify_restored(tuning, target, checkpoint)
         until = checkpoint.step + cell.plan.resume_steps
         resumed = steps.train(tuning, target, oracle.data, until)
@@ -63,7 +61,9 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
         checks.verify_unchanged(
             tuning, target, FROZEN, checkpoint, f"after the restart from step {checkpoint.step}"
         )
-        _verify_keys(tuning, target, steps.keys(checkpoint.checkpoint_id, storage), str(checkpoint))
+        _verify_keys(
+            tuning, target, steps.keys(checkpoint.checkpoint_id, checkpoint.storage), str(checkpoint)
+        )
 
 
 def _tuning(cell: Cell, layers: int) -> Cell:

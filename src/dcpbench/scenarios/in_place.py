@@ -15,8 +15,7 @@ def in_place(cell: Cell) -> None:
     """The dictionaries are the same objects, their tensors are where they were, and what is set from
     them has the saved values, the learning rate too."""
     oracle = steps.build(cell)
-    storage = steps.open_storage(cell)
-    checkpoint = steps.train_and_save(cell, oracle, storage)[-1]
+    checkpoint = steps.train_and_save(cell, oracle)[-1]
     checks.verify_twin(cell, oracle)
 
     target = steps.build_anew(cell)
@@ -36,7 +35,7 @@ def in_place(cell: Cell) -> None:
         for name, each in stateful.items():
             each.load_state_dict(given[name])
 
-    steps.load(cell, target, checkpoint, storage, state=filled, install=verify_and_set)
+    steps.load(cell, target, checkpoint, state=filled, install=verify_and_set)
     checks.verify_restored(cell, target, checkpoint)
     resumed = steps.train(cell, target, oracle.data, checkpoint.step + cell.plan.resume_steps)
     checks.verify_resumed(cell, target, resumed, checkpoint, oracle, 0)

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.train.world import World
+from dcpbench.verify.keeping import kept
 from dcpbench.verify.snapshot import Leaves, snapshot_nested
 
 
@@ -50,7 +51,6 @@ Objects = dict[str, Gathering]
 def key_order(cell: Cell) -> None:
     """Loading comes to an end, and every object got its own state."""
     oracle = steps.build(cell)
-    storage = steps.open_storage(cell)
     saved = _objects(cell.world, 1.0)
     for each in saved.values():
         each.seen = each.meet()
@@ -64,7 +64,7 @@ def key_order(cell: Cell) -> None:
         return {**_turned(cell, state), **last}
 
     beside = {name: leaf for name, leaf in expected.items() if name.endswith(".data")}
-    checkpoint = steps.train_and_save(cell, oracle, storage, state=saved_state, beside=beside)[-1]
+    checkpoint = steps.train_and_save(cell, oracle, state=saved_state, beside=beside)[-1]
     checks.verify_twin(cell, oracle)
 
     target = steps.build_anew(cell)
@@ -73,7 +73,7 @@ def key_order(cell: Cell) -> None:
     objects = _objects(cell.world, 5.0)
     before = _leaves(objects)
     state = _turned(cell, {**target.state(), **objects})
-    steps.load(cell, target, checkpoint, storage, state=state)
+    steps.load(cell, target, checkpoint, state=state)
     checks.verify_restored(cell, target, checkpoint)
     checks.verify_equal(cell, "extra_equal", expected, _leaves(objects), str(checkpoint), before)
 
@@ -83,7 +83,8 @@ def _objects(world: World, value: float) -> Objects:
 
 
 def _leaves(objects: Objects) -> Leaves:
-    return snapshot_nested({name: {"data": each.data, "seen": each.seen} for name, each in objects.items()})
+    state = {name: {"data": each.data, "seen": each.seen} for name, each in objects.items()}
+    return kept(snapshot_nested(state))
 
 
 def _turned(cell: Cell, state: dict[str, Any]) -> dict[str, Any]:

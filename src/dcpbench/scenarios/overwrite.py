@@ -22,18 +22,18 @@ def overwrite(cell: Cell) -> None:
         return steps.save(cell, oracle.trained, storage, NAME)
 
     first = save()
-    steps.finish(cell, first, storage)
+    steps.finish(cell, first)
     second = save()
-    steps.finish(cell, second, storage)
+    steps.finish(cell, second)
     steps.train(cell, oracle.trained, oracle.data, second.step + cell.plan.resume_steps)
 
     def save_again() -> None:
         again = steps.save(cell, oracle.trained, refusing, NAME)
-        steps.finish(cell, again, refusing)
+        steps.finish(cell, again)
 
     def save_elsewhere() -> None:
         other = steps.save(cell, oracle.trained, refusing, "elsewhere")
-        steps.finish(cell, other, refusing)
+        steps.finish(cell, other)
 
     checks.verify_refused(cell, CheckpointException, "Checkpoint already exists", save_again, save_elsewhere)
     checks.verify_twin(cell, oracle)
@@ -41,7 +41,7 @@ def overwrite(cell: Cell) -> None:
     target = steps.build_anew(cell)
     steps.make_different(cell, target, 0)
     checks.prove_power(cell, target, second)
-    steps.load(cell, target, second, storage)
+    steps.load(cell, target, second)
     checks.verify_restored(cell, target, second)
     resumed = steps.train(cell, target, oracle.data, second.step + cell.plan.resume_steps)
     checks.verify_resumed(cell, target, resumed, second, oracle, 0)

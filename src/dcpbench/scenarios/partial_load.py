@@ -5,7 +5,6 @@ from collections.abc import Iterable
 # Private to torch, and its only way to read all that is below a key without a template for it.
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
-from dcpbench.checkpoint.storage import Storage
 from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.verify.compare import Mismatch
@@ -17,42 +16,38 @@ MODEL, OPTIMIZER_STATE = "model", "optimizer.state"
 def partial_load(cell: Cell) -> None:
     """What was asked for is there and equal; what was not is untouched and absent."""
     oracle = steps.build(cell)
-    storage = steps.open_storage(cell)
-    checkpoint = steps.train_and_save(cell, oracle, storage)[-1]
+    checkpoint = steps.train_and_save(cell, oracle)[-1]
     checks.verify_twin(cell, oracle)
-    saved = checks.by_content(cell, checkpoint)
 
     target = steps.build_anew(cell)
     steps.make_different(cell, target, 0)
     checks.prove_power(cell, target, checkpoint, ("model_equal",))
-    before = steps.snapshot(target)
-    steps.load(cell, target, saved, storage, state={MODEL: target.state()[MODEL]})
+    before = steps.snapshot(target).kept()
+    steps.load(cell, target, checkpoint, state={MODEL: target.state()[MODEL]})
     checks.verify_restored(cell, target, checkpoint, ("model_equal",))
     checks.verify_untouched(cell, target, before, checkpoint)
 
-    _verify_below(cell, MODEL, "model_equal", saved.snapshot.model_equal, saved, storage)
+    _verify_below(cell, MODEL, "model_equal", checkpoint.snapshot.model_equal, checkpoint)
     moments = {
         name.removeprefix("state."): leaf
-        for name, leaf in saved.snapshot.optim_equal.items()
+        for name, leaf in checkpoint.snapshot.optim_equal.items()
         if name.startswith("state.")
     }
-    _verify_below(cell, OPTIMIZER_STATE, "optim_equal", moments, saved, storage)
+    _verify_below(cell, OPTIMIZER_STATE, "optim_equal", moments, checkpoint)
 
 
-def _verify_below(
-    cell: Cell, key: str, check: str, expected: Leaves, saved: steps.Checkpoint, storage: Storage
-) -> None:
+def _verify_below(cell: Cell, key: str, check: str, expected: Leaves, saved: steps.Checkpoint) -> None:
     """All that is below a key comes whole, on the CPU of every rank, and nothing beside it."""
     where = f"read by the key {key} {saved}"
     with cell.phase("load"):
         nested = _load_state_dict_from_keys(
             key,
-            storage_reader=storage.reader(saved.checkpoint_id),
+            storage_reader=saved.storage.reader(saved.checkpoint_id),
             process_group=cell.world.checkpoint_group,
         )
     loaded = snapshot_nested(nested)
     below = {name.removeprefix(f"{key}."): leaf for name, leaf in loaded.items() if name.startswith(key)}
-    checks.verify_equal(cell, check, expected, below, where)
+    checks.verify_content(cell, check, expected, below, where)
 
     def beside(names: Iterable[str]) -> list[Mismatch]:
         strangers = [name for name in names if not name.startswith(f"{key}.")]

@@ -8,8 +8,7 @@ from dcpbench.scenarios.cell import Cell
 def save_load(cell: Cell) -> None:
     """What was saved comes back bit for bit, and training goes on with the losses it would have had."""
     oracle = steps.build(cell)
-    storage = steps.open_storage(cell)
-    checkpoints = steps.train_and_save(cell, oracle, storage)
+    checkpoints = steps.train_and_save(cell, oracle)
     checks.verify_twin(cell, oracle)
     checks.verify_save_harmless(cell, oracle)
 
@@ -18,10 +17,12 @@ def save_load(cell: Cell) -> None:
     for number, checkpoint in enumerate(reversed(checkpoints)):
         steps.make_different(cell, target, number)
         checks.prove_power(cell, target, checkpoint)
-        steps.load(cell, target, checkpoint, storage)
+        steps.load(cell, target, checkpoint)
         checks.verify_restored(cell, target, checkpoint)
-        if number == 0:  # loading twice is loading once
-            steps.load(cell, target, checkpoint, storage)
+        if number == 0:  # loading twice is loading once, and so is setting what is there
+            steps.load(cell, target, checkpoint)
+            checks.verify_restored(cell, target, checkpoint)
+            steps.set_again(cell, target)
             checks.verify_restored(cell, target, checkpoint)
         until = checkpoint.step + cell.plan.resume_steps
         resumed = steps.train(cell, target, oracle.data, until)

@@ -8,6 +8,7 @@ import torch
 from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.verify.compare import Mismatch
+from dcpbench.verify.keeping import kept
 from dcpbench.verify.snapshot import snapshot_nested
 
 
@@ -42,14 +43,13 @@ def stateful_or_not(cell: Cell) -> None:
     """Both kinds come back with type and value, each in its own way, beside a model and an optimizer."""
     device = cell.world.device
     oracle = steps.build(cell)
-    storage = steps.open_storage(cell)
     plain, stateful = plain_values(device, 1), Counting(1.0, device)
 
     def state() -> dict[str, Any]:
         return {**oracle.trained.state(), "plain": plain, "stateful": stateful}
 
-    expected = snapshot_nested({"plain": plain, "stateful": stateful.state_dict()})
-    checkpoint = steps.train_and_save(cell, oracle, storage, state=state, beside=expected)[-1]
+    expected = kept(snapshot_nested({"plain": plain, "stateful": stateful.state_dict()}))
+    checkpoint = steps.train_and_save(cell, oracle, state=state, beside=expected)[-1]
     checks.verify_twin(cell, oracle)
 
     target = steps.build_anew(cell)
@@ -57,8 +57,8 @@ def stateful_or_not(cell: Cell) -> None:
     checks.prove_power(cell, target, checkpoint)
     fresh = Counting(2.0, device)
     given = Recording({**target.state(), "plain": plain_values(device, 2), "stateful": fresh})
-    before = snapshot_nested({"plain": given["plain"], "stateful": fresh.state_dict()})
-    steps.load(cell, target, checkpoint, storage, state=given)
+    before = kept(snapshot_nested({"plain": given["plain"], "stateful": fresh.state_dict()}))
+    steps.load(cell, target, checkpoint, state=given)
     checks.verify_restored(cell, target, checkpoint)
     loaded = snapshot_nested({"plain": given["plain"], "stateful": fresh.state_dict()})
     checks.verify_equal(cell, "extra_equal", expected, loaded, str(checkpoint), before)

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from dcpbench.checkpoint.saving import PendingSave
+from dcpbench.checkpoint.saving import PendingSave, hold_back
 from dcpbench.checkpoint.storage import Storage
 from dcpbench.scenarios import planting
 from dcpbench.scenarios.cell import Cell
@@ -17,18 +19,27 @@ from dcpbench.train import trainee as trainees
 from dcpbench.train.batches import Batches
 from dcpbench.train.trainee import Trainee
 from dcpbench.verify.audit import Expected, audit, controls, expected_of
+from dcpbench.verify.compare import Recall
 from dcpbench.verify.content import gathered
 from dcpbench.verify.controls import perturb_model, perturb_optimizer
+from dcpbench.verify.keeping import kept
 from dcpbench.verify.snapshot import Leaves, snapshot_model, snapshot_nested, snapshot_optimizer
+
+_PREFIXES = {"model_equal": "model.", "optim_equal": "optimizer."}
+"""What the keys of a checkpoint begin with, by the check that looks at what lies there."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The live state at one moment, by check: this rank's parts, or what all ranks' parts make up."""
+    """This rank's live state, by check."""
 
     model_equal: Leaves
     optim_equal: Leaves
     extra_equal: Leaves
+
+    def kept(self) -> "Snapshot":
+        """The state as it is now, whatever becomes of it."""
+        return Snapshot(kept(self.model_equal), kept(self.optim_equal), kept(self.extra_equal))
 
     def by_check(self) -> dict[str, Leaves]:
         """The leaves that each check looks at."""
@@ -45,6 +56,7 @@ class Checkpoint:
 
     step: int
     checkpoint_id: str
+    storage: Storage
     snapshot: Snapshot
     keys: dict[str, Expected]
     pending: PendingSave
@@ -111,27 +123,32 @@ def train(cell: Cell, trainee: Trainee, data: Batches, until: int) -> list[float
 def train_and_save(
     cell: Cell,
     oracle: Oracle,
-    storage: Storage,
     state: Callable[[], dict[str, Any]] | None = None,
     beside: Leaves | None = None,
 ) -> list[Checkpoint]:
     """The uninterrupted run: train and save in turn, as often as the plan says, then go on.
 
-    Training goes on while a save is under way; each is finished before the next one begins.
+    Training goes on while a save is under way. Each is finished before the next one begins, or with
+    `overlap_saves` just after; two that are under way at once have a writer and a group each.
     """
+    overlap = cell.config.overlap_saves
+    storages = [open_storage(cell) for _ in range(2 if overlap else 1)]
     checkpoints: list[Checkpoint] = []
-    for step in cell.plan.save_steps:
+    for number, step in enumerate(cell.plan.save_steps):
         train(cell, oracle.trained, oracle.data, until=step)
-        if checkpoints:
-            finish(cell, checkpoints[-1], storage)
-        checkpoints.append(save(cell, oracle.trained, storage, state=state, beside=beside))
+        if checkpoints and not overlap:
+            finish(cell, checkpoints[-1])
+        lane = number % len(storages)
+        checkpoints.append(save(cell, oracle.trained, storages[lane], state=state, beside=beside, lane=lane))
+        if number and overlap:
+            finish(cell, checkpoints[-2])
     train(cell, oracle.trained, oracle.data, until=cell.plan.last_step)
-    finish(cell, checkpoints[-1], storage)
+    finish(cell, checkpoints[-1])
     return checkpoints
 
 
 def snapshot(trainee: Trainee) -> Snapshot:
-    """Copy the live state of this rank."""
+    """The live state of this rank, which goes on changing: `kept` is for what has to stay."""
     return Snapshot(
         model_equal=snapshot_model(trainee.model),
         optim_equal=snapshot_optimizer(trainee.model, trainee.optimizer),
@@ -146,6 +163,7 @@ def save(
     name: str | None = None,
     state: Callable[[], dict[str, Any]] | None = None,
     beside: Leaves | None = None,
+    lane: int = 0,
 ) -> Checkpoint:
     """Write a checkpoint the cell's way; an asynchronous one goes on while training does.
 
@@ -153,18 +171,21 @@ def save(
         name: of the checkpoint's folder, the step if none is given.
         state: what is saved instead of the trainee's own state.
         beside: what that holds beside the trainee's, as leaves by name.
+        lane: which of the saves that may be under way at once this is.
     """
     step = trainee.train_state.step
     with cell.phase("verify"):
-        saved = snapshot(trainee)
+        saved = snapshot(trainee).kept()
     with cell.phase("save"):
         checkpoint_id = str(cell.folder / (name or f"step-{step:04d}"))
         everything = planting.staged(cell, (state or trainee.state)())
-        pending = write(cell, everything, checkpoint_id, storage, cell.world.checkpoint_group)
+        held_back = hold_back(storage.writer) if cell.config.overlap_saves else None
+        pending = write(cell, everything, checkpoint_id, storage, cell.world.group_of(lane))
+        pending.held_back = held_back
     cell.report.save_stall_s.append(pending.stall_s)
     planting.live(cell, trainee)
     planting.remember(cell, checkpoint_id, {**saved.model_equal, **saved.optim_equal})
-    return Checkpoint(step, checkpoint_id, saved, _promised(trainee, saved, beside), pending)
+    return Checkpoint(step, checkpoint_id, storage, saved, _promised(trainee, saved, beside), pending)
 
 
 def write(
@@ -182,22 +203,25 @@ def write(
     return pending
 
 
-def finish(cell: Cell, checkpoint: Checkpoint, storage: Storage) -> None:
+def finish(cell: Cell, checkpoint: Checkpoint) -> None:
     """Wait until a checkpoint is complete."""
     with cell.phase("save"):
-        cell.report.save_s.append(checkpoint.pending.wait())
+        took_s = checkpoint.pending.wait()
+        if not cell.config.overlap_saves:  # it was held back, for how long says nothing
+            cell.report.save_s.append(took_s)
         planting.written(cell, checkpoint.checkpoint_id)
-        cell.report.checkpoint_bytes = storage.size(checkpoint.checkpoint_id)
+        cell.report.checkpoint_bytes = checkpoint.storage.size(checkpoint.checkpoint_id)
     with cell.phase("verify"):
-        verify_whole(cell, checkpoint, storage)
+        verify_whole(cell, checkpoint)
 
 
-def verify_whole(cell: Cell, checkpoint: Checkpoint, storage: Storage) -> None:
+def verify_whole(cell: Cell, checkpoint: Checkpoint) -> None:
     """Audit a complete checkpoint: rank 0 reads its metadata, every rank tells what it had to save."""
     everybody = gathered(checkpoint.keys, cell.world.checkpoint_group)
     if cell.world.rank:
         return
     expected = {key: what for keys in everybody for key, what in keys.items()}
+    storage = checkpoint.storage
     metadata = storage.reader(checkpoint.checkpoint_id).read_metadata()
     lengths = storage.lengths(checkpoint.checkpoint_id)
     cell.check("checkpoint_whole", audit(metadata, lengths, expected), str(checkpoint))
@@ -209,8 +233,8 @@ def _promised(trainee: Trainee, saved: Snapshot, beside: Leaves | None) -> dict[
     frozen = {name for name, value in trainee.parameters().items() if not value.requires_grad}
     model = {name: leaf for name, leaf in saved.model_equal.items() if name not in frozen}
     return {
-        **expected_of(model, "model."),
-        **expected_of(saved.optim_equal, "optimizer."),
+        **expected_of(model, _PREFIXES["model_equal"]),
+        **expected_of(saved.optim_equal, _PREFIXES["optim_equal"]),
         **expected_of(saved.extra_equal),
         **expected_of(beside or {}),
     }
@@ -220,7 +244,6 @@ def load(
     cell: Cell,
     target: Trainee,
     checkpoint: Checkpoint,
-    storage: Storage,
     state: dict[str, Any] | None = None,
     install: Callable[[], None] | None = None,
 ) -> None:
@@ -232,7 +255,7 @@ def load(
     """
     with cell.phase("load"):
         before = cell.report.phases.get("load", 0.0)
-        read(cell, target.state() if state is None else state, checkpoint.checkpoint_id, storage)
+        read(cell, target.state() if state is None else state, checkpoint.checkpoint_id, checkpoint.storage)
         if install:
             install()
     cell.report.load_s.append(cell.report.phases["load"] - before)
@@ -246,6 +269,29 @@ def read(cell: Cell, state: dict[str, Any], checkpoint_id: str, storage: Storage
         storage_reader=storage.reader(checkpoint_id),
         process_group=cell.world.checkpoint_group,
     )
+
+
+def set_again(cell: Cell, target: Trainee) -> None:
+    """Set the state that a target has, as a load would: nothing may come of it."""
+    with cell.phase("load"):
+        for each in target.state().values():
+            each.load_state_dict(each.state_dict())
+
+
+def recall(checkpoint: Checkpoint, check: str) -> Recall:
+    """What a checkpoint holds of the state that a check looks at; any rank may ask, by itself."""
+    reader = checkpoint.storage.reader(checkpoint.checkpoint_id)
+
+    def held(name: str) -> torch.Tensor | None:
+        key = f"{_PREFIXES.get(check, '')}{name}"
+        entry = reader.read_metadata().state_dict_metadata.get(key)
+        if not isinstance(entry, TensorStorageMetadata):
+            return None
+        tensor = torch.empty(entry.size, dtype=entry.properties.dtype)
+        dcp.load({key: tensor}, storage_reader=reader, no_dist=True)
+        return tensor
+
+    return held
 
 
 def keys(checkpoint_id: str, storage: Storage) -> set[str]:

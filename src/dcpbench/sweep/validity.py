@@ -82,6 +82,10 @@ def _makes_no_sense(config: Config) -> str | None:
             f"scenario={scenario.name} is one process without a process group, not "
             f"world_size={config.world_size}"
         )
+    if config.overlap_saves and not config.save.asynchronous:
+        return (
+            f"overlap_saves=true: with save={config.save.name} each save is complete before training goes on"
+        )
     if config.load_parallel and not scenario.converts:
         return (
             f"load_parallel={config.load_parallel.name}: scenario={scenario.name} loads under the "

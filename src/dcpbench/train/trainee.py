@@ -121,7 +121,8 @@ def build_plain(config: Config, world: World, seed: int) -> Trainee:
 
 def _model(config: Config, world: World, seed: int) -> nn.Module:
     torch.manual_seed(seed)
-    model: nn.Module = pkgutil.resolve_name(config.model.target)(**config.model.options)
+    with world.device:
+        model: nn.Module = pkgutil.resolve_name(config.model.target)(**config.model.options)
     return model.to(world.device)
 
 

@@ -1,6 +1,7 @@
 """The ranks that a cell runs on, as one of them sees it."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,7 @@ class World:
     checkpoint_group: dist.ProcessGroup | None
     compiled_for: str | None = None
     """What the graphs that Dynamo holds were compiled for."""
+    _second_group: dist.ProcessGroup | None = None
     _meshes: dict[tuple[tuple[str, int], ...], DeviceMesh] = field(default_factory=dict)
 
     def mesh(self, sizes: dict[str, int]) -> DeviceMesh | None:
@@ -37,6 +39,16 @@ class World:
                 self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes)
             )
         return self._meshes[key]
+
+    def group_of(self, lane: int) -> dist.ProcessGroup | None:
+        """The group for a save: of two that are under way at once each needs its own (lane 0 and 1), or
+        their collectives would meet. The second is made when it is first asked for, by all ranks."""
+        if not lane or self.checkpoint_group is None:
+            return self.checkpoint_group
+        if self._second_group is None:
+            group: Any = dist.new_group(backend="gloo")
+            self._second_group = group
+        return self._second_group
 
     def share(self, sizes: dict[str, int]) -> Share:
         """Which part of the global batch this rank trains on: tp is innermost and shares its data."""

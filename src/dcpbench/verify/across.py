@@ -7,11 +7,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dcpbench.verify.compare import Mismatch, compare, same_value
+from dcpbench.verify.compare import Mismatch, Recall, compare, same_value
 from dcpbench.verify.content import contents, gathered
 from dcpbench.verify.digest import Digest, add, digest, fetch
-from dcpbench.verify.layout import Extent
-from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
+from dcpbench.verify.keeping import DigestedLeaf
+from dcpbench.verify.layout import Extent, whole
+from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf, kind_of
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,10 @@ def digests(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, li
     values = fetch([digest(leaf.local, leaf.extent) for leaf in tensors.values()])
     mine: dict[str, Any] = dict(held)
     for (name, leaf), value in zip(tensors.items(), values, strict=True):
-        mine[name] = _Part(leaf.extent, leaf.local.dtype, value)
+        mine[name] = _Part(leaf.extent, leaf.dtype, value)
+    for name, leaf in held.items():
+        if isinstance(leaf, DigestedLeaf):
+            mine[name] = _Part(leaf.extent, leaf.dtype, add(*leaf.blocks))
     everybody = gathered(mine, group)
     together: Leaves = {}
     wrong: list[Mismatch] = []
@@ -60,15 +64,32 @@ def differing(saved: Leaves, actual: Leaves, group: dist.ProcessGroup | None) ->
     return list(dict.fromkeys(names))
 
 
-def compare_across(saved: Leaves, actual: Leaves, group: dist.ProcessGroup | None) -> list[Mismatch]:
-    """What differs by content, with its place and values; collective over `group`."""
+def compare_across(
+    saved: Leaves, actual: Leaves, group: dist.ProcessGroup | None, recall: Recall | None = None
+) -> list[Mismatch]:
+    """What differs by content, with its place and values; collective over `group`.
+
+    Args:
+        saved: what was; of large parts its digests are enough.
+        actual: what is.
+        group: of the ranks that hold the parts.
+        recall: asked for what was of a tensor of which some rank has only digests.
+    """
     names = differing(saved, actual, group)
     if not names:
         return []
+    mine = {name for name, leaf in saved.items() if isinstance(leaf, DigestedLeaf)}
+    large = {name for theirs in gathered(mine, group) for name in theirs}
     (expected, wrong), (found, also) = (
-        contents({name: leaf for name, leaf in leaves.items() if name in names}, group)
-        for leaves in (saved, actual)
+        contents({name: leaf for name, leaf in leaves.items() if name in wanted}, group)
+        for leaves, wanted in ((saved, set(names) - large), (actual, set(names)))
     )
+    for name in large.intersection(names):
+        held = recall(name) if recall else None
+        if held is not None:
+            expected[name] = TensorLeaf(held, whole(held), None, kind_of(name, saved.get(name)))
+        else:
+            found.pop(name, None)
     closer = [*wrong, *also, *compare(expected, found)]
     told = {mismatch.name for mismatch in closer}
     return closer + [Mismatch(name, "its digests differ") for name in names if name not in told]

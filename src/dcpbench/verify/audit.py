@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from dcpbench.verify.compare import Mismatch
+from dcpbench.verify.keeping import DigestedLeaf
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
 
 
@@ -34,8 +35,8 @@ def expected_of(leaves: Leaves, prefix: str = "") -> dict[str, Expected]:
     """What a rank's snapshot promises of a checkpoint's keys."""
     promised: dict[str, Expected] = {}
     for name, leaf in leaves.items():
-        if isinstance(leaf, TensorLeaf):
-            promised[f"{prefix}{name}"] = Expected(leaf.extent.shape, str(leaf.local.dtype))
+        if isinstance(leaf, TensorLeaf | DigestedLeaf):
+            promised[f"{prefix}{name}"] = Expected(leaf.extent.shape, str(leaf.dtype))
         elif not isinstance(leaf, Idle):
             promised[f"{prefix}{name}"] = Expected()
     return promised

@@ -1,14 +1,35 @@
-"""Bit for bit: one rank's part of a state against another copy of it."""
+"""Bit for bit: one rank's part of a state against what it was, or against another's."""
 
+import math
 import struct
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
+from dcpbench.verify.keeping import BLOCK, DigestedLeaf, block_digests
+from dcpbench.verify.layout import Extent
+from dcpbench.verify.snapshot import Idle, Leaf, Leaves, TensorLeaf, kind_of
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+Recall = Callable[[str], torch.Tensor | None]
+"""What a checkpoint holds under a leaf's name: the whole tensor, on the CPU; None if there is no such."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """A closer look at a tensor that differs: at the first element that does, by its index in the whole,
+    its values and their bits, and how many of this rank's elements do."""
+
+    index: list[int]
+    saved: str
+    restored: str
+    saved_bits: str
+    restored_bits: str
+    differing: int
+    elements: int
 
 
 @dataclass(frozen=True)
@@ -18,27 +39,46 @@ class Mismatch:
     name: str
     what: str
     max_abs_diff: float | None = None
+    kind: str | None = None
+    look: Look | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.kind})" if self.kind else self.name
+
+    def plain(self) -> dict[str, Any]:
+        """For a report: nothing but plain data, and nothing that is not known."""
+        told: dict[str, Any] = {"kind": self.kind, "what": self.what, "max_abs_diff": self.max_abs_diff}
+        told.update(asdict(self.look) if self.look else {})
+        return {key: value for key, value in told.items() if value is not None}
 
 
-def compare(saved: Leaves, restored: Leaves) -> list[Mismatch]:
-    """Every name that differs, in the order of `saved`, then the names that only `restored` has."""
+def compare(saved: Leaves, restored: Leaves, recall: Recall | None = None) -> list[Mismatch]:
+    """Every name that differs, in the order of `saved`, then the names that only `restored` has.
+
+    Args:
+        saved: what was; of large parts its digests are enough.
+        restored: what is.
+        recall: asked for what was when only its digests are known, and they differ.
+    """
     found: list[Mismatch] = []
-    for name, expected in saved.items():
+    for name, leaf in saved.items():
+        expected = leaf
+        kind = kind_of(name, leaf)
         if name not in restored:
             if not isinstance(expected, Idle):
-                found.append(Mismatch(name, "saved, but missing after the load"))
+                found.append(Mismatch(name, "saved, but missing after the load", kind=kind))
             continue
         actual = restored[name]
         if isinstance(expected, Idle) and isinstance(actual, Idle):
             expected, actual = expected.leaf, actual.leaf
-        if isinstance(expected, TensorLeaf) and isinstance(actual, TensorLeaf):
-            mismatch = _compare_tensors(name, expected, actual)
+        if isinstance(expected, TensorLeaf | DigestedLeaf) and isinstance(actual, TensorLeaf):
+            mismatch = _compare_tensors(name, expected, actual, recall)
         else:
-            mismatch = _compare_values(name, expected, actual)
+            mismatch = _compare_values(name, kind, expected, actual)
         if mismatch:
             found.append(mismatch)
     found.extend(
-        Mismatch(name, "there after the load, but never saved")
+        Mismatch(name, "there after the load, but never saved", kind=kind_of(name, leaf))
         for name, leaf in restored.items()
         if name not in saved and not isinstance(leaf, Idle)
     )
@@ -79,32 +119,79 @@ def same_value(expected: Any, actual: Any) -> bool:
     return bool(expected == actual)
 
 
-def _compare_tensors(name: str, expected: TensorLeaf, actual: TensorLeaf) -> Mismatch | None:
+def _compare_tensors(
+    name: str, expected: TensorLeaf | DigestedLeaf, actual: TensorLeaf, recall: Recall | None
+) -> Mismatch | None:
     for what, one, other in (
-        ("dtype", expected.local.dtype, actual.local.dtype),
+        ("dtype", expected.dtype, actual.dtype),
         ("global shape", expected.extent.shape, actual.extent.shape),
         ("placements", expected.placements, actual.placements),
         ("extent", expected.extent, actual.extent),
-        ("local shape", tuple(expected.local.shape), tuple(actual.local.shape)),
     ):
         if one != other:
-            return Mismatch(name, f"{what}: saved {one}, restored {other}")
-    differs = bits(expected.local) != bits(actual.local)
+            return Mismatch(name, f"{what}: saved {one}, restored {other}", kind=expected.kind)
+    if isinstance(expected, TensorLeaf):
+        if expected.local.shape != actual.local.shape:
+            was, became = tuple(expected.local.shape), tuple(actual.local.shape)
+            return Mismatch(name, f"local shape: saved {was}, restored {became}", kind=expected.kind)
+        return look_closer(name, expected.kind, expected.extent, expected.local, actual.local)
+    return _compare_digests(name, expected, actual, recall)
+
+
+def look_closer(
+    name: str, kind: str, extent: Extent, expected: torch.Tensor, actual: torch.Tensor
+) -> Mismatch | None:
+    """Where two copies of one part differ and by how much; None if they are the same bits."""
+    expected, actual = expected.reshape(-1), actual.reshape(-1)
+    differs = bits(expected) != bits(actual)
+    if expected.is_complex():
+        differs = differs.reshape(-1, 2).any(dim=1)
     count = int(differs.sum().item())
     if not count:
         return None
     first = int(differs.to(torch.uint8).argmax().item())
-    if expected.local.is_complex():
-        first //= 2
-    index = expected.extent.global_index(first)
-    was = expected.local.reshape(-1)[first].item()
-    became = actual.local.reshape(-1)[first].item()
-    distance = _max_abs_diff(expected.local, actual.local)
+    was, became = expected[first], actual[first]
+    distance = _max_abs_diff(expected, actual)
+    look = Look(
+        index=extent.global_index(first),
+        saved=repr(was.item()),
+        restored=repr(became.item()),
+        saved_bits=_hexadecimal(was),
+        restored_bits=_hexadecimal(became),
+        differing=count,
+        elements=differs.numel(),
+    )
     return Mismatch(
         name,
-        f"index {index}: saved {was!r}, restored {became!r}; "
-        f"{count} of {differs.numel()} elements differ, by at most {distance:.3g}",
+        f"index {look.index}: saved {look.saved} ({look.saved_bits}), restored {look.restored} "
+        f"({look.restored_bits}); {count} of {look.elements} elements differ, by at most {distance:.3g}",
         distance,
+        kind,
+        look,
+    )
+
+
+def _compare_digests(
+    name: str, expected: DigestedLeaf, actual: TensorLeaf, recall: Recall | None
+) -> Mismatch | None:
+    (blocks,) = block_digests([(actual.local, actual.extent)])
+    pairs = zip(expected.blocks, blocks, strict=True)
+    differing = [number for number, (one, other) in enumerate(pairs) if one != other]
+    if not differing:
+        return None
+    extent = expected.extent
+    held = recall(name) if recall else None
+    if held is not None:
+        part = extent.take(held).to(actual.local.device)
+        if block_digests([(part, extent)]) == [expected.blocks]:
+            return look_closer(name, expected.kind, extent, part, actual.local)
+    first, last = differing[0] * BLOCK, min((differing[0] + 1) * BLOCK, extent.numel) - 1
+    where = f"between index {extent.global_index(first)} and {extent.global_index(last)}"
+    also = "" if held is None else "; what the checkpoint holds is not what was saved"
+    return Mismatch(
+        name,
+        f"digests differ in {len(differing)} of {len(blocks)} blocks, first {where}{also}",
+        kind=expected.kind,
     )
 
 
@@ -113,14 +200,20 @@ def _max_abs_diff(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one.to(wide) - other.to(wide)).abs().max().item())
 
 
-def _compare_values(name: str, expected: Any, actual: Any) -> Mismatch | None:
+def _hexadecimal(element: torch.Tensor) -> str:
+    """An element's bits, the highest first."""
+    raw = element.reshape(1).contiguous().view(torch.uint8).tolist()
+    return "0x" + bytes(reversed(raw)).hex()
+
+
+def _compare_values(name: str, kind: str, expected: Leaf, actual: Leaf) -> Mismatch | None:
     if same_value(expected, actual):
         return None
-    numbers = all(
-        isinstance(value, int | float) and not isinstance(value, bool) for value in (expected, actual)
-    )
-    return Mismatch(
-        name,
-        f"saved {expected!r}, restored {actual!r}",
-        abs(float(expected) - float(actual)) if numbers else None,
-    )
+    return Mismatch(name, f"saved {expected!r}, restored {actual!r}", _distance(expected, actual), kind)
+
+
+def _distance(one: Any, other: Any) -> float | None:
+    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in (one, other)):
+        return None
+    distance = abs(float(one) - float(other))
+    return None if math.isnan(distance) else distance

@@ -6,6 +6,7 @@ is part of what is under test.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +18,18 @@ from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
 
 _BATCH_BYTES = 64 * 2**20
 
-Part = tuple[Extent, torch.Tensor]
+Part = tuple[Extent, torch.Tensor, str]
+"""Where it lies, what it holds, and its kind."""
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """A part on its way to another rank."""
+
+    extent: Extent
+    raw: torch.Tensor
+    dtype: torch.dtype
+    kind: str
 
 
 def contents(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, list[Mismatch]]:
@@ -34,7 +46,7 @@ def contents(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, l
         mine = {name: _portable(leaves[name]) for name in names if name in leaves}
         theirs = gathered(mine, group)
         for name in names:
-            held = {rank: values[name] for rank, values in enumerate(theirs) if name in values}
+            held = {rank: _arrived(values[name]) for rank, values in enumerate(theirs) if name in values}
             everything[name], complaint = _put_together(held)
             if complaint:
                 wrong.append(Mismatch(name, complaint))
@@ -73,11 +85,19 @@ def gathered(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
 def _bytes(leaf: Any) -> int:
     if not isinstance(leaf, TensorLeaf):
         return 1
-    return torch.Size(leaf.extent.shape).numel() * leaf.local.element_size()
+    return torch.Size(leaf.extent.shape).numel() * leaf.dtype.itemsize
 
 
 def _portable(leaf: Any) -> Any:
-    return (leaf.extent, leaf.local.cpu()) if isinstance(leaf, TensorLeaf) else leaf
+    """A part goes as bytes: not every dtype can be pickled."""
+    if not isinstance(leaf, TensorLeaf):
+        return leaf
+    raw = leaf.local.cpu().contiguous().reshape(-1).view(torch.uint8)
+    return _Packed(leaf.extent, raw, leaf.dtype, leaf.kind)
+
+
+def _arrived(value: Any) -> Any:
+    return (value.extent, value.raw.view(value.dtype), value.kind) if isinstance(value, _Packed) else value
 
 
 def _put_together(held: dict[int, Any]) -> tuple[Any, str | None]:
@@ -92,10 +112,10 @@ def _put_together(held: dict[int, Any]) -> tuple[Any, str | None]:
         return first, f"the ranks do not agree on shape and dtype: {sorted(map(str, shapes))}"
     tensor = torch.zeros(first[0].shape, dtype=first[1].dtype)
     covered = torch.zeros(first[0].shape, dtype=torch.bool)
-    for extent, part in held.values():
+    for extent, part, _ in held.values():
         extent.put(part, tensor)
         extent.put(torch.ones(part.shape, dtype=torch.bool), covered)
-    leaf = TensorLeaf(tensor, whole(tensor), None)
+    leaf = TensorLeaf(tensor, whole(tensor), None, first[2])
     if not covered.all():
         missing = covered.reshape(-1).logical_not()
         index = leaf.extent.global_index(int(missing.to(torch.uint8).argmax()))
@@ -105,7 +125,7 @@ def _put_together(held: dict[int, Any]) -> tuple[Any, str | None]:
 
 def _drifted(held: dict[int, Part], tensor: torch.Tensor) -> str | None:
     """A replica that is not what was put together last at its place."""
-    for rank, (extent, part) in held.items():
+    for rank, (extent, part, _) in held.items():
         kept = extent.take(tensor)
         differs = bits(part) != bits(kept)
         if differs.any():

@@ -4,31 +4,47 @@ Whatever the comparison then does not report as different, it could not have rep
 that restored nothing.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf, local_part, persistent_tensors
+from dcpbench.verify.keeping import DigestedLeaf
+from dcpbench.verify.snapshot import Idle, Leaf, Leaves, TensorLeaf, local_part, persistent_tensors
+
+
+@dataclass
+class _Noise:
+    """Random numbers where the state lies; the same on every rank that draws the same shapes."""
+
+    seed: int
+    generators: dict[torch.device, torch.Generator] = field(default_factory=dict)
+
+    def like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Uniform between 0 and 1, in float32, of the tensor's shape and on its device."""
+        device = tensor.device
+        if device not in self.generators:
+            self.generators[device] = torch.Generator(device).manual_seed(self.seed)
+        return torch.rand(tensor.shape, generator=self.generators[device], device=device)
 
 
 @torch.no_grad()
 def perturb_model(model: nn.Module, seed: int) -> None:
     """Change every element of every parameter and persistent buffer, in place."""
-    generator = torch.Generator().manual_seed(seed)
+    noise = _Noise(seed)
     for value in persistent_tensors(model).values():
-        _perturb(local_part(value), generator)
+        _perturb(local_part(value), noise)
 
 
 @torch.no_grad()
 def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int) -> None:
     """Change every element of every state tensor and every hyperparameter, in place."""
-    generator = torch.Generator().manual_seed(seed)
+    noise = _Noise(seed)
     for entries in optimizer.state.values():
         for value in entries.values():
             if isinstance(value, torch.Tensor):
-                _perturb(local_part(value), generator)
+                _perturb(local_part(value), noise)
     for group in optimizer.param_groups:
         for key, value in group.items():
             if key != "params":
@@ -59,29 +75,28 @@ def perturbed(value: Any) -> Any:
     raise TypeError(f"a hyperparameter of type {type(value).__name__} has no negative control yet")
 
 
-def made_different(leaves: Leaves) -> Leaves:
-    """A copy of leaves in which every one is another: a control where no unrestored state is at hand."""
-    generator = torch.Generator().manual_seed(0)
-    changed: Leaves = {}
-    for name, leaf in leaves.items():
-        if isinstance(leaf, Idle):
-            changed[name] = leaf
-        elif isinstance(leaf, TensorLeaf):
-            copied = replace(leaf, local=leaf.local.clone())
-            _perturb(copied.local, generator)
-            changed[name] = copied
-        else:
-            changed[name] = perturbed(leaf)
-    return changed
+def made_different(leaf: Leaf) -> Leaf:
+    """Another one: a control where no unrestored state is at hand."""
+    if isinstance(leaf, Idle):
+        return leaf
+    if isinstance(leaf, TensorLeaf):
+        copied = replace(leaf, local=leaf.local.clone())
+        _perturb(copied.local, _Noise(0))
+        return copied
+    if isinstance(leaf, DigestedLeaf):
+        (one, other), *rest = leaf.blocks
+        return replace(leaf, blocks=((one ^ 1, other), *rest))
+    return perturbed(leaf)
 
 
-def _perturb(local: torch.Tensor, generator: torch.Generator) -> None:
+def _perturb(local: torch.Tensor, noise: _Noise) -> None:
     if local.dtype == torch.bool:
         local.logical_not_()
-        return
-    # Scalars are step counters, which must stay alike: FSDP1 refuses ranks and parameters out of step.
-    noise = torch.rand(local.shape, generator=generator) if local.ndim else 0.0
-    local.add_(torch.as_tensor(16 + 16 * noise).round().to(local))
+    elif local.ndim:
+        local.add_(noise.like(local).mul_(16).add_(16).round_().to(local.dtype))
+    else:
+        # Scalars are step counters, which must stay alike: FSDP1 refuses ranks and parameters out of step.
+        local.add_(16)
 
 
 def controllable(saved: Leaves) -> list[str]:

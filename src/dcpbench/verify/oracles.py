@@ -3,18 +3,9 @@
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any
-
-import torch
-from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-)
 
 from dcpbench.verify.compare import Mismatch, same_value
-from dcpbench.verify.snapshot import Leaves, TensorLeaf, snapshot_model, snapshot_optimizer
+from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
 
 TOLERANCES = {"strict": 1e-6, "standard": 1e-4}
 """The largest difference that still counts as close, as a part of the largest magnitude in the
@@ -63,52 +54,59 @@ def _distance(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else abs(one - other)
 
 
-def full_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The whole model and optimizer state as plain tensors by name, gathered on every rank."""
-    options = StateDictOptions(full_state_dict=True, flatten_optimizer_state_dict=True)
-    tensors: dict[str, Any] = dict(get_model_state_dict(model, options=options))
-    for name, value in get_optimizer_state_dict(model, optimizer, options=options).items():
-        if name.startswith("state."):
-            tensors[name] = value
-    return {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor)}
+def compare_close(twin: Leaves, actual: Leaves, tolerance: float) -> list[Mismatch]:
+    """Tensors of which this rank's part differs from the twin's, at its place, by more than `tolerance`
+    of the largest magnitude in the whole tensor.
 
-
-def twin_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The same of an unwrapped model, read from the model itself."""
-    leaves: Leaves = {**snapshot_model(model), **snapshot_optimizer(model, optimizer)}
-    return {name: leaf.local for name, leaf in leaves.items() if isinstance(leaf, TensorLeaf)}
-
-
-def compare_close(
-    twin: dict[str, torch.Tensor], actual: dict[str, torch.Tensor], tolerance: float
-) -> list[Mismatch]:
-    """Names whose largest difference is more than `tolerance` of the twin's largest magnitude."""
-    found = [
-        Mismatch(name, "the twin has it, the parallel model does not") for name in twin if name not in actual
-    ]
+    Args:
+        twin: an unwrapped model's live state, all of it on every rank.
+        actual: the live state of which each rank has parts. An optimizer's entries for a parameter of which
+            it has no element say nothing: FSDP1 does not even count its steps.
+        tolerance: as a part of the largest magnitude.
+    """
+    found: list[Mismatch] = []
+    whole = {name: leaf for name, leaf in twin.items() if isinstance(leaf, TensorLeaf)}
+    parts = {name: leaf for name, leaf in actual.items() if not isinstance(leaf, Idle)}
+    for name, expected in whole.items():
+        part = parts.get(name)
+        if part is None:
+            if not _may_be_absent(name, actual):
+                what = "the twin has it, the parallel model does not"
+                found.append(Mismatch(name, what, None, expected.kind))
+        elif not isinstance(part, TensorLeaf) or part.extent.shape != expected.extent.shape:
+            here = part.extent.shape if isinstance(part, TensorLeaf) else type(part).__name__
+            what = f"shape: twin {expected.extent.shape}, here {here}"
+            found.append(Mismatch(name, what, None, expected.kind))
+        elif part.extent.numel and (mismatch := _apart(name, expected, part, tolerance)):
+            found.append(mismatch)
     found += [
-        Mismatch(name, "the parallel model has it, the twin does not") for name in actual if name not in twin
+        Mismatch(name, "the parallel model has it, the twin does not", None, leaf.kind)
+        for name, leaf in parts.items()
+        if isinstance(leaf, TensorLeaf) and name not in whole
     ]
-    for name, expected in twin.items():
-        if name not in actual:
-            continue
-        value = actual[name].to(expected.device)
-        if value.shape != expected.shape:
-            found.append(Mismatch(name, f"shape: twin {tuple(expected.shape)}, here {tuple(value.shape)}"))
-            continue
-        if not expected.numel():
-            continue
-        both_nan = expected.isnan() & value.isnan()
-        apart = (expected.double() - value.double()).abs().masked_fill(both_nan, 0.0)
-        distance = float(apart.max().item())
-        scale = float(expected.double().nan_to_num(0.0, 0.0, 0.0).abs().max().item())
-        if not distance <= tolerance * scale:
-            found.append(
-                Mismatch(
-                    name,
-                    f"differs from the twin by up to {distance:.3g} "
-                    f"({distance / scale if scale else math.inf:.3g} of its largest magnitude)",
-                    distance,
-                )
-            )
     return found
+
+
+def _may_be_absent(name: str, actual: Leaves) -> bool:
+    """Whether a name is an optimizer's entry for a parameter of which this rank holds no element."""
+    return any(
+        isinstance(leaf, TensorLeaf) and not leaf.extent.numel and name.startswith(f"state.{fqn}.")
+        for fqn, leaf in actual.items()
+    )
+
+
+def _apart(name: str, twin: TensorLeaf, part: TensorLeaf, tolerance: float) -> Mismatch | None:
+    expected = part.extent.take(twin.local).double()
+    value = part.local.reshape(-1).to(expected)
+    both_nan = expected.isnan() & value.isnan()
+    distance = float((expected - value).abs().masked_fill(both_nan, 0.0).max().item())
+    scale = float(twin.local.nan_to_num(0.0, 0.0, 0.0).abs().max().item())
+    if distance <= tolerance * scale:
+        return None
+    share = distance / scale if scale else math.inf
+    return Mismatch(
+        name,
+        f"differs from the twin by up to {distance:.3g} ({share:.3g} of its largest magnitude)",
+        distance,
+        part.kind,
+    )

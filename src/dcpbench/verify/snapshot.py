@@ -1,9 +1,10 @@
-"""The live state of one rank, copied where it lies: the ground truth of every comparison.
+"""The live state of one rank, where it lies: the ground truth of every comparison.
 
 A snapshot does not go through DCP's state-dict functions. They are part of what is under test, and
 a fault that they make on the way in and undo on the way out would be invisible to them. It reads
 the parameters, buffers and optimizer entries of this rank as training uses them: a DTensor's local
-shard, FSDP1's view into its flat parameter, a replica.
+shard, FSDP1's view into its flat parameter, a replica. Its tensors are those of the live state and
+change with it: `dcpbench.verify.keeping` makes of them what outlives the moment.
 """
 
 import copy
@@ -22,11 +23,20 @@ _WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.
 
 @dataclass(frozen=True)
 class TensorLeaf:
-    """A tensor's part on this rank, where it lies in the whole, and how a DTensor says it is placed."""
+    """A tensor's part on this rank, where it lies in the whole, how a DTensor says it is placed, and
+    what kind of state it is: a param, a buffer, an optimizer's exp_avg, ….
+
+    `local` has `extent.numel` elements.
+    """
 
     local: torch.Tensor
     extent: Extent
     placements: str | None
+    kind: str = "tensor"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.local.dtype
 
 
 @dataclass(frozen=True)
@@ -42,13 +52,17 @@ class Idle:
 
 Leaf = TensorLeaf | Idle | Any
 Leaves = dict[str, Leaf]
-"""Every piece of state by its name: tensors as `TensorLeaf`, all else as a copy of the value."""
+"""Every piece of state by its name: tensors as `TensorLeaf` or, kept, as `DigestedLeaf`; all else as a
+copy of the value."""
 
 
 def snapshot_model(model: nn.Module) -> Leaves:
     """Parameters and persistent buffers by FQN."""
     extents = parameter_extents(model)
-    return {name: _leaf(value, extents.get(id(value))) for name, value in persistent_tensors(model).items()}
+    return {
+        name: _leaf(value, "param" if isinstance(value, nn.Parameter) else "buffer", extents.get(id(value)))
+        for name, value in persistent_tensors(model).items()
+    }
 
 
 def snapshot_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> Leaves:
@@ -63,13 +77,13 @@ def snapshot_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> Le
             # A moment lies as its parameter does; a step counter or a factored moment does not.
             like = isinstance(value, torch.Tensor) and local_part(value).shape == local_shape
             extent = extents[id(parameter)] if like and local_shape else None
-            leaf = _leaf(value, extent)
+            leaf = _leaf(value, entry, extent)
             leaves[f"state.{names[id(parameter)]}.{entry}"] = Idle(leaf) if idle else leaf
     for number, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
             if key == "params":
                 value = [names[id(parameter)] for parameter in value]
-            leaves[f"param_groups.{number}.{key}"] = _leaf(value)
+            leaves[f"param_groups.{number}.{key}"] = _leaf(value, key)
     return leaves
 
 
@@ -80,7 +94,7 @@ def snapshot_nested(nested: dict[str, Any], prefix: str = "") -> Leaves:
         if isinstance(value, dict):
             leaves.update(snapshot_nested(value, f"{prefix}{key}."))
         else:
-            leaves[f"{prefix}{key}"] = _leaf(value)
+            leaves[f"{prefix}{key}"] = _leaf(value, str(key))
     return leaves
 
 
@@ -113,12 +127,26 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _leaf(value: Any, extent: Extent | None = None) -> Leaf:
-    """A copy; a tensor is all there or a DTensor unless its extent says otherwise."""
+def kind_of(name: str, leaf: Leaf) -> str:
+    """What kind of state a leaf is: param, buffer, exp_avg, step, lr, scheduler, ….
+
+    Of what is no tensor the name tells it: a hyperparameter's key, or the object that it is of.
+    """
+    if isinstance(leaf, Idle):
+        return kind_of(name, leaf.leaf)
+    if kind := getattr(leaf, "kind", None):
+        return str(kind)
+    first, *rest = name.split(".")
+    return rest[-1] if rest and first in ("param_groups", "state") else first
+
+
+def _leaf(value: Any, kind: str, extent: Extent | None = None) -> Leaf:
+    """A tensor is all there or a DTensor unless its extent says otherwise."""
     if not isinstance(value, torch.Tensor):
         return copy.deepcopy(value)
     return TensorLeaf(
-        local=local_part(value).clone(memory_format=torch.contiguous_format),
+        local=local_part(value),
         extent=extent or extent_of(value),
         placements=str(value.placements) if isinstance(value, DTensor) else None,
+        kind=kind,
     )

@@ -1,5 +1,6 @@
 """From what each rank saw to one verdict. Plain data and no torch: ranks send it, the driver reads it."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -14,23 +15,26 @@ _KEPT = 10
 class CheckReport:
     """What one rank saw of one check, over all checkpoints of the cell.
 
-    `control` says for each name whether the negative control was reported as different.
+    `first` is the sentence about its first mismatch. `worst` has what is known of the worst ones, the
+    worst first. `control` says for each name whether the negative control was reported as different.
     """
 
-    mismatches: list[str] = field(default_factory=list)
+    first: str | None = None
+    worst: list[dict[str, Any]] = field(default_factory=list)
     count: int = 0
     names: list[str] = field(default_factory=list)
     max_abs_diff: float = 0.0
     control: dict[str, bool] = field(default_factory=dict)
 
-    def add(self, name: str, sentence: str, max_abs_diff: float | None) -> None:
-        """One more piece of state that is not what it should be."""
+    def add(self, name: str, sentence: str, max_abs_diff: float | None = None, **known: Any) -> None:
+        """One more piece of state that is not what it should be, and what else is known of it."""
         self.count += 1
+        self.first = self.first or sentence
         self.max_abs_diff = max(self.max_abs_diff, max_abs_diff or 0.0)
         if name not in self.names:
             self.names.append(name)
-        if len(self.mismatches) < _KEPT:
-            self.mismatches.append(sentence)
+        one = {"name": name, "max_abs_diff": max_abs_diff, **known}
+        self.worst = sorted([*self.worst, one], key=_badness, reverse=True)[:_KEPT]
 
 
 @dataclass
@@ -99,9 +103,7 @@ def judge(reports: Iterable[RankReport]) -> Verdict:
             "held": checks[check],
             "control_names": len({name for view in seen.values() for name in view.control}),
             "control_missed": missed,
-            "mismatches": [f"rank {rank}: {line}" for rank, view in seen.items() for line in view.mismatches][
-                :_KEPT
-            ],
+            "worst": _worst(seen),
             "mismatch_count": sum(view.count for view in seen.values()),
         }
         if missed is None or missed:
@@ -109,7 +111,7 @@ def judge(reports: Iterable[RankReport]) -> Verdict:
         if not checks[check]:
             failed[check] = list(dict.fromkeys(name for view in seen.values() for name in view.names))
             reasons.append(_sentence(check, seen, failed[check]))
-            first = first or details[check]["mismatches"][0]
+            first = first or _first(seen)
     not_compiled = [report.rank for report in ranks if report.compiled is False]
     if not_compiled:
         powerless.append(f"compile: nothing was compiled on rank {not_compiled[0]}")
@@ -124,7 +126,7 @@ def judge(reports: Iterable[RankReport]) -> Verdict:
         powered=not powerless,
         max_abs_diff=max(distances, default=None),
         first_mismatch=first,
-        details={"checks": details, "ranks": [asdict(report) for report in ranks]},
+        details={"checks": details, "ranks": [_without_checks(report) for report in ranks]},
     )
 
 
@@ -143,7 +145,36 @@ def _first_of(names: list[str]) -> str:
 
 
 def _sentence(check: str, seen: dict[int, CheckReport], names: list[str]) -> str:
-    rank, view = next((rank, view) for rank, view in seen.items() if view.count)
     more = f", and {len(names) - _KEPT} more" if len(names) > _KEPT else ""
     others = f" (differing: {', '.join(names[:_KEPT])}{more})" if len(names) > 1 else ""
-    return f"{check}: rank {rank}: {view.mismatches[0]}{others}"
+    return f"{check}: {_first(seen)}{others}"
+
+
+def _first(seen: dict[int, CheckReport]) -> str:
+    return next(f"rank {rank}: {view.first}" for rank, view in seen.items() if view.first)
+
+
+def _badness(mismatch: dict[str, Any]) -> float:
+    """What cannot be measured (a missing key, another dtype, not a number) is worse than any distance."""
+    distance = mismatch["max_abs_diff"]
+    return math.inf if distance is None or math.isnan(distance) else float(distance)
+
+
+def _worst(seen: dict[int, CheckReport]) -> list[dict[str, Any]]:
+    """The worst mismatches of all ranks: of each piece of state at each checkpoint what the rank has to
+    tell on which it is worst, and on which ranks it differs."""
+    together: dict[tuple[str, str], dict[str, Any]] = {}
+    ranks: dict[tuple[str, str], list[int]] = {}
+    for rank, view in seen.items():
+        for one in view.worst:
+            key = one["name"], one.get("where", "")
+            ranks.setdefault(key, []).append(rank)
+            if key not in together or _badness(one) > _badness(together[key]):
+                together[key] = {**one, "rank": rank}
+    listed = [{**one, "ranks": ranks[key]} for key, one in together.items()]
+    return sorted(listed, key=_badness, reverse=True)[:_KEPT]
+
+
+def _without_checks(report: RankReport) -> dict[str, Any]:
+    """What of a rank's report is not told by the checks, all ranks together."""
+    return {name: value for name, value in asdict(report).items() if name != "checks"}
