@@ -93,3 +93,20 @@ def test_the_command_that_is_printed_runs_just_that_cell(tmp_path: Path) -> None
     second = run(tmp_path / "second", *words)
     assert [row["cell"] for row in second.rows] == [first.rows[1]["cell"]]
     assert first.rows[1]["cell"].startswith("scenario=key_order,parallel=fsdp_tp")
+
+
+def test_of_a_key_that_comes_twice_the_last_holds() -> None:
+    """`hydra.sweeper.params` comes before the command line: a list there is what holds if nothing is said."""
+    assert chosen("seed=1,2", "scenario=convert", "seed=7") == [
+        "scenario=convert parallel=hsdp load_parallel=fsdp seed=7"
+    ]
+
+
+def test_random_seeds_are_drawn_once_and_may_be_chosen(tmp_path: Path) -> None:
+    command = ("experiment=soak", "parallel=none", "model=dummy", "save=sync")
+    done = run(tmp_path / "sweep", *command, "device=cpu")
+    seeds = [row["seed"] for row in done.rows]
+    assert len(set(seeds)) == 14
+    assert {row["status"] for row in done.rows} == {"pass"}
+    again = run(tmp_path / "again", *done.rows[5]["overrides"].split())
+    assert [(row["seed"], row["status"]) for row in again.rows] == [(seeds[5], "pass")]

@@ -6,13 +6,14 @@ wrong; one line says what, and nothing was started. 130: interrupted.
 
 import argparse
 import os
+import random
 import sys
 from pathlib import Path
 
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -26,8 +27,15 @@ def refuse_one_job(config: DictConfig) -> None:
     raise ConfigError("hydra.mode, hydra/launcher: dcpbench runs cells with its own launcher only")
 
 
+def random_seeds(count: int) -> str:
+    """Different seeds, as a list on the command line; each cell's row and name have its own."""
+    return ",".join(map(str, random.SystemRandom().sample(range(1_000_000), count)))
+
+
 def register_groups(arguments: list[str]) -> None:
-    """Tell Hydra the schema, and that every parallelism is a value of `load_parallel` too."""
+    """Tell Hydra the schema, that every parallelism is a value of `load_parallel` too, and how an
+    experiment asks for random seeds: `${random_seeds:10}`."""
+    OmegaConf.register_new_resolver("random_seeds", random_seeds, use_cache=True, replace=True)
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)

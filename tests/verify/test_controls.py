@@ -1,11 +1,12 @@
 """The perturbation must reach everything, or a control would have nothing to report."""
 
+import pytest
 import torch
 from torch import nn
 
 from dcpbench.train.models import Mlp
-from dcpbench.verify.compare import compare
-from dcpbench.verify.controls import controllable, perturb_model, perturb_optimizer
+from dcpbench.verify.compare import compare, same_value
+from dcpbench.verify.controls import controllable, perturb_model, perturb_optimizer, perturbed
 from dcpbench.verify.keeping import kept
 from dcpbench.verify.snapshot import snapshot_model, snapshot_optimizer
 
@@ -40,3 +41,12 @@ def test_what_is_kept_stays_as_it_was() -> None:
     optimizer.step()
     assert compare(saved[0], snapshot_model(model))
     assert compare(saved[1], snapshot_optimizer(model, optimizer))
+
+
+@pytest.mark.parametrize("value", [0, 0.0, -0.0, 0.5, 1, 0.9, True, False, None, "mean", (0.5, 0), [1e-3]])
+def test_a_changed_value_is_another_and_turns_nothing_on(value: object) -> None:
+    changed = perturbed(value)
+    assert not same_value(value, changed)
+    assert not same_value(changed, perturbed(changed)), "every load meets a target that was changed again"
+    if not isinstance(value, tuple | list):
+        assert bool(changed) <= bool(value)

@@ -46,8 +46,9 @@ class Cell:
         return Plan(config.train_steps, config.saves, config.resume_steps, config.save_at)
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Announce a phase and add the time spent in it, device work included, to the report."""
+    def phase(self, name: str, part: str | None = None) -> Iterator[None]:
+        """Announce a phase and add the time spent in it, device work included, to the report; `part` is
+        what of the phase this is, if that is told apart."""
         self.announce(name)
         self.world.synchronize()
         started = time.perf_counter()
@@ -55,6 +56,8 @@ class Cell:
         self.world.synchronize()
         spent = time.perf_counter() - started
         self.report.phases[name] = self.report.phases.get(name, 0.0) + spent
+        if part:
+            self.report.parts[part] = self.report.parts.get(part, 0.0) + spent
 
     def check(self, name: str, mismatches: Iterable[Mismatch], where: str = "") -> None:
         """Record what a comparison found; `where` says at which checkpoint."""

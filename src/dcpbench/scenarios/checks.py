@@ -27,7 +27,7 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
     """Train the twin on the same batches; the parallel run must have stayed close to it."""
     trained, twin = oracle.trained, oracle.twin
     tolerance = TOLERANCES[cell.config.tolerance.value]
-    with cell.phase("verify"):
+    with cell.phase("verify", "twin"):
         twin.train(oracle.data, trained.train_state.step)
 
         def against_twin(losses: list[float]) -> list[Mismatch]:
@@ -60,7 +60,7 @@ def verify_save_harmless(cell: Cell, oracle: Oracle) -> None:
     trained = oracle.trained
     with cell.phase("train"):
         unsaved.train(oracle.data, trained.train_state.step)
-    with cell.phase("verify"):
+    with cell.phase("verify", "harmless"):
         never, saved = snapshot(unsaved).by_check(), snapshot(trained).by_check()
         for check, leaves in never.items():
             cell.check("save_harmless", compare(leaves, saved[check]), "in the run that saved")
@@ -80,7 +80,7 @@ def prove_power(
         checks: of which equality, if not of all three.
         same_layout: whether the target's parts lie as the saved ones did.
     """
-    with cell.phase("verify"):
+    with cell.phase("verify", "power"):
         unrestored = snapshot(target).by_check()
         for check, leaves in checkpoint.snapshot.by_check().items():
             if checks is not None and check not in checks:
@@ -101,7 +101,7 @@ def verify_restored(
 ) -> None:
     """What came back must be, bit for bit, what was there at the moment of saving: part by part, or by
     content where the parts lie otherwise."""
-    with cell.phase("verify"):
+    with cell.phase("verify", "equality"):
         restored = snapshot(target).by_check()
         for check, leaves in checkpoint.snapshot.by_check().items():
             if checks is not None and check not in checks:
@@ -116,7 +116,7 @@ def verify_restored(
 
 def control_part(cell: Cell, trainee: Trainee, prefix: str, saved: Checkpoint, where: str) -> None:
     """The negative control of `verify_part`, before the part is loaded."""
-    with cell.phase("verify"):
+    with cell.phase("verify", "power"):
         expected, part = saved.snapshot.model_equal, _part(trainee, prefix)
         reported = differing(expected, part, cell.world.checkpoint_group)
         _control(cell, "model_equal", expected, reported, where)
@@ -124,7 +124,7 @@ def control_part(cell: Cell, trainee: Trainee, prefix: str, saved: Checkpoint, w
 
 def verify_part(cell: Cell, trainee: Trainee, prefix: str, saved: Checkpoint, where: str) -> None:
     """The part of a model whose FQNs begin with `prefix` must be, by content, the model that was saved."""
-    with cell.phase("verify"):
+    with cell.phase("verify", "equality"):
         expected, part = saved.snapshot.model_equal, _part(trainee, prefix)
         held = recall(saved, "model_equal")
         cell.check("model_equal", compare_across(expected, part, cell.world.checkpoint_group, held), where)
@@ -132,7 +132,7 @@ def verify_part(cell: Cell, trainee: Trainee, prefix: str, saved: Checkpoint, wh
 
 def verify_unchanged(cell: Cell, trainee: Trainee, prefix: str, saved: Checkpoint, where: str) -> None:
     """The same after more training, of a trainee with the layout that was saved: it was not trained."""
-    with cell.phase("verify"):
+    with cell.phase("verify", "equality"):
         before = {name: leaf for name, leaf in saved.snapshot.model_equal.items() if name.startswith(prefix)}
         after = {
             name: leaf for name, leaf in snapshot_model(trainee.model).items() if name.startswith(prefix)
@@ -157,7 +157,7 @@ def verify_resumed(
     tolerance = TOLERANCES[cell.config.tolerance.value]
     first, last = checkpoint.step + 1, checkpoint.step + cell.config.resume_steps
     where = f"after the checkpoint of step {checkpoint.step}"
-    with cell.phase("verify"):
+    with cell.phase("verify", "resumed"):
         continued = oracle.trained.train_state.losses[first - 1 : last]
         twins = oracle.twin.train_state.losses[first - 1 : last]
         telling = _telling(resumed, target.alive, first)
@@ -234,14 +234,14 @@ def verify_equal(
     cell: Cell, check: str, expected: Leaves, actual: Leaves, where: str, before: Leaves
 ) -> None:
     """State outside a trainee, against what was saved of it; `before` is what it was before the load."""
-    with cell.phase("verify"):
+    with cell.phase("verify", "equality"):
         cell.check(check, compare(expected, actual), where)
         control_equal(cell, check, expected, before, where)
 
 
 def verify_untouched(cell: Cell, target: Trainee, before: Snapshot, saved: Checkpoint) -> None:
     """All of a target but its model must be what it was before the load, and not what was saved."""
-    with cell.phase("verify"):
+    with cell.phase("verify", "equality"):
         now, then, loaded = (
             _beside_model(snapshot(target)),
             _beside_model(before),
@@ -271,7 +271,7 @@ def verify_contract(
 def verify_content(cell: Cell, check: str, expected: Leaves, actual: Leaves, where: str) -> None:
     """State outside a trainee, whole on every rank, against parts of it that were saved."""
     group = cell.world.checkpoint_group
-    with cell.phase("verify"):
+    with cell.phase("verify", "equality"):
         cell.check(check, compare_across(expected, actual, group), where)
         changed = {name: made_different(leaf) for name, leaf in actual.items()}
         _control(cell, check, expected, differing(expected, changed, group), where)

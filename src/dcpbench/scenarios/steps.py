@@ -1,6 +1,7 @@
 """The steps that scenarios are told in: build, train, save, load. Each stands here once; what is
 verified between them is in `dcpbench.scenarios.checks`."""
 
+import itertools
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -132,15 +133,14 @@ def train_and_save(
     `overlap_saves` just after; two that are under way at once have a writer and a group each.
     """
     overlap = cell.config.overlap_saves
-    storages = [open_storage(cell) for _ in range(2 if overlap else 1)]
+    lanes = {lane: open_storage(cell) for lane in ((1, 2) if overlap else (0,))}
     checkpoints: list[Checkpoint] = []
-    for number, step in enumerate(cell.plan.save_steps):
+    for lane, step in zip(itertools.cycle(lanes), cell.plan.save_steps, strict=False):
         train(cell, oracle.trained, oracle.data, until=step)
         if checkpoints and not overlap:
             finish(cell, checkpoints[-1])
-        lane = number % len(storages)
-        checkpoints.append(save(cell, oracle.trained, storages[lane], state=state, beside=beside, lane=lane))
-        if number and overlap:
+        checkpoints.append(save(cell, oracle.trained, lanes[lane], state=state, beside=beside, lane=lane))
+        if overlap and len(checkpoints) > 1:
             finish(cell, checkpoints[-2])
     train(cell, oracle.trained, oracle.data, until=cell.plan.last_step)
     finish(cell, checkpoints[-1])
@@ -171,10 +171,10 @@ def save(
         name: of the checkpoint's folder, the step if none is given.
         state: what is saved instead of the trainee's own state.
         beside: what that holds beside the trainee's, as leaves by name.
-        lane: which of the saves that may be under way at once this is.
+        lane: which of the groups is for it: `World.group_of`.
     """
     step = trainee.train_state.step
-    with cell.phase("verify"):
+    with cell.phase("verify", "kept"):
         saved = snapshot(trainee).kept()
     with cell.phase("save"):
         checkpoint_id = str(cell.folder / (name or f"step-{step:04d}"))
@@ -211,7 +211,7 @@ def finish(cell: Cell, checkpoint: Checkpoint) -> None:
             cell.report.save_s.append(took_s)
         planting.written(cell, checkpoint.checkpoint_id)
         cell.report.checkpoint_bytes = checkpoint.storage.size(checkpoint.checkpoint_id)
-    with cell.phase("verify"):
+    with cell.phase("verify", "audit"):
         verify_whole(cell, checkpoint)
 
 

@@ -15,9 +15,9 @@ from dcpbench.config import Config, ConfigError, Isolation, KeepCheckpoints
 from dcpbench.rank.messages import CellSpec
 from dcpbench.results import (
     ENVIRONMENT_JSON,
-    PASSING,
     Row,
     append_row,
+    as_it_should_be,
     write_csv,
     write_json,
 )
@@ -129,7 +129,8 @@ class Sweep:
         failed = rows.finish(row, ended)
         known.apply(row, failed, job.known_failures)
         rows.look_for_fault(row, job.config.fault)
-        keep = row.status in PASSING and job.config.isolation is Isolation.warm
+        # A planted fault that was seen did its damage to the cell's own state only.
+        keep = as_it_should_be(row) and job.config.isolation is Isolation.warm
         self._release(group, ended, keep)
         self._clear(job.config.keep_checkpoints, row, checkpoints)
         row.cell_s = time.monotonic() - started
@@ -173,7 +174,7 @@ class Sweep:
         return Path(root) / self.folder.name / job.cell.name
 
     def _clear(self, keep: KeepCheckpoints, row: Row, checkpoints: Path) -> None:
-        passed = row.status in PASSING
+        passed = as_it_should_be(row)
         if keep is KeepCheckpoints.none or (keep is KeepCheckpoints.failed and passed):
             with suppress(OSError):
                 shutil.rmtree(checkpoints)

@@ -26,7 +26,7 @@ class World:
     checkpoint_group: dist.ProcessGroup | None
     compiled_for: str | None = None
     """What the graphs that Dynamo holds were compiled for."""
-    _second_group: dist.ProcessGroup | None = None
+    _groups: dict[int, dist.ProcessGroup] = field(default_factory=dict)
     _meshes: dict[tuple[tuple[str, int], ...], DeviceMesh] = field(default_factory=dict)
 
     def mesh(self, sizes: dict[str, int]) -> DeviceMesh | None:
@@ -41,14 +41,15 @@ class World:
         return self._meshes[key]
 
     def group_of(self, lane: int) -> dist.ProcessGroup | None:
-        """The group for a save: of two that are under way at once each needs its own (lane 0 and 1), or
-        their collectives would meet. The second is made when it is first asked for, by all ranks."""
+        """The group for a save: lane 0 is for one that nothing else goes on beside. Of those that are
+        under way at once each needs its own, or their collectives would meet each other's, or those of
+        what is verified meanwhile. It is made when it is first asked for, by all ranks."""
         if not lane or self.checkpoint_group is None:
             return self.checkpoint_group
-        if self._second_group is None:
+        if lane not in self._groups:
             group: Any = dist.new_group(backend="gloo")
-            self._second_group = group
-        return self._second_group
+            self._groups[lane] = group
+        return self._groups[lane]
 
     def share(self, sizes: dict[str, int]) -> Share:
         """Which part of the global batch this rank trains on: tp is innermost and shares its data."""

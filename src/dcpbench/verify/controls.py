@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dcpbench.verify.compare import same_value
 from dcpbench.verify.keeping import DigestedLeaf
 from dcpbench.verify.snapshot import Idle, Leaf, Leaves, TensorLeaf, local_part, persistent_tensors
 
@@ -60,14 +61,15 @@ def perturbed(value: Any) -> Any:
     """Another value that a step can still be taken with: DCP takes one to fill an empty optimizer.
 
     A flag that is off becomes None and None becomes off, for not every flag may be turned on
-    everywhere (`capturable` on the CPU).
+    everywhere (`capturable` on the CPU). Nothing is turned on by 0 either, which becomes -0.0: with a
+    momentum an SGD that has no state would get some.
     """
     if value is None:
         return False
     if isinstance(value, bool):
         return False if value else None
     if isinstance(value, int | float):
-        return value * 0.5 + 0.25
+        return value * 0.5 or (-0.0 if same_value(value, 0.0) else 0.0)
     if isinstance(value, str):
         return f"{value}'"
     if isinstance(value, tuple | list):

@@ -41,6 +41,7 @@ class CheckReport:
 class RankReport:
     """What one rank hands to the driver at the end of a cell; times in seconds, sizes in bytes.
 
+    `phases` adds up to the cell, `parts` to what of them is told apart.
     `losses` has those of the uninterrupted run and of the twin from step 1 on, `resumed` those of the
     steps after each checkpoint, by the checkpoint's step. `skip` says why there is nothing to report.
     """
@@ -49,6 +50,7 @@ class RankReport:
     checks: dict[str, CheckReport] = field(default_factory=dict)
     compiled: bool | None = None
     phases: dict[str, float] = field(default_factory=dict)
+    parts: dict[str, float] = field(default_factory=dict)
     save_s: list[float] = field(default_factory=list)
     save_stall_s: list[float] = field(default_factory=list)
     load_s: list[float] = field(default_factory=list)
@@ -101,7 +103,7 @@ def judge(reports: Iterable[RankReport]) -> Verdict:
         missed = _missed(view.control for view in seen.values())
         details[check] = {
             "held": checks[check],
-            "control_names": len({name for view in seen.values() for name in view.control}),
+            "control": _fired(view.control for view in seen.values()),
             "control_missed": missed,
             "worst": _worst(seen),
             "mismatch_count": sum(view.count for view in seen.values()),
@@ -132,11 +134,17 @@ def judge(reports: Iterable[RankReport]) -> Verdict:
 
 def _missed(controls: Iterable[dict[str, bool]]) -> list[str] | None:
     """The names that no rank's control reported; None where no control ran at all."""
+    fired = _fired(controls)
+    return sorted(name for name, reported in fired.items() if not reported) if fired else None
+
+
+def _fired(controls: Iterable[dict[str, bool]]) -> dict[str, bool]:
+    """Of each name whether some rank's control reported it."""
     fired: dict[str, bool] = {}
     for control in controls:
         for name, reported in control.items():
             fired[name] = fired.get(name, False) or reported
-    return sorted(name for name, reported in fired.items() if not reported) if fired else None
+    return fired
 
 
 def _first_of(names: list[str]) -> str:
@@ -164,14 +172,14 @@ def _worst(seen: dict[int, CheckReport]) -> list[dict[str, Any]]:
     """The worst mismatches of all ranks: of each piece of state at each checkpoint what the rank has to
     tell on which it is worst, and on which ranks it differs."""
     together: dict[tuple[str, str], dict[str, Any]] = {}
-    ranks: dict[tuple[str, str], list[int]] = {}
+    ranks: dict[tuple[str, str], set[int]] = {}
     for rank, view in seen.items():
         for one in view.worst:
             key = one["name"], one.get("where", "")
-            ranks.setdefault(key, []).append(rank)
+            ranks.setdefault(key, set()).add(rank)
             if key not in together or _badness(one) > _badness(together[key]):
                 together[key] = {**one, "rank": rank}
-    listed = [{**one, "ranks": ranks[key]} for key, one in together.items()]
+    listed = [{**one, "ranks": sorted(ranks[key])} for key, one in together.items()]
     return sorted(listed, key=_badness, reverse=True)[:_KEPT]
 
 

@@ -20,7 +20,8 @@ def jobs(blocks: Mapping[str, Sequence[Override]], given: Sequence[Override]) ->
 
     Args:
         blocks: the overrides that make up each block.
-        given: the overrides of the command line. One whose key a block sweeps keeps of the block's
+        given: the overrides of the command line, after those of `hydra.sweeper.params`, the last of which
+            holds where a key comes twice. One whose key a block sweeps keeps of the block's
             values those that it names, and leaves the block out if it names none of them. One whose
             key a block does not sweep holds for all its jobs. If one job is made of exactly these
             overrides, it alone is meant: so a cell of a sweep is asked for again.
@@ -28,6 +29,7 @@ def jobs(blocks: Mapping[str, Sequence[Override]], given: Sequence[Override]) ->
     Raises:
         ConfigError: no block has a job left.
     """
+    given = list({override.get_key_element(): override for override in given}.values())
     union: dict[tuple[str, ...], Job] = {}
     for block in blocks.values():
         for job in _block_jobs(block, given):

@@ -1,0 +1,51 @@
+"""Saves that overlap, and state too large to be copied, on real ranks."""
+
+from collections.abc import Callable
+
+import pytest
+
+from conftest import Finished
+
+pytestmark = pytest.mark.slow
+
+
+def test_saves_that_overlap_each_hold_their_own_moment(sweep: Callable[..., Finished]) -> None:
+    lists = ("parallel=none,fsdp,hsdp2", "save=sync,async", "overlap_saves=true")
+    done = sweep("-m", "device=cpu", *lists)
+    for row in done.rows:
+        if row["save"] == "sync":
+            assert (row["status"], "each save is complete" in row["reason"]) == ("skip", True)
+            continue
+        assert row["status"] == "pass", row["reason"]
+        assert row["save_s"] is None, "it was held back: how long it took says nothing"
+        assert row["save_stall_s"] > 0
+    assert done.status == 0
+
+
+def test_two_saves_are_under_way_at_once(sweep: Callable[..., Finished]) -> None:
+    """A writer that knows one checkpoint at a time is enough, unless two are being written."""
+    done = sweep(
+        "-m", "device=cpu", "parallel=ddp", "save=async", "storage=one_writer", "overlap_saves=false,true"
+    )
+    apart, overlapping = done.rows
+    assert apart["status"] == "pass", apart["reason"]
+    assert overlapping["status"] in ("fail", "error")
+
+
+def test_large_parts_are_compared_by_digests(sweep: Callable[..., Finished]) -> None:
+    done = sweep(
+        "-m", "device=cpu", "parallel=ddp,fsdp2", "model=wide", "optimizer=sgd", "saves=1",
+        "fault=none,weight_lowest_bit",
+    )  # fmt: skip
+    for row in done.rows:
+        if row["fault"] is None:
+            assert row["status"] == "pass", row["reason"]
+            continue
+        assert row["status"] == "fail"
+        # The checkpoint was asked what the element had been: its digests are those that were kept.
+        (worst,) = row["details"]["checks"]["model_equal"]["worst"]
+        assert (worst["name"], worst["kind"], worst["ranks"]) == ("net2.weight", "param", [2])
+        assert worst["differing"] == 1
+        assert int(worst["saved_bits"], 16) ^ int(worst["restored_bits"], 16) == 1
+        assert f"index {worst['index']}: saved {worst['saved']}" in row["reason"]
+    assert done.status == 0
