@@ -1,0 +1,152 @@
+"""What does a cell cost beyond its own phases, and how long do PyTorch's tests take for the same?
+
+    python bench/cells.py [--cells N] [--harness N] [--fresh]
+
+Runs the same uncompiled cells in two ways, on the GPUs if there are any, else on four CPU ranks: as a sweep,
+and as PyTorch's `MultiProcessTestCase` runs a test, with four processes spawned for each cell, which import
+torch, meet through a file, run the cell and end. What the cell does is the same code.
+"""
+
+# ruff: noqa: T201
+import argparse
+import json
+import multiprocessing
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+PARALLELISMS = ("ddp", "fsdp", "fsdp2", "fsdp2_tp")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--cells", type=int, default=10, help="cells of each parallelism in a sweep")
+    parser.add_argument("--harness", type=int, default=2, help="of these, how many are spawned")
+    parser.add_argument("--fresh", action="store_true", help="a sweep with fresh ranks for every cell too")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        warm = sweep(Path(folder) / "warm", arguments.cells, "warm")
+        tell("warm ranks", warm)
+        if arguments.fresh:
+            tell("fresh ranks", sweep(Path(folder) / "fresh", arguments.cells, "fresh"))
+        if arguments.harness:
+            ours = statistics.median(row["cell_s"] for row in settled(warm))
+            spawned = [spawn(Path(folder), row) for row in settled(warm) if row["seed"] < arguments.harness]
+            theirs = statistics.median(spawned)
+            print(
+                f"four processes spawned for each cell: {theirs:.2f} s a cell (median of {len(spawned)}); "
+                f"in a sweep {ours:.2f} s: {theirs / ours:.1f} times as long"
+            )
+    return 0
+
+
+def sweep(folder: Path, cells: int, isolation: str) -> list[dict[str, Any]]:
+    """The rows of a sweep over the parallelisms, each with seeds from 0 on."""
+    lists = (f"parallel={','.join(PARALLELISMS)}", f"seed=range(0,{cells})", f"isolation={isolation}")
+    command = (sys.executable, "-m", "dcpbench", "-m", *lists, f"hydra.sweep.dir={folder}")
+    started = time.perf_counter()
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        sys.exit(ended.stdout + ended.stderr)
+    rows = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    spent = time.perf_counter() - started
+    print(f"{len(rows)} cells on {isolation} ranks: {spent:.1f} s, start and report included")
+    return rows
+
+
+def settled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without the first cell, which has the start of the first ranks in it."""
+    return rows[1:]
+
+
+def tell(what: str, rows: list[dict[str, Any]]) -> None:
+    beyond = sorted(
+        row["cell_s"] - max(sum(rank["phases"].values()) for rank in row["details"]["ranks"])
+        for row in settled(rows)
+    )
+    p95 = beyond[int(0.95 * (len(beyond) - 1))]
+    whole = statistics.median(row["cell_s"] for row in settled(rows))
+    print(
+        f"{what}: a cell takes {whole:.3f} s, of which beyond its phases "
+        f"{statistics.median(beyond):.3f} s (p50), {p95:.3f} s (p95)"
+    )
+
+
+def spawn(folder: Path, row: dict[str, Any]) -> float:
+    """Seconds for a cell on processes of its own, spawned as PyTorch's test harness does."""
+    context = multiprocessing.get_context("spawn")
+    name = f"{row['parallel']}-{row['seed']}"
+    config = composed(row)
+    started = time.perf_counter()
+    ranks = [
+        context.Process(
+            target=run_rank, args=(rank, config, str(folder / f"store-{name}"), str(folder / name))
+        )
+        for rank in range(config.world_size)
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    if any(rank.exitcode for rank in ranks):
+        sys.exit(f"{name}: a spawned rank failed")
+    return time.perf_counter() - started
+
+
+def composed(row: dict[str, Any]) -> Any:
+    """The configuration that a row's cell ran with."""
+    from hydra import compose, initialize_config_dir
+
+    from dcpbench.__main__ import register_groups
+    from dcpbench.config import Device, conf_folder
+    from dcpbench.sweep.cells import typed
+
+    register_groups([])
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        config = typed(compose("config", overrides=row["overrides"].split(), return_hydra_config=True))
+    return replace(config, world_size=row["world_size"], device=Device(row["device"]))
+
+
+def run_rank(rank: int, config: Any, store: str, folder: str) -> None:
+    """What one process of a test does: the same steps as a rank of a sweep, from nothing."""
+    import os
+
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    import torch
+    import torch.distributed as dist
+
+    from dcpbench.rank.messages import CellSpec
+    from dcpbench.rank.run import run_cell
+    from dcpbench.train.world import World
+
+    cuda = config.device.value == "cuda"
+    device = torch.device("cuda", rank) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=config.world_size)
+    group: Any = dist.new_group(backend="gloo")
+    report = run_cell(
+        CellSpec(config, folder, folder), World(rank, config.world_size, device, group), print_nothing
+    )
+    wrong = [name for name, check in report.checks.items() if check.count]
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(1 if wrong else 0)
+
+
+def print_nothing(_: str) -> None:
+    """Nobody follows the phases here."""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
