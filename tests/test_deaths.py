@@ -2,13 +2,15 @@
 
 import itertools
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from conftest import Finished, alive_in, run
+from conftest import Finished, alive_in, command, environment, run
 
 pytestmark = pytest.mark.slow
 
@@ -182,3 +184,27 @@ def test_flaky_alone_is_not_well(tmp_path: Path) -> None:
     assert (row["status"], row["flaky"]) == ("pass", True)
     assert ended.status == 1
     assert not list(ended.folder.rglob("checkpoints"))
+
+
+def test_a_rank_that_never_joins_is_a_timeout(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    program = (
+        "from dcpbench.sweep import pool; from support import joining; pool._rank_main = joining.main; "
+        "from dcpbench.__main__ import main; main()"
+    )
+    overrides = ("parallel=ddp", "device=cpu", "world_size=2", "timeouts.join_s=2", "retry=0")
+    arguments = command(folder, *overrides)[3:]
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=environment(),
+        cwd=tmp_path,
+    )
+    (row,) = Finished(ended.returncode, ended.stdout, ended.stderr, folder).rows
+    assert row["status"] == "timeout"
+    assert row["reason"].startswith("after 2 s (timeouts.join_s=2) still in join (rank 0, 1); rank 0 at ")
+    assert "rank 1 at join (support/joining.py:" in row["reason"]
+    assert alive_in(folder) == []

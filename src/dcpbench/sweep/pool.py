@@ -116,7 +116,7 @@ class RankGroup:
 
     def usable(self) -> bool:
         """Whether every rank still runs, as far as one can see from outside."""
-        return all(rank.process.is_alive() for rank in self._ranks)
+        return all(rank.process.is_alive() and not rank.stopped() for rank in self._ranks)
 
     def close(self) -> None:
         """Ask the ranks to leave; does not wait for them."""

@@ -7,6 +7,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+import psutil
+
 from dcpbench.rank.messages import Failed, PhaseBegun, UploadsUnderWay
 from dcpbench.verify.verdict import RankReport
 
@@ -54,6 +56,14 @@ class Rank:
         else:
             assert isinstance(message, RankReport)
             self.report = message
+
+    def stopped(self) -> bool:
+        """Whether a signal has stopped its process."""
+        try:
+            status = psutil.Process(self.process.pid).status()
+        except psutil.Error:
+            return False
+        return status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
     def aborted(self) -> bool:
         """Whether it ended itself, as a rank also does that finds a peer gone."""

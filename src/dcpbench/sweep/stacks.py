@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
-
 from dcpbench.sweep.ranks import Rank
 
 _WRITTEN_S = 2.0
@@ -27,7 +25,7 @@ def dump(ranks: Sequence[Rank]) -> dict[int, str]:
     """
     asked = [rank for rank in ranks if rank.process.is_alive()]
     before = {rank.number: _size(rank.log) for rank in asked}
-    stopped = {rank.number for rank in asked if _is_stopped(rank.process.pid)}
+    stopped = {rank.number for rank in asked if rank.stopped()}
     for rank in asked:
         assert rank.process.pid
         with suppress(ProcessLookupError):  # it may end at this very moment
@@ -90,13 +88,6 @@ def _short(frame: Sequence[str]) -> str:
 
 def _waits(frame: tuple[str, str, str]) -> bool:
     return frame[0].endswith(_WAITING)
-
-
-def _is_stopped(pid: int | None) -> bool:
-    try:
-        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-    except psutil.Error:
-        return False
 
 
 def _written(log: Path, offset: int) -> str:
