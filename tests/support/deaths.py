@@ -76,6 +76,10 @@ def _out_of_memory(_: Cell) -> None:
     torch.zeros(2**30)
 
 
+def _device_out_of_memory(cell: Cell) -> None:
+    torch.zeros(2**45, device=cell.world.device)
+
+
 def _loops(_: Cell) -> None:
     while True:
         pass
@@ -139,6 +143,7 @@ WAYS: dict[str, Callable[[Cell], None]] = {
     "kill": lambda _: os.kill(os.getpid(), signal.SIGKILL),
     "segv": lambda _: ctypes.memset(0, 0, 1) and None,
     "out_of_memory": _out_of_memory,
+    "device_out_of_memory": _device_out_of_memory,
     "loops": _loops,
     "receives": _receives,
     "sleeps": _sleeps,
@@ -147,6 +152,7 @@ WAYS: dict[str, Callable[[Cell], None]] = {
     "full_disk": _full_disk,
     "file_size_limit": _file_size_limit,
     "read_only": _read_only,
+    "kills_server": lambda _: os.kill(os.getppid(), signal.SIGKILL),
     "leaves_child": _leaves_child,
     "leaves_shared_memory": _leaves_shared_memory,
 }

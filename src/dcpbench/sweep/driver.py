@@ -149,7 +149,11 @@ class Sweep:
             row.reason = f"the ranks could not be started: {error}"
             return
         ended = group.run(spec, job.config.timeouts, display.phase)
-        failed = rows.finish(row, ended)
+        try:
+            failed = rows.finish(row, ended)
+        except Exception as error:  # noqa: BLE001 - a scenario's report may hold anything
+            row.status, failed = "error", {}
+            row.reason = f"the ranks' reports cannot be judged: {type(error).__name__}: {error}"
         known.apply(row, failed, job.known_failures)
         rows.look_for_fault(row, job.config.fault)
         keep = row.status in PASSING and job.config.isolation is Isolation.warm

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dcpbench.config import TimeoutsConfig
-from dcpbench.rank.messages import CellSpec, PhaseBegun, Seat
+from dcpbench.rank.messages import CellSpec, Failed, PhaseBegun, Seat
 from dcpbench.sweep import limits, processes
 from dcpbench.sweep.ending import Ended, ended
 from dcpbench.sweep.ranks import Rank
@@ -171,6 +171,9 @@ class RankGroup:
                 rank.process.join(_GRACE_S)
                 rank.gone_at = seen_at
                 continue
+            except Exception as error:  # noqa: BLE001 - a cell may have put anything into its report
+                said = f"its report cannot be read: {type(error).__name__}: {error}"
+                message = Failed(seen_at, rank.phase, said, secondary=False)
             rank.take(message)
             if isinstance(message, PhaseBegun):
                 on_phase(rank.number, message.phase)

@@ -12,6 +12,9 @@ import psutil
 from dcpbench.rank.messages import Failed, PhaseBegun, UploadsUnderWay
 from dcpbench.verify.verdict import RankReport
 
+_UNKNOWN = 255
+"""What multiprocessing takes for the exit status if the server died that would have told it."""
+
 
 @dataclass
 class Rank:
@@ -74,6 +77,8 @@ class Rank:
         code = self.process.exitcode
         if code is None:
             return "was lost"
+        if code == _UNKNOWN:
+            return f"exited with status {_UNKNOWN}, or was lost with the server that it was forked from,"
         if code < 0:
             return f"was killed by {signal.Signals(-code).name}"
         return f"exited with status {code}"
