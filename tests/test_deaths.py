@@ -173,19 +173,6 @@ def test_what_is_well_or_has_a_fault_planted_is_tried_once(tried_again: Finished
         assert "first_try" not in row["details"]
 
 
-def test_flaky_alone_is_not_well(tmp_path: Path) -> None:
-    options = ("how=kill", "phase=train", "once=true")
-    ended = run(
-        tmp_path / "sweep",
-        *("scenario=dies", "parallel=ddp", "device=cpu", "world_size=2", "saves=1", "keep_checkpoints=none"),
-        *(f"scenario.options.{option}" for option in options),
-    )
-    (row,) = ended.rows
-    assert (row["status"], row["flaky"]) == ("pass", True)
-    assert ended.status == 1
-    assert not list(ended.folder.rglob("checkpoints"))
-
-
 def test_a_rank_that_never_joins_is_a_timeout(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     program = (
