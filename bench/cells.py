@@ -144,7 +144,7 @@ def run_rank(rank: int, config: Any, store: str, folder: str) -> None:
     os._exit(1 if wrong else 0)
 
 
-def print_nothing(_: str) -> None:
+def say_nothing(_: object) -> None:
     """Nobody follows the phases here."""
 
 

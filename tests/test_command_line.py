@@ -21,6 +21,9 @@ WRONG = {
     "wrong type": (["train_steps=many"], ["train_steps", "many"]),
     "not one of": (["device=tpu"], ["device", "tpu", "cuda"]),
     "too small": (["saves=0"], ["saves=0", "at least 1"]),
+    "no time": (["timeouts.save_s=0"], ["timeouts.save_s=0", "more than 0"]),
+    "time without end": (["timeouts.cell_s=inf"], ["timeouts.cell_s=inf", "more than 0"]),
+    "too often": (["retry=2"], ["retry=2", "0 or 1"]),
     "world size": (["world_size=four"], ["world_size=four", "auto"]),
     "mesh too large": (["parallel=fsdp_tp", "parallel.tp=3", "device=cpu"], ["tp=3", "world size 4"]),
     "mesh product": (

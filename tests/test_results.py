@@ -41,6 +41,7 @@ def test_the_contract_of_columns() -> None:
         "save_harmless",
         "fault",
         "fault_seen",
+        "flaky",
     )
 
 

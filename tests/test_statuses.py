@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("broken") / "sweep"
     scenarios = "scenario=raises,exits,kills_itself,hangs,leaves_child,save_load"
-    return run(folder, "-m", scenarios, "parallel=ddp", "device=cpu", "timeouts.cell_s=8")
+    return run(folder, "-m", scenarios, "parallel=ddp", "device=cpu", "timeouts.cell_s=8", "retry=0")
 
 
 def test_an_exception_is_an_error_of_the_rank_that_raised_first(broken: Finished) -> None:
@@ -124,7 +124,8 @@ def test_a_fault_that_goes_unseen_is_told(tmp_path: Path) -> None:
 
 def test_a_dead_net_is_vacuous(tmp_path: Path) -> None:
     """Without a gradient the losses compared say nothing, although they are all equal."""
-    ended = run(tmp_path / "sweep", "parallel=ddp", "optimizer=sgd", "optimizer.lr=100", "device=cpu")
+    lists = ("parallel=ddp", "optimizer=sgd", "optimizer.lr=100", "device=cpu", "retry=0")
+    ended = run(tmp_path / "sweep", *lists)
     (row,) = ended.rows
     assert row["status"] == "vacuous", row["reason"]
     assert row["loss_resume_equal"] is True
@@ -140,7 +141,8 @@ def test_an_unlisted_failure_and_a_listed_pass_are_told(tmp_path: Path) -> None:
         "- {id: nothing, cells: {parallel: ddp}, torch: '>=2', checks: {model_equal: .*}, reason: a test}\n"
     )
     ended = run(
-        tmp_path / "sweep", "-m", "parallel=fsdp_tp,ddp", "saves=1", f"known_failures={listed}", "device=cpu"
+        tmp_path / "sweep",
+        *("-m", "parallel=fsdp_tp,ddp", "saves=1", f"known_failures={listed}", "device=cpu", "retry=0"),
     )
     assert ended.row(parallel="fsdp_tp")["status"] == "fail"
     assert ended.row(parallel="ddp")["status"] == "xpass"

@@ -85,6 +85,7 @@ def test_the_command_that_is_printed_runs_just_that_cell(tmp_path: Path) -> None
         "scenario=key_order",
         "saves=1",
         "device=cpu",
+        "retry=0",
         f"known_failures={known}",
     )
     assert [row["status"] for row in first.rows] == ["pass", "fail"]

@@ -9,7 +9,7 @@ in the rank processes only, so that this module (and with it the driver) needs n
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -250,9 +250,26 @@ class FaultConfig:
 
 @dataclass
 class TimeoutsConfig:
-    """Limits in seconds; a cell that goes past one ends as a `timeout` row."""
+    """Limits in seconds; a cell that goes past one ends as a `timeout` row.
+
+    `cell_s` is for one try of a cell. The others are for its phases, each time that one begins on a
+    rank, and null means that there is only the cell's: `join_s` until a rank has started and met its
+    peers, `upload_s` for a save that goes on beside training, from when training may go on.
+    """
 
     cell_s: float = 300.0
+    join_s: float | None = 120.0
+    build_s: float | None = None
+    train_s: float | None = None
+    save_s: float | None = None
+    upload_s: float | None = None
+    load_s: float | None = None
+    verify_s: float | None = None
+
+    def of_phases(self) -> dict[str, float]:
+        """The limit of each phase that has one."""
+        given = {item.name.removesuffix("_s"): getattr(self, item.name) for item in fields(self)}
+        return {name: limit for name, limit in given.items() if limit is not None and name != "cell"}
 
 
 @dataclass
@@ -279,6 +296,7 @@ class Config:
     overlap_saves: bool = False
     tolerance: Tolerance = Tolerance.standard
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
+    retry: int = 1
     isolation: Isolation = Isolation.warm
     keep_checkpoints: KeepCheckpoints = KeepCheckpoints.failed
     known_failures: str | None = None
@@ -322,8 +340,11 @@ class Config:
         plan = Plan(self.train_steps, self.saves, self.resume_steps, self.save_at)
         if self.overlap_saves and len(plan.save_steps) < 2:
             raise ConfigError(f"overlap_saves=true: saves={self.saves} leaves nothing to overlap; at least 2")
-        if self.timeouts.cell_s <= 0:
-            raise ConfigError(f"timeouts.cell_s={self.timeouts.cell_s}: must be more than 0 seconds")
+        for phase, limit_s in {"cell": self.timeouts.cell_s, **self.timeouts.of_phases()}.items():
+            if not 0 < limit_s < math.inf:
+                raise ConfigError(f"timeouts.{phase}_s={limit_s}: must be a number of seconds, more than 0")
+        if self.retry not in (0, 1):
+            raise ConfigError(f"retry={self.retry}: must be 0 or 1")
         if self.world_size != "auto" and (isinstance(self.world_size, str) or self.world_size < 1):
             raise ConfigError(
                 f"world_size={self.world_size}: must be 'auto' or a number of ranks, at least 1"

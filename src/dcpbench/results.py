@@ -54,7 +54,8 @@ class Row:
     Times are seconds of the slowest rank: `build_s`, `train_s` and `verify_s` over the whole cell,
     `save_s`, `save_stall_s` and `load_s` for one checkpoint (the median of the cell's). Sizes are
     bytes: `checkpoint_bytes` of the last checkpoint, the peaks of the rank that needed most. What
-    was not measured is null.
+    was not measured is null. `flaky` says whether a second try came to another status than the first
+    one, null where there was none; the row is the second try's, `details` has the first.
     """
 
     cell: str
@@ -105,6 +106,7 @@ class Row:
     save_harmless: bool | None = None
     fault: str | None = None
     fault_seen: bool | None = None
+    flaky: bool | None = None
     details: dict[str, Any] = field(default_factory=dict)
 
 
@@ -114,7 +116,8 @@ COLUMNS = tuple(item.name for item in fields(Row) if item.name != "details")
 def exit_status(rows: Iterable[Row]) -> int:
     """0 when every row is as it should be and at least one cell ran, else 1.
 
-    A cell with a planted fault is as it should be when the fault was seen for what it is.
+    A cell with a planted fault is as it should be when the fault was seen for what it is. A flaky cell
+    never is: that its second try passed does not say what its first one was.
     """
     rows = list(rows)
     if not all(as_it_should_be(row) for row in rows):
@@ -124,6 +127,8 @@ def exit_status(rows: Iterable[Row]) -> int:
 
 def as_it_should_be(row: Row) -> bool:
     """Whether a row is what one wants to see."""
+    if row.flaky:
+        return False
     return row.status in PASSING if row.fault_seen is None else row.fault_seen
 
 

@@ -61,3 +61,14 @@ def test_a_save_that_should_have_been_refused_is_seen(tmp_path: Path) -> None:
     assert row["status"] == "fail"
     assert "refusal of the save: expected AssertionError" in row["reason"]
     assert "it was not refused" in row["reason"]
+
+
+def test_a_device_that_runs_out_of_memory_is_an_error(tmp_path: Path) -> None:
+    death = ("how=device_out_of_memory,not", "phase=train", "rank=2")
+    ended = run(
+        tmp_path / "sweep",
+        *("-m", "scenario=dies", "parallel=fsdp2", "retry=0"),
+        *(f"scenario.options.{option}" for option in death),
+    )
+    assert [row["status"] for row in ended.rows] == ["error", "pass"], ended.out
+    assert ended.rows[0]["reason"].startswith("rank 2 in train: OutOfMemoryError: CUDA out of memory")

@@ -6,6 +6,7 @@ in, and returns once training may go on.
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,6 +47,13 @@ class PendingSave:
             self._upload.result()
             self._told.wait()  # a future's result may be had before its callbacks have run
         return self.completed - self.started
+
+    def when_ended(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once the save has ended, well or not; at once if it has already."""
+        if self._upload is None:
+            callback()
+        else:
+            self._upload.add_done_callback(lambda _: callback())
 
     def _complete(self, _: Future[Any]) -> None:
         self.completed = time.perf_counter()

@@ -34,10 +34,18 @@ class PhaseBegun:
 
 
 @dataclass(frozen=True)
+class UploadsUnderWay:
+    """The saves that go on in the background on this rank: when each began (`time.monotonic`)."""
+
+    since: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Failed:
     """This rank raised. `at` is `time.monotonic`, one clock for all processes of a host.
 
-    `secondary` says that the error looks like the echo of a peer's end (a closed connection).
+    `secondary` says that the error is the echo of what happened to a peer: a closed connection, or a
+    failure that DCP tells every rank of.
     """
 
     at: float

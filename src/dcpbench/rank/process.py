@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from contextlib import suppress
@@ -26,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from dcpbench.rank.messages import CellSpec, Failed, PhaseBegun, Seat
+from dcpbench.rank.messages import CellSpec, Failed, PhaseBegun, Seat, UploadsUnderWay
 from dcpbench.rank.run import run_cell
 from dcpbench.train.world import World
 
@@ -43,6 +44,7 @@ _ECHOES = (
     "sendBytes failed",
     "remote process exited",
 )
+_LONGEST_ERROR = 2000
 
 
 def main(seat: Seat, listener: socket.socket | None, connection: Connection) -> None:
@@ -53,25 +55,31 @@ def main(seat: Seat, listener: socket.socket | None, connection: Connection) -> 
     _detach()
     _log_to(seat.log)
     phase = "join"
+    one_at_a_time = threading.Lock()
+
+    def tell(message: Any) -> None:
+        with one_at_a_time:  # an upload ends in a thread of its own
+            connection.send(message)
+
+    def announce(name: str) -> None:
+        nonlocal phase
+        phase = name
+        tell(PhaseBegun(name))
+
     try:
         world = _join(seat, listener)
         while (spec := connection.recv()) is not None:
             assert isinstance(spec, CellSpec)
-            phase = "start"
+            announce("start")
             _log_to(str(Path(spec.folder) / f"rank{seat.rank}.log"))
-
-            def announce(name: str) -> None:
-                nonlocal phase
-                phase = name
-                connection.send(PhaseBegun(name))
-
-            connection.send(run_cell(spec, world, announce))
+            tell(run_cell(spec, world, announce, lambda since: tell(UploadsUnderWay(since))))
             phase = "between cells"
     except EOFError:
         _exit(1)  # the driver is gone
     except BaseException as error:  # noqa: BLE001 - a SystemExit in a cell is a finding as well
-        traceback.print_exc()
-        connection.send(_failed(error, phase))
+        with suppress(OSError):  # the disk that the log lies on may be full, which must be told
+            traceback.print_exc()
+        tell(_failed(error, phase, seat.rank))
         # Stay until the driver ends this process: peers would take its end for the first cause.
         _wait_for_the_end(connection)
     _leave()
@@ -117,29 +125,41 @@ def _detach() -> None:
 
 
 def _log_to(path: str) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
 
 
-def _failed(error: BaseException, phase: str) -> Failed:
-    said = f"{type(error).__name__}: {error}".rstrip(": ")
+def _failed(error: BaseException, phase: str, own_rank: int) -> Failed:
+    said = _in_words(error)
+    of_a_peer = False
     if isinstance(error, CheckpointException) and error.failures:
         # DCP tells every rank of every rank's failure: the cause is the one inside.
         rank, (cause, _) = min(error.failures.items())
-        said = f"CheckpointException: on rank {rank}: {type(cause).__name__}: {cause}"
+        said = f"CheckpointException: on rank {rank}: {_in_words(cause)}"
+        of_a_peer = own_rank not in error.failures
     found = "; ".join(getattr(error, "__notes__", []))
     if found:
         said = f"{said} (before that {found})"
     return Failed(
         at=time.monotonic(),
         phase=phase,
-        error=" ".join(said.split()),
-        secondary=any(echo in said for echo in _ECHOES),
+        error=_short(" ".join(said.split())),
+        secondary=of_a_peer or any(echo in said for echo in _ECHOES),
     )
+
+
+def _in_words(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}".rstrip(": ")
+    except Exception as broken:  # noqa: BLE001 - somebody's __str__ must not hide their error
+        return f"{type(error).__name__} (its message raised {type(broken).__name__})"
+
+
+def _short(said: str) -> str:
+    return said if len(said) <= _LONGEST_ERROR else f"{said[:_LONGEST_ERROR]} …"
 
 
 def _wait_for_the_end(connection: Connection) -> None:
@@ -159,6 +179,11 @@ def _leave() -> None:
 
 
 def _exit(status: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     os._exit(status)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # a full disk; a cell that closed it
+            stream.flush()

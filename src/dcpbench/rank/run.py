@@ -12,13 +12,18 @@ from torch._dynamo.utils import counters
 
 from dcpbench.config import Config
 from dcpbench.rank.messages import CellSpec
-from dcpbench.scenarios.cell import Cell, Skip
+from dcpbench.scenarios.cell import Cell, Skip, Uploads
 from dcpbench.train.world import World
 from dcpbench.verify.verdict import RankReport
 
 
-def run_cell(spec: CellSpec, world: World, announce: Callable[[str], None]) -> RankReport:
-    """Run a cell's scenario on this rank.
+def run_cell(
+    spec: CellSpec,
+    world: World,
+    announce: Callable[[str], None],
+    uploads: Callable[[tuple[float, ...]], None],
+) -> RankReport:
+    """Run a cell's scenario on this rank; `announce` and `uploads` tell the driver how far it is.
 
     Raises:
         Exception: whatever the scenario raised.
@@ -29,7 +34,7 @@ def run_cell(spec: CellSpec, world: World, announce: Callable[[str], None]) -> R
     if config.compile:
         _keep_graphs_of(config, world)
     report = RankReport(rank=world.rank)
-    cell = Cell(config, world, Path(spec.checkpoints), announce, report)
+    cell = Cell(config, world, Path(spec.checkpoints), announce, report, Uploads(uploads))
     try:
         pkgutil.resolve_name(config.scenario.target)(cell, **config.scenario.options)
     except Skip as reason:

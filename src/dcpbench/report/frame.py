@@ -61,7 +61,7 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
     others = frame["overrides"].map(_beside_axes)
     if others.nunique() > 1:
         table["overrides"] = others
-    table["status"] = frame["status"]
+    table["status"] = frame["status"].where(frame["flaky"].ne(True), frame["status"] + " (flaky)")
     for check in CHECKS:
         if frame[check].notna().any():
             table[_SHORT[check]] = frame[check].map(_mark)
@@ -106,9 +106,10 @@ def _seen_by(planted: pd.DataFrame) -> str:
 
 
 def failures(frame: pd.DataFrame) -> pd.DataFrame:
-    """What is neither a plain pass nor a planted fault that was seen: status, cell, reason and the
-    command that runs just that cell."""
-    chosen = frame[(frame["status"] != "pass") & frame["fault_seen"].ne(True) | frame["fault_seen"].eq(False)]
+    """What is neither a pass at the first try nor a planted fault that was seen: status, cell, reason
+    and the command that runs just that cell."""
+    well = frame["status"].eq("pass") & frame["flaky"].ne(True) | frame["fault_seen"].eq(True)
+    chosen = frame[~well | frame["fault_seen"].eq(False)]
     return pd.DataFrame(
         {
             "status": chosen["status"],
@@ -122,6 +123,8 @@ def failures(frame: pd.DataFrame) -> pd.DataFrame:
 def counts(frame: pd.DataFrame) -> str:
     """How many cells have which status, as one phrase."""
     phrases = [f"{number} {status}" for status, number in frame["status"].value_counts().items()]
+    if flaky := frame["flaky"].eq(True).sum():
+        phrases.append(f"{flaky} flaky")
     if frame["fault_seen"].notna().any():
         phrases.append(f"{detected(frame)} faults seen")
     return ", ".join(phrases)

@@ -58,7 +58,7 @@ def _table(shown: pd.DataFrame) -> Table:
 
 def _styled(column: str, value: str) -> Text:
     if column == "status":
-        return Text(value, style=style_of(value))
+        return Text(value, style=BAD if value.endswith("(flaky)") else style_of(value))
     if value == "NO":
         return Text(value, style=BAD)
     return Text(value)

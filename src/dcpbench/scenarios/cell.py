@@ -1,5 +1,6 @@
 """A cell as its scenario sees it: the configuration, this rank's world, timed phases, a report."""
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -7,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from dcpbench.checkpoint.saving import PendingSave
 from dcpbench.config import Config, Plan
 from dcpbench.train.world import World
 from dcpbench.verify.compare import Mismatch
@@ -17,12 +19,35 @@ class Skip(Exception):  # noqa: N818 - it is no error
     """This torch or this machine cannot do what the cell is about, which only a rank can find out."""
 
 
+class Uploads:
+    """The saves that go on beside training; `tell` has the start of each (`time.monotonic`) whenever one
+    begins or ends, so that a death or a hang in the background can be told as such."""
+
+    def __init__(self, tell: Callable[[tuple[float, ...]], None]) -> None:
+        self._tell = tell
+        self._since: list[float] = []
+        self._changing = threading.Lock()
+
+    def follow(self, pending: PendingSave) -> None:
+        """From now on until it ends, well or not, a save is under way."""
+        began = time.monotonic()
+        with self._changing:
+            self._since.append(began)
+            self._tell(tuple(self._since))
+        pending.when_ended(lambda: self._ended(began))
+
+    def _ended(self, began: float) -> None:
+        with self._changing:
+            self._since.remove(began)
+            self._tell(tuple(self._since))
+
+
 @dataclass(frozen=True)
 class Cell:
     """What a scenario works with on one rank.
 
     `folder` is where checkpoints go; `announce` tells the driver which phase begins, so that a
-    failure, a death or a time-out can be told with its phase.
+    failure, a death or a time-out can be told with its phase. `uploads` does for the background.
     """
 
     config: Config
@@ -30,6 +55,7 @@ class Cell:
     folder: Path
     announce: Callable[[str], None]
     report: RankReport
+    uploads: Uploads
     memory: dict[str, Any] = field(default_factory=dict)
     """What steps remember of a cell, shared by its variants: its first save, for faults that repeat it."""
 

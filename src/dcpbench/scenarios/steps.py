@@ -182,6 +182,7 @@ def save(
         held_back = hold_back(storage.writer) if cell.config.overlap_saves else None
         pending = write(cell, everything, checkpoint_id, storage, cell.world.group_of(lane))
         pending.held_back = held_back
+        cell.uploads.follow(pending)
     cell.report.save_stall_s.append(pending.stall_s)
     planting.live(cell, trainee)
     planting.remember(cell, checkpoint_id, {**saved.model_equal, **saved.optim_equal})
@@ -205,7 +206,7 @@ def write(
 
 def finish(cell: Cell, checkpoint: Checkpoint) -> None:
     """Wait until a checkpoint is complete."""
-    with cell.phase("save"):
+    with cell.phase("upload" if cell.config.save.asynchronous else "save"):
         took_s = checkpoint.pending.wait()
         if not cell.config.overlap_saves:  # it was held back, for how long says nothing
             cell.report.save_s.append(took_s)

@@ -1,17 +1,15 @@
 """The driver: takes the cells of a sweep one by one through the ranks and writes a row for each."""
 
 import datetime
-import shutil
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 from rich.console import Console
 
-from dcpbench.config import Config, ConfigError, Isolation, KeepCheckpoints
+from dcpbench.config import Config, ConfigError, Isolation
 from dcpbench.rank.messages import CellSpec
 from dcpbench.results import (
     ENVIRONMENT_JSON,
@@ -21,11 +19,12 @@ from dcpbench.results import (
     write_csv,
     write_json,
 )
-from dcpbench.sweep import known, rows, validity
+from dcpbench.sweep import known, processes, retry, rows, validity
 from dcpbench.sweep.cells import SweepCell
+from dcpbench.sweep.ending import Ended
 from dcpbench.sweep.folder import claim, git_commit
 from dcpbench.sweep.machine import Machine
-from dcpbench.sweep.pool import Ended, GroupKind, RankGroup
+from dcpbench.sweep.pool import GroupKind, RankGroup
 from dcpbench.sweep.progress import ProgressDisplay
 
 
@@ -90,12 +89,13 @@ class Sweep:
             write_json(self.folder / ENVIRONMENT_JSON, {**self.machine.description, "git_commit": commit})
 
         describe()
+        processes.adopt_orphans()
         try:
             with ProgressDisplay(self.console, len(self.jobs)) as display:
                 for job in self.jobs:
                     row = rows.begun(job.cell, job.config, version, commit)
                     display.begin(job.cell.name)
-                    self._run(job, row, display)
+                    row = self._run(job, row, display)
                     append_row(self.folder, row)
                     self.rows.append(row)
                     display.end(row)
@@ -110,29 +110,55 @@ class Sweep:
             write_csv(self.folder, self.rows)
         return self.rows
 
-    def _run(self, job: Job, row: Row, display: ProgressDisplay) -> None:
-        row.started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    def _run(self, job: Job, row: Row, display: ProgressDisplay) -> Row:
+        """Run a cell, once more if it did not come out as it should; the row of its last try."""
+        blank, checkpoints = replace(row), self._checkpoints(job)
+        row.started_at = _now()
         if job.skip:
             row.status, row.reason = "skip", job.skip
-            return
-        started = time.monotonic()
-        checkpoints = self._checkpoints(job)
+            return row
         try:
             job.cell.write_hydra_folder()
             checkpoints.mkdir(parents=True)
         except OSError as error:
             row.status, row.reason = "error", f"the cell's folder could not be made: {error}"
-            return
+            return row
+        self._try(job, row, checkpoints, display)
+        first, keep = row, job.config.keep_checkpoints
+        if not retry.due(first, job.config):
+            self._say(retry.clear(keep, first, checkpoints))
+            return first
+        try:
+            aside = retry.set_aside(job.cell.folder, checkpoints)
+        except OSError as error:
+            self._say(f"{first.cell}: no second try: {error}")
+            return first
+        row = replace(blank, started_at=_now(), details={})
+        display.begin(f"{row.cell} (second try)")
+        self._try(job, row, checkpoints, display)
+        retry.settle(first, row)
+        self._say(retry.clear(keep, row, checkpoints), retry.clear_first(keep, row, aside))
+        return row
+
+    def _try(self, job: Job, row: Row, checkpoints: Path, display: ProgressDisplay) -> None:
+        started = time.monotonic()
         spec = CellSpec(job.config, str(job.cell.folder), str(checkpoints))
-        group = self._group(job)
-        ended = group.run(spec, job.config.timeouts.cell_s, display.phase)
-        failed = rows.finish(row, ended)
+        try:
+            group = self._group(job)
+        except (OSError, EOFError) as error:
+            row.reason = f"the ranks could not be started: {error}"
+            return
+        ended = group.run(spec, job.config.timeouts, display.phase)
+        try:
+            failed = rows.finish(row, ended)
+        except Exception as error:  # noqa: BLE001 - a scenario's report may hold anything
+            row.status, failed = "error", {}
+            row.reason = f"the ranks' reports cannot be judged: {type(error).__name__}: {error}"
         known.apply(row, failed, job.known_failures)
         rows.look_for_fault(row, job.config.fault)
         # A planted fault that was seen did its damage to the cell's own state only.
         keep = as_it_should_be(row) and job.config.isolation is Isolation.warm
         self._release(group, ended, keep)
-        self._clear(job.config.keep_checkpoints, row, checkpoints)
         row.cell_s = time.monotonic() - started
 
     def _group(self, job: Job) -> RankGroup:
@@ -140,6 +166,9 @@ class Sweep:
         config = job.config
         assert isinstance(config.world_size, int)
         kind = GroupKind(config.world_size, config.device.value, config.scenario.process_group)
+        if self._ranks and not self._ranks.usable():  # a rank has died since its last cell
+            self._ranks.kill()
+            self._ranks = None
         if self._ranks and self._ranks.kind != kind:
             self._leaving.append(self._ranks)
             self._ranks.close()
@@ -153,6 +182,7 @@ class Sweep:
         if ended.status:
             group.kill()
             self._ranks = None
+            processes.end_orphans()
         elif not keep:
             group.close()
             self._leaving.append(group)
@@ -166,6 +196,7 @@ class Sweep:
             self._ranks.kill()
         for group in self._leaving:
             group.join()
+        processes.end_orphans()
 
     def _checkpoints(self, job: Job) -> Path:
         root = job.config.storage.root
@@ -173,8 +204,10 @@ class Sweep:
             return job.cell.folder / "checkpoints"
         return Path(root) / self.folder.name / job.cell.name
 
-    def _clear(self, keep: KeepCheckpoints, row: Row, checkpoints: Path) -> None:
-        passed = as_it_should_be(row)
-        if keep is KeepCheckpoints.none or (keep is KeepCheckpoints.failed and passed):
-            with suppress(OSError):
-                shutil.rmtree(checkpoints)
+    def _say(self, *sentences: str | None) -> None:
+        for sentence in filter(None, sentences):
+            self.console.print(sentence, soft_wrap=True)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -62,14 +62,14 @@ class ProgressDisplay:
         self._done += 1
         self._cell = ""
         self._bar.update(self._task, completed=self._done)
-        if row.status not in PASSING:
+        if row.status not in PASSING or row.flaky:
             self._failures.append(row)
         if not self._console.is_terminal:
             spent = f" {row.cell_s:.1f} s" if row.cell_s is not None else ""
             line = Text(f"[{self._done}/{self._total}] ")
             line.append(row.status, style_of(row.status))
-            line.append(f" {row.cell}{spent}")
-            if row.reason and row.status != "pass":
+            line.append(f"{' (flaky)' if row.flaky else ''} {row.cell}{spent}")
+            if row.reason and (row.status != "pass" or row.flaky):
                 line.append(f": {row.reason}")
             self._console.print(line, soft_wrap=True)
 

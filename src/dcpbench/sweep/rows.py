@@ -8,7 +8,7 @@ from typing import Any
 from dcpbench.config import Config, FaultConfig
 from dcpbench.results import Row
 from dcpbench.sweep.cells import SweepCell
-from dcpbench.sweep.pool import Ended
+from dcpbench.sweep.ending import Ended
 from dcpbench.verify.verdict import RankReport, Verdict, judge
 
 
@@ -44,7 +44,8 @@ def finish(row: Row, ended: Ended) -> dict[str, list[str]]:
     """
     if ended.status:
         row.status, row.reason = ended.status, ended.reason
-        row.details = {"reports_of_ranks": sorted(report.rank for report in ended.reports)}
+        reported = sorted(report.rank for report in ended.reports)
+        row.details = {"reports_of_ranks": reported, **ended.details}
         return {}
     if all(report.skip for report in ended.reports):
         row.status, row.reason = "skip", ended.reports[0].skip

@@ -1,0 +1,209 @@
+"""Does a sweep survive whatever happens to its ranks?  python bench/soak.py [--cells N] [--seed N]
+
+A sweep of many small cells on CPU ranks, of which one is killed or stopped from outside again and again, at
+random moments. At the end every cell must have one whole row; what was hit must be told as what it was,
+whether its second try passed or not; all others must have passed; and nothing may be left behind. Ends
+with 1 where that is not so.
+"""
+
+# ruff: noqa: T201
+import argparse
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[1]
+FIRST_TRY = "first-try"
+"""Where the logs of a cell's first try are moved, while ranks that leave may still write them."""
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
+SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP)
+CELL_LIMIT_S = 8
+SWEEP = (
+    *("device=cpu", "world_size=3", "parallel=ddp,fsdp2", "save=sync,async", "model=even"),
+    *("saves=2", "train_steps=1", "resume_steps=1", f"timeouts.cell_s={CELL_LIMIT_S}"),
+)
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A signal that was sent to a rank which logged to `cell`'s folder."""
+
+    cell: str
+    rank: int
+    name: str
+
+
+@dataclass
+class Soak:
+    """A sweep under fire, in `folder`."""
+
+    folder: Path
+    cells: int
+    every_s: float
+    chance: random.Random
+    hits: list[Hit] = field(default_factory=list)
+
+    def run(self) -> int:
+        """Run the sweep to its end; its exit status."""
+        driver = self.start()
+        try:
+            while driver.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
+                    driver.wait(self.chance.expovariate(1 / self.every_s))
+                self.hit_a_rank(driver)
+        finally:
+            driver.kill()
+        return driver.wait()
+
+    def start(self) -> "subprocess.Popen[bytes]":
+        """A driver of the sweep."""
+        seeds = ",".join(str(number) for number in range(-(-self.cells // 4)))
+        return subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "dcpbench",
+                "-m",
+                *SWEEP,
+                f"seed={seeds}",
+                f"hydra.sweep.dir={self.folder}",
+            ],
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=(self.folder.parent / "soak.err").open("wb"),
+        )
+
+    def hit_a_rank(self, driver: "subprocess.Popen[bytes]") -> None:
+        """Send one of the signals to one of the ranks, if there are any."""
+        if not (ranks := list(self.ranks(driver))):
+            return
+        pid, log = self.chance.choice(ranks)
+        chosen = self.chance.choice(SIGNALS)
+        with suppress(ProcessLookupError):
+            os.kill(pid, chosen)
+            cell = next(part.name for part in log.parents if part.name != FIRST_TRY)
+            self.hits.append(Hit(cell, int(log.stem.removeprefix("rank")), chosen.name))
+
+    def ranks(self, driver: "subprocess.Popen[bytes]") -> Iterator[tuple[int, Path]]:
+        """The rank processes and their logs."""
+        with suppress(psutil.Error):
+            for process in psutil.Process(driver.pid).children(recursive=True):
+                with suppress(OSError):
+                    log = Path(f"/proc/{process.pid}/fd/1").readlink()
+                    if log.is_relative_to(self.folder):
+                        yield process.pid, log
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cells", type=int, default=200, help="at least so many (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments, ranks and signals")
+    parser.add_argument("--every", type=float, default=4.0, help="seconds between hits, on average")
+    arguments = parser.parse_args()
+    shared = shared_memory()
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        chance = random.Random(arguments.seed)
+        soak = Soak(Path(folder) / "sweep", arguments.cells, arguments.every, chance)
+        status = soak.run()
+        spent_s = time.monotonic() - started
+        rows, broken = read(soak.folder)
+        wrong = [*broken, *judge(rows, soak.hits, -(-arguments.cells // 4) * 4, status)]
+        wrong += [f"left behind: {line}" for line in alive_in(soak.folder)]
+        wrong += [f"left behind: {SHARED_MEMORY / name}" for name in shared_memory() - shared]
+        if wrong:
+            print((Path(folder) / "soak.err").read_text(errors="replace"))
+    report(rows, soak.hits, spent_s)
+    for sentence in wrong:
+        print(f"WRONG: {sentence}")
+    return 1 if wrong else 0
+
+
+def read(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rows, and a sentence for each line that is none."""
+    rows, broken = [], []
+    for line in (folder / "results.jsonl").read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            broken.append(f"not a whole row: {line[:80]}")
+    return rows, broken
+
+
+def judge(rows: list[dict[str, Any]], hits: list[Hit], cells: int, status: int) -> Iterator[str]:
+    """What is not as it must be."""
+    counted = Counter(row["cell"] for row in rows)
+    if len(counted) != cells:
+        yield f"{len(counted)} of {cells} cells have a row"
+    yield from (f"{number} rows of {cell}" for cell, number in counted.items() if number > 1)
+    before = ""
+    for row in rows:
+        for tried in tries(row):
+            if tried["status"] == "pass":
+                continue
+            # A rank that was hit before it began the cell still wrote to the log of the one before.
+            here = [hit for hit in hits if hit.cell in (row["cell"], before)]
+            if not any(explains(hit, tried) for hit in here):
+                yield f"{row['cell']}: {tried['status']} without a cause: {tried['reason']}; {here}"
+        if row["status"] == "pass" and row["flaky"] is False:
+            yield f"{row['cell']}: passed twice"
+        before = row["cell"]
+    if status != int(any(row["status"] != "pass" or row["flaky"] for row in rows)):
+        yield f"exit status {status}"
+
+
+def tries(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """The outcomes of a cell: of its first try and of its second, or of its only one."""
+    first = row["details"].get("first_try")
+    return [first, row] if first else [row]
+
+
+def explains(hit: Hit, tried: dict[str, Any]) -> bool:
+    """Whether an outcome says what was done to a rank."""
+    reason = tried["reason"]
+    if hit.name == "SIGSTOP":
+        stopped = re.search(rf"rank [\d, ]*\b{hit.rank}\b[\d, ]* stopped by a signal", reason)
+        return tried["status"] == "timeout" and stopped is not None
+    return tried["status"] == "crash" and reason.startswith(f"rank {hit.rank} was killed by {hit.name} in ")
+
+
+def report(rows: list[dict[str, Any]], hits: list[Hit], spent_s: float) -> None:
+    """What happened, in figures."""
+    sent = ", ".join(f"{number} {name}" for name, number in Counter(hit.name for hit in hits).items())
+    came_to = Counter(f"{row['status']}{' (flaky)' if row['flaky'] else ''}" for row in rows)
+    print(f"{len(rows)} cells in {spent_s:.0f} s, {len(hits)} hits ({sent})")
+    print(", ".join(f"{number} {status}" for status, number in came_to.most_common()))
+    first = Counter(tried["status"] for row in rows for tried in tries(row) if tried["status"] != "pass")
+    print(
+        "tries that failed: " + (", ".join(f"{number} {status}" for status, number in first.items()) or "0")
+    )
+
+
+def shared_memory() -> set[str]:
+    return {path.name for path in SHARED_MEMORY.iterdir()} if SHARED_MEMORY.is_dir() else set()
+
+
+def alive_in(folder: Path) -> Iterator[str]:
+    """Processes that have a file below `folder` open."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if any(item.path.startswith(str(folder)) for item in process.open_files()):
+                yield f"{process.pid}: {' '.join(process.cmdline())}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

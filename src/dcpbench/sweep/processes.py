@@ -1,0 +1,127 @@
+"""Processes and shared memory that ranks leave behind: found, ended, removed.
+
+The driver adopts orphans (prctl(2), PR_SET_CHILD_SUBREAPER): whatever a rank started stays a descendant
+of the driver, also when the rank is dead and the child has a session of its own.
+"""
+
+import ctypes
+import os
+import platform
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+
+import psutil
+
+_ENDED_S = 4.0
+_ROUNDS = 5
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is what is looked after
+_OURS = ("torch_", "psm_", "nccl-", "sem.")
+"""How torch, Python and NCCL begin the names of what they leave in shared memory when they are killed."""
+
+
+def adopt_orphans() -> None:
+    """Have processes whose parent ends become children of this one."""
+    pr_set_child_subreaper = 36
+    if platform.system() == "Linux":
+        ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
+
+
+def end_families(leaders: Collection[int]) -> None:
+    """End processes, all of their sessions, and all that descends from either."""
+    _end(lambda: _families(leaders))
+
+
+def end_orphans() -> None:
+    """End what was started by ranks that are no more."""
+    _end(lambda: [item for child in _orphans() for item in (child, *_descendants(child))])
+
+
+def shared_memory() -> set[str]:
+    """The names of all segments."""
+    with suppress(OSError):
+        return {path.name for path in _SHARED_MEMORY.iterdir()}
+    return set()
+
+
+def held_shared_memory(leaders: Collection[int]) -> set[str]:
+    """The segments that processes, their sessions and descendants have open."""
+    return _held(_families(leaders))
+
+
+def remove_shared_memory(suspects: set[str], held: set[str], since: float) -> None:
+    """Remove those of the segments that ranks left behind.
+
+    A segment is theirs if they were seen to have it open (`held`), or if it has a name of the kind
+    that they give; and if it is this user's, has changed after `since` (seconds of the epoch), and
+    nobody on this machine has it open any more.
+    """
+    suspects = {name for name in suspects if name in held or name.startswith(_OURS)}
+    if not suspects:
+        return
+    for name in suspects - _held(psutil.process_iter()):
+        path = _SHARED_MEMORY / name
+        with suppress(OSError):
+            seen = path.stat()
+            if seen.st_uid != os.getuid() or seen.st_ctime < since:
+                continue
+            path.unlink()
+            if name.startswith("psm_"):  # else Python complains of it at the end of the sweep
+                resource_tracker.unregister(f"/{name}", "shared_memory")
+
+
+def _held(processes: Iterable[psutil.Process]) -> set[str]:
+    """The segments that processes have mapped or open."""
+    held: set[str] = set()
+    for process in processes:
+        own = Path(f"/proc/{process.pid}")
+        with suppress(OSError):
+            maps = (own / "maps").read_text(errors="replace").splitlines()
+            held |= {Path(line.split(maxsplit=5)[5]).name for line in maps if f" {_SHARED_MEMORY}/" in line}
+        with suppress(OSError):
+            for opened in (own / "fd").iterdir():
+                with suppress(OSError):
+                    target = opened.readlink()
+                    held |= {target.name} if target.parent == _SHARED_MEMORY else set()
+    return held
+
+
+def _families(leaders: Collection[int]) -> list[psutil.Process]:
+    found: dict[int, psutil.Process] = {}
+    for process in _descendants(psutil.Process()):
+        with suppress(OSError):
+            if process.pid in leaders or os.getsid(process.pid) in leaders:
+                found[process.pid] = process
+                found.update({item.pid: item for item in _descendants(process)})
+    return list(found.values())
+
+
+def _orphans() -> list[psutil.Process]:
+    """The driver's children beside the two that multiprocessing has it start."""
+    own = {
+        forkserver._forkserver._forkserver_pid,  # type: ignore[attr-defined]
+        resource_tracker._resource_tracker._pid,  # type: ignore[attr-defined]
+    }
+    return [child for child in psutil.Process().children() if child.pid not in own]
+
+
+def _descendants(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+def _end(find: Callable[[], list[psutil.Process]]) -> None:
+    """Kill what is found until nothing is: a process may start another while it is being ended."""
+    for _ in range(_ROUNDS):
+        doomed = find()
+        if not doomed:
+            return
+        for process in doomed:
+            with suppress(psutil.Error):
+                process.kill()
+        _, alive = psutil.wait_procs(doomed, timeout=_ENDED_S)
+        if alive:  # the kernel does not let go of it
+            return

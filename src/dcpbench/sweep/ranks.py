@@ -1,0 +1,90 @@
+"""One rank as the driver sees it: its process, and what it has said of the running cell."""
+
+import signal
+import time
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import psutil
+
+from dcpbench.rank.messages import Failed, PhaseBegun, UploadsUnderWay
+from dcpbench.verify.verdict import RankReport
+
+_UNKNOWN = 255
+"""What multiprocessing takes for the exit status if the server died that would have told it."""
+
+
+@dataclass
+class Rank:
+    """A rank; times are `time.monotonic`.
+
+    `since` is when its phase began, `uploads` when each save began that goes on in the background,
+    `gone_at` when its process was seen to have ended.
+    """
+
+    number: int
+    process: ForkServerProcess
+    connection: Connection
+    log: Path
+    phase: str = "join"
+    since: float = field(default_factory=time.monotonic)
+    uploads: tuple[float, ...] = ()
+    report: RankReport | None = None
+    failed: Failed | None = None
+    gone_at: float | None = None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether it has yet to say how the cell ended."""
+        return self.report is None and self.failed is None and self.gone_at is None
+
+    def begin(self, folder: Path) -> None:
+        """A cell begins that logs to `folder`; a rank that has yet to join is still at that."""
+        self.report = self.failed = None
+        self.uploads = ()
+        self.log = folder / f"rank{self.number}.log"
+        if self.phase != "join":
+            self.phase, self.since = "start", time.monotonic()
+
+    def take(self, message: object) -> None:
+        """Note what it has to say."""
+        if isinstance(message, PhaseBegun):
+            self.phase, self.since = message.phase, time.monotonic()
+        elif isinstance(message, UploadsUnderWay):
+            self.uploads = message.since
+        elif isinstance(message, Failed):
+            self.failed = message
+        else:
+            assert isinstance(message, RankReport)
+            self.report = message
+
+    def stopped(self) -> bool:
+        """Whether a signal has stopped its process."""
+        try:
+            status = psutil.Process(self.process.pid).status()
+        except psutil.Error:
+            return False
+        return status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+
+    def aborted(self) -> bool:
+        """Whether it ended itself, as a rank also does that finds a peer gone."""
+        return self.process.exitcode == -signal.SIGABRT
+
+    def end(self) -> str:
+        """How its process ended, in words."""
+        code = self.process.exitcode
+        if code is None:
+            return "was lost"
+        if code == _UNKNOWN:
+            return f"exited with status {_UNKNOWN}, or was lost with the server that it was forked from,"
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"exited with status {code}"
+
+    def where(self) -> str:
+        """Its phase, and what went on beside it."""
+        if not self.uploads or self.phase == "upload":
+            return self.phase
+        return f"{self.phase}, an upload under way"

@@ -1,0 +1,103 @@
+"""What ranks that hang are doing: every thread's stack goes to the rank's log, one frame to the row."""
+
+import os
+import re
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from dcpbench.sweep.ranks import Rank
+
+_WRITTEN_S = 2.0
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x.*most recent call first.*$", re.MULTILINE)
+_WAITING = ("threading.py", "queue.py", "concurrent/futures/_base.py", "concurrent/futures/thread.py")
+"""Where a thread is that waits for another one."""
+
+
+def dump(ranks: Sequence[Rank]) -> dict[int, str]:
+    """Have each rank that still runs write its threads' stacks to its log.
+
+    Returns:
+        by rank, where it is: `at all_reduce (distributed/distributed_c10d.py:3104)`.
+    """
+    asked = [rank for rank in ranks if rank.process.is_alive()]
+    before = {rank.number: _size(rank.log) for rank in asked}
+    stopped = {rank.number for rank in asked if rank.stopped()}
+    for rank in asked:
+        assert rank.process.pid
+        with suppress(ProcessLookupError):  # it may end at this very moment
+            os.kill(rank.process.pid, signal.SIGUSR1)
+            if rank.number in stopped:  # else it takes no signal; it is ended soon
+                os.kill(rank.process.pid, signal.SIGCONT)
+    _wait_until_written(asked, before)
+    doing: dict[int, str] = {}
+    for rank in asked:
+        frame = _doing(_written(rank.log, before[rank.number]))
+        said = ["stopped by a signal"] if rank.number in stopped else []
+        said += [f"at {frame}"] if frame else []
+        if said:
+            doing[rank.number] = " ".join(said)
+    return doing
+
+
+def fatal(log: Path) -> str | None:
+    """Where a rank was that the interpreter saw die, as after a segmentation fault."""
+    _, died, dumped = _written(log, 0).rpartition("Fatal Python error: ")
+    if not died:
+        return None
+    _, _, current = dumped.partition("Current thread")
+    frame = _FRAME.search(current)
+    return _short(frame.groups()) if frame else None
+
+
+def tail(log: Path, lines: int = 30, longest: int = 16_384) -> list[str]:
+    """The last lines of a log."""
+    return _written(log, max(0, _size(log) - longest)).splitlines()[-lines:]
+
+
+def _wait_until_written(asked: Sequence[Rank], before: dict[int, int]) -> None:
+    """faulthandler writes line by line and marks no end: logs that grew and then stay are done."""
+    seen: dict[int, int] = {}
+    deadline = time.monotonic() + _WRITTEN_S
+    while time.monotonic() < deadline:
+        time.sleep(0.05)
+        now = {rank.number: _size(rank.log) for rank in asked}
+        if now == seen and all(now[number] > size for number, size in before.items()):
+            return
+        seen = now
+
+
+def _doing(dumped: str) -> str | None:
+    """Where the main thread is, which is dumped last; where it waits for another thread, that one."""
+    threads = [_FRAME.findall(block) for block in _THREAD.split(dumped)[1:]]
+    threads = [frames for frames in threads if frames]
+    if not threads:
+        return None
+    main = threads[-1]
+    busy = [frames for frames in threads[:-1] if not _waits(frames[0])]
+    return _short(busy[0][0] if _waits(main[0]) and busy else main[0])
+
+
+def _short(frame: Sequence[str]) -> str:
+    path, line, function = frame
+    return f"{function} ({'/'.join(Path(path).parts[-2:])}:{line})"
+
+
+def _waits(frame: tuple[str, str, str]) -> bool:
+    return frame[0].endswith(_WAITING)
+
+
+def _written(log: Path, offset: int) -> str:
+    try:
+        with log.open("rb") as file:
+            file.seek(offset)
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

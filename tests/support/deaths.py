@@ -1,0 +1,158 @@
+"""A scenario that dies as told, in the phase told, on the rank told; its peers go on into the next
+collective."""
+
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing import shared_memory
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint import FileSystemWriter
+
+from dcpbench.scenarios.cell import Cell
+from dcpbench.scenarios.save_load import save_load
+
+_NOBODY = 65534
+
+
+def dies(cell: Cell, how: str, phase: str, rank: int, once: bool = False) -> None:
+    """`save_load`, in which `rank` dies in `phase`; `once` leaves the second try alone."""
+    died = cell.folder.parent / "died"
+    if once and (cell.folder.parent / "first-try").exists():
+        how = "not"
+    if how == "not" or cell.world.rank != rank:
+        save_load(cell)
+        return
+
+    def die() -> None:
+        died.touch()
+        WAYS[how](cell)
+
+    if phase == "upload":  # in the thread that uploads, while the main thread goes on
+        honest = FileSystemWriter.write_data
+
+        def write_data(*arguments: Any) -> Any:
+            die()
+            return honest(*arguments)
+
+        with mock.patch.object(FileSystemWriter, "write_data", write_data):
+            save_load(cell)
+    else:
+
+        def announce(name: str) -> None:
+            cell.announce(name)
+            if name == phase:
+                die()
+
+        save_load(replace(cell, announce=announce))
+
+
+def _raises(_: Cell) -> None:
+    raise ValueError("planted")
+
+
+def _raises_unprintable(_: Cell) -> None:
+    class Unprintable(Exception):  # noqa: N818
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    raise Unprintable
+
+
+def _out_of_memory(_: Cell) -> None:
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**26, used + 2**26))
+    torch.zeros(2**30)
+
+
+def _device_out_of_memory(cell: Cell) -> None:
+    torch.zeros(2**45, device=cell.world.device)
+
+
+def _loops(_: Cell) -> None:
+    while True:
+        pass
+
+
+def _receives(cell: Cell) -> None:
+    """It waits for what no peer ever sends."""
+    dist.recv(torch.ones(1), src=(cell.world.rank + 1) % cell.world.size)
+
+
+def _sleeps(_: Cell) -> None:
+    while True:
+        time.sleep(60)
+
+
+def _waits_for_thread(cell: Cell) -> None:
+    thread = threading.Thread(target=_sleeps, args=(cell,), daemon=True)
+    thread.start()
+    thread.join()
+
+
+def _full_disk(cell: Cell) -> None:
+    """What this rank is about to write goes to a device that is always full."""
+    (checkpoint,) = cell.folder.glob("step-*")
+    (checkpoint / f"__{cell.world.rank}_0.distcp").symlink_to("/dev/full")
+
+
+def _file_size_limit(_: Cell) -> None:
+    """No file of this rank may grow any more, its log as little as its checkpoint."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+
+
+def _read_only(cell: Cell) -> None:
+    """Nobody may write into the checkpoint any more; root may anyway, so it stops being root."""
+    (checkpoint,) = cell.folder.glob("step-*")
+    checkpoint.chmod(0o555)
+    if os.geteuid() == 0:
+        os.seteuid(_NOBODY)
+
+
+def _leaves_child(cell: Cell) -> None:
+    program = [sys.executable, "-c", "import time; time.sleep(600)"]
+    child = subprocess.Popen(program, start_new_session=True)
+    (cell.folder / "child.pid").write_text(str(child.pid))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _leaves_shared_memory(cell: Cell) -> None:
+    segment = shared_memory.SharedMemory(create=True, size=1)
+    other = Path(f"/dev/shm/torch_{os.getpid()}_test")
+    other.write_bytes(b"1")
+    (cell.folder / "segments").write_text(f"{segment.name} {other.name}")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+WAYS: dict[str, Callable[[Cell], None]] = {
+    "raises": _raises,
+    "raises_unprintable": _raises_unprintable,
+    "sys_exit": lambda _: sys.exit(3),
+    "os_exit": lambda _: os._exit(7),
+    "kill": lambda _: os.kill(os.getpid(), signal.SIGKILL),
+    "segv": lambda _: ctypes.memset(0, 0, 1) and None,
+    "out_of_memory": _out_of_memory,
+    "device_out_of_memory": _device_out_of_memory,
+    "loops": _loops,
+    "receives": _receives,
+    "sleeps": _sleeps,
+    "waits_for_thread": _waits_for_thread,
+    "stops": lambda _: os.kill(os.getpid(), signal.SIGSTOP),
+    "full_disk": _full_disk,
+    "file_size_limit": _file_size_limit,
+    "read_only": _read_only,
+    "kills_server": lambda _: os.kill(os.getppid(), signal.SIGKILL),
+    "leaves_child": _leaves_child,
+    "leaves_shared_memory": _leaves_shared_memory,
+}

@@ -1,0 +1,24 @@
+"""A rank that never joins its peers."""
+
+import socket
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+from unittest import mock
+
+from dcpbench.rank.messages import Seat
+
+
+def main(seat: Seat, listener: socket.socket | None, connection: Connection) -> None:
+    """What a rank process runs, but rank 1 stays away."""
+    from dcpbench.rank import process
+
+    honest = process._join
+
+    def join(*arguments: Any) -> Any:
+        while seat.rank == 1:
+            time.sleep(60)
+        return honest(*arguments)
+
+    with mock.patch.object(process, "_join", join):
+        process.main(seat, listener, connection)

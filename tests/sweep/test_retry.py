@@ -1,0 +1,109 @@
+"""Which cells are tried again, and what becomes of the checkpoints of either try."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dcpbench.config import Config, KeepCheckpoints
+from dcpbench.results import exit_status
+from dcpbench.sweep import retry
+from test_results import row
+
+NOBODY = 65534
+
+
+@pytest.mark.parametrize("status", ["pass", "xfail", "skip"])
+def test_what_is_well_is_not_tried_again(status: str) -> None:
+    assert not retry.due(row(status=status), Config())
+
+
+@pytest.mark.parametrize("status", ["fail", "vacuous", "error", "crash", "timeout", "xpass"])
+def test_what_is_not_well_is_tried_again_unless_a_fault_is_planted(status: str) -> None:
+    assert retry.due(row(status=status), Config())
+    assert not retry.due(row(status=status), Config(retry=0))
+    for seen in (True, False):
+        assert not retry.due(row(status=status, fault="lr_not_restored", fault_seen=seen), Config())
+
+
+@pytest.mark.parametrize(("first", "second", "flaky"), [("crash", "pass", True), ("fail", "fail", False)])
+def test_two_outcomes_in_one_row(first: str, second: str, flaky: bool) -> None:
+    settled = row(status=second, reason=None if second == "pass" else "net1.weight differs")
+    retry.settle(row(status=first, reason="rank 2 died", model_equal=False), settled)
+    assert settled.flaky is flaky
+    assert settled.details["first_try"]["status"] == first
+    assert settled.details["first_try"]["reason"] == "rank 2 died"
+    assert settled.details["first_try"]["failed_checks"] == ["model_equal"]
+    assert ("rank 2 died" in (settled.reason or "")) is flaky
+    assert exit_status([settled, row(status="pass")]) == 1
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["in the cell's folder", "under storage.root"])
+def test_the_first_try_is_set_aside_whole(tmp_path: Path, inside: bool) -> None:
+    folder = tmp_path / "sweep" / "cell"
+    checkpoints = folder / "checkpoints" if inside else tmp_path / "root" / "sweep" / "cell"
+    (checkpoints / "step-0002").mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "rank0.log").write_text("of the first try")
+    aside = retry.set_aside(folder, checkpoints)
+    assert (aside / "step-0002").is_dir()
+    assert aside.parent == (folder / "first-try" if inside else checkpoints.parent)
+    assert list(checkpoints.iterdir()) == []
+    assert list(folder.glob("*.log")) == []
+    assert (folder / "first-try" / "rank0.log").read_text() == "of the first try"
+
+
+@pytest.mark.parametrize(
+    ("keep", "status", "flaky", "left"),
+    [
+        ("none", "fail", False, []),
+        ("failed", "pass", True, ["first"]),
+        ("failed", "fail", False, ["second"]),
+        ("failed", "fail", True, ["first", "second"]),
+        ("all", "pass", True, ["first", "second"]),
+    ],
+)
+def test_whose_checkpoints_stay(tmp_path: Path, keep: str, status: str, flaky: bool, left: list[str]) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name / "step-0002").mkdir(parents=True)
+    second = row(status=status, flaky=flaky)
+    assert retry.clear(KeepCheckpoints[keep], second, tmp_path / "second") is None
+    assert retry.clear_first(KeepCheckpoints[keep], second, tmp_path / "first") is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
+
+
+@pytest.fixture
+def without_privileges() -> Iterator[Path]:
+    """A folder of this process's own, which is not root's while the test runs."""
+    with tempfile.TemporaryDirectory() as made:
+        root = os.geteuid() == 0
+        if root:
+            os.chown(made, NOBODY, -1)
+            os.seteuid(NOBODY)
+        try:
+            yield Path(made)
+        finally:
+            if root:
+                os.seteuid(0)
+
+
+def test_what_a_cell_made_read_only_is_removed_too(without_privileges: Path) -> None:
+    checkpoints = without_privileges / "checkpoints"
+    (checkpoints / "step-0002").mkdir(parents=True)
+    (checkpoints / "step-0002" / ".metadata").touch()
+    (checkpoints / "step-0002").chmod(0o555)
+    checkpoints.chmod(0o555)
+    assert retry.clear(KeepCheckpoints.none, row(status="error"), checkpoints) is None
+    assert not checkpoints.exists()
+
+
+def test_what_cannot_be_removed_is_told(without_privileges: Path) -> None:
+    checkpoints = without_privileges / "checkpoints"
+    checkpoints.mkdir()
+    without_privileges.chmod(0o555)
+    said = retry.clear(KeepCheckpoints.none, row(status="error"), checkpoints)
+    without_privileges.chmod(0o755)
+    assert said is not None
+    assert said.startswith(f"{checkpoints} could not be removed: ")

@@ -1,0 +1,197 @@
+"""Whatever a rank dies of, in whichever phase: its row says so, and no other cell notices."""
+
+import itertools
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from conftest import Finished, alive_in, command, environment, run
+
+pytestmark = pytest.mark.slow
+
+CAUSES = {
+    ("raises", "build"): ("error", r"rank 0 in build: ValueError: planted"),
+    ("raises", "upload"): ("error", r"rank 1 in upload: CheckpointException: on rank 1: ValueError: planted"),
+    ("raises_unprintable", "train"): ("error", r"rank 1 in train: Unprintable .*"),
+    ("sys_exit", "save"): ("error", r"rank 0 in save: SystemExit: 3"),
+    ("sys_exit", "upload"): ("error", r"rank 0 in upload: CheckpointException: on rank 0: SystemExit: 3"),
+    ("os_exit", "upload"): ("crash", r"rank 1 exited with status 7 in .*upload.*"),
+    ("kill", "build"): ("crash", r"rank 1 was killed by SIGKILL in build"),
+    ("kill", "upload"): ("crash", r"rank 0 was killed by SIGKILL in .*upload.*"),
+    ("segv", "save"): ("crash", r"rank 1 was killed by SIGSEGV in save at .* \(support/deaths.py:\d+\)"),
+    ("segv", "upload"): (
+        "crash",
+        r"rank 1 was killed by SIGSEGV in .*upload.* at .* \(support/deaths.py:\d+\)",
+    ),
+    ("out_of_memory", "upload"): ("error", r"rank 1 in upload: .*on rank 1: .*can't allocate memory.*"),
+    ("full_disk", "upload"): ("error", r"rank 1 in upload: .*on rank 1: .*No space left on device.*"),
+    ("file_size_limit", "upload"): ("error", r"rank 0 in upload: .*on rank 0: .*File too large.*"),
+    ("read_only", "upload"): ("error", r"rank \d in upload: .*on rank \d: PermissionError: .*"),
+    ("leaves_child", "load"): ("crash", r"rank 1 was killed by SIGKILL in load"),
+    ("leaves_shared_memory", "train"): ("crash", r"rank 1 was killed by SIGKILL in train"),
+}
+HANGS = {
+    ("loops", "train"): ("train_s", 1, "at _loops "),
+    ("receives", "verify"): ("verify_s", 0, "at recv "),
+    ("waits_for_thread", "load"): ("load_s", 1, "at _sleeps "),
+    ("sleeps", "build"): ("build_s", 0, "at _sleeps "),
+    ("sleeps", "save"): ("save_s", 1, "at _sleeps "),
+    ("sleeps", "upload"): ("upload_s", 1, "at _sleeps "),
+    ("stops", "load"): ("cell_s", 0, "stopped by a signal"),
+}
+SOON_S = 5.0
+
+
+@pytest.fixture(scope="module")
+def deaths(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    return run(tmp_path_factory.mktemp("deaths") / "sweep", "experiment=deaths", timeout_s=280)
+
+
+def _row(deaths: Finished, how: str, phase: str) -> dict[str, Any]:
+    (row,) = [row for row in deaths.rows if f"how={how}," in row["cell"] and f"phase={phase}," in row["cell"]]
+    return row
+
+
+def _folder(deaths: Finished, row: dict[str, Any]) -> Path:
+    return deaths.folder / str(row["cell"])
+
+
+@pytest.mark.parametrize(("how", "phase"), CAUSES)
+def test_the_first_cause_is_told_with_its_rank_and_phase(deaths: Finished, how: str, phase: str) -> None:
+    row = _row(deaths, how, phase)
+    status, reason = CAUSES[how, phase]
+    assert row["status"] == status
+    assert re.fullmatch(reason, row["reason"]), row["reason"]
+    first = row["details"]["rank"]
+    assert row["reason"].startswith(f"rank {first} ")
+    assert row["details"]["phase"] in row["reason"]
+    log = (_folder(deaths, row) / f"rank{first}.log").read_text().splitlines()
+    assert row["details"]["log_tail"] == log[-30:]
+    assert row["flaky"] is None
+
+
+@pytest.mark.parametrize(("how", "phase"), HANGS)
+def test_a_hang_ends_by_the_limit_of_its_phase(deaths: Finished, how: str, phase: str) -> None:
+    row = _row(deaths, how, phase)
+    key, rank, doing = HANGS[how, phase]
+    assert row["status"] == "timeout"
+    limit_s = 4 if key == "cell_s" else 2
+    assert row["reason"].startswith(f"after {limit_s} s (timeouts.{key}={limit_s}) still in {phase} (rank ")
+    late = re.search(r"\(rank ([\d, ]+)\)", row["reason"])
+    assert late
+    assert str(rank) in late[1].split(", ")
+    assert row["details"]["limit"] == f"timeouts.{key}"
+    assert row["details"]["doing"][str(rank)].startswith(doing)
+    for number in range(2):
+        log = (_folder(deaths, row) / f"rank{number}.log").read_text()
+        assert "most recent call first" in log, "every rank's stacks are in its log"
+
+
+def test_every_cell_has_one_row_and_the_others_pass(deaths: Finished) -> None:
+    healthy = [row for row in deaths.rows if row["scenario"] == "save_load"]
+    assert [row["status"] for row in healthy] == ["pass"] * (len(CAUSES) + len(HANGS)), deaths.err
+    assert len({row["cell"] for row in deaths.rows}) == len(deaths.rows) == 2 * len(healthy)
+    assert deaths.status == 1
+
+
+def test_checkpoints_of_dead_cells_are_kept_and_of_the_others_removed(deaths: Finished) -> None:
+    for row in deaths.rows:
+        assert (_folder(deaths, row) / "checkpoints").exists() == (row["status"] != "pass")
+    assert list(_folder(deaths, _row(deaths, "kill", "upload")).glob("checkpoints/step-*"))
+
+
+def test_no_process_stays_behind(deaths: Finished) -> None:
+    child = _folder(deaths, _row(deaths, "leaves_child", "load")) / "checkpoints" / "child.pid"
+    assert not psutil.pid_exists(int(child.read_text()))
+    assert alive_in(deaths.folder) == []
+
+
+def test_no_shared_memory_stays_behind(deaths: Finished) -> None:
+    folder = _folder(deaths, _row(deaths, "leaves_shared_memory", "train")) / "checkpoints"
+    segments = (folder / "segments").read_text().split()
+    assert len(segments) == 2
+    assert [name for name in segments if Path("/dev/shm", name).exists()] == []
+    assert "resource_tracker" not in deaths.err
+
+
+def test_the_next_cell_begins_soon_after_a_death(deaths: Finished) -> None:
+    gaps = {}
+    for row, after in itertools.pairwise(deaths.rows):
+        if row["scenario"] == "dies":
+            died_at = (_folder(deaths, row) / "died").stat().st_mtime
+            next_at = (_folder(deaths, after) / ".hydra" / "overrides.yaml").stat().st_mtime
+            limits = [
+                float(item.partition("=")[2]) for item in row["overrides"].split() if "timeouts" in item
+            ]
+            gaps[row["cell"]] = next_at - died_at - sum(limits)
+    assert len(gaps) == len(CAUSES) + len(HANGS)
+    assert max(gaps.values()) < SOON_S, gaps
+
+
+@pytest.fixture(scope="module")
+def tried_again(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    return run(tmp_path_factory.mktemp("again") / "sweep", "experiment=tried_again")
+
+
+def test_a_second_try_that_passes_is_flaky_and_not_well(tried_again: Finished) -> None:
+    row = tried_again.row(seed=1)
+    assert row["status"] == "pass"
+    assert row["flaky"] is True
+    assert row["reason"] == "flaky: the first try ended as crash: rank 1 was killed by SIGKILL in load"
+    assert row["details"]["first_try"]["status"] == "crash"
+    assert row["model_equal"] is True
+    assert tried_again.status == 1
+    assert "pass (flaky)" in tried_again.err
+    assert "1 flaky" in tried_again.out.splitlines()[-1]
+    assert "the first try ended as crash" in tried_again.out
+    first = _folder(tried_again, row) / "first-try"
+    assert (first / "rank1.log").exists()
+    assert list(first.glob("checkpoints/step-*/.metadata")), "the checkpoints of the first try are kept"
+    assert not (_folder(tried_again, row) / "checkpoints").exists()
+
+
+def test_a_second_try_that_fails_alike_is_not_flaky(tried_again: Finished) -> None:
+    row = tried_again.row(seed=2)
+    assert row["status"] == "error"
+    assert row["flaky"] is False
+    assert row["reason"] == row["details"]["first_try"]["reason"] == "rank 0 in train: ValueError: planted"
+    kept = [path.parent.name for path in _folder(tried_again, row).rglob("checkpoints")]
+    assert kept == [str(row["cell"])]
+
+
+def test_what_is_well_or_has_a_fault_planted_is_tried_once(tried_again: Finished) -> None:
+    assert tried_again.row(seed=3)["status"] == "pass"
+    unseen = tried_again.row(seed=4)
+    assert unseen["fault_seen"] is False
+    for row in (tried_again.row(seed=3), unseen):
+        assert row["flaky"] is None
+        assert "first_try" not in row["details"]
+
+
+def test_a_rank_that_never_joins_is_a_timeout(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    program = (
+        "from dcpbench.sweep import pool; from support import joining; pool._rank_main = joining.main; "
+        "from dcpbench.__main__ import main; main()"
+    )
+    overrides = ("parallel=ddp", "device=cpu", "world_size=2", "timeouts.join_s=2", "retry=0")
+    arguments = command(folder, *overrides)[3:]
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=environment(),
+        cwd=tmp_path,
+    )
+    (row,) = Finished(ended.returncode, ended.stdout, ended.stderr, folder).rows
+    assert row["status"] == "timeout"
+    assert row["reason"].startswith("after 2 s (timeouts.join_s=2) still in join (rank 0, 1); rank 0 at ")
+    assert "rank 1 at join (support/joining.py:" in row["reason"]
+    assert alive_in(folder) == []
