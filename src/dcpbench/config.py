@@ -39,6 +39,13 @@ class KeepCheckpoints(Enum):
     all = "all"
 
 
+class Rerun(Enum):
+    """Which cells of a sweep that is resumed run again, besides those that have no row that stands."""
+
+    none = "none"
+    failed = "failed"
+
+
 class Isolation(Enum):
     """Whether ranks stay up from cell to cell; after anything but a pass they are replaced anyway."""
 
@@ -217,6 +224,8 @@ class StorageConfig:
     """Where checkpoints lie: `target(config, save)` returns a `dcpbench.checkpoint.storage.Storage`.
 
     `root` is a folder for checkpoints outside the sweep's own; null keeps them in the cell's folder.
+    A cell is skipped where it would leave less than `keep_free_bytes` free. `needs_bytes` is what it
+    writes; null takes what cells like it took up.
     """
 
     name: str = MISSING
@@ -224,6 +233,8 @@ class StorageConfig:
     root: str | None = None
     thread_count: int = 1
     sync_files: bool = True
+    keep_free_bytes: int = 2**30
+    needs_bytes: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -251,9 +262,13 @@ class TimeoutsConfig:
     cell_s: float = 300.0
 
 
+OF_THE_SWEEP = ("resume", "rerun", "plan")
+"""Keys that say what to do with a sweep: they take one value, and no cell has them."""
+
+
 @dataclass
 class Config:
-    """One cell of the matrix."""
+    """One cell of the matrix, and `OF_THE_SWEEP`."""
 
     scenario: ScenarioConfig = field(default_factory=ScenarioConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
@@ -277,6 +292,9 @@ class Config:
     isolation: Isolation = Isolation.warm
     keep_checkpoints: KeepCheckpoints = KeepCheckpoints.failed
     known_failures: str | None = None
+    resume: str | None = None
+    rerun: Rerun = Rerun.none
+    plan: bool = False
 
     @property
     def loading(self) -> ParallelConfig:
@@ -316,6 +334,12 @@ class Config:
             raise ConfigError(f"save_at={self.save_at}: must be a step, at least 0")
         if self.timeouts.cell_s <= 0:
             raise ConfigError(f"timeouts.cell_s={self.timeouts.cell_s}: must be more than 0 seconds")
+        for key, size in (
+            ("storage.keep_free_bytes", self.storage.keep_free_bytes),
+            ("storage.needs_bytes", self.storage.needs_bytes or 0),
+        ):
+            if size < 0:
+                raise ConfigError(f"{key}={size}: must be at least 0 bytes")
         if self.world_size != "auto" and (isinstance(self.world_size, str) or self.world_size < 1):
             raise ConfigError(
                 f"world_size={self.world_size}: must be 'auto' or a number of ranks, at least 1"

@@ -34,6 +34,12 @@ class SweepCell:
         hydra = self.hydra_config.hydra
         return Path(str(hydra.sweep.dir)) / str(hydra.sweep.subdir)
 
+    @property
+    def config_dir(self) -> str | None:
+        """The user's own folder of groups, `--config-dir`, if one was given."""
+        sources = self.hydra_config.hydra.runtime.config_sources
+        return next((str(item.path) for item in sources if item.provider == "command-line"), None)
+
     def write_hydra_folder(self) -> None:
         """Make the cell's folder with what Hydra leaves for a job of its own."""
         output = self.folder / ".hydra"

@@ -5,9 +5,10 @@ import shutil
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -18,12 +19,14 @@ from dcpbench.results import (
     PASSING,
     Row,
     append_row,
-    write_csv,
+    as_it_should_be,
     write_json,
 )
-from dcpbench.sweep import known, rows, validity
+from dcpbench.sweep import estimate, known, rows, validity
 from dcpbench.sweep.cells import SweepCell
-from dcpbench.sweep.folder import claim, git_commit
+from dcpbench.sweep.disk import DiskUse, bytes_in
+from dcpbench.sweep.fingerprint import code_digest, config_digest
+from dcpbench.sweep.folder import git_commit
 from dcpbench.sweep.machine import Machine
 from dcpbench.sweep.pool import Ended, GroupKind, RankGroup
 from dcpbench.sweep.progress import ProgressDisplay
@@ -31,74 +34,102 @@ from dcpbench.sweep.progress import ProgressDisplay
 
 @dataclass(frozen=True)
 class Job:
-    """A cell with its device and world size decided, and why it cannot run if it cannot."""
+    """A cell with its device and world size decided, and why it cannot run if it cannot; `begun` is
+    its row before it runs."""
 
     cell: SweepCell
     config: Config
     skip: str | None
     known_failures: list[known.KnownFailure]
+    begun: Row
+
+    def checkpoints(self, sweep: Path) -> Path:
+        """Where its checkpoints go, in a sweep of that folder."""
+        root = self.config.storage.root
+        return Path(root) / sweep.name / self.cell.name if root else self.cell.folder / "checkpoints"
 
 
-def plan(cells: Sequence[SweepCell], machine: Machine, conf: Path, folder: Path) -> list[Job]:
-    """Decide for every cell of the sweep in `folder` whether and on what it runs.
+def plan(cells: Sequence[SweepCell], machine: Machine, conf: Path) -> list[Job]:
+    """Decide for every cell of a sweep whether and on what it runs; nothing is written.
 
     Raises:
         ConfigError: one of the cells is wrong; its message names the cell if there are several.
     """
     lists: dict[Path, list[known.KnownFailure]] = {}
-    roots: set[str] = set()
     jobs: list[Job] = []
+    commit, version = git_commit(), str(machine.description["torch"])
     for cell in cells:
         try:
             config = validity.resolve(cell.config, machine)
             skip = validity.why_skip(cell.config, config)
-            if (root := cell.config.storage.root) and root not in roots:
-                claim(Path(root) / folder.name, "storage.root")
-                roots.add(root)
             path = Path(cell.config.known_failures or conf / "known_failures.yaml")
             if path not in lists:
                 lists[path] = known.read(path)
         except ConfigError as error:
             where = f" (in {cell.name})" if len(cells) > 1 else ""
             raise ConfigError(f"{error}{where}") from None
-        jobs.append(Job(cell, config, skip, lists[path]))
+        row = rows.begun(cell, config, version, commit)
+        row.config_digest = config_digest(config, row, lists[path])
+        row.code_digest = code_digest(config)
+        jobs.append(Job(cell, config, skip, lists[path], row))
+    _refuse_shared_folders(cells)
     return jobs
+
+
+def _refuse_shared_folders(cells: Sequence[SweepCell]) -> None:
+    taken: dict[Path, str] = {}
+    for cell in cells:
+        if (other := taken.setdefault(cell.folder, cell.name)) != cell.name:
+            raise ConfigError(f"hydra.sweep.subdir: {other} and {cell.name} would share {cell.folder}")
 
 
 @dataclass
 class Sweep:
-    """One run over a list of jobs; `rows` grows as cells end."""
+    """One run over a list of jobs, but those that are `done`; a row is forgotten once it is written."""
 
     folder: Path
     jobs: list[Job]
     machine: Machine
     context: ForkServerContext
     console: Console
-    rows: list[Row] = field(default_factory=list)
+    done: dict[str, Row] = field(default_factory=dict)
+    earlier_machines: list[dict[str, Any]] = field(default_factory=list)
+    written: int = 0
     _ranks: RankGroup | None = None
     _leaving: list[RankGroup] = field(default_factory=list)
+    _disk: DiskUse = field(default_factory=DiskUse)
 
-    def run(self) -> list[Row]:
+    def run(self) -> None:
         """Run every job; whatever happens, the rows so far are kept and no rank is left behind.
 
         Raises:
             KeyboardInterrupt: the user broke off.
         """
-        commit, version = git_commit(), str(self.machine.description["torch"])
+        begun = next(job.begun for job in self.jobs)
+        to_run = [job for job in self.jobs if job.cell.name not in self.done]
+        alike = [estimate.keys(job.begun) for job in to_run]
+        times = estimate.times_of(self.done.values())
+        for job in self.jobs:
+            if job.cell.name in self.done:
+                self._disk.add(job.config, self.done[job.cell.name])
 
         def describe() -> None:
-            write_json(self.folder / ENVIRONMENT_JSON, {**self.machine.description, "git_commit": commit})
+            earlier = {"earlier": self.earlier_machines} if self.earlier_machines else {}
+            machine = {**self.machine.description, "git_commit": begun.git_commit, **earlier}
+            write_json(self.folder / ENVIRONMENT_JSON, machine)
 
         describe()
         try:
-            with ProgressDisplay(self.console, len(self.jobs)) as display:
-                for job in self.jobs:
-                    row = rows.begun(job.cell, job.config, version, commit)
+            with ProgressDisplay(self.console, len(self.jobs), len(self.done)) as display:
+                for job in to_run:
+                    row = replace(job.begun, details={})
                     display.begin(job.cell.name)
                     self._run(job, row, display)
                     append_row(self.folder, row)
-                    self.rows.append(row)
-                    display.end(row)
+                    self.written += 1
+                    times.add(row)
+                    self._disk.add(job.config, row)
+                    display.end(row, lambda: times.left(alike[self.written :]))
             if self._ranks:
                 self._ranks.close()
                 self._leaving.append(self._ranks)
@@ -107,8 +138,6 @@ class Sweep:
             self.machine.complete()
             describe()
             self._end_ranks()
-            write_csv(self.folder, self.rows)
-        return self.rows
 
     def _run(self, job: Job, row: Row, display: ProgressDisplay) -> None:
         row.started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -116,7 +145,10 @@ class Sweep:
             row.status, row.reason = "skip", job.skip
             return
         started = time.monotonic()
-        checkpoints = self._checkpoints(job)
+        checkpoints = job.checkpoints(self.folder)
+        if too_little := self._disk.why_skip(job.config, checkpoints):
+            row.status, row.reason = "skip", too_little
+            return
         try:
             job.cell.write_hydra_folder()
             checkpoints.mkdir(parents=True)
@@ -131,6 +163,7 @@ class Sweep:
         rows.look_for_fault(row, job.config.fault)
         keep = row.status in PASSING and job.config.isolation is Isolation.warm
         self._release(group, ended, keep)
+        row.disk_bytes = bytes_in(checkpoints)
         self._clear(job.config.keep_checkpoints, row, checkpoints)
         row.cell_s = time.monotonic() - started
 
@@ -166,14 +199,8 @@ class Sweep:
         for group in self._leaving:
             group.join()
 
-    def _checkpoints(self, job: Job) -> Path:
-        root = job.config.storage.root
-        if root is None:
-            return job.cell.folder / "checkpoints"
-        return Path(root) / self.folder.name / job.cell.name
-
     def _clear(self, keep: KeepCheckpoints, row: Row, checkpoints: Path) -> None:
-        passed = row.status in PASSING
-        if keep is KeepCheckpoints.none or (keep is KeepCheckpoints.failed and passed):
+        well = as_it_should_be(row)
+        if keep is KeepCheckpoints.none or (keep is KeepCheckpoints.failed and well):
             with suppress(OSError):
                 shutil.rmtree(checkpoints)
