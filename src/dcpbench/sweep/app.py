@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from hydra.core.config_loader import ConfigLoader
@@ -34,31 +35,43 @@ def run_sweep(
     with ExitStack() as stack:
         if before is None:
             folders.refuse_used(folder)
-        if not base.plan:
+        elif not base.plan:
             stack.enter_context(folders.held(folder))
-            if before is None:  # once more, now that nobody else can write there
-                folders.refuse_used(folder)
-        context = machine.fork_server(compiles=composing.may_compile(base, job_overrides))
-        cells = composing.compose(loader, base, job_overrides)
-        for cell in cells:
-            cell.config.check()
-        try:
-            here = machine.probe(context)
-        except RuntimeError as error:
-            raise ConfigError(str(error)) from None
-        jobs = driver.plan(cells, here, conf)
+        if before is not None:
+            resuming.same_matrix(folder, before, composing.cell_names(job_overrides))
+        sweep = _decided(loader, base, job_overrides, conf, folder)
         found = None
         if before is not None:
-            resuming.same_matrix(folder, before, jobs)
-            found = resuming.look(folder, jobs, base.rerun)
+            found = resuming.look(folder, sweep.jobs, base.rerun)
         if base.plan:
-            here.complete()
-            planning.print_plan(folder, jobs, found)
+            sweep.machine.complete()
+            planning.print_plan(folder, sweep.jobs, found)
             return 0
-        console = Console(stderr=True)
-        sweep = driver.Sweep(folder, jobs, here, context, console)
-        _begin(base, sweep, before, found)
+        if before is None or found is None:
+            stack.enter_context(folders.held(folder))
+            _begin(base, sweep)
+        else:
+            _go_on(sweep, before, found)
         return _run(sweep)
+
+
+def _decided(
+    loader: ConfigLoader,
+    base: DictConfig,
+    job_overrides: Sequence[Sequence[str]],
+    conf: Path,
+    folder: Path,
+) -> driver.Sweep:
+    """The sweep with all that is decided before it starts; writes nothing."""
+    context = machine.fork_server(compiles=composing.may_compile(base, job_overrides))
+    cells = composing.compose(loader, base, job_overrides)
+    for cell in cells:
+        cell.config.check()
+    try:
+        here = machine.probe(context)
+    except RuntimeError as error:
+        raise ConfigError(str(error)) from None
+    return driver.Sweep(folder, driver.plan(cells, here, conf), here, context, Console(stderr=True))
 
 
 def _resumed(base: DictConfig, folder: Path) -> record.Record | None:
@@ -80,27 +93,35 @@ def _resumed(base: DictConfig, folder: Path) -> record.Record | None:
     return record.read(folder)
 
 
-def _begin(
-    base: DictConfig, sweep: driver.Sweep, before: record.Record | None, found: resuming.Found | None
-) -> None:
-    """Write down what was asked for, or leave of the earlier sweep what stands."""
+def _begin(base: DictConfig, sweep: driver.Sweep) -> None:
+    """Make the folder this sweep's, and write down what was asked for."""
+    folder = sweep.folder
+    folders.refuse_used(folder)  # once more, now that nobody else can write there
+    roots = _claim_storage(sweep, known=[])
+    words = record.own_words(sys.argv[1:])
+    record.Record(words, str(Path.cwd()), [job.cell.name for job in sweep.jobs], roots).write(folder)
+    OmegaConf.save(base, folder / "multirun.yaml")  # as Hydra does
+
+
+def _go_on(sweep: driver.Sweep, before: record.Record, found: resuming.Found) -> None:
+    """Leave of the sweep that was broken off what stands, and tell what does not."""
     folder, jobs = sweep.folder, sweep.jobs
-    mine = before.storage if before else []
-    roots = sorted({str(Path(root).resolve()) for job in jobs if (root := job.config.storage.root)})
-    for root in roots:
-        if root not in mine:
-            folders.claim(Path(root) / folder.name, "storage.root")
-    if before is None or found is None:
-        words = record.own_words(sys.argv[1:])
-        record.Record(words, str(Path.cwd()), [job.cell.name for job in jobs], roots).write(folder)
-        OmegaConf.save(base, folder / "multirun.yaml")  # as Hydra does
-        return
+    roots = _claim_storage(sweep, before.storage)
+    replace(before, storage=sorted({*before.storage, *roots})).write(folder)
     for sentence in found.sentences(len(jobs)):
         sweep.console.print(Text(sentence), soft_wrap=True)
     resuming.take_up(folder, jobs, found)
     sweep.done = {row.cell: row for row in found.rows}
     now = {**sweep.machine.description, "git_commit": jobs[0].begun.git_commit}
     sweep.earlier_machines = resuming.earlier_machines(folder, now)
+
+
+def _claim_storage(sweep: driver.Sweep, known: list[str]) -> list[str]:
+    """Make the sweep's folder below each `storage.root`, but those that it has had before."""
+    roots = {str(Path(root).resolve()) for job in sweep.jobs if (root := job.config.storage.root)}
+    for root in sorted(roots - set(known)):
+        folders.claim(Path(root) / sweep.folder.name, "storage.root")
+    return sorted(roots)
 
 
 def _run(sweep: driver.Sweep) -> int:

@@ -22,7 +22,8 @@ Key = tuple[object, ...]
 
 def keys(row: Row) -> list[Key]:
     """What a cell is known by at each likeness; its row need not say yet how it ended."""
-    return [(columns, *(getattr(row, column) for column in columns)) for columns in _ALIKE]
+    alike = _ALIKE if row.config_digest else _ALIKE[1:]
+    return [(columns, *(getattr(row, column) for column in columns)) for columns in alike]
 
 
 @dataclass

@@ -99,4 +99,7 @@ def _value_of(key: str, arguments: Sequence[str]) -> Any:
     words = [word for word in arguments if word.startswith(f"{key}=")]
     if not words:
         return None
-    return OverridesParser.create().parse_override(words[-1]).value() or None
+    override = OverridesParser.create().parse_override(words[-1])
+    if override.is_sweep_override():
+        raise ConfigError(f"{words[-1]}: is about the whole sweep and takes one value")
+    return override.value() or None

@@ -50,17 +50,17 @@ class Found:
         return told
 
 
-def same_matrix(folder: Path, record: Record, jobs: Sequence[Job]) -> None:
+def same_matrix(folder: Path, record: Record, names: Sequence[str]) -> None:
     """Refuse to go on in the folder of a sweep of other cells.
 
     Raises:
         ConfigError: naming a cell that only one of the two has.
     """
-    there, here = set(record.cells), {job.cell.name for job in jobs}
-    for names, where in ((here - there, "it has no cell"), (there - here, "nobody asks now for its cell")):
-        if names:
+    there, here = set(record.cells), set(names)
+    for only, where in ((here - there, "it has no cell"), (there - here, "nobody asks now for its cell")):
+        if only:
             raise ConfigError(
-                f"resume={folder}: is another matrix: {where} {min(names)} "
+                f"resume={folder}: is another matrix: {where} {min(only)} "
                 f"({len(there)} cells there, {len(here)} here)"
             )
 
