@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,7 @@ MATRIX = (
     "world_size=2",
     "device=cpu",
 )
+SMALL = ("parallel=none", "world_size=1", "model=mine", "saves=1", "device=cpu")
 CELLS = 12
 """4 pass, 4 are skips, and in 4 a fault is not seen as it should be, which is on a rank that there is not."""
 
@@ -300,3 +302,25 @@ def test_a_users_own_code_is_part_of_what_ran(tmp_path: Path, monkeypatch: pytes
     (package / "models.py").write_text("SIZE = 4\n")
     assert digest(own) != before[0]
     assert digest(Config()) == before[1]
+
+
+@pytest.mark.slow
+def test_a_row_for_which_there_is_no_room_breaks_the_sweep_off_between_rows(tmp_path: Path) -> None:
+    """A limit on the length of files stands for a full disk."""
+    folder = tmp_path / "sweep"
+    limited = f"ulimit -f 80; exec {shlex.join(command(folder, '-m', 'seed=range(1,11)', *SMALL))}"
+    full = subprocess.run(
+        ["bash", "-c", limited], capture_output=True, text=True, check=False, env=environment(), cwd=tmp_path
+    )
+    assert full.returncode == 1
+    assert full.stderr.splitlines()[-1] == (
+        f"broken off: no row could be added to {folder / 'results.jsonl'}: File too large; make room, and go "
+        f"on with resume={folder}"
+    )
+    kept = (folder / "results.jsonl").read_bytes()
+    assert 0 < kept.count(b"\n") < 10
+    assert kept.endswith(b"\n")
+    ended = resume(folder)
+    assert ended.status == 0, ended.err
+    assert (folder / "results.jsonl").read_bytes().startswith(kept)
+    assert [item["seed"] for item in ended.rows] == list(range(1, 11))

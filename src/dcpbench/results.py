@@ -48,7 +48,7 @@ CHECKS = (
 
 
 class ResultsError(Exception):
-    """A results folder cannot be read: one line that says which file and why."""
+    """A results folder cannot be read or written to: one line that says which file and why."""
 
 
 @dataclass
@@ -154,12 +154,21 @@ def as_it_should_be(row: Row) -> bool:
 
 
 def append_row(folder: Path, row: Row) -> None:
-    """Add one row to `results.jsonl` in a single write, and have it on disk before returning."""
-    line = json.dumps(_finite(asdict(row)), allow_nan=False) + "\n"
-    with (folder / RESULTS_JSONL).open("a", encoding="utf-8") as out:
-        out.write(line)
-        out.flush()
-        os.fsync(out.fileno())
+    """Add one row to `results.jsonl` in a single write, and have it on disk before returning.
+
+    Raises:
+        ResultsError: it cannot be written, and nothing of it is left.
+    """
+    line = (json.dumps(_finite(asdict(row)), allow_nan=False) + "\n").encode()
+    with (folder / RESULTS_JSONL).open("ab", buffering=0) as out:
+        before = out.seek(0, os.SEEK_END)
+        try:
+            while line:  # what is not taken at once is asked for again, to hear why
+                line = line[out.write(line) :]
+            os.fsync(out.fileno())
+        except OSError as error:
+            out.truncate(before)
+            raise ResultsError(f"no row could be added to {out.name}: {error.strerror}") from None
 
 
 def write_csv(folder: Path) -> None:

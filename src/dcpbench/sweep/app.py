@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from dcpbench.config import ConfigError, Rerun
-from dcpbench.results import INTERRUPTED, exit_status, stored_rows, write_csv
+from dcpbench.results import INTERRUPTED, ResultsError, exit_status, stored_rows, write_csv
 from dcpbench.sweep import cells as composing
 from dcpbench.sweep import driver, machine, planning, record, resuming
 from dcpbench.sweep import folder as folders
@@ -135,9 +135,12 @@ def _run(sweep: driver.Sweep) -> int:
         status = INTERRUPTED
         have = len(sweep.done) + sweep.written
         sweep.console.print(f"interrupted: {have} of {len(sweep.jobs)} cells have a row")
-    finally:
-        resuming.in_order(sweep.folder, sweep.jobs)
-        write_csv(sweep.folder)
+    except ResultsError as error:
+        told = f"broken off: {error}; make room, and go on with resume={sweep.folder}"
+        sweep.console.print(Text(told), soft_wrap=True)
+        return 1
+    resuming.in_order(sweep.folder, sweep.jobs)
+    write_csv(sweep.folder)
     if status is None:
         status = exit_status(stored_rows(sweep.folder))
     _tell(sweep, time.monotonic() - started)

@@ -17,6 +17,7 @@ from dcpbench.rank.messages import CellSpec
 from dcpbench.results import (
     ENVIRONMENT_JSON,
     PASSING,
+    ResultsError,
     Row,
     append_row,
     as_it_should_be,
@@ -125,7 +126,7 @@ class Sweep:
                     row = replace(job.begun, details={})
                     display.begin(job.cell.name)
                     self._run(job, row, display)
-                    append_row(self.folder, row)
+                    self._write(job, row)
                     self.written += 1
                     times.add(row)
                     self._disk.add(job.config, row)
@@ -166,6 +167,21 @@ class Sweep:
         row.disk_bytes = bytes_in(checkpoints)
         self._clear(job.config.keep_checkpoints, row, checkpoints)
         row.cell_s = time.monotonic() - started
+
+    def _write(self, job: Job, row: Row) -> None:
+        """A row comes before the checkpoints of its cell, where there is no room for both.
+
+        Raises:
+            ResultsError: it cannot be written all the same.
+        """
+        try:
+            append_row(self.folder, row)
+        except ResultsError:
+            if not job.checkpoints(self.folder).exists():
+                raise
+            self._clear(KeepCheckpoints.none, row, job.checkpoints(self.folder))
+            row.reason = f"{row.reason} (its checkpoints were removed to make room for this row)"
+            append_row(self.folder, row)
 
     def _group(self, job: Job) -> RankGroup:
         """The ranks for a cell: those of the last one if they are of its kind, else fresh ones."""
