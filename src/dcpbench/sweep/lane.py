@@ -22,7 +22,7 @@ from dcpbench.sweep.progress import ProgressDisplay
 
 @dataclass
 class Lane:
-    """The ranks that cells of one kind run on, with the GPUs `gpus` if those have any."""
+    """The ranks that cells run on, with GPUs out of `gpus` if they use any."""
 
     folder: Path
     gpus: tuple[int, ...]
@@ -112,7 +112,9 @@ class Lane:
         row.cell_s = time.monotonic() - started
 
     def _group(self, job: Job) -> RankGroup:
-        """The ranks for a cell: those of the last one if they are still there, else fresh ones."""
+        """The ranks for a cell: those of the last one if they are of its kind, else fresh ones."""
+        if self._ranks and self._ranks.kind != job.kind:
+            self.close()
         if self._ranks and not self._ranks.usable():  # a rank has died since its last cell
             self._ranks.kill()
             self._ranks = None

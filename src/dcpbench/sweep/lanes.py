@@ -11,30 +11,30 @@ _AT_ONCE = 4
 
 
 def stretches(jobs: Iterable[Job]) -> list[list[Job]]:
-    """The jobs by the ranks that they need, and how they share: what is together may run at once, and on
-    the same ranks. In the order in which each kind is first met."""
+    """The jobs by the ranks that they need: what is together may run at once, and one after the other on
+    the same ranks. Where only verdicts matter all are together. In the order in which each is first met."""
     found: dict[object, list[Job]] = {}
     for job in jobs:
-        found.setdefault((job.kind, job.config.sharing), []).append(job)
+        shared = job.config.sharing is Sharing.correctness
+        found.setdefault(job.kind.device if shared else (job.kind, job.config.sharing), []).append(job)
     return list(found.values())
 
 
 def places(jobs: Sequence[Job], gpus: int) -> list[tuple[int, ...]]:
-    """For each lane that cells of one kind may run in the GPUs that are its own, or that it shares.
+    """For each lane that the cells of a stretch run in the GPUs that are its own, or that it shares.
 
     Cells on GPUs run at once where each has its own, with `sharing=none` never. With
-    `sharing=correctness` as many lanes share each set of GPUs, or the CPU, as are worth it.
+    `sharing=correctness` as many lanes share the GPUs, or the CPU, as are worth it.
     """
     kind, sharing = jobs[0].kind, jobs[0].config.sharing
-    size = kind.world_size
-    if kind.device == "cuda":
-        sets = [tuple(range(first, first + size)) for first in range(0, gpus - size + 1, size)]
+    size = max(job.kind.world_size for job in jobs)
+    everywhere = tuple(range(gpus)) if kind.device == "cuda" else ()
+    if sharing is Sharing.correctness:
+        at_once = max(2, min(_AT_ONCE, (os.cpu_count() or 1) // size))
+        found = [everywhere[lane:] + everywhere[:lane] for lane in range(at_once)]
+    elif everywhere and sharing is Sharing.disjoint:
+        found = [everywhere[first : first + size] for first in range(0, gpus - size + 1, size)]
     else:
-        sets = [()]
-    if sharing is Sharing.none:
-        sets = sets[:1]
-    elif sharing is Sharing.correctness:
-        cores = os.cpu_count() or 1
-        sets *= max(2, min(_AT_ONCE, cores // size))
+        found = [everywhere]
     runs = sum(1 for job in jobs if not job.skip)
-    return sets[: max(1, runs)]
+    return found[: max(1, runs)]

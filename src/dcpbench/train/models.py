@@ -9,6 +9,13 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 
+def keep_alive(model: nn.Module) -> None:
+    """Have the last layer's outputs begin above zero, in front of a last ReLU: some seeds would make all
+    of them negative, and a net whose gradients are zero from the start shows nothing."""
+    last = [layer for layer in model.modules() if isinstance(layer, nn.Linear)][-1]
+    nn.init.constant_(last.bias, 0.5)
+
+
 class Mlp(nn.Module):
     """Linear layers `net1`, `net2`, … with a ReLU after each, as in PyTorch's own checkpoint tests.
 
@@ -25,6 +32,7 @@ class Mlp(nn.Module):
         self.output_size = sizes[-1]
         for index, (width_in, width_out) in enumerate(itertools.pairwise(sizes), start=1):
             self.add_module(f"net{index}", nn.Linear(width_in, width_out))
+        keep_alive(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map a batch of shape (batch, sizes[0]) to (batch, sizes[-1])."""
@@ -65,6 +73,7 @@ class Nested(nn.Module):
         self.layer3 = nn.Linear(size, size)
         self.sequential = nn.Sequential(nn.Linear(size, size), nn.ReLU())
         self.module_list = nn.ModuleList([nn.Linear(size, size), nn.ReLU()])
+        keep_alive(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map a batch of shape (batch, size) to another."""
@@ -92,6 +101,7 @@ class FineTuned(nn.Module):
         size = cast(int, inner.output_size)
         for number in range(1, layers + 1):
             self.add_module(f"layer{number}", nn.Linear(size, size))
+        keep_alive(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map a batch of shape (batch, input_size) to (batch, output_size)."""
