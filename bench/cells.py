@@ -135,7 +135,10 @@ def run_rank(rank: int, config: Any, store: str, folder: str) -> None:
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=config.world_size)
     group: Any = dist.new_group(backend="gloo")
     report = run_cell(
-        CellSpec(config, folder, folder), World(rank, config.world_size, device, group), print_nothing
+        CellSpec(config, folder, folder),
+        World(rank, config.world_size, device, group),
+        say_nothing,
+        say_nothing,
     )
     wrong = [name for name, check in report.checks.items() if check.count]
     dist.barrier()

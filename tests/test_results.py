@@ -1,5 +1,6 @@
 """Rows: written whole, read without trust."""
 
+import csv
 import json
 import math
 from pathlib import Path
@@ -42,6 +43,10 @@ def test_the_contract_of_columns() -> None:
         "fault",
         "fault_seen",
         "flaky",
+        "config_digest",
+        "code_digest",
+        "config_dir",
+        "disk_bytes",
     )
 
 
@@ -74,10 +79,13 @@ def test_a_folder_without_a_sweep(tmp_path: Path) -> None:
 
 
 def test_csv_is_flat(tmp_path: Path) -> None:
-    write_csv(tmp_path, [row(reason='says "a, b"\nand more')])
-    header = (tmp_path / "results.csv").read_text().splitlines()[0]
-    assert header == ",".join(COLUMNS)
-    assert [path.name for path in tmp_path.iterdir()] == ["results.csv"]
+    append_row(tmp_path, row(reason='says "a, b"\nand more', details={"a": 1}))
+    write_csv(tmp_path)
+    with (tmp_path / "results.csv").open(newline="") as read:
+        header, only = csv.reader(read)
+    assert header == list(COLUMNS)
+    assert only[:3] == ["a", "pass", 'says "a, b"\nand more']
+    assert {path.name for path in tmp_path.iterdir()} == {"results.csv", "results.jsonl"}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from conftest import Finished, alive_in, run
+from conftest import TESTS, Finished, alive_in, run
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +65,9 @@ def test_reports_show_what_a_cell_said_as_text(broken: Finished) -> None:
     page = (broken.folder / "report.html").read_text()
     assert "&lt;b&gt;error&lt;/b&gt;" in page
     assert "<b>error</b>" not in page
-    assert "again: python -m dcpbench scenario=raises parallel=ddp device=cpu" in broken.out
+    again = "again: python -m dcpbench scenario=raises parallel=ddp device=cpu timeouts.cell_s=8"
+    assert f"{again} --config-dir {TESTS / 'conf'}\n" in broken.out
+    assert f"{again} --config-dir {TESTS / 'conf'}\n" in (broken.folder / "junit.xml").read_text()
 
 
 FAULTS = {

@@ -20,6 +20,7 @@ from yaml import YAMLError
 from dcpbench.config import Config, ConfigError, conf_folder
 from dcpbench.results import INTERRUPTED, WRONG_CONFIGURATION
 from dcpbench.sweep.errors import one_line
+from dcpbench.sweep.record import command_line
 
 
 def refuse_one_job(config: DictConfig) -> None:
@@ -57,6 +58,7 @@ def main() -> None:
                 "RANK and WORLD_SIZE are set: dcpbench starts its ranks itself and does not run under "
                 "torchrun or srun yet"
             )
+        sys.argv[1:] = command_line(sys.argv[1:])  # which Hydra reads
         register_groups(sys.argv[1:])
         app = hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")
         app(refuse_one_job)()

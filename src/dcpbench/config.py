@@ -39,6 +39,13 @@ class KeepCheckpoints(Enum):
     all = "all"
 
 
+class Rerun(Enum):
+    """Which cells of a sweep that is resumed run again, besides those that have no row that stands."""
+
+    none = "none"
+    failed = "failed"
+
+
 class Isolation(Enum):
     """Whether ranks stay up from cell to cell; after anything but a pass they are replaced anyway."""
 
@@ -221,6 +228,8 @@ class StorageConfig:
     """Where checkpoints lie: `target(config, save)` returns a `dcpbench.checkpoint.storage.Storage`.
 
     `root` is a folder for checkpoints outside the sweep's own; null keeps them in the cell's folder.
+    A cell is skipped where it would leave less than `keep_free_bytes` free. `needs_bytes` is what it
+    writes; null takes what cells like it took up.
     """
 
     name: str = MISSING
@@ -228,6 +237,8 @@ class StorageConfig:
     root: str | None = None
     thread_count: int = 1
     sync_files: bool = True
+    keep_free_bytes: int = 2**30
+    needs_bytes: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -272,9 +283,13 @@ class TimeoutsConfig:
         return {name: limit for name, limit in given.items() if limit is not None and name != "cell"}
 
 
+OF_THE_SWEEP = ("resume", "rerun", "plan")
+"""Keys that say what to do with a sweep: they take one value, and no cell has them."""
+
+
 @dataclass
 class Config:
-    """One cell of the matrix."""
+    """One cell of the matrix, and `OF_THE_SWEEP`."""
 
     scenario: ScenarioConfig = field(default_factory=ScenarioConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
@@ -300,6 +315,9 @@ class Config:
     isolation: Isolation = Isolation.warm
     keep_checkpoints: KeepCheckpoints = KeepCheckpoints.failed
     known_failures: str | None = None
+    resume: str | None = None
+    rerun: Rerun = Rerun.none
+    plan: bool = False
 
     @property
     def loading(self) -> ParallelConfig:
@@ -345,6 +363,12 @@ class Config:
                 raise ConfigError(f"timeouts.{phase}_s={limit_s}: must be a number of seconds, more than 0")
         if self.retry not in (0, 1):
             raise ConfigError(f"retry={self.retry}: must be 0 or 1")
+        for key, size in (
+            ("storage.keep_free_bytes", self.storage.keep_free_bytes),
+            ("storage.needs_bytes", self.storage.needs_bytes or 0),
+        ):
+            if size < 0:
+                raise ConfigError(f"{key}={size}: must be at least 0 bytes")
         if self.world_size != "auto" and (isinstance(self.world_size, str) or self.world_size < 1):
             raise ConfigError(
                 f"world_size={self.world_size}: must be 'auto' or a number of ranks, at least 1"

@@ -3,21 +3,25 @@
 Rows are appended to `results.jsonl` whole and flushed the moment a cell ends, by the driver alone: a
 sweep that dies keeps every row it had. `results.csv` is the same without `details`, written beside
 and renamed, so that it is there whole or not at all. Reading is `json.loads` and nothing else.
+
+A sweep that is resumed takes the rows that do not stand any more out of `results.jsonl`, which so has
+one row for each cell at every moment, and keeps them in `superseded.jsonl`.
 """
 
 import csv
 import json
 import math
 import os
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Iterator
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 SCHEMA_VERSION = 1
 
 RESULTS_JSONL = "results.jsonl"
 RESULTS_CSV = "results.csv"
+SUPERSEDED_JSONL = "superseded.jsonl"
 ENVIRONMENT_JSON = "environment.json"
 
 PASSING = frozenset({"pass", "xfail", "skip"})
@@ -44,7 +48,7 @@ CHECKS = (
 
 
 class ResultsError(Exception):
-    """A results folder cannot be read: one line that says which file and why."""
+    """A results folder cannot be read or written to: one line that says which file and why."""
 
 
 @dataclass
@@ -53,9 +57,13 @@ class Row:
 
     Times are seconds of the slowest rank: `build_s`, `train_s` and `verify_s` over the whole cell,
     `save_s`, `save_stall_s` and `load_s` for one checkpoint (the median of the cell's). Sizes are
-    bytes: `checkpoint_bytes` of the last checkpoint, the peaks of the rank that needed most. What
-    was not measured is null. `flaky` says whether a second try came to another status than the first
-    one, null where there was none; the row is the second try's, `details` has the first.
+    bytes: `checkpoint_bytes` of the last checkpoint, `disk_bytes` of all files among the cell's
+    checkpoints at its end, the peaks of the rank that needed most. What was not measured is null.
+
+    `flaky` says whether a second try came to another status than the first one, null where there was
+    none; the row is the second try's, `details` has the first. `config_digest`, `code_digest` and
+    `torch_version` say what was measured; `config_dir` is the user's folder of groups, without which
+    the cell cannot be asked for again.
     """
 
     cell: str
@@ -107,10 +115,28 @@ class Row:
     fault: str | None = None
     fault_seen: bool | None = None
     flaky: bool | None = None
+    config_digest: str | None = None
+    code_digest: str | None = None
+    config_dir: str | None = None
+    disk_bytes: int | None = None
     details: dict[str, Any] = field(default_factory=dict)
 
 
 COLUMNS = tuple(item.name for item in fields(Row) if item.name != "details")
+_REQUIRED = tuple(item.name for item in fields(Row) if item.default is item.default_factory is MISSING)
+
+
+@dataclass(frozen=True)
+class Line:
+    """Where a line of `results.jsonl` lies, and the row in it without its `details`.
+
+    No row: it is not one, or of another schema version. `torn`: the last line, broken off in the middle.
+    """
+
+    start: int
+    length: int
+    row: Row | None
+    torn: bool
 
 
 def exit_status(rows: Iterable[Row]) -> int:
@@ -119,10 +145,11 @@ def exit_status(rows: Iterable[Row]) -> int:
     A cell with a planted fault is as it should be when the fault was seen for what it is. A flaky cell
     never is: that its second try passed does not say what its first one was.
     """
-    rows = list(rows)
-    if not all(as_it_should_be(row) for row in rows):
-        return 1
-    return 0 if any(row.status != "skip" for row in rows) else 1
+    well, ran = True, False
+    for row in rows:
+        well = well and as_it_should_be(row)
+        ran = ran or row.status != "skip"
+    return 0 if well and ran else 1
 
 
 def as_it_should_be(row: Row) -> bool:
@@ -133,22 +160,31 @@ def as_it_should_be(row: Row) -> bool:
 
 
 def append_row(folder: Path, row: Row) -> None:
-    """Add one row to `results.jsonl` in a single write, and have it on disk before returning."""
-    line = json.dumps(_finite(asdict(row)), allow_nan=False) + "\n"
-    with (folder / RESULTS_JSONL).open("a", encoding="utf-8") as out:
-        out.write(line)
-        out.flush()
-        os.fsync(out.fileno())
+    """Add one row to `results.jsonl` in a single write, and have it on disk before returning.
+
+    Raises:
+        ResultsError: it cannot be written, and nothing of it is left.
+    """
+    line = (json.dumps(_finite(asdict(row)), allow_nan=False) + "\n").encode()
+    with (folder / RESULTS_JSONL).open("ab", buffering=0) as out:
+        before = out.seek(0, os.SEEK_END)
+        try:
+            while line:  # what is not taken at once is asked for again, to hear why
+                line = line[out.write(line) :]
+            os.fsync(out.fileno())
+        except OSError as error:
+            out.truncate(before)
+            raise ResultsError(f"no row could be added to {out.name}: {error.strerror}") from None
 
 
-def write_csv(folder: Path, rows: Iterable[Row]) -> None:
-    """Write `results.csv`: the rows without `details`, one column each."""
+def write_csv(folder: Path) -> None:
+    """Write `results.csv`: the rows of `results.jsonl` without `details`, one column each."""
     with_name = folder / RESULTS_CSV
     beside = with_name.with_suffix(".csv.tmp")
     with beside.open("w", encoding="utf-8", newline="") as out:
         writer = csv.DictWriter(out, fieldnames=COLUMNS, extrasaction="ignore")
         writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
+        writer.writerows(asdict(row) for row in stored_rows(folder))
     beside.replace(with_name)
 
 
@@ -190,6 +226,66 @@ def read_rows(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
             continue
         rows.append(row)
     return rows, left_out
+
+
+def read_lines(folder: Path) -> Iterator[Line]:
+    """The lines of `results.jsonl` one after another, of which only one is held at a time; none if there
+    is no such file."""
+    try:
+        rows = (folder / RESULTS_JSONL).open("rb")
+    except FileNotFoundError:
+        return
+    with rows:
+        start = 0
+        for line in rows:
+            torn = not line.endswith(b"\n")
+            yield Line(start, len(line), None if torn else _row(line), torn)
+            start += len(line)
+
+
+def stored_rows(folder: Path) -> Iterator[Row]:
+    """The rows of a sweep without their `details`, one after another."""
+    return (line.row for line in read_lines(folder) if line.row)
+
+
+def keep_lines(folder: Path, keep: Iterable[Line], take_out: Iterable[Line] = ()) -> None:
+    """Have `results.jsonl` hold just the lines to `keep`, in their order, and `superseded.jsonl` those
+    that were taken out. A process that is killed meanwhile leaves the one file old or new, and no line
+    lost or twice in the other."""
+    path, history = folder / RESULTS_JSONL, folder / SUPERSEDED_JSONL
+    with path.open("rb") as rows:
+        if taken := dict.fromkeys(_bytes(rows, line) for line in take_out):
+            before = history.read_bytes() if history.exists() else b""
+            known = set(before.splitlines(keepends=True))
+            new = [line for line in taken if line not in known]
+            _replace(history, [before, *new])
+        _replace(path, (_bytes(rows, line) for line in keep))
+
+
+def _bytes(rows: BinaryIO, line: Line) -> bytes:
+    rows.seek(line.start)
+    return rows.read(line.length)
+
+
+def _replace(path: Path, parts: Iterable[bytes]) -> None:
+    beside = path.with_name(path.name + ".tmp")
+    with beside.open("wb") as out:
+        out.writelines(parts)
+        out.flush()
+        os.fsync(out.fileno())
+    beside.replace(path)
+
+
+def _row(line: bytes) -> Row | None:
+    try:
+        read = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(read, dict) or read.get("schema_version") != SCHEMA_VERSION:
+        return None
+    if not all(name in read for name in _REQUIRED):
+        return None
+    return Row(**{name: read[name] for name in COLUMNS if name in read})
 
 
 def _finite(value: Any) -> Any:

@@ -22,7 +22,8 @@ def main(connection: Connection) -> None:
 def describe() -> dict[str, Any]:
     """The machine and its software, as it goes into `environment.json`."""
     return {
-        "torch": torch.__version__,
+        # Its own class of string would have the driver import torch to receive it.
+        "torch": str(torch.__version__),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu_cores": len(os.sched_getaffinity(0)),

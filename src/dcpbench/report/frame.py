@@ -1,5 +1,6 @@
 """The rows of a sweep as a tidy pandas DataFrame: where every table, and a notebook, starts."""
 
+import shlex
 from pathlib import Path
 
 import pandas as pd
@@ -115,9 +116,15 @@ def failures(frame: pd.DataFrame) -> pd.DataFrame:
             "status": chosen["status"],
             "cell": chosen["cell"],
             "reason": chosen["reason"].fillna(""),
-            "again": [f"python -m dcpbench {overrides}".strip() for overrides in chosen["overrides"]],
+            "again": [again(*asked) for asked in zip(chosen["overrides"], chosen["config_dir"], strict=True)],
         }
     )
+
+
+def again(overrides: str, config_dir: object) -> str:
+    """The command that runs just this cell; `config_dir` is the user's own folder of groups, if any."""
+    own = f" --config-dir {shlex.quote(config_dir)}" if isinstance(config_dir, str) else ""
+    return f"python -m dcpbench {overrides}".rstrip() + own
 
 
 def counts(frame: pd.DataFrame) -> str:

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 import pandas as pd
 
 from dcpbench.report.frame import (
+    again,
     counts,
     detection,
     failures,
@@ -105,7 +106,7 @@ def _junit(folder: Path, frame: pd.DataFrame) -> str:
         found = ElementTree.SubElement(case, tag, message=said)
         if tag != "skipped":
             found.set("type", came_to)
-            found.text = _xml_text(f"{item.reason}\nagain: python -m dcpbench {item.overrides}")
+            found.text = _xml_text(f"{item.reason}\nagain: {again(str(item.overrides), item.config_dir)}")
     ElementTree.indent(suite)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suite, "unicode") + "\n"
 

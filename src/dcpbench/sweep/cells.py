@@ -34,6 +34,12 @@ class SweepCell:
         hydra = self.hydra_config.hydra
         return Path(str(hydra.sweep.dir)) / str(hydra.sweep.subdir)
 
+    @property
+    def config_dir(self) -> str | None:
+        """The user's own folder of groups, `--config-dir`, if one was given."""
+        sources = self.hydra_config.hydra.runtime.config_sources
+        return next((str(item.path) for item in sources if item.provider == "command-line"), None)
+
     def write_hydra_folder(self) -> None:
         """Make the cell's folder with what Hydra leaves for a job of its own."""
         output = self.folder / ".hydra"
@@ -52,19 +58,31 @@ def compose(
         hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: an override is wrong.
     """
     cells: list[SweepCell] = []
-    taken: Counter[str] = Counter()
-    for number, overrides in enumerate(job_overrides):
-        own = [item for item in overrides if not item.lstrip("+~").startswith("hydra")]
-        name = cell_name(own)
-        taken[name] += 1
-        if taken[name] > 1:
-            name = f"{name}#{taken[name]}"
+    names = cell_names(job_overrides)
+    for number, (name, overrides) in enumerate(zip(names, job_overrides, strict=True)):
+        own = _own(overrides)
         composed = loader.load_sweep_config(base, list(overrides))
         with open_dict(composed):
             composed.hydra.job.id = name
             composed.hydra.job.num = number
         cells.append(SweepCell(name, own, typed(composed), composed))
     return cells
+
+
+def cell_names(job_overrides: Sequence[Sequence[str]]) -> list[str]:
+    """The names of the cells of a sweep, each another one."""
+    names: list[str] = []
+    taken: Counter[str] = Counter()
+    for overrides in job_overrides:
+        name = cell_name(_own(overrides))
+        taken[name] += 1
+        names.append(f"{name}#{taken[name]}" if taken[name] > 1 else name)
+    return names
+
+
+def _own(overrides: Sequence[str]) -> list[str]:
+    """Those that are about the cell and not about Hydra."""
+    return [item for item in overrides if not item.lstrip("+~").startswith("hydra")]
 
 
 def may_compile(base: DictConfig, job_overrides: Sequence[Sequence[str]]) -> bool:

@@ -1,30 +1,110 @@
-"""A sweep's folder: claimed before anything starts, never shared with another sweep."""
+"""A sweep's folder: claimed before anything starts, never shared with another sweep or driver."""
 
+import fcntl
 import os
+import shutil
 import subprocess
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dcpbench.config import ConfigError
 from dcpbench.results import ENVIRONMENT_JSON, RESULTS_JSONL
+from dcpbench.sweep.record import SWEEP_JSON
+
+_KEY = "hydra.sweep.dir"
+_LOCK = ".lock"
+_BEFORE_A_SWEEP = {_LOCK, f"{SWEEP_JSON}.tmp"}
+"""What a driver that was killed before it had started a sweep may leave behind."""
 
 
-def claim(folder: Path, key: str = "hydra.sweep.dir") -> None:
-    """Make sure that a sweep may be written to `folder`, which `key` of the configuration asks for.
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Make the folder and be the only driver in it; a folder in which no sweep has begun is taken back.
+
+    The kernel gives the lock up when the driver ends, however it ends.
 
     Raises:
-        ConfigError: it cannot be written to, or it holds something already.
+        ConfigError: it cannot be made or written to, or another driver is at work there.
     """
     try:
+        lock = _locked(folder)
+    except BlockingIOError:
+        raise ConfigError(f"{_KEY}={folder}: another dcpbench is at work in this folder") from None
+    except OSError as error:
+        raise ConfigError(f"{_KEY}={folder}: cannot be used: {error.strerror}") from None
+    try:
+        yield
+    finally:
+        _take_back(folder)
+        os.close(lock)
+
+
+def _locked(folder: Path) -> int:
+    """The descriptor that holds the lock of a folder; it is not inherited by what is started later."""
+    while True:
         folder.mkdir(parents=True, exist_ok=True)
-        held = next(folder.iterdir(), None)
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(lock), (folder / _LOCK).stat()):
+                return lock
+        except FileNotFoundError:
+            pass  # its last holder took the folder back meanwhile
+        except BaseException:
+            os.close(lock)
+            raise
+        os.close(lock)
+
+
+def refuse_used(folder: Path, key: str = _KEY) -> None:
+    """Make sure that nothing is in `folder`, which `key` of the configuration asks for; writes nothing.
+
+    Raises:
+        ConfigError: it cannot be looked into, or it holds something already.
+    """
+    try:
+        used = {item.name for item in folder.iterdir()} - _BEFORE_A_SWEEP
+    except FileNotFoundError:
+        return
     except OSError as error:
         raise ConfigError(f"{key}={folder}: cannot be used: {error.strerror}") from None
-    if held is not None:
-        what = "holds another sweep" if (folder / RESULTS_JSONL).exists() else "is not empty"
-        raise ConfigError(f"{key}={folder}: {what}; choose a folder that is new or empty")
+    if used:
+        what = "is not empty; choose a folder that is new or empty"
+        if RESULTS_JSONL in used or SWEEP_JSON in used:
+            what = "holds another sweep; choose a folder that is new or empty, or go on with resume="
+        raise ConfigError(f"{key}={folder}: {what}")
+
+
+def claim(folder: Path, key: str) -> None:
+    """Make an empty folder that `key` of the configuration asks for.
+
+    Raises:
+        ConfigError: it cannot be made or written to, or it holds something already.
+    """
+    refuse_used(folder, key)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{key}={folder}: cannot be used: {error.strerror}") from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"{key}={folder}: cannot be written to")
+
+
+def clear(folder: Path, within: Path) -> None:
+    """Remove a folder, if there is one, that lies within another.
+
+    Raises:
+        ConfigError: it lies elsewhere, or cannot be removed.
+    """
+    if within.resolve() not in folder.resolve().parents:
+        raise ConfigError(f"{folder}: does not lie in {within}, and is not removed")
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigError(f"{folder}: of a cell that broke off, cannot be removed: {error}") from None
 
 
 def git_commit() -> str | None:
@@ -55,10 +135,10 @@ def git_commit() -> str | None:
     return described.stdout.strip() or None
 
 
-def abandon(folder: Path) -> None:
-    """Take back a folder in which no sweep has started."""
-    if (folder / RESULTS_JSONL).exists() or (folder / ENVIRONMENT_JSON).exists():
+def _take_back(folder: Path) -> None:
+    if any((folder / name).exists() for name in (SWEEP_JSON, RESULTS_JSONL, ENVIRONMENT_JSON)):
         return
-    (folder / "multirun.yaml").unlink(missing_ok=True)
     with suppress(OSError):
+        for name in _BEFORE_A_SWEEP:
+            (folder / name).unlink(missing_ok=True)
         folder.rmdir()

@@ -1,6 +1,8 @@
 """What the user sees while a sweep works: a live display on a terminal, a line per cell elsewhere."""
 
 import time
+from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 
 from rich.console import Console, Group
@@ -9,19 +11,24 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from dcpbench.report.styles import style_of
-from dcpbench.results import PASSING, Row
+from dcpbench.results import Row, as_it_should_be
+from dcpbench.sweep.estimate import in_words
 
 _FAILURES_SHOWN = 5
+_LEFT_EVERY_S = 1.0
+_WORTH_TELLING_S = 60.0
 
 
 class ProgressDisplay:
     """Cells done and left, the running cell with the phase of each rank, what has failed so far."""
 
-    def __init__(self, console: Console, total: int) -> None:
+    def __init__(self, console: Console, total: int, done: int = 0) -> None:
         self._console = console
         self._total = total
-        self._done = 0
-        self._failures: list[Row] = []
+        self._done = done
+        self._failures = 0
+        self._failed: deque[tuple[str, str]] = deque(maxlen=_FAILURES_SHOWN)
+        self._left_at = 0.0
         self._cell = ""
         self._phases: dict[int, str] = {}
         self._started = 0.0
@@ -30,9 +37,10 @@ class ProgressDisplay:
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
             console=console,
         )
-        self._task = self._bar.add_task("cells", total=total)
+        self._task = self._bar.add_task("cells", total=total, completed=done, left="")
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=8, transient=True)
 
     def __enter__(self) -> "ProgressDisplay":
@@ -57,21 +65,38 @@ class ProgressDisplay:
         """A rank of the running cell begins a phase."""
         self._phases[rank] = phase
 
-    def end(self, row: Row) -> None:
-        """A cell has its row."""
+    def end(self, row: Row, left: Callable[[], float | None]) -> None:
+        """A cell has its row; `left` estimates the seconds that the others will take."""
         self._done += 1
         self._cell = ""
         self._bar.update(self._task, completed=self._done)
-        if row.status not in PASSING or row.flaky:
-            self._failures.append(row)
-        if not self._console.is_terminal:
-            spent = f" {row.cell_s:.1f} s" if row.cell_s is not None else ""
-            line = Text(f"[{self._done}/{self._total}] ")
-            line.append(row.status, style_of(row.status))
-            line.append(f"{' (flaky)' if row.flaky else ''} {row.cell}{spent}")
-            if row.reason and (row.status != "pass" or row.flaky):
-                line.append(f": {row.reason}")
-            self._console.print(line, soft_wrap=True)
+        if not as_it_should_be(row):
+            self._failures += 1
+            self._failed.append((row.status, f" {row.cell}: {row.reason}"))
+        if self._console.is_terminal:
+            self._show_left(left)
+            return
+        spent = f" {row.cell_s:.1f} s" if row.cell_s is not None else ""
+        line = Text(f"[{self._done}/{self._total}] ")
+        line.append(row.status, style_of(row.status))
+        line.append(f"{' (flaky)' if row.flaky else ''} {row.cell}{spent}")
+        if row.reason and (row.status != "pass" or row.flaky):
+            line.append(f": {row.reason}")
+        self._console.print(line, soft_wrap=True)
+        # With each tenth of the sweep, and not where it is over in a moment.
+        tenths = 10 * self._done // self._total
+        if tenths > 10 * (self._done - 1) // self._total:
+            seconds = left()
+            if seconds is not None and seconds >= _WORTH_TELLING_S:
+                self._console.print(Text(f"about {in_words(seconds)} left"))
+
+    def _show_left(self, left: Callable[[], float | None]) -> None:
+        """Not after each of many short cells: it looks at all that are left."""
+        if time.monotonic() - self._left_at < _LEFT_EVERY_S:
+            return
+        self._left_at = time.monotonic()
+        seconds = left()
+        self._bar.update(self._task, left=f"about {in_words(seconds)} left" if seconds else "")
 
     def _render(self) -> Group:
         lines: list[Progress | Text] = [self._bar]
@@ -80,13 +105,13 @@ class ProgressDisplay:
             phases = sorted(set(self._phases.values()))
             doing = ", ".join(phases) or "starting ranks"
             lines.append(_line(f"running  {self._cell}  {doing}  {spent:.0f} s"))
-        for row in self._failures[-_FAILURES_SHOWN:]:
+        for status, said in self._failed:
             line = _line("")
-            line.append(f"{row.status:8}", style_of(row.status))
-            line.append(f" {row.cell}: {row.reason}")
+            line.append(f"{status:8}", style_of(status))
+            line.append(said)
             lines.append(line)
-        if len(self._failures) > _FAILURES_SHOWN:
-            lines.append(_line(f"… and {len(self._failures) - _FAILURES_SHOWN} more before these"))
+        if self._failures > _FAILURES_SHOWN:
+            lines.append(_line(f"… and {self._failures - _FAILURES_SHOWN} more before these"))
         return Group(*lines)
 
 

@@ -33,6 +33,7 @@ def begun(cell: SweepCell, config: Config, torch_version: str, git_commit: str |
         overrides=" ".join(cell.overrides),
         torch_version=torch_version,
         git_commit=git_commit,
+        config_dir=cell.config_dir,
     )
 
 

@@ -6,7 +6,6 @@ Hydra imports this file at every start, so what it needs to run a sweep is impor
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper, BasicSweeperConf
@@ -25,11 +24,12 @@ class DcpbenchLauncher(Launcher):
         self.hydra_context: HydraContext | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Refuse a folder that cannot be the sweep's, before Hydra writes anything into it."""
-        from dcpbench.sweep.folder import claim
+        """Refuse a sweeper that would write into the folder before it is known to be the sweep's."""
+        from dcpbench.config import ConfigError
 
+        if config.hydra.sweeper.get("_target_") != SweeperConfig._target_:
+            raise ConfigError("hydra/sweeper: dcpbench sweeps with its own sweeper only")
         self.config, self.hydra_context = config, hydra_context
-        claim(Path(str(config.hydra.sweep.dir)))
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run all cells. A sweep that is not all well ends the process with its exit status, as
@@ -46,10 +46,10 @@ class DcpbenchLauncher(Launcher):
 
 
 class DcpbenchSweeper(BasicSweeper):
-    """Hydra's own product of lists, or the union of products that an experiment names; and a sweep that
-    never started leaves no folder behind.
+    """Hydra's own product of lists, or the union of products that an experiment names, as one batch.
 
-    Cells are composed once, by the launcher, which refuses a wrong one before it starts any.
+    The launcher composes the cells, once, refuses a wrong one before it starts any, and only then writes
+    into the sweep's folder.
     """
 
     def __init__(
@@ -82,17 +82,26 @@ class DcpbenchSweeper(BasicSweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run the product of the lists in `arguments`."""
-        from dcpbench.sweep.folder import abandon
+        from hydra.core.override_parser.overrides_parser import OverridesParser
 
-        assert self.config is not None
-        try:
-            return super().sweep(arguments)
-        except Exception:
-            abandon(Path(str(self.config.hydra.sweep.dir)))
-            raise
+        from dcpbench.config import OF_THE_SWEEP, ConfigError
 
-    def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
-        """The launcher composes every cell before it starts the first."""
+        assert self.hydra_context is not None
+        assert self.launcher is not None
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        own = []
+        for override in parser.parse_overrides([*self._parse_config(), *arguments]):
+            if override.key_or_group not in OF_THE_SWEEP:
+                own.append(override)
+            elif override.is_sweep_override():
+                raise ConfigError(f"{override.input_line}: is about the whole sweep and takes one value")
+        if self.max_batch_size is not None:
+            sys.stderr.write(
+                f"dcpbench: hydra.sweeper.max_batch_size={self.max_batch_size} changes nothing: "
+                "cells run one after another\n"
+            )
+        (jobs,) = self.split_arguments(own, None)
+        return [self.launcher.launch(jobs, initial_job_idx=0)]
 
 
 @dataclass

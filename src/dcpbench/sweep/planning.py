@@ -1,0 +1,91 @@
+"""`plan=true`: what a sweep would do and how long that would take, told without starting a rank."""
+
+from collections import Counter
+from pathlib import Path
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from dcpbench.report.styles import style_of
+from dcpbench.results import Row
+from dcpbench.sweep import estimate
+from dcpbench.sweep.disk import DiskUse
+from dcpbench.sweep.driver import Job
+from dcpbench.sweep.estimate import Times, in_words
+from dcpbench.sweep.resuming import Found
+
+_UNFOLDED = 1000
+_WOULD = {"run": "would run", "skip": "would be skipped", "done": "are done"}
+_STYLES = {"done": style_of("pass"), "skip": style_of("skip")}
+
+
+def print_plan(folder: Path, jobs: list[Job], found: Found | None) -> None:
+    """Print to standard output what would become of each cell of the sweep in `folder`, and the sum."""
+    done = {row.cell: row for row in found.rows} if found else {}
+    to_run = [estimate.keys(job.begun) for job in jobs if job.cell.name not in done and not job.skip]
+    source, times = _times(folder, list(done.values()), to_run)
+    disk = DiskUse()
+    for job in jobs:
+        if row := done.get(job.cell.name):
+            disk.add(job.config, row)
+    table = Table("cell", "would", "about", "because", box=None, pad_edge=False, header_style="bold")
+    counts: Counter[str] = Counter()
+    for job in jobs:
+        would, about, because = _fate(job, done.get(job.cell.name), disk, folder, times)
+        counts[would] += 1
+        table.add_row(
+            Text(job.cell.name), Text(would, style=_STYLES.get(would, "default")), about, Text(because)
+        )
+    # As the results table: in a pipe, or a terminal too narrow for a row, rows are long lines.
+    wide = Console(width=_UNFOLDED)
+    console = Console(width=max(Measurement.get(wide, wide.options, table).maximum, Console().width))
+    console.print(table)
+    console.print()
+    if found:
+        for sentence in found.sentences(len(jobs)):
+            console.print(Text(sentence), soft_wrap=True)
+    for sentence in _sum(len(jobs), counts, to_run, source, times):
+        console.print(Text(sentence), soft_wrap=True)
+
+
+def _fate(job: Job, done: Row | None, disk: DiskUse, folder: Path, times: Times) -> tuple[str, str, str]:
+    if done:
+        return "done", "", f"{done.status}: {done.reason}" if done.reason else done.status
+    skip = job.skip or disk.why_skip(job.config, job.checkpoints(folder))
+    if skip:
+        return "skip", "", skip
+    known = [failure for failure in job.known_failures if failure.covers(job.begun)]
+    expects = "; ".join(f"known failure {failure.id}: {failure.reason}" for failure in known)
+    seconds = times.of(estimate.keys(job.begun))
+    return "run", "?" if seconds is None else in_words(seconds), expects
+
+
+def _times(folder: Path, done: list[Row], to_run: list[list[estimate.Key]]) -> tuple[str, Times]:
+    """Where times are taken from, and they: this sweep if it has begun and knows such cells, else the
+    newest beside it that does."""
+    own = estimate.times_of(done)
+    if any(own.of(cell) is not None for cell in to_run):
+        return "this sweep", own
+    if other := estimate.newest_like(folder, to_run):
+        return str(other[0]), other[1]
+    return "", own
+
+
+def _sum(
+    cells: int, counts: Counter[str], to_run: list[list[estimate.Key]], source: str, times: Times
+) -> list[str]:
+    parts = [f"{counts[would]} {words}" for would, words in _WOULD.items() if counts[would]]
+    told = [f"{cells} cells: {', '.join(parts)}"]
+    if not to_run:
+        return told
+    whole = times.left(to_run)
+    if whole is None:
+        return [*told, "no estimate of the time: no sweep beside this one has cells like these"]
+    missing = sum(times.of(cell) is None for cell in to_run)
+    known = len(to_run) - missing
+    said = f"about {in_words(whole)}, from the times of cells like {known} of the {len(to_run)} in {source}"
+    if missing:
+        said += f"; {missing} had none and are taken to need as long as the others do"
+    return [*told, said]

@@ -1,0 +1,105 @@
+"""What a sweep was asked for, written down in its folder before it begins, and taken again when it is
+resumed: `resume=<folder>` alone stands for the whole command line, typed where it was typed."""
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from dcpbench.config import OF_THE_SWEEP, ConfigError
+from dcpbench.results import write_json
+
+SWEEP_JSON = "sweep.json"
+_DIR = "hydra.sweep.dir"
+
+
+@dataclass(frozen=True)
+class Record:
+    """The words of the command line without those that are about the sweep itself, where they were
+    typed, the names of the cells, and the folders below `storage.root` that are this sweep's."""
+
+    arguments: list[str]
+    cwd: str
+    cells: list[str]
+    storage: list[str]
+
+    def write(self, folder: Path) -> None:
+        """Write it whole or not at all."""
+        write_json(folder / SWEEP_JSON, asdict(self))
+
+
+def read(folder: Path) -> Record:
+    """The record in a sweep's folder.
+
+    Raises:
+        ConfigError: there is no such folder, or no sweep in it.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"resume={folder}: there is no such folder")
+    try:
+        known = json.loads((folder / SWEEP_JSON).read_text(encoding="utf-8"))
+        record = Record(**{name: known[name] for name in Record.__dataclass_fields__})
+    except FileNotFoundError:
+        raise ConfigError(
+            f"resume={folder}: holds no sweep that could be resumed (no {SWEEP_JSON})"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"resume={folder}: {SWEEP_JSON} cannot be read: {error!r}") from None
+    lists = (record.arguments, record.cells, record.storage)
+    if not all(isinstance(item, list) and all(isinstance(word, str) for word in item) for item in lists):
+        raise ConfigError(f"resume={folder}: {SWEEP_JSON} is not what a sweep writes")
+    return record
+
+
+def own_words(arguments: Sequence[str]) -> list[str]:
+    """The words of a command line that say what the cells are."""
+    keys = "|".join((*OF_THE_SWEEP, re.escape(_DIR)))
+    return [word for word in arguments if not re.match(rf"[+]*({keys})=", word)]
+
+
+def command_line(arguments: Sequence[str]) -> list[str]:
+    """What Hydra is given: the command line, with the folder of a sweep that is resumed as its own, and
+    with what was asked for there if nothing else is said here.
+
+    Raises:
+        ConfigError, hydra.errors.HydraException: `resume` names no sweep, or another one than
+            `hydra.sweep.dir`; the folder in which it was asked for is gone.
+    """
+    asked = _value_of("resume", arguments)
+    if asked is None:
+        return list(arguments)
+    folder = Path(str(asked)).resolve()
+    said = _value_of(_DIR, arguments)
+    if said is not None and Path(str(said)).resolve() != folder:
+        raise ConfigError(f"resume={asked}: {_DIR}={said} is another folder; leave one of them out")
+    rest = [word for word in arguments if not word.startswith(f"{_DIR}=")]
+    if not own_words(arguments):
+        record = read(folder)
+        try:
+            os.chdir(record.cwd)
+        except OSError as error:
+            raise ConfigError(
+                f"resume={asked}: it was asked for in {record.cwd}, which cannot be entered "
+                f"({error.strerror}); give the sweep's own overrides again beside resume="
+            ) from None
+        rest = [*record.arguments, *rest]
+    quoted = str(folder).replace('"', '\\"')
+    # Absolute, since the words may be taken from another place.
+    rest = [word for word in rest if not word.startswith("resume=")]
+    return [*rest, f'resume="{quoted}"', f'{_DIR}="{quoted}"']
+
+
+def _value_of(key: str, arguments: Sequence[str]) -> Any:
+    """The value of the last override of a key, None if it is not there or null."""
+    words = [word for word in arguments if word.startswith(f"{key}=")]
+    if not words:
+        return None
+    override = OverridesParser.create().parse_override(words[-1])
+    if override.is_sweep_override():
+        raise ConfigError(f"{words[-1]}: is about the whole sweep and takes one value")
+    return override.value() or None

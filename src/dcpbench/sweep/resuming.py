@@ -1,0 +1,170 @@
+"""What of a sweep is done already: the rows that stand, and why the others do not.
+
+A row stands if it is of this configuration, this code and this torch, so that the rows of a sweep that
+was broken off and resumed are those of one that was not.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dcpbench.config import ConfigError, Rerun
+from dcpbench.results import (
+    ENVIRONMENT_JSON,
+    RESULTS_JSONL,
+    Line,
+    Row,
+    as_it_should_be,
+    keep_lines,
+    read_lines,
+)
+from dcpbench.sweep import folder as folders
+from dcpbench.sweep.driver import Job
+from dcpbench.sweep.record import Record
+
+
+@dataclass(frozen=True)
+class Found:
+    """The lines of a folder's rows that stand and of those that do not, why (each reason with the
+    number of its cells), and whether the last line is torn."""
+
+    standing: list[Line]
+    superseded: list[Line]
+    reasons: Counter[str]
+    torn: bool
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows that stand."""
+        return [line.row for line in self.standing if line.row]
+
+    def sentences(self, cells: int) -> list[str]:
+        """What there is to say about it, a line each, for a sweep of so many cells."""
+        told = [f"resume: {len(self.standing)} of {cells} cells are done"]
+        told += [f"resume: {_cells(number)} again: {why}" for why, number in self.reasons.items()]
+        if self.torn:
+            told.append(f"resume: the last line of {RESULTS_JSONL} was broken off and is cut off")
+        return told
+
+
+def same_matrix(folder: Path, record: Record, names: Sequence[str]) -> None:
+    """Refuse to go on in the folder of a sweep of other cells.
+
+    Raises:
+        ConfigError: naming a cell that only one of the two has.
+    """
+    there, here = set(record.cells), set(names)
+    for only, where in ((here - there, "it has no cell"), (there - here, "nobody asks now for its cell")):
+        if only:
+            raise ConfigError(
+                f"resume={folder}: is another matrix: {where} {min(only)} "
+                f"({len(there)} cells there, {len(here)} here)"
+            )
+
+
+def look(folder: Path, jobs: Iterable[Job], rerun: Rerun) -> Found:
+    """What a sweep's folder holds of these cells; writes nothing.
+
+    Raises:
+        ConfigError: its rows cannot be read.
+    """
+    last: dict[str, Line] = {}
+    superseded: list[Line] = []
+    reasons: Counter[str] = Counter()
+    torn = False
+    try:
+        for line in read_lines(folder):
+            torn = torn or line.torn
+            if line.row:
+                if line.row.cell in last:
+                    superseded.append(last[line.row.cell])
+                last[line.row.cell] = line
+            elif not line.torn:
+                superseded.append(line)
+                reasons["what stands in its line is no row of this version"] += 1
+    except OSError as error:
+        raise ConfigError(f"resume={folder}: {RESULTS_JSONL} cannot be read: {error.strerror}") from None
+    standing: list[Line] = []
+    for job in jobs:
+        if job.cell.name not in last:
+            continue
+        line = last.pop(job.cell.name)
+        assert line.row
+        if why := _why_again(job, line.row, rerun):
+            reasons[why] += 1
+            superseded.append(line)
+        else:
+            standing.append(line)
+    return Found(standing, [*superseded, *last.values()], reasons, torn)
+
+
+def take_up(folder: Path, jobs: Iterable[Job], found: Found) -> None:
+    """Leave only what stands: the other rows go, and so does all that their cells left behind.
+
+    Raises:
+        ConfigError: something cannot be removed.
+    """
+    for item in folder.glob("*.tmp"):
+        item.unlink()
+    if found.superseded or found.torn:
+        keep_lines(folder, found.standing, found.superseded)
+    done = {row.cell for row in found.rows}
+    for job in jobs:
+        if job.cell.name not in done:
+            folders.clear(job.cell.folder, within=folder)
+            if root := job.config.storage.root:
+                folders.clear(job.checkpoints(folder), within=Path(root) / folder.name)
+
+
+def in_order(folder: Path, jobs: Iterable[Job]) -> None:
+    """Put the rows into the order of the cells, as a sweep that was never broken off has them."""
+    place = {job.cell.name: number for number, job in enumerate(jobs)}
+    lines = [line for line in read_lines(folder) if line.row]
+    ordered = sorted(lines, key=lambda line: place[line.row.cell] if line.row else 0)
+    if ordered != lines:
+        keep_lines(folder, ordered)
+
+
+def earlier_machines(folder: Path, now: dict[str, Any]) -> list[dict[str, Any]]:
+    """What was written down of the machine before, as far as it differs from `now`, the latest last.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        before = json.loads((folder / ENVIRONMENT_JSON).read_text(encoding="utf-8"))
+        earlier = list(before.pop("earlier", []))
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise ConfigError(f"resume={folder}: {ENVIRONMENT_JSON} cannot be read: {error}") from None
+    other = {key: value for key, value in before.items() if key in now and value != now[key]}
+    return [*earlier, other] if other else earlier
+
+
+def _why_again(job: Job, row: Row, rerun: Rerun) -> str | None:
+    now = job.begun
+    if row.torch_version != now.torch_version:
+        return f"torch was {row.torch_version} and is {now.torch_version}"
+    if row.code_digest != now.code_digest:
+        return f"the code has changed ({_version(row)}, now {_version(now)})"
+    if row.config_digest != now.config_digest:
+        return "the configuration, or what is known to fail, has changed"
+    if row.status == "skip" and row.cell_s is None and row.reason != job.skip:
+        return "what made it a skip holds no longer"
+    if job.skip and row.status != "skip":
+        return "it is a skip here"
+    if rerun is Rerun.failed and not as_it_should_be(row):
+        return "it did not come out as it should (rerun=failed)"
+    return None
+
+
+def _version(row: Row) -> str:
+    return f"{row.git_commit or 'no commit'}, digest {row.code_digest}"
+
+
+def _cells(number: int) -> str:
+    return "1 cell" if number == 1 else f"{number} cells"

@@ -1,0 +1,145 @@
+"""What a sweep would do is told without doing any of it: cells, times, room on the disk."""
+
+import io
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from rich.console import Console
+
+from conftest import TESTS, Finished, environment
+from dcpbench.config import Config, StorageConfig
+from dcpbench.results import append_row
+from dcpbench.sweep import estimate
+from dcpbench.sweep.disk import DiskUse
+from dcpbench.sweep.estimate import Times, in_words, keys
+from dcpbench.sweep.progress import ProgressDisplay
+from test_results import row
+
+WITHOUT_TORCH = """
+import runpy, sys
+sys.argv = ["dcpbench", *sys.argv[1:]]
+runpy.run_module("dcpbench", run_name="__main__")
+assert not {"torch", "pandas"} & set(sys.modules)
+print("the driver has no torch")
+"""
+
+
+def test_a_plan_tells_all_and_does_nothing(tmp_path: Path) -> None:
+    for name, taken in (("older", 1000.0), ("newer", 150.0), ("newest", None)):
+        (tmp_path / name).mkdir()
+        append_row(tmp_path / name, row(cell_s=taken, load_parallel=None))
+    before = {item: item.stat().st_mtime for item in tmp_path.rglob("*")}
+    asked = ["parallel=ddp,fsdp_tp", "save=sync,async_cached", "saves=1", "device=cpu", "plan=true"]
+    folder = tmp_path / "sweep"
+    planned = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, "-m", *asked, f"hydra.sweep.dir={folder}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(),
+        cwd=tmp_path,
+    )
+    assert planned.returncode == 0, planned.stderr
+    assert planned.stdout.splitlines()[-1] == "the driver has no torch"
+    lines = {line.split()[0]: line for line in planned.stdout.splitlines() if line.startswith("parallel=")}
+    cell = "parallel={},save={},saves=1,device=cpu".format
+    assert len(lines) == 4
+    assert lines[cell("ddp", "sync")].split()[1:] == ["run", "2", "min"]
+    assert lines[cell("fsdp_tp", "sync")].split()[1:5] == ["run", "2", "min", "known"]
+    assert "fsdp1-tp-optimizer-state" in lines[cell("fsdp_tp", "sync")]
+    for parallel in ("ddp", "fsdp_tp"):
+        skip = lines[cell(parallel, "async_cached")]
+        assert skip.split()[1] == "skip"
+        assert "needs an accelerator" in skip
+    assert "4 cells: 2 would run, 2 would be skipped" in planned.stdout
+    assert f"about 5 min, from the times of cells like 2 of the 2 in {tmp_path / 'newer'}" in planned.stdout
+    assert planned.stderr == ""
+    assert {item: item.stat().st_mtime for item in tmp_path.rglob("*")} == before
+
+
+def test_a_cell_takes_as_long_as_the_cells_that_are_most_like_it() -> None:
+    cells = [
+        row(cell_s=10.0, config_digest="a"),
+        row(cell_s=30.0, config_digest="b"),
+        row(cell_s=99.0, parallel="fsdp"),
+        row(status="skip", parallel="hsdp", compile=True),
+    ]
+    times = estimate.times_of(cells)
+    assert times.of(keys(row(config_digest="b"))) == 30
+    assert times.of(keys(row(config_digest="c"))) == 20
+    assert times.of(keys(row(parallel="hsdp"))) == 30
+    assert times.of(keys(row(compile=True))) is None
+    asked = [keys(row(config_digest="a")), keys(row(config_digest="b")), keys(row(compile=True))]
+    assert times.left(asked) == 10 + 30 + 20
+    assert Times().left(asked) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(4.4, "4 s"), (89, "89 s"), (90, "2 min"), (5000, "83 min"), (12000, "3 h 20 min")]
+)
+def test_an_estimate_is_told_as_exactly_as_it_deserves(seconds: float, words: str) -> None:
+    assert in_words(seconds) == words
+
+
+def test_what_is_left_is_told_sparingly() -> None:
+    told = io.StringIO()
+    with ProgressDisplay(Console(file=told, width=200), total=40, done=8) as display:
+        for number in range(32):
+            display.begin(f"cell {number}")
+            display.end(row(cell=f"cell {number}"), lambda: 6.0 * (31 - number))  # noqa: B023
+    lines = told.getvalue().splitlines()
+    assert [line for line in lines if "left" in line] == [
+        f"about {words} left" for words in ("3 min", "2 min", "2 min", "2 min", "72 s")
+    ]
+    assert lines[0] == "[9/40] pass cell 0"
+    assert lines[-1] == "[40/40] pass cell 31"
+
+
+class Usage(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+def test_a_cell_for_which_there_is_no_room_is_a_skip_with_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**10, 7 * 10**9, 3 * 10**9))
+
+    def why(disk: DiskUse, **parts: int | None) -> str | None:
+        return disk.why_skip(Config(storage=StorageConfig(**parts)), tmp_path / "not" / "yet")  # type: ignore[arg-type]
+
+    learnt = DiskUse()
+    for used in (2 * 10**9, 10**9, None):
+        learnt.add(Config(), row(disk_bytes=used))
+    learnt.add(Config(saves=9), row(disk_bytes=9 * 10**9))
+    assert why(DiskUse(), keep_free_bytes=3 * 10**9) is None
+    assert why(DiskUse(), keep_free_bytes=3 * 10**9, needs_bytes=1) is not None
+    assert why(learnt, keep_free_bytes=10**9) is None
+    assert why(learnt, keep_free_bytes=10**9, needs_bytes=10**9 + 1) is None, "the user knows better"
+    assert why(learnt, keep_free_bytes=10**9 + 1) == (
+        f"too little disk space: 3.0 GB are free in {tmp_path}, it needs 2.0 GB (as a cell like it took "
+        "up) and 1.0 GB are to stay free (storage.keep_free_bytes)"
+    )
+
+
+@pytest.mark.slow
+def test_room_on_the_disk_is_looked_at_before_each_cell(sweep: Callable[..., Finished]) -> None:
+    ended = sweep(
+        "-m", "storage.keep_free_bytes=0,1000000000000000000", "parallel=none", "saves=2", "device=cpu"
+    )
+    ran, skipped = ended.rows
+    assert ran["status"] == "pass"
+    assert ran["disk_bytes"] > 1.5 * ran["checkpoint_bytes"], "there are two checkpoints"
+    assert skipped["status"] == "skip"
+    assert "too little disk space" in skipped["reason"]
+    assert "1.0 EB are to stay free" in skipped["reason"]
+    assert not (ended.folder / skipped["cell"]).exists()
+    assert ended.status == 0
+
+    assert ran["config_dir"] == str(TESTS / "conf")

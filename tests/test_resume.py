@@ -1,0 +1,329 @@
+"""A sweep that was broken off and resumed is the sweep that was not: cell for cell, row for row."""
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from conftest import TESTS, Finished, alive_in, command, environment, run
+from dcpbench.config import Config, ModelConfig, ScenarioConfig, StorageConfig
+from dcpbench.results import append_row, keep_lines, read_lines
+from dcpbench.sweep import fingerprint
+from dcpbench.sweep.known import KnownFailure
+from test_results import row
+
+MATRIX = (
+    "-m",
+    "parallel=ddp,none",
+    "save=sync,async,async_cached",
+    "fault=none,weight_lowest_bit",
+    "saves=1",
+    "world_size=2",
+    "device=cpu",
+)
+SMALL = ("parallel=none", "world_size=1", "model=mine", "saves=1", "device=cpu")
+CELLS = 12
+"""4 pass, 4 are skips, and in 4 a fault is not seen as it should be, which is on a rank that there is not."""
+
+
+def measured(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What rows say by cell, all but when and how long, and the peaks of memory; each cell once."""
+    assert len({item["cell"] for item in rows}) == len(rows)
+    return {
+        item["cell"]: {
+            **{
+                name: value
+                for name, value in item.items()
+                if name not in ("started_at", "details") and not name.endswith("_s") and "peak" not in name
+            },
+            "checks": item["details"].get("checks"),
+            "losses": [rank["losses"] for rank in item["details"].get("ranks", [])],
+        }
+        for item in rows
+    }
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A sweep whose checkpoints go to `root` beside it."""
+    place = tmp_path_factory.mktemp("resume")
+    ended = run(
+        place / "unbroken", *MATRIX, f"storage.root={place / 'root'}", "hydra.sweeper.max_batch_size=2"
+    )
+    assert len(ended.rows) == CELLS
+    return ended
+
+
+def resume(folder: Path, *overrides: str, cwd: Path | None = None) -> Finished:
+    """`python -m dcpbench resume=<folder>`, from anywhere."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "dcpbench", *overrides, f"resume={folder}"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env=environment(),
+        cwd=cwd or folder.parent,
+    )
+    return Finished(ended.returncode, ended.stdout, ended.stderr, folder)
+
+
+def kill_when(started: list[str], happened: Callable[[], bool]) -> None:
+    """Start a driver, and kill it as soon as something has happened."""
+    driver = subprocess.Popen(
+        started, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment()
+    )
+    try:
+        deadline = time.monotonic() + 90
+        while not happened():
+            assert driver.poll() is None, "it ended before that"
+            assert time.monotonic() < deadline, "it did not happen in time"
+            time.sleep(0.002)
+    finally:
+        driver.kill()
+        driver.wait()
+
+
+def rows_in(folder: Path) -> int:
+    path = folder / "results.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def cell_under_way(folder: Path, checkpoints: Path) -> list[Path]:
+    """Where the checkpoints of cells lie that have written some and have no row."""
+    path = folder / "results.jsonl"
+    done = path.read_text() if path.exists() else ""
+    return [place.parent for place in checkpoints.glob("*/step-*") if f'"{place.parent.name}"' not in done]
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_and_resumed_the_rows_are_those_of_an_unbroken_sweep(
+    unbroken: Finished,
+) -> None:
+    folder, root = unbroken.folder.parent / "repaired", unbroken.folder.parent / "root"
+    # Names of one length: paths stand in the metadata, and bytes are compared.
+    assert len(folder.name) == len(unbroken.folder.name)
+    anew = command(folder, *MATRIX, f"storage.root={root}")
+    again = [*anew, f"resume={folder}"]
+
+    def refused_beside_the_first() -> bool:
+        if not (folder / "sweep.json").exists():
+            return False
+        second = resume(folder)
+        assert (second.status, second.out) == (2, "")
+        assert "another dcpbench is at work in this folder" in second.err
+        return True
+
+    kill_when(anew, refused_beside_the_first)
+
+    # In a cell, with a checkpoint begun; it leaves more behind than one would think.
+    kill_when(again, lambda: any(cell_under_way(folder, root / "repaired")))
+    done = {line.row.cell for line in read_lines(folder) if line.row}
+    dead = next(item["cell"] for item in unbroken.rows if item["cell"] not in done)
+    for place in (root / "repaired" / dead, folder / dead):
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "stale").write_text("left over")
+    before = len(done)
+
+    # Right after a row: nothing of the next cell is there, or a little.
+    kill_when(again, lambda: rows_in(folder) > before)
+
+    # In the middle of a row.
+    content = (folder / "results.jsonl").read_bytes()
+    last = content.rfind(b"\n", 0, -1) + 1
+    (folder / "results.jsonl").write_bytes(content[: (last + len(content)) // 2])
+
+    ended = resume(folder, cwd=TESTS)
+    assert ended.err.count("was broken off and is cut off") == 1
+    assert ended.status == unbroken.status == 1
+    assert (folder / "results.jsonl").read_bytes().startswith(content[:last]), (
+        "rows that stand are left alone"
+    )
+    assert [item["cell"] for item in ended.rows] == [item["cell"] for item in unbroken.rows]
+    assert measured(ended.rows) == measured(unbroken.rows)
+    assert not list(folder.parent.rglob("stale"))
+    wrong = {item["cell"] for item in ended.rows if item["status"] == "fail"}
+    assert {kept.name for kept in (root / "repaired").iterdir()} == wrong, "and no others' checkpoints"
+    assert len(wrong) == 4
+    assert len((folder / "results.csv").read_text().splitlines()) == CELLS + 1
+    assert f"{CELLS} cells: " in ended.out
+    assert alive_in(folder.parent) == []
+
+
+@pytest.mark.slow
+def test_what_is_not_as_it_was_runs_again_and_is_told_once_for_each_reason(unbroken: Finished) -> None:
+    folder = unbroken.folder.parent / "reworked"
+    shutil.copytree(unbroken.folder, folder)
+    rows = unbroken.rows
+    changed = {"torch_version": "1.0", "code_digest": "0123", "config_digest": "0123", "schema_version": 0}
+    ran = [item for item in rows if item["status"] != "skip"]
+    for item, (column, value) in zip(ran, changed.items(), strict=False):
+        item[column] = value
+    ran[4]["config_digest"] = "4567"
+    before = b"".join(json.dumps(item).encode() + b"\n" for item in rows)
+    (folder / "results.jsonl").write_bytes(before)
+    machine = json.loads((folder / "environment.json").read_text())
+    machine["torch"] = "1.0"
+    (folder / "environment.json").write_text(json.dumps(machine))
+
+    planned = resume(folder, "plan=true")
+    assert planned.status == 0, planned.err
+    assert (folder / "results.jsonl").read_bytes() == before
+    assert f"{CELLS} cells: 5 would run, {CELLS - 5} are done" in planned.out
+    torch = unbroken.rows[0]["torch_version"]
+    reasons = (
+        f"1 cell again: torch was 1.0 and is {torch}",
+        "1 cell again: the code has changed (",
+        "2 cells again: the configuration, or what is known to fail, has changed",
+        "1 cell again: what stands in its line is no row of this version",
+    )
+    assert all(planned.out.count(reason) == 1 for reason in reasons), planned.out
+
+    ended = resume(folder, "rerun=failed")
+    assert all(ended.err.count(reason) == 1 for reason in reasons), ended.err
+    assert "2 cells again: it did not come out as it should (rerun=failed)" in ended.err
+    assert measured(ended.rows) == measured(unbroken.rows)
+    assert [item["cell"] for item in ended.rows] == [item["cell"] for item in unbroken.rows]
+    old = (folder / "superseded.jsonl").read_bytes().splitlines(keepends=True)
+    assert sorted(old) == sorted(json.dumps(item).encode() + b"\n" for item in [*ran[:6], ran[7]])
+    described = json.loads((folder / "environment.json").read_text())
+    assert described["torch"] == torch
+    assert described["earlier"] == [{"torch": "1.0"}]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["resume={place}/nowhere"], "there is no such folder"),
+        (["resume={place}"], "holds no sweep that could be resumed"),
+        (["resume="], "names no folder"),
+        (["resume={folder}", "hydra.sweep.dir={place}/other"], "is another folder"),
+        (
+            ["resume={folder}", "parallel=fsdp", "device=cpu"],
+            "is another matrix: it has no cell parallel=fsdp",
+        ),
+        (["rerun=failed"], "rerun=failed"),
+        (["resume={folder}", "rerun=all"], "rerun"),
+        (["resume={folder},{place}", "parallel=ddp"], "takes one value"),
+        (["parallel=ddp", "hydra.sweep.dir={folder}"], "go on with resume="),
+    ],
+)
+def test_wrong_use_is_one_line_and_loses_nothing(
+    unbroken: Finished, words: list[str], told: str, tmp_path: Path
+) -> None:
+    def everything() -> dict[str, float]:
+        return {str(item): item.stat().st_mtime for item in unbroken.folder.rglob("*")}
+
+    before = everything()
+    given = [word.format(folder=unbroken.folder, place=tmp_path) for word in words]
+    program = [sys.executable, "-m", "dcpbench", *given]
+    ended = subprocess.run(program, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert ended.returncode == 2, ended.stderr
+    (line,) = ended.stderr.splitlines()
+    assert told in line
+    assert everything() == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_batches_of_hydra_are_one_sweep(unbroken: Finished) -> None:
+    assert unbroken.err.count("hydra.sweeper.max_batch_size=2 changes nothing") == 1
+    assert f"[{CELLS}/{CELLS}]" in unbroken.err
+    assert len((unbroken.folder / "results.csv").read_text().splitlines()) == CELLS + 1
+
+
+@pytest.mark.parametrize("replaced", [0, 1])
+def test_rows_are_taken_out_whole_or_not_at_all(tmp_path: Path, replaced: int) -> None:
+    """Killed before the first or the second of its two files is put in place, and done again."""
+    for cell in ("one", "two", "three"):
+        append_row(tmp_path, row(cell=cell, details={"of": cell}))
+    original = (tmp_path / "results.jsonl").read_bytes().splitlines(keepends=True)
+    honest, done = Path.replace, []
+
+    def killed(path: Path, target: Path) -> Path:
+        if len(done) == replaced:
+            raise KeyboardInterrupt
+        done.append(target)
+        return honest(path, target)
+
+    def take_out() -> None:
+        one, two, three = read_lines(tmp_path)
+        keep_lines(tmp_path, [three, one], take_out=[two])
+
+    with mock.patch.object(Path, "replace", killed), pytest.raises(KeyboardInterrupt):
+        take_out()
+    assert (tmp_path / "results.jsonl").read_bytes().splitlines(keepends=True) == original
+    take_out()
+    assert (tmp_path / "results.jsonl").read_bytes().splitlines(keepends=True) == [original[2], original[0]]
+    assert (tmp_path / "superseded.jsonl").read_bytes() == original[1]
+
+
+def test_a_digest_is_of_all_that_decides_a_row() -> None:
+    config = Config(scenario=ScenarioConfig(name="a", target="x.y"), model=ModelConfig(options={"size": 3}))
+    failure = KnownFailure(id="f", cells={"parallel": "ddp"}, torch=">=2", checks={"model_equal": "a"})
+    elsewhere = KnownFailure(id="g", cells={"parallel": "fsdp"}, torch=">=2", checks={"model_equal": "a"})
+    measured_with = row(torch_version="2.13.0")
+
+    def digest(changed: Config = config, known: tuple[KnownFailure, ...] = ()) -> str:
+        return fingerprint.config_digest(changed, measured_with, list(known))
+
+    def but(**parts: Any) -> Config:
+        return Config(**{**vars(config), **parts})
+
+    assert digest(but(resume="x", plan=True, known_failures="y")) == digest()
+    assert digest(known=(elsewhere,)) == digest()
+    others = [
+        digest(but(model=ModelConfig(options={"size": 4}))),
+        digest(but(seed=1)),
+        digest(but(storage=StorageConfig(thread_count=2))),
+        digest(known=(failure,)),
+    ]
+    assert len({digest(), *others}) == 5
+
+
+def test_a_users_own_code_is_part_of_what_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "users_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('the driver does not import it')\n")
+    (package / "models.py").write_text("SIZE = 3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    own = Config(model=ModelConfig(target="users_package.models.Mine"))
+
+    def digest(config: Config) -> str:
+        fingerprint._package_digest.cache_clear()
+        return fingerprint.code_digest(config)
+
+    before = digest(own), digest(Config())
+    assert before[0] != before[1]
+    (package / "models.py").write_text("SIZE = 4\n")
+    assert digest(own) != before[0]
+    assert digest(Config()) == before[1]
+
+
+@pytest.mark.slow
+def test_a_row_for_which_there_is_no_room_breaks_the_sweep_off_between_rows(tmp_path: Path) -> None:
+    """A limit on the length of files stands for a full disk."""
+    folder = tmp_path / "sweep"
+    limited = f"ulimit -f 80; exec {shlex.join(command(folder, '-m', 'seed=range(1,11)', *SMALL))}"
+    full = subprocess.run(
+        ["bash", "-c", limited], capture_output=True, text=True, check=False, env=environment(), cwd=tmp_path
+    )
+    assert full.returncode == 1
+    assert full.stderr.splitlines()[-1] == (
+        f"broken off: no row could be added to {folder / 'results.jsonl'}: File too large; make room, and go "
+        f"on with resume={folder}"
+    )
+    kept = (folder / "results.jsonl").read_bytes()
+    assert 0 < kept.count(b"\n") < 10
+    assert kept.endswith(b"\n")
+    ended = resume(folder)
+    assert ended.status == 0, ended.err
+    assert (folder / "results.jsonl").read_bytes().startswith(kept)
+    assert [item["seed"] for item in ended.rows] == list(range(1, 11))
