@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dcpbench.config import Config, KeepCheckpoints
-from dcpbench.results import CHECKS, Row, as_it_should_be
+from dcpbench.results import CHECKS, PASSING, Row, as_it_should_be
 
 FIRST_TRY = "first-try"
 _FIRST_CAUSE = ("rank", "phase", "upload_under_way", "limit", "doing", "log_tail")
@@ -35,6 +35,7 @@ def set_aside(folder: Path, checkpoints: Path) -> Path:
     beside = aside / checkpoints.name
     if checkpoints.parent != folder:  # storage.root: perhaps another file system
         beside = checkpoints.with_name(f"{checkpoints.name}.{FIRST_TRY}")
+    _remove(beside)  # of a sweep that was broken off
     checkpoints.rename(beside)
     checkpoints.mkdir()
     return beside
@@ -58,7 +59,8 @@ def settle(first: Row, second: Row) -> None:
 
 def clear(keep: KeepCheckpoints, row: Row, checkpoints: Path) -> str | None:
     """Remove the checkpoints of a try that are not to be kept; a sentence if they would not go."""
-    if keep is KeepCheckpoints.all or (keep is KeepCheckpoints.failed and not as_it_should_be(row)):
+    well = row.status in PASSING or row.fault_seen
+    if keep is KeepCheckpoints.all or (keep is KeepCheckpoints.failed and not well):
         return None
     return _remove(checkpoints)
 
