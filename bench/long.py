@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 EVERY = 100
+NOT_WELL = ("fail", "error", "crash", "timeout", "vacuous", "xpass", "    again")
 
 
 def main() -> int:
@@ -28,8 +29,8 @@ def main() -> int:
         print(said.read_text().splitlines()[-1])
         rows = (folder / "results.jsonl").stat().st_size
         print(f"{rows / 1e6:.1f} MB of rows, exit status {sweep.returncode}")
-        counts = [line for line in said.read_text().splitlines() if " cells: " in line]
-        print(*counts, sep="\n")
+        told = said.read_text().splitlines()
+        print(*(line for line in told if line.startswith(NOT_WELL) or " cells: " in line), sep="\n")
     return sweep.returncode
 
 

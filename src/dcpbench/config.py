@@ -62,6 +62,15 @@ class Place(Enum):
     written = "written"
 
 
+class Sharing(Enum):
+    """Which cells run at the same time: none; those that have GPUs of their own each; with `correctness`
+    also several on the same GPUs, or the CPU, whose times then say nothing and are null."""
+
+    none = "none"
+    disjoint = "disjoint"
+    correctness = "correctness"
+
+
 class Tolerance(Enum):
     """The named tolerance profiles of `dcpbench.verify.oracles`."""
 
@@ -313,6 +322,7 @@ class Config:
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
     retry: int = 1
     isolation: Isolation = Isolation.warm
+    sharing: Sharing = Sharing.disjoint
     keep_checkpoints: KeepCheckpoints = KeepCheckpoints.failed
     known_failures: str | None = None
     resume: str | None = None

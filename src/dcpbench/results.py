@@ -152,6 +152,13 @@ def exit_status(rows: Iterable[Row]) -> int:
     return 0 if well and ran else 1
 
 
+def forget_times(row: Row) -> None:
+    """Make null what is in seconds: other cells ran on the same devices."""
+    for column in COLUMNS:
+        if column.endswith("_s"):
+            setattr(row, column, None)
+
+
 def as_it_should_be(row: Row) -> bool:
     """Whether a row is what one wants to see."""
     if row.flaky:

@@ -17,7 +17,7 @@ from rich.text import Text
 from dcpbench.config import ConfigError, Rerun
 from dcpbench.results import INTERRUPTED, ResultsError, exit_status, stored_rows, write_csv
 from dcpbench.sweep import cells as composing
-from dcpbench.sweep import driver, machine, planning, record, resuming
+from dcpbench.sweep import driver, jobs, machine, planning, record, resuming
 from dcpbench.sweep import folder as folders
 
 
@@ -71,7 +71,7 @@ def _decided(
         here = machine.probe(context)
     except RuntimeError as error:
         raise ConfigError(str(error)) from None
-    return driver.Sweep(folder, driver.plan(cells, here, conf), here, context, Console(stderr=True))
+    return driver.Sweep(folder, jobs.plan(cells, here, conf), here, context, Console(stderr=True))
 
 
 def _resumed(base: DictConfig, folder: Path) -> record.Record | None:

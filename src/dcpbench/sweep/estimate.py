@@ -44,9 +44,9 @@ class Times:
         found = next((taken for key in cell if (taken := self._taken.get(key))), None)
         return statistics.median(found) if found else None
 
-    def left(self, cells: Iterable[Iterable[Key]]) -> float | None:
-        """Seconds for all of these cells; those that are like none so far take as long as the others
-        do. None if there is nothing to go by."""
+    def left(self, cells: Iterable[Iterable[Key]], at_once: int = 1) -> float | None:
+        """Seconds for all of these cells, so many `at_once`; those that are like none so far take as long
+        as the others do. None if there is nothing to go by."""
         known: list[float] = []
         unknown = 0
         for cell in cells:
@@ -57,7 +57,7 @@ class Times:
                 known.append(seconds)
         if not known:
             return None
-        return sum(known) + unknown * statistics.fmean(known)
+        return (sum(known) + unknown * statistics.fmean(known)) / at_once
 
 
 def times_of(rows: Iterable[Row]) -> Times:

@@ -12,8 +12,8 @@ from dcpbench.report.styles import style_of
 from dcpbench.results import Row
 from dcpbench.sweep import estimate
 from dcpbench.sweep.disk import DiskUse
-from dcpbench.sweep.driver import Job
 from dcpbench.sweep.estimate import Times, in_words
+from dcpbench.sweep.jobs import Job
 from dcpbench.sweep.resuming import Found
 
 _UNFOLDED = 1000

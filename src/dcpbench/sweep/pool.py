@@ -46,19 +46,22 @@ class RankGroup:
     """
 
     kind: GroupKind
+    gpus: tuple[int, ...] = ()
     _ranks: list[Rank] = field(default_factory=list)
     _started: float = field(default_factory=time.time)
     _shared_before: set[str] = field(default_factory=processes.shared_memory)
 
     @classmethod
-    def start(cls, context: ForkServerContext, kind: GroupKind, folder: Path) -> "RankGroup":
+    def start(
+        cls, context: ForkServerContext, kind: GroupKind, folder: Path, gpus: tuple[int, ...]
+    ) -> "RankGroup":
         """Fork the ranks; they join while the driver goes on. Until they get a cell they log to
-        `folder`.
+        `folder`. `gpus` has the number of each rank's GPU, if they are to use any.
 
         Raises:
             OSError, EOFError: they could not be started; none is left behind.
         """
-        group = cls(kind)
+        group = cls(kind, gpus)
         try:
             group._fork(context, folder)
         except BaseException:
@@ -75,7 +78,7 @@ class RankGroup:
                 seat = Seat(
                     rank=number,
                     world_size=kind.world_size,
-                    device=f"cuda:{number}" if kind.device == "cuda" else kind.device,
+                    device=f"cuda:{self.gpus[number]}" if kind.device == "cuda" else kind.device,
                     process_group=kind.process_group,
                     store_port=listener.getsockname()[1],
                     log=str(log),
@@ -128,10 +131,14 @@ class RankGroup:
         """Whether every rank's process has ended."""
         return not any(rank.process.is_alive() for rank in self._ranks)
 
+    def end(self) -> None:
+        """End the ranks and whatever they started, at once; `kill` is still to be called."""
+        processes.end_families(self._leaders())
+
     def kill(self) -> None:
         """End the ranks and whatever they started, at once, and wait until they are gone."""
         held = processes.held_shared_memory(self._leaders())
-        processes.end_families(self._leaders())
+        self.end()
         for rank in self._ranks:
             rank.process.join(1.0)
             rank.connection.close()

@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import TracebackType
 
 from rich.console import Console, Group
@@ -19,6 +20,20 @@ _LEFT_EVERY_S = 1.0
 _WORTH_TELLING_S = 60.0
 
 
+@dataclass
+class _Running:
+    """A cell that runs: since when, and which phase each rank is in."""
+
+    note: str
+    phases: dict[int, str] = field(default_factory=dict)
+    since: float = field(default_factory=time.monotonic)
+
+    def __str__(self) -> str:
+        doing = ", ".join(sorted(set(self.phases.copy().values()))) or "starting ranks"
+        note = f"({self.note}) " if self.note else ""
+        return f"{note}{doing}  {time.monotonic() - self.since:.0f} s"
+
+
 class ProgressDisplay:
     """Cells done and left, the running cell with the phase of each rank, what has failed so far."""
 
@@ -29,9 +44,7 @@ class ProgressDisplay:
         self._failures = 0
         self._failed: deque[tuple[str, str]] = deque(maxlen=_FAILURES_SHOWN)
         self._left_at = 0.0
-        self._cell = ""
-        self._phases: dict[int, str] = {}
-        self._started = 0.0
+        self._running: dict[str, _Running] = {}
         self._bar = Progress(
             TextColumn("cells"),
             BarColumn(),
@@ -57,18 +70,22 @@ class ProgressDisplay:
         if self._console.is_terminal:
             self._live.stop()
 
-    def begin(self, cell: str) -> None:
-        """A cell starts."""
-        self._cell, self._phases, self._started = cell, {}, time.monotonic()
+    def begin(self, cell: str, note: str = "") -> None:
+        """A cell starts; `note` says what else there is to say of it."""
+        self._running[cell] = _Running(note)
 
-    def phase(self, rank: int, phase: str) -> None:
-        """A rank of the running cell begins a phase."""
-        self._phases[rank] = phase
+    def phases_of(self, cell: str) -> Callable[[int, str], None]:
+        """What is called with a rank of a cell that runs, and the phase that it begins."""
+
+        def begins(rank: int, phase: str) -> None:
+            self._running[cell].phases[rank] = phase
+
+        return begins
 
     def end(self, row: Row, left: Callable[[], float | None]) -> None:
         """A cell has its row; `left` estimates the seconds that the others will take."""
         self._done += 1
-        self._cell = ""
+        self._running.pop(row.cell, None)
         self._bar.update(self._task, completed=self._done)
         if not as_it_should_be(row):
             self._failures += 1
@@ -100,11 +117,7 @@ class ProgressDisplay:
 
     def _render(self) -> Group:
         lines: list[Progress | Text] = [self._bar]
-        if self._cell:
-            spent = time.monotonic() - self._started
-            phases = sorted(set(self._phases.values()))
-            doing = ", ".join(phases) or "starting ranks"
-            lines.append(_line(f"running  {self._cell}  {doing}  {spent:.0f} s"))
+        lines += [_line(f"running  {cell}  {running}") for cell, running in list(self._running.items())]
         for status, said in self._failed:
             line = _line("")
             line.append(f"{status:8}", style_of(status))

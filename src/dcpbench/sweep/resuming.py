@@ -22,7 +22,7 @@ from dcpbench.results import (
     read_lines,
 )
 from dcpbench.sweep import folder as folders
-from dcpbench.sweep.driver import Job
+from dcpbench.sweep.jobs import Job
 from dcpbench.sweep.record import Record
 
 
