@@ -1,14 +1,15 @@
 """Does a sweep survive whatever happens to its ranks?  python bench/soak.py [--cells N] [--seed N]
 
 A sweep of many small cells on CPU ranks, of which one is killed or stopped from outside again and again, at
-random moments. At the end every cell must have one whole row; what was hit must be told as what it was,
-whether its second try passed or not; all others must have passed; and nothing may be left behind. Ends
-with 1 where that is not so.
+random moments; now and then the driver itself is killed and the sweep resumed. At the end every cell must
+have one whole row; what was hit must be told as what it was, whether its second try passed or not; all
+others must have passed; and nothing may be left behind. Ends with 1 where that is not so.
 """
 
 # ruff: noqa: T201
 import argparse
 import json
+import math
 import os
 import random
 import re
@@ -32,6 +33,7 @@ FIRST_TRY = "first-try"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP)
 CELL_LIMIT_S = 8
+GONE_S = 15
 SWEEP = (
     *("device=cpu", "world_size=3", "parallel=ddp,fsdp2", "save=sync,async", "model=even"),
     *("saves=2", "train_steps=1", "resume_steps=1", f"timeouts.cell_s={CELL_LIMIT_S}"),
@@ -54,38 +56,54 @@ class Soak:
     folder: Path
     cells: int
     every_s: float
+    driver_every_s: float
     chance: random.Random
     hits: list[Hit] = field(default_factory=list)
+    drivers: int = 0
 
     def run(self) -> int:
-        """Run the sweep to its end; its exit status."""
+        """Run the sweep to its end, with as many drivers as it takes; its exit status."""
+        while (status := self.drive()) is None:
+            self.wait_until_left()
+        return status
+
+    def drive(self) -> int | None:
+        """Run one driver; its exit status, or None if it was killed."""
+        self.drivers += 1
         driver = self.start()
+        end = math.inf
         try:
             while driver.poll() is None:
                 with suppress(subprocess.TimeoutExpired):
                     driver.wait(self.chance.expovariate(1 / self.every_s))
+                if (self.folder / "results.jsonl").exists() and time.monotonic() > end:
+                    return None
+                if end == math.inf and list(self.ranks(driver)) and self.driver_every_s:
+                    end = time.monotonic() + self.chance.expovariate(1 / self.driver_every_s)
                 self.hit_a_rank(driver)
         finally:
             driver.kill()
-        return driver.wait()
+            driver.wait()
+        return driver.returncode
 
     def start(self) -> "subprocess.Popen[bytes]":
-        """A driver of the sweep."""
+        """A driver of the sweep, or of what is left of it."""
         seeds = ",".join(str(number) for number in range(-(-self.cells // 4)))
+        asked = ["-m", *SWEEP, f"seed={seeds}", f"hydra.sweep.dir={self.folder}"]
+        if self.drivers > 1:
+            asked = [f"resume={self.folder}"]
         return subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "dcpbench",
-                "-m",
-                *SWEEP,
-                f"seed={seeds}",
-                f"hydra.sweep.dir={self.folder}",
-            ],
+            [sys.executable, "-m", "dcpbench", *asked],
             cwd=ROOT,
             stdout=subprocess.DEVNULL,
-            stderr=(self.folder.parent / "soak.err").open("wb"),
+            stderr=(self.folder.parent / "soak.err").open("ab"),
         )
+
+    def wait_until_left(self) -> None:
+        """Wait until the ranks of a driver that was killed are gone, as they must be soon."""
+        deadline = time.monotonic() + GONE_S
+        while list(alive_in(self.folder)) and time.monotonic() < deadline:
+            time.sleep(0.1)
 
     def hit_a_rank(self, driver: "subprocess.Popen[bytes]") -> None:
         """Send one of the signals to one of the ranks, if there are any."""
@@ -113,12 +131,16 @@ def main() -> int:
     parser.add_argument("--cells", type=int, default=200, help="at least so many (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments, ranks and signals")
     parser.add_argument("--every", type=float, default=4.0, help="seconds between hits, on average")
+    parser.add_argument(
+        "--driver-every", type=float, default=60.0, help="seconds between ends of a driver; 0: never"
+    )
     arguments = parser.parse_args()
     shared = shared_memory()
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         chance = random.Random(arguments.seed)
-        soak = Soak(Path(folder) / "sweep", arguments.cells, arguments.every, chance)
+        every_s = (arguments.every, arguments.driver_every)
+        soak = Soak(Path(folder) / "sweep", arguments.cells, *every_s, chance)
         status = soak.run()
         spent_s = time.monotonic() - started
         rows, broken = read(soak.folder)
@@ -127,7 +149,7 @@ def main() -> int:
         wrong += [f"left behind: {SHARED_MEMORY / name}" for name in shared_memory() - shared]
         if wrong:
             print((Path(folder) / "soak.err").read_text(errors="replace"))
-    report(rows, soak.hits, spent_s)
+    report(rows, soak, spent_s)
     for sentence in wrong:
         print(f"WRONG: {sentence}")
     return 1 if wrong else 0
@@ -181,11 +203,11 @@ def explains(hit: Hit, tried: dict[str, Any]) -> bool:
     return tried["status"] == "crash" and reason.startswith(f"rank {hit.rank} was killed by {hit.name} in ")
 
 
-def report(rows: list[dict[str, Any]], hits: list[Hit], spent_s: float) -> None:
+def report(rows: list[dict[str, Any]], soak: Soak, spent_s: float) -> None:
     """What happened, in figures."""
-    sent = ", ".join(f"{number} {name}" for name, number in Counter(hit.name for hit in hits).items())
+    sent = ", ".join(f"{number} {name}" for name, number in Counter(hit.name for hit in soak.hits).items())
     came_to = Counter(f"{row['status']}{' (flaky)' if row['flaky'] else ''}" for row in rows)
-    print(f"{len(rows)} cells in {spent_s:.0f} s, {len(hits)} hits ({sent})")
+    print(f"{len(rows)} cells in {spent_s:.0f} s, {soak.drivers} drivers, {len(soak.hits)} hits ({sent})")
     print(", ".join(f"{number} {status}" for status, number in came_to.most_common()))
     first = Counter(tried["status"] for row in rows for tried in tries(row) if tried["status"] != "pass")
     print(

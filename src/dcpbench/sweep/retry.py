@@ -35,6 +35,7 @@ def set_aside(folder: Path, checkpoints: Path) -> Path:
     beside = aside / checkpoints.name
     if checkpoints.parent != folder:  # storage.root: perhaps another file system
         beside = checkpoints.with_name(f"{checkpoints.name}.{FIRST_TRY}")
+    _remove(beside)  # of a sweep that was broken off
     checkpoints.rename(beside)
     checkpoints.mkdir()
     return beside

@@ -11,6 +11,7 @@ from pathlib import Path
 from dcpbench.sweep.ranks import Rank
 
 _WRITTEN_S = 2.0
+_TAIL_LINES = 30
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x.*most recent call first.*$", re.MULTILINE)
 _WAITING = ("threading.py", "queue.py", "concurrent/futures/_base.py", "concurrent/futures/thread.py")
@@ -45,7 +46,7 @@ def dump(ranks: Sequence[Rank]) -> dict[int, str]:
 
 def fatal(log: Path) -> str | None:
     """Where a rank was that the interpreter saw die, as after a segmentation fault."""
-    _, died, dumped = _written(log, 0).rpartition("Fatal Python error: ")
+    _, died, dumped = _end(log, 2**20).rpartition("Fatal Python error: ")
     if not died:
         return None
     _, _, current = dumped.partition("Current thread")
@@ -53,9 +54,9 @@ def fatal(log: Path) -> str | None:
     return _short(frame.groups()) if frame else None
 
 
-def tail(log: Path, lines: int = 30, longest: int = 16_384) -> list[str]:
+def tail(log: Path) -> list[str]:
     """The last lines of a log."""
-    return _written(log, max(0, _size(log) - longest)).splitlines()[-lines:]
+    return _end(log, 2**14).splitlines()[-_TAIL_LINES:]
 
 
 def _wait_until_written(asked: Sequence[Rank], before: dict[int, int]) -> None:
@@ -88,6 +89,10 @@ def _short(frame: Sequence[str]) -> str:
 
 def _waits(frame: tuple[str, str, str]) -> bool:
     return frame[0].endswith(_WAITING)
+
+
+def _end(log: Path, longest: int) -> str:
+    return _written(log, max(0, _size(log) - longest))
 
 
 def _written(log: Path, offset: int) -> str:
