@@ -108,7 +108,7 @@ class Sweep:
         """
         begun = next(job.begun for job in self.jobs)
         to_run = [job for job in self.jobs if job.cell.name not in self.done]
-        alike = [estimate.keys(job.begun) for job in to_run]
+        alike = [[] if job.skip else estimate.keys(job.begun) for job in to_run]
         times = estimate.times_of(self.done.values())
         for job in self.jobs:
             if job.cell.name in self.done:
@@ -130,15 +130,15 @@ class Sweep:
                     self.written += 1
                     times.add(row)
                     self._disk.add(job.config, row)
-                    display.end(row, lambda: times.left(alike[self.written :]))
+                    display.end(row, lambda: times.left(filter(None, alike[self.written :])))
             if self._ranks:
                 self._ranks.close()
                 self._leaving.append(self._ranks)
                 self._ranks = None
         finally:
+            self._end_ranks()
             self.machine.complete()
             describe()
-            self._end_ranks()
 
     def _run(self, job: Job, row: Row, display: ProgressDisplay) -> None:
         row.started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
