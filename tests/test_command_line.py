@@ -82,11 +82,11 @@ def test_checkpoints_lie_where_storage_root_says(tmp_path: Path, sweep: Callable
     assert not list(ended.folder.rglob("*.distcp"))
 
 
-@pytest.mark.parametrize("overrides", [["hydra/launcher=basic"], ["hydra.mode=RUN"]])
-def test_another_launcher_is_refused(overrides: list[str], sweep: Callable[..., Finished]) -> None:
-    ended = sweep("parallel=ddp", "device=cpu", *overrides)
+@pytest.mark.parametrize("override", ["hydra/launcher=basic", "hydra/sweeper=basic", "hydra.mode=RUN"])
+def test_another_launcher_or_sweeper_is_refused(override: str, sweep: Callable[..., Finished]) -> None:
+    ended = sweep("parallel=ddp", "device=cpu", override)
     assert ended.status == 2
-    assert "launcher" in ended.err.splitlines()[-1]
+    assert ("sweeper" if "sweeper" in override else "launcher") in ended.err.splitlines()[-1]
     assert not list(ended.folder.glob("results*"))
 
 

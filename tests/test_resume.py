@@ -16,7 +16,7 @@ import pytest
 from conftest import TESTS, Finished, alive_in, command, environment, run
 from dcpbench.config import Config, ModelConfig, ScenarioConfig, StorageConfig
 from dcpbench.results import append_row, keep_lines, read_lines
-from dcpbench.sweep import fingerprint
+from dcpbench.sweep import fingerprint, record
 from dcpbench.sweep.known import KnownFailure
 from test_results import row
 
@@ -317,7 +317,7 @@ def test_a_row_for_which_there_is_no_room_breaks_the_sweep_off_between_rows(tmp_
     )
     assert full.returncode == 1
     assert full.stderr.splitlines()[-1] == (
-        f"broken off: no row could be added to {folder / 'results.jsonl'}: File too large; make room, and go "
+        f"broken off: {folder / 'results.jsonl'} cannot be written to: File too large; make room, and go "
         f"on with resume={folder}"
     )
     kept = (folder / "results.jsonl").read_bytes()
@@ -327,3 +327,21 @@ def test_a_row_for_which_there_is_no_room_breaks_the_sweep_off_between_rows(tmp_
     assert ended.status == 0, ended.err
     assert (folder / "results.jsonl").read_bytes().startswith(kept)
     assert [item["seed"] for item in ended.rows] == list(range(1, 11))
+
+
+def test_the_words_of_a_command_line_are_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Overrides stay together, as Hydra wants them, wherever its own options stand."""
+    folder, elsewhere = tmp_path / "a sweep", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.chdir(tmp_path)
+    typed = ["-m", "parallel=ddp,fsdp", "hydra.sweep.dir=x", "model=mine", "--config-dir", "conf"]
+    record.Record(record.own_words(typed), str(elsewhere), ["one"], []).write(folder)
+    here = [f'resume="{folder}"', f'hydra.sweep.dir="{folder}"']
+    taken = record.command_line(["plan=true", "resume=a sweep"])
+    assert taken == ["-m", "parallel=ddp,fsdp", "model=mine", "plan=true", *here, "--config-dir", "conf"]
+    assert Path.cwd() == elsewhere
+    monkeypatch.chdir(tmp_path)
+    given = record.command_line(["resume=a sweep", "seed=1,2", "-m"])
+    assert given == ["seed=1,2", *here, "-m"]
+    assert record.command_line(typed) == typed

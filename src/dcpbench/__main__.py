@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from dcpbench.config import Config, ConfigError, conf_folder
-from dcpbench.results import INTERRUPTED, WRONG_CONFIGURATION
+from dcpbench.results import INTERRUPTED, WRONG_CONFIGURATION, ResultsError
 from dcpbench.sweep.errors import one_line
 from dcpbench.sweep.record import command_line
 
@@ -65,7 +65,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("dcpbench: interrupted before the first cell\n")
         sys.exit(INTERRUPTED)
-    except (ConfigError, HydraException, OmegaConfBaseException, YAMLError) as error:
+    except (ConfigError, ResultsError, HydraException, OmegaConfBaseException, YAMLError) as error:
         sys.stderr.write(f"dcpbench: {one_line(error)}\n")
         sys.exit(WRONG_CONFIGURATION)
 

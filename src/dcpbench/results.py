@@ -13,6 +13,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -173,22 +174,27 @@ def append_row(folder: Path, row: Row) -> None:
         ResultsError: it cannot be written, and nothing of it is left.
     """
     line = (json.dumps(_finite(asdict(row)), allow_nan=False) + "\n").encode()
-    with (folder / RESULTS_JSONL).open("ab", buffering=0) as out:
+    path = folder / RESULTS_JSONL
+    with _writing(path), path.open("ab", buffering=0) as out:
         before = out.seek(0, os.SEEK_END)
         try:
             while line:  # what is not taken at once is asked for again, to hear why
                 line = line[out.write(line) :]
             os.fsync(out.fileno())
-        except OSError as error:
+        except OSError:
             out.truncate(before)
-            raise ResultsError(f"no row could be added to {out.name}: {error.strerror}") from None
+            raise
 
 
 def write_csv(folder: Path) -> None:
-    """Write `results.csv`: the rows of `results.jsonl` without `details`, one column each."""
+    """Write `results.csv`: the rows of `results.jsonl` without `details`, one column each.
+
+    Raises:
+        ResultsError: it cannot be written.
+    """
     with_name = folder / RESULTS_CSV
     beside = with_name.with_suffix(".csv.tmp")
-    with beside.open("w", encoding="utf-8", newline="") as out:
+    with _writing(with_name), beside.open("w", encoding="utf-8", newline="") as out:
         writer = csv.DictWriter(out, fieldnames=COLUMNS, extrasaction="ignore")
         writer.writeheader()
         writer.writerows(asdict(row) for row in stored_rows(folder))
@@ -196,10 +202,12 @@ def write_csv(folder: Path) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file that is there whole or not at all."""
-    beside = path.with_name(path.name + ".tmp")
-    beside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    beside.replace(path)
+    """Write a JSON file that is there whole or not at all.
+
+    Raises:
+        ResultsError: it cannot be written.
+    """
+    _replace(path, [(json.dumps(content, indent=2) + "\n").encode()])
 
 
 def read_rows(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
@@ -258,7 +266,11 @@ def stored_rows(folder: Path) -> Iterator[Row]:
 def keep_lines(folder: Path, keep: Iterable[Line], take_out: Iterable[Line] = ()) -> None:
     """Have `results.jsonl` hold just the lines to `keep`, in their order, and `superseded.jsonl` those
     that were taken out. A process that is killed meanwhile leaves the one file old or new, and no line
-    lost or twice in the other."""
+    lost or twice in the other.
+
+    Raises:
+        ResultsError: one of them cannot be written.
+    """
     path, history = folder / RESULTS_JSONL, folder / SUPERSEDED_JSONL
     with path.open("rb") as rows:
         if taken := dict.fromkeys(_bytes(rows, line) for line in take_out):
@@ -276,11 +288,20 @@ def _bytes(rows: BinaryIO, line: Line) -> bytes:
 
 def _replace(path: Path, parts: Iterable[bytes]) -> None:
     beside = path.with_name(path.name + ".tmp")
-    with beside.open("wb") as out:
-        out.writelines(parts)
-        out.flush()
-        os.fsync(out.fileno())
-    beside.replace(path)
+    with _writing(path):
+        with beside.open("wb") as out:
+            out.writelines(parts)
+            out.flush()
+            os.fsync(out.fileno())
+        beside.replace(path)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ResultsError(f"{path} cannot be written to: {error.strerror}") from None
 
 
 def _row(line: bytes) -> Row | None:

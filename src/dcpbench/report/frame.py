@@ -123,8 +123,8 @@ def failures(frame: pd.DataFrame) -> pd.DataFrame:
 
 def again(overrides: str, config_dir: object) -> str:
     """The command that runs just this cell; `config_dir` is the user's own folder of groups, if any."""
-    own = f" --config-dir {shlex.quote(config_dir)}" if isinstance(config_dir, str) else ""
-    return f"python -m dcpbench {overrides}".rstrip() + own
+    own = f"--config-dir {shlex.quote(config_dir)} " if isinstance(config_dir, str) else ""
+    return f"python -m dcpbench {own}{overrides}".strip()
 
 
 def counts(frame: pd.DataFrame) -> str:

@@ -130,17 +130,18 @@ def _run(sweep: driver.Sweep) -> int:
     threading.Thread(target=importlib.import_module, args=("dcpbench.report.text",), daemon=True).start()
     status = None
     try:
-        sweep.run()
-    except KeyboardInterrupt:
-        status = INTERRUPTED
-        have = len(sweep.done) + sweep.written
-        sweep.console.print(f"interrupted: {have} of {len(sweep.jobs)} cells have a row")
+        try:
+            sweep.run()
+        except KeyboardInterrupt:
+            status = INTERRUPTED
+            have = len(sweep.done) + sweep.written
+            sweep.console.print(f"interrupted: {have} of {len(sweep.jobs)} cells have a row")
+        resuming.in_order(sweep.folder, sweep.jobs)
+        write_csv(sweep.folder)
     except ResultsError as error:
         told = f"broken off: {error}; make room, and go on with resume={sweep.folder}"
         sweep.console.print(Text(told), soft_wrap=True)
         return 1
-    resuming.in_order(sweep.folder, sweep.jobs)
-    write_csv(sweep.folder)
     if status is None:
         status = exit_status(stored_rows(sweep.folder))
     _tell(sweep, time.monotonic() - started)

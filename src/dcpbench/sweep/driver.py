@@ -3,8 +3,8 @@ writes a row for each."""
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -42,6 +42,7 @@ class Sweep:
     written: int = 0
     _disk: DiskUse = field(default_factory=DiskUse)
     _lanes: list[Lane] = field(default_factory=list)
+    _leaving: list[Lane] = field(default_factory=list)
 
     def run(self) -> None:
         """Run every job; whatever happens, the rows so far are kept and no rank is left behind.
@@ -51,7 +52,7 @@ class Sweep:
         """
         begun = next(job.begun for job in self.jobs)
         to_run = [job for job in self.jobs if job.cell.name not in self.done]
-        left = {job.cell.name: estimate.keys(job.begun) for job in to_run}
+        left = {job.cell.name: estimate.keys(job.begun) for job in to_run if not job.skip}
         times = estimate.times_of(self.done.values())
         for job in self.jobs:
             if job.cell.name in self.done:
@@ -67,28 +68,30 @@ class Sweep:
         try:
             with ProgressDisplay(self.console, len(self.jobs), len(self.done)) as display:
                 for together in lanes.stretches(to_run):
-                    for job, row in self._run_in_lanes(together, display):
-                        del left[job.cell.name]
-                        times.add(row)
-                        self._disk.add(job.config, row)
-                        if len(self._lanes) > 1 and job.config.sharing is Sharing.correctness:
-                            forget_times(row)
-                        self._write(job, row)
-                        self.written += 1
-                        display.end(row, lambda: times.left(left.values(), len(self._lanes)))
+                    with closing(self._run_in_lanes(together, display)) as ended:
+                        for job, row in ended:
+                            left.pop(job.cell.name, None)
+                            times.add(row)
+                            self._disk.add(job.config, row)
+                            if len(self._lanes) > 1 and job.config.sharing is Sharing.correctness:
+                                forget_times(row)
+                            self._write(job, row)
+                            self.written += 1
+                            display.end(row, lambda: times.left(left.values(), len(self._lanes)))
                     for lane in self._lanes:
                         lane.close()
         finally:
-            self.machine.complete()
-            describe()
-            for lane in self._lanes:
+            for lane in (*self._leaving, *self._lanes):
                 lane.end()
             processes.end_orphans()
+            self.machine.complete()
+            describe()
 
-    def _run_in_lanes(self, together: Sequence[Job], display: ProgressDisplay) -> Iterator[tuple[Job, Row]]:
+    def _run_in_lanes(
+        self, together: Sequence[Job], display: ProgressDisplay
+    ) -> Generator[tuple[Job, Row], None, None]:
         """Run jobs of one kind; each with its row as it ends."""
-        for lane in self._lanes:  # of another kind, and on their way out
-            lane.end()
+        self._leaving += self._lanes
         self._lanes = [
             Lane(self.folder, gpus, self.context, self.console, self._disk)
             for gpus in lanes.places(together, self.machine.gpus)
@@ -120,10 +123,11 @@ class Sweep:
                 if isinstance(what, BaseException):
                     raise what
                 yield what
-        finally:
+        except BaseException:  # an interrupt, or whoever takes the rows gives up
             for lane in self._lanes:
-                if any(thread.is_alive() for thread in threads) and not waiting.empty():
-                    lane.stop()
+                lane.stop()
+            raise
+        finally:
             for thread in threads:
                 thread.join(_ENDED_S)
 

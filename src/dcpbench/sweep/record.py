@@ -16,6 +16,8 @@ from dcpbench.results import write_json
 
 SWEEP_JSON = "sweep.json"
 _DIR = "hydra.sweep.dir"
+_ABOUT = tuple(f"{key}=" for key in OF_THE_SWEEP)
+_OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@:-]*=")
 
 
 @dataclass(frozen=True)
@@ -77,9 +79,13 @@ def command_line(arguments: Sequence[str]) -> list[str]:
     said = _value_of(_DIR, arguments)
     if said is not None and Path(str(said)).resolve() != folder:
         raise ConfigError(f"resume={asked}: {_DIR}={said} is another folder; leave one of them out")
-    rest = [word for word in arguments if not word.startswith(f"{_DIR}=")]
-    if not own_words(arguments):
+    quoted = str(folder).replace('"', '\\"')  # absolute, since the words may be taken from another place
+    here = [word for word in arguments if word.startswith(_ABOUT) and not word.startswith("resume=")]
+    here += [f'resume="{quoted}"', f'{_DIR}="{quoted}"']
+    words = own_words(arguments)
+    if not set(words) - {"-m", "--multirun"}:
         record = read(folder)
+        words = record.arguments
         try:
             os.chdir(record.cwd)
         except OSError as error:
@@ -87,11 +93,9 @@ def command_line(arguments: Sequence[str]) -> list[str]:
                 f"resume={asked}: it was asked for in {record.cwd}, which cannot be entered "
                 f"({error.strerror}); give the sweep's own overrides again beside resume="
             ) from None
-        rest = [*record.arguments, *rest]
-    quoted = str(folder).replace('"', '\\"')
-    # Absolute, since the words may be taken from another place.
-    rest = [word for word in rest if not word.startswith("resume=")]
-    return [*rest, f'resume="{quoted}"', f'{_DIR}="{quoted}"']
+    # Overrides stand together: Hydra's options may come before or after them, not between.
+    place = max((number for number, word in enumerate(words, 1) if _OVERRIDE.match(word)), default=len(words))
+    return [*words[:place], *here, *words[place:]]
 
 
 def _value_of(key: str, arguments: Sequence[str]) -> Any:

@@ -155,8 +155,6 @@ def _why_again(job: Job, row: Row, rerun: Rerun) -> str | None:
         return "the configuration, or what is known to fail, has changed"
     if row.status == "skip" and row.cell_s is None and row.reason != job.skip:
         return "what made it a skip holds no longer"
-    if job.skip and row.status != "skip":
-        return "it is a skip here"
     if rerun is Rerun.failed and not as_it_should_be(row):
         return "it did not come out as it should (rerun=failed)"
     return None

@@ -86,8 +86,9 @@ class DcpbenchSweeper(BasicSweeper):
 
         from dcpbench.config import OF_THE_SWEEP, ConfigError
 
+        if not isinstance(self.launcher, DcpbenchLauncher):
+            raise ConfigError("hydra/launcher: dcpbench runs cells with its own launcher only")
         assert self.hydra_context is not None
-        assert self.launcher is not None
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         own = []
         for override in parser.parse_overrides([*self._parse_config(), *arguments]):
