@@ -106,8 +106,12 @@ def test_checkpoints_of_dead_cells_are_kept_and_of_the_others_removed(deaths: Fi
 
 
 def test_no_process_stays_behind(deaths: Finished) -> None:
-    child = _folder(deaths, _row(deaths, "leaves_child", "load")) / "checkpoints" / "child.pid"
-    assert not psutil.pid_exists(int(child.read_text()))
+    row = _row(deaths, "leaves_child", "load")
+    checkpoints = _folder(deaths, row) / "checkpoints"
+    assert not psutil.pid_exists(int((checkpoints / "child.pid").read_text()))
+    after = deaths.rows[deaths.rows.index(row) + 1]
+    next_at = (_folder(deaths, after) / ".hydra" / "overrides.yaml").stat().st_mtime
+    assert (checkpoints / "child.alive").stat().st_mtime < next_at, "it ends with its cell"
     assert alive_in(deaths.folder) == []
 
 

@@ -121,9 +121,12 @@ def _read_only(cell: Cell) -> None:
 
 
 def _leaves_child(cell: Cell) -> None:
-    program = [sys.executable, "-c", "import time; time.sleep(600)"]
-    child = subprocess.Popen(program, start_new_session=True)
+    program = "import pathlib, sys, time\nwhile True: pathlib.Path(sys.argv[1]).touch(); time.sleep(0.02)"
+    alive = cell.folder / "child.alive"
+    child = subprocess.Popen([sys.executable, "-c", program, str(alive)], start_new_session=True)
     (cell.folder / "child.pid").write_text(str(child.pid))
+    while not alive.exists():
+        time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from dcpbench.config import Config
 
+OF_RANK = "DCPBENCH_RANK_PID"
+"""The variable in the environment of whatever a rank starts that says whose it is, once the rank is dead."""
+
 
 @dataclass(frozen=True)
 class Seat:

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from dcpbench.rank.messages import CellSpec, Failed, PhaseBegun, Seat, UploadsUnderWay
+from dcpbench.rank.messages import OF_RANK, CellSpec, Failed, PhaseBegun, Seat, UploadsUnderWay
 from dcpbench.rank.run import run_cell
 from dcpbench.train.world import World
 
@@ -119,6 +119,7 @@ def _detach() -> None:
     server = multiprocessing.forkserver._forkserver
     os.close(server._forkserver_alive_fd)  # type: ignore[attr-defined]
     server._forkserver_alive_fd = None  # type: ignore[attr-defined]
+    os.environ[OF_RANK] = str(os.getpid())
     # The driver asks for every thread's stack this way before it ends a rank that hangs.
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)

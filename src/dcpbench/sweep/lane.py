@@ -12,7 +12,7 @@ from rich.console import Console
 from dcpbench.config import Isolation
 from dcpbench.rank.messages import CellSpec
 from dcpbench.results import Row, as_it_should_be
-from dcpbench.sweep import known, processes, retry, rows
+from dcpbench.sweep import known, retry, rows
 from dcpbench.sweep.disk import DiskUse, bytes_in
 from dcpbench.sweep.ending import Ended
 from dcpbench.sweep.jobs import Job
@@ -127,7 +127,6 @@ class Lane:
         if ended.status:
             group.kill()
             self._ranks = None
-            processes.end_orphans()
         elif not keep:
             self.close()
         for leaving in [item for item in self._leaving if item.left()]:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from dcpbench.rank.messages import OF_RANK
+
 _ENDED_S = 4.0
 _ROUNDS = 5
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is what is looked after
@@ -34,7 +36,7 @@ def end_families(leaders: Collection[int]) -> None:
 
 
 def end_orphans() -> None:
-    """End what was started by ranks that are no more."""
+    """End what was started by ranks that are no more; only where no rank runs any longer."""
     _end(lambda: [item for child in _orphans() for item in (child, *_descendants(child))])
 
 
@@ -89,12 +91,20 @@ def _held(processes: Iterable[psutil.Process]) -> set[str]:
 
 def _families(leaders: Collection[int]) -> list[psutil.Process]:
     found: dict[int, psutil.Process] = {}
+    adopted = {orphan.pid for orphan in _orphans()}
     for process in _descendants(psutil.Process()):
-        with suppress(OSError):
-            if process.pid in leaders or os.getsid(process.pid) in leaders:
+        with suppress(OSError, psutil.Error):
+            own = process.pid in leaders or os.getsid(process.pid) in leaders
+            if own or (process.pid in adopted and _rank_of(process) in leaders):
                 found[process.pid] = process
                 found.update({item.pid: item for item in _descendants(process)})
     return list(found.values())
+
+
+def _rank_of(orphan: psutil.Process) -> int:
+    """The process id of the rank that started it, 0 if it does not say."""
+    said = orphan.environ().get(OF_RANK, "")
+    return int(said) if said.isdecimal() else 0
 
 
 def _orphans() -> list[psutil.Process]:
