@@ -144,9 +144,11 @@ def _hanging(folder: Path) -> bool:
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_the_rows_and_ends_the_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sharing", ["disjoint", "correctness"])
+def test_ctrl_c_keeps_the_rows_and_ends_the_ranks(tmp_path: Path, sharing: str) -> None:
     folder = tmp_path / "sweep"
-    driver = _start(folder, "-m", "scenario=save_load,hangs", "parallel=ddp", "device=cpu", "saves=1")
+    lists = ("scenario=save_load,hangs", f"sharing={sharing}")
+    driver = _start(folder, "-m", *lists, "parallel=ddp", "device=cpu", "saves=1")
     _wait_for(lambda: _hanging(folder))
     os.killpg(driver.pid, signal.SIGINT)
     out, err = driver.communicate(timeout=30)

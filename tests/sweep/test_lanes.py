@@ -1,0 +1,75 @@
+"""Which cells run at once, and that they do not notice each other."""
+
+from collections.abc import Callable
+
+import pytest
+
+from conftest import Finished, alive_in
+from dcpbench.config import Config, Device, ScenarioConfig, Sharing
+from dcpbench.results import Row
+from dcpbench.sweep.jobs import Job
+from dcpbench.sweep.lanes import places, stretches
+from test_results import row
+
+
+def job(world_size: int, sharing: str, device: str = "cuda", skip: str | None = None) -> Job:
+    config = Config(
+        scenario=ScenarioConfig(name="save_load"),
+        world_size=world_size,
+        device=Device(device),
+        sharing=Sharing(sharing),
+    )
+    begun = row()
+    assert isinstance(begun, Row)
+    return Job(None, config, skip, [], begun)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("size", "sharing", "expected"),
+    [
+        (2, "disjoint", [(0, 1), (2, 3)]),
+        (1, "disjoint", [(0,), (1,), (2,), (3,)]),
+        (3, "disjoint", [(0, 1, 2)]),
+        (4, "disjoint", [(0, 1, 2, 3)]),
+        (2, "none", [(0, 1, 2, 3)]),
+    ],
+)
+def test_cells_run_at_once_where_each_has_its_own_gpus(
+    size: int, sharing: str, expected: list[tuple[int, ...]]
+) -> None:
+    assert places([job(size, sharing)] * 5, gpus=4) == expected
+    assert places([job(size, sharing)], gpus=4) == expected[:1], "no more lanes than cells"
+    assert len(places([job(size, sharing, skip="no"), job(size, sharing)], gpus=4)) == 1
+
+
+def test_cells_of_which_only_the_verdict_matters_share() -> None:
+    found = places([job(4, "correctness"), job(1, "correctness")] * 9, gpus=4)
+    assert len(found) >= 2
+    assert all(sorted(gpus) == [0, 1, 2, 3] for gpus in found)
+    assert len({gpus[0] for gpus in found}) == len(found), "small cells begin on different GPUs"
+    assert len(places([job(4, "correctness", "cpu")] * 9, gpus=0)) >= 2
+    assert places([job(4, "disjoint", "cpu")] * 9, gpus=0) == [()], "cells on a CPU have all of it"
+
+
+def test_cells_of_one_kind_come_together_in_their_order() -> None:
+    two, four, shared, alone = job(2, "none"), job(4, "none"), job(2, "correctness"), job(1, "correctness")
+    assert stretches([two, four, shared, two, alone, four]) == [[two, two], [four, four], [shared, alone]]
+
+
+@pytest.mark.slow
+def test_cells_that_share_do_not_notice_each_other(sweep: Callable[..., Finished]) -> None:
+    """One cell dies again and again, and each time its ranks are ended, beside others that pass."""
+    lists = ("scenario=save_load,kills_itself", "parallel=ddp,fsdp2", "seed=1,2", "saves=1", "device=cpu")
+    ended = sweep("-m", *lists, "sharing=correctness")
+    seen = [(row["scenario"], row["parallel"], row["seed"], row["status"]) for row in ended.rows]
+    assert seen == [
+        (scenario, parallel, seed, "pass" if scenario == "save_load" else "crash")
+        for scenario in ("save_load", "kills_itself")
+        for parallel in ("ddp", "fsdp2")
+        for seed in (1, 2)
+    ], "one row for each cell, in the order of the product"
+    for each in ended.rows:
+        assert {column for column in each if column.endswith("_s") and each[column] is not None} == set()
+        if each["scenario"] == "kills_itself":
+            assert "rank 2 was killed by SIGKILL" in each["reason"]
+    assert alive_in(ended.folder) == []
