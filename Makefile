@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint bench setup clean
+.PHONY: run test lint bench soak setup clean
 
 run: $(VENV)/.ready
 	$(BIN)/python -m dcpbench -m parallel=ddp,fsdp,hsdp,fsdp_tp,fsdp2 compile=false,true save=sync,async
@@ -19,6 +19,11 @@ lint: $(VENV)/.ready
 
 bench: $(VENV)/.ready
 	$(BIN)/python bench/digest.py
+	$(BIN)/python bench/cells.py --fresh
+
+soak: $(VENV)/.ready
+	$(BIN)/python bench/soak.py
+	$(BIN)/python bench/long.py
 
 setup: $(VENV)/.ready
 
