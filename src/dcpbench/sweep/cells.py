@@ -16,36 +16,30 @@ from dcpbench.config import Config
 _LONGEST_NAME = 150
 
 
-@dataclass(frozen=True)
+@dataclass
 class SweepCell:
-    """One point of the product: its name, how to ask for it again, and its configuration.
+    """One point of the product: its name, how to ask for it again, its configuration, its folder for
+    logs and `.hydra/`, and the user's own folder of groups (`--config-dir`), if one was given.
 
-    `hydra_config` is the whole composition, which goes into the cell's `.hydra/`.
+    `hydra_config` is the whole composition, which goes into `.hydra/` and is forgotten then: it is by far
+    the largest thing that a driver holds of a cell.
     """
 
     name: str
     overrides: list[str]
     config: Config
-    hydra_config: DictConfig
-
-    @property
-    def folder(self) -> Path:
-        """Where the cell's logs and its `.hydra/` lie."""
-        hydra = self.hydra_config.hydra
-        return Path(str(hydra.sweep.dir)) / str(hydra.sweep.subdir)
-
-    @property
-    def config_dir(self) -> str | None:
-        """The user's own folder of groups, `--config-dir`, if one was given."""
-        sources = self.hydra_config.hydra.runtime.config_sources
-        return next((str(item.path) for item in sources if item.provider == "command-line"), None)
+    folder: Path
+    config_dir: str | None
+    hydra_config: DictConfig | None
 
     def write_hydra_folder(self) -> None:
-        """Make the cell's folder with what Hydra leaves for a job of its own."""
+        """Make the cell's folder with what Hydra leaves for a job of its own; once."""
         output = self.folder / ".hydra"
         output.mkdir(parents=True)
-        OmegaConf.save(_job(self.hydra_config), output / "config.yaml")
-        OmegaConf.save(OmegaConf.masked_copy(self.hydra_config, "hydra"), output / "hydra.yaml")
+        composed, self.hydra_config = self.hydra_config, None
+        assert composed is not None
+        OmegaConf.save(_job(composed), output / "config.yaml")
+        OmegaConf.save(OmegaConf.masked_copy(composed, "hydra"), output / "hydra.yaml")
         OmegaConf.save(OmegaConf.create(self.overrides), output / "overrides.yaml")
 
 
@@ -65,7 +59,18 @@ def compose(
         with open_dict(composed):
             composed.hydra.job.id = name
             composed.hydra.job.num = number
-        cells.append(SweepCell(name, own, typed(composed), composed))
+        hydra = composed.hydra
+        sources = hydra.runtime.config_sources
+        cells.append(
+            SweepCell(
+                name=name,
+                overrides=own,
+                config=typed(composed),
+                folder=Path(str(hydra.sweep.dir)) / str(hydra.sweep.subdir),
+                config_dir=next((str(one.path) for one in sources if one.provider == "command-line"), None),
+                hydra_config=composed,
+            )
+        )
     return cells
 
 
