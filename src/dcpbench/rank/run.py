@@ -1,8 +1,10 @@
 """One cell on one rank: everything that a cell may inherit is reset, then its scenario runs."""
 
+import ctypes
 import gc
 import pkgutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -58,10 +60,18 @@ def run_cell(
 def _reset(world: World) -> None:
     """No cell may depend on the one before it."""
     gc.collect()
+    _give_back_memory()
     if world.device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(world.device)
     _reset_peak_host_bytes()
+
+
+def _give_back_memory() -> None:
+    """Have glibc return what cells have freed: it keeps it for each thread that there ever was, and ranks
+    that stay up would seem to grow."""
+    with suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _keep_graphs_of(config: Config, world: World) -> None:
