@@ -50,9 +50,11 @@ def read_frame(folder: Path) -> tuple[pd.DataFrame, list[str]]:
     return pd.DataFrame(rows, columns=[*COLUMNS, "details"]), left_out
 
 
-def without_faults(frame: pd.DataFrame) -> pd.DataFrame:
-    """The cells in which no fault was planted, or none could be."""
-    return frame[frame["fault_seen"].isna()]
+def tables(frame: pd.DataFrame) -> list[pd.DataFrame]:
+    """What a report shows of a sweep: the cells in which no fault was planted, or none could be, and how
+    the planted faults were seen; what would be empty is left out."""
+    without_faults = frame[frame["fault_seen"].isna()]
+    return [shown for shown in (summary(without_faults), detection(frame)) if len(shown)]
 
 
 def summary(frame: pd.DataFrame) -> pd.DataFrame:

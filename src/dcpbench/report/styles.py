@@ -1,5 +1,10 @@
-"""How a status looks in the terminal; rich's style names. Without pandas, for the progress display."""
+"""How statuses and tables look in the terminal. Without pandas, for what the driver prints."""
 
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+_UNFOLDED = 1000
 _STYLES = {
     "pass": "green",
     "skip": "dim",
@@ -13,3 +18,11 @@ BAD = "bold red"
 def style_of(status: str) -> str:
     """The style of a status; what is not known to be harmless stands out."""
     return _STYLES.get(status, BAD)
+
+
+def console_for(*tables: Table) -> Console:
+    """A console on standard output that is wide enough for these: in a file, a pipe or a terminal too
+    narrow for a row, rows are long lines and not folded columns."""
+    wide = Console(width=_UNFOLDED)
+    needed = (Measurement.get(wide, wide.options, table).maximum for table in tables)
+    return Console(width=max([Console().width, *needed]))

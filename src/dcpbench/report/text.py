@@ -3,22 +3,11 @@
 from pathlib import Path
 
 import pandas as pd
-from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from dcpbench.report.frame import (
-    counts,
-    detection,
-    failures,
-    read_frame,
-    summary,
-    without_faults,
-)
-from dcpbench.report.styles import BAD, style_of
-
-_UNFOLDED = 1000
+from dcpbench.report.frame import counts, failures, read_frame, tables
+from dcpbench.report.styles import BAD, console_for, style_of
 
 
 def print_report(folder: Path) -> None:
@@ -28,12 +17,9 @@ def print_report(folder: Path) -> None:
         dcpbench.results.ResultsError: the folder holds no results.
     """
     frame, left_out = read_frame(folder)
-    tables = [_table(shown) for shown in (summary(without_faults(frame)), detection(frame)) if len(shown)]
-    # In a file, a pipe or a terminal too narrow for a row, rows are long lines and not folded columns.
-    wide = Console(width=_UNFOLDED)
-    needed = [Measurement.get(wide, wide.options, table).maximum for table in tables]
-    console = Console(width=max(*needed, Console().width))
-    for table in tables:
+    printed = [_table(shown) for shown in tables(frame)]
+    console = console_for(*printed)
+    for table in printed:
         console.print(table)
         console.print()
     for item in failures(frame).itertuples(index=False):

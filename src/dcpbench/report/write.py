@@ -6,15 +6,7 @@ from xml.etree import ElementTree
 
 import pandas as pd
 
-from dcpbench.report.frame import (
-    again,
-    counts,
-    detection,
-    failures,
-    read_frame,
-    summary,
-    without_faults,
-)
+from dcpbench.report.frame import again, counts, failures, read_frame, tables
 from dcpbench.results import ENVIRONMENT_JSON, PASSING
 
 _PAGE = """<!doctype html>
@@ -61,9 +53,7 @@ def _html(folder: Path, frame: pd.DataFrame) -> str:
     return _PAGE.format(
         title=_escape(folder.name),
         counts=_escape(f"{len(frame)} cells: {counts(frame)}"),
-        results="".join(
-            _table(shown) for shown in (summary(without_faults(frame)), detection(frame)) if len(shown)
-        ),
+        results="".join(map(_table, tables(frame))),
         failures=f'<h2>Not a plain pass</h2><div class="wide">{_table(not_passed)}</div>'
         if len(not_passed)
         else "",

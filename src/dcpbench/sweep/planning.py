@@ -3,12 +3,10 @@
 from collections import Counter
 from pathlib import Path
 
-from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from dcpbench.report.styles import style_of
+from dcpbench.report.styles import console_for, style_of
 from dcpbench.results import Row
 from dcpbench.sweep import estimate
 from dcpbench.sweep.disk import DiskUse
@@ -16,7 +14,6 @@ from dcpbench.sweep.estimate import Times, in_words
 from dcpbench.sweep.jobs import Job
 from dcpbench.sweep.resuming import Found
 
-_UNFOLDED = 1000
 _WOULD = {"run": "would run", "skip": "would be skipped", "done": "are done"}
 _STYLES = {"done": style_of("pass"), "skip": style_of("skip")}
 
@@ -38,9 +35,7 @@ def print_plan(folder: Path, jobs: list[Job], found: Found | None) -> None:
         table.add_row(
             Text(job.cell.name), Text(would, style=_STYLES.get(would, "default")), about, Text(because)
         )
-    # As the results table: in a pipe, or a terminal too narrow for a row, rows are long lines.
-    wide = Console(width=_UNFOLDED)
-    console = Console(width=max(Measurement.get(wide, wide.options, table).maximum, Console().width))
+    console = console_for(table)
     console.print(table)
     console.print()
     if found:

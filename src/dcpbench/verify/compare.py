@@ -134,11 +134,11 @@ def _compare_tensors(
         if expected.local.shape != actual.local.shape:
             was, became = tuple(expected.local.shape), tuple(actual.local.shape)
             return Mismatch(name, f"local shape: saved {was}, restored {became}", kind=expected.kind)
-        return look_closer(name, expected.kind, expected.extent, expected.local, actual.local)
+        return _look_closer(name, expected.kind, expected.extent, expected.local, actual.local)
     return _compare_digests(name, expected, actual, recall)
 
 
-def look_closer(
+def _look_closer(
     name: str, kind: str, extent: Extent, expected: torch.Tensor, actual: torch.Tensor
 ) -> Mismatch | None:
     """Where two copies of one part differ and by how much; None if they are the same bits."""
@@ -184,7 +184,7 @@ def _compare_digests(
     if held is not None:
         part = extent.take(held).to(actual.local.device)
         if block_digests([(part, extent)]) == [expected.blocks]:
-            return look_closer(name, expected.kind, extent, part, actual.local)
+            return _look_closer(name, expected.kind, extent, part, actual.local)
     first, last = differing[0] * BLOCK, min((differing[0] + 1) * BLOCK, extent.numel) - 1
     where = f"between index {extent.global_index(first)} and {extent.global_index(last)}"
     also = "" if held is None else "; what the checkpoint holds is not what was saved"
