@@ -99,7 +99,7 @@ class DcpbenchSweeper(BasicSweeper):
         if self.max_batch_size is not None:
             sys.stderr.write(
                 f"dcpbench: hydra.sweeper.max_batch_size={self.max_batch_size} changes nothing: "
-                "cells run one after another\n"
+                "all cells are one batch\n"
             )
         (jobs,) = self.split_arguments(own, None)
         return [self.launcher.launch(jobs, initial_job_idx=0)]
