@@ -8,7 +8,7 @@ from hydra.core.override_parser.types import Override
 
 from conftest import run
 from dcpbench.config import ConfigError
-from hydra_plugins.dcpbench_launcher.matrix import jobs
+from hydra_plugins.dcpbench_launcher.matrix import jobs, repeated
 
 BLOCKS = {
     "end_to_end": ["scenario=save_load", "parallel=fsdp,hsdp", "compile=false,true"],
@@ -111,3 +111,36 @@ def test_random_seeds_are_drawn_once_and_may_be_chosen(tmp_path: Path) -> None:
     assert {row["status"] for row in done.rows} == {"pass"}
     again = run(tmp_path / "again", *done.rows[5]["overrides"].split())
     assert [(row["seed"], row["status"]) for row in again.rows] == [(seeds[5], "pass")]
+
+
+def test_all_cells_run_once_before_any_runs_again() -> None:
+    jobs = [["parallel=ddp"], ["parallel=fsdp"]]
+    assert repeated(jobs, 1) == jobs
+    assert repeated(jobs, 2) == [
+        ["parallel=ddp", "repeat=0"],
+        ["parallel=fsdp", "repeat=0"],
+        ["parallel=ddp", "repeat=1"],
+        ["parallel=fsdp", "repeat=1"],
+    ]
+    again = [["parallel=ddp", "repeat=1"]]
+    assert repeated(again, 5) == again, "a cell that is asked for again is one cell"
+
+
+def test_repeats_are_runs_of_one_cell_with_a_row_each(tmp_path: Path) -> None:
+    asked = ("parallel=none", "device=cpu", "world_size=1", "saves=1", "repeats=3")
+    done = run(tmp_path / "sweep", *asked)
+    assert done.status == 0, done.err
+    assert [row["repeat"] for row in done.rows] == [0, 1, 2]
+    assert len({row["cell"] for row in done.rows}) == 3
+    assert len({row["config_digest"] for row in done.rows}) == 1
+    one = run(tmp_path / "again", *done.rows[1]["overrides"].split())
+    assert [row["repeat"] for row in one.rows] == [1]
+    assert one.rows[0]["config_digest"] == done.rows[1]["config_digest"]
+
+
+@pytest.mark.parametrize("repeats", ["repeats=0", "repeats=1,2"])
+def test_a_sweep_is_repeated_one_number_of_times(repeats: str, tmp_path: Path) -> None:
+    done = run(tmp_path / "sweep", repeats)
+    assert done.status == 2
+    assert repeats in done.err
+    assert not (tmp_path / "sweep").exists()

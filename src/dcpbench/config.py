@@ -294,6 +294,8 @@ class TimeoutsConfig:
 
 OF_THE_SWEEP = ("resume", "rerun", "plan")
 """Keys that say what to do with a sweep: they take one value, and no cell has them."""
+REPEATS = "repeats"
+"""How often a sweep runs each of its cells, which differ in `repeat` then; takes one value too."""
 
 
 @dataclass
@@ -313,6 +315,8 @@ class Config:
     device: Device = Device.auto
     world_size: int | str = "auto"
     seed: int = 0
+    repeat: int = 0
+    repeats: int = 1
     train_steps: int = 2
     resume_steps: int = 2
     saves: int = 3

@@ -64,7 +64,7 @@ class Row:
     `flaky` says whether a second try came to another status than the first one, null where there was
     none; the row is the second try's, `details` has the first. `config_digest`, `code_digest` and
     `torch_version` say what was measured; `config_dir` is the user's folder of groups, without which
-    the cell cannot be asked for again.
+    the cell cannot be asked for again. Rows that differ in nothing but `repeat` are runs of one cell.
     """
 
     cell: str
@@ -120,6 +120,7 @@ class Row:
     code_digest: str | None = None
     config_dir: str | None = None
     disk_bytes: int | None = None
+    repeat: int | None = None
     details: dict[str, Any] = field(default_factory=dict)
 
 

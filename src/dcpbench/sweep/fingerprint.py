@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from dcpbench.config import OF_THE_SWEEP, Config
+from dcpbench.config import OF_THE_SWEEP, REPEATS, Config
 from dcpbench.results import Row
 from dcpbench.sweep.known import KnownFailure
 
@@ -27,10 +27,11 @@ _SHOWN = 16
 def config_digest(config: Config, row: Row, known_failures: list[KnownFailure]) -> str:
     """Of all that a cell is told, device and world size decided, and of what is expected of its row.
 
-    `known_failures` is the whole list; only what it says of this cell counts.
+    The repeats of a cell have the same. `known_failures` is the whole list; only what it says of this
+    cell counts.
     """
     told = asdict(config)
-    for key in (*OF_THE_SWEEP, "known_failures"):
+    for key in (*OF_THE_SWEEP, REPEATS, "repeat", "known_failures"):
         del told[key]
     told["expected"] = [asdict(failure) for failure in known_failures if failure.covers(row)]
     return _digest(json.dumps(told, sort_keys=True, default=_plain).encode())

@@ -34,6 +34,7 @@ def begun(cell: SweepCell, config: Config, torch_version: str, git_commit: str |
         torch_version=torch_version,
         git_commit=git_commit,
         config_dir=cell.config_dir,
+        repeat=config.repeat,
     )
 
 

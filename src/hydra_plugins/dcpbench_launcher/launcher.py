@@ -84,7 +84,8 @@ class DcpbenchSweeper(BasicSweeper):
         """Run the product of the lists in `arguments`."""
         from hydra.core.override_parser.overrides_parser import OverridesParser
 
-        from dcpbench.config import OF_THE_SWEEP, ConfigError
+        from dcpbench.config import OF_THE_SWEEP, REPEATS, ConfigError
+        from hydra_plugins.dcpbench_launcher.matrix import repeated
 
         if not isinstance(self.launcher, DcpbenchLauncher):
             raise ConfigError("hydra/launcher: dcpbench runs cells with its own launcher only")
@@ -92,7 +93,7 @@ class DcpbenchSweeper(BasicSweeper):
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         own = []
         for override in parser.parse_overrides([*self._parse_config(), *arguments]):
-            if override.key_or_group not in OF_THE_SWEEP:
+            if override.key_or_group not in (*OF_THE_SWEEP, REPEATS):
                 own.append(override)
             elif override.is_sweep_override():
                 raise ConfigError(f"{override.input_line}: is about the whole sweep and takes one value")
@@ -102,6 +103,8 @@ class DcpbenchSweeper(BasicSweeper):
                 "all cells are one batch\n"
             )
         (jobs,) = self.split_arguments(own, None)
+        assert self.config is not None
+        jobs = repeated(jobs, self.config.repeats)
         return [self.launcher.launch(jobs, initial_job_idx=0)]
 
 

@@ -40,6 +40,19 @@ def jobs(blocks: Mapping[str, Sequence[Override]], given: Sequence[Override]) ->
     return [union[exact]] if exact in union else list(union.values())
 
 
+def repeated(jobs: Sequence[Job], repeats: int) -> list[Job]:
+    """All of the jobs, and then all of them again; those that say which `repeat` they are stay as they are.
+
+    Raises:
+        ConfigError: `repeats` is less than 1.
+    """
+    if repeats < 1:
+        raise ConfigError(f"repeats={repeats}: must be at least 1")
+    if repeats < 2 or any(item.startswith("repeat=") for job in jobs for item in job):
+        return list(jobs)
+    return [[*job, f"repeat={number}"] for number in range(repeats) for job in jobs]
+
+
 def _block_jobs(block: Sequence[Override], given: Sequence[Override]) -> list[Job]:
     swept = {override.get_key_element(): _items(override) for override in block}
     named = {override.get_key_element(): _items(override) for override in given}
