@@ -1,5 +1,6 @@
 """What changed between two sweeps: verdicts first, then the costs of the cells in both."""
 
+import argparse
 from pathlib import Path
 
 import pandas as pd
@@ -9,6 +10,20 @@ from dcpbench.results import PASSING
 
 _KEY = [*AXES, "overrides"]
 _COSTS = ["save_s", "save_stall_s", "load_s"]
+
+
+def main(arguments: list[str]) -> int:
+    """Compare two sweeps.
+
+    Raises:
+        dcpbench.results.ResultsError: one of the folders holds no results.
+    """
+    compare = argparse.ArgumentParser(prog="python -m dcpbench.report compare")
+    compare.add_argument("old", type=Path, help="folder of the sweep to compare with")
+    compare.add_argument("new", type=Path, help="folder of the sweep to judge")
+    both = compare.parse_args(arguments)
+    print_comparison(both.old, both.new)
+    return 0
 
 
 def changes(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:

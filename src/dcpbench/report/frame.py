@@ -1,11 +1,15 @@
 """The rows of a sweep as a tidy pandas DataFrame: where every table, and a notebook, starts."""
 
+import json
 import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from dcpbench.results import CHECKS, COLUMNS, read_rows
+from dcpbench.results import CHECKS, COLUMNS, ENVIRONMENT_JSON, RESULTS_JSONL, ResultsError, read_rows
 
 AXES = (
     "scenario",
@@ -35,6 +39,55 @@ _SHORT = {
     "checkpoint_whole": "whole",
     "save_harmless": "harmless",
 }
+
+
+@dataclass(frozen=True)
+class Sweeps:
+    """The rows of one sweep or of several, as one tidy frame.
+
+    `frame` has one row for each run of a cell: `sweep`, the folder that it is in, then
+    `dcpbench.results.COLUMNS` and `details`. `environments` has what each sweep's `environment.json`
+    says, nothing where it cannot be read. `left_out` is a sentence for each line that is no row.
+    """
+
+    frame: pd.DataFrame
+    environments: dict[str, dict[str, Any]]
+    left_out: list[str]
+
+
+def read_sweeps(places: Sequence[Path]) -> Sweeps:
+    """The rows of all these sweeps; a folder that is none itself stands for the sweeps in it.
+
+    Raises:
+        dcpbench.results.ResultsError: one of the folders holds no results.
+    """
+    frames, environments, left_out = [], {}, []
+    for folder in dict.fromkeys(sweep for place in places for sweep in _sweeps_in(place)):
+        frame, sentences = read_frame(folder)
+        frame.insert(0, "sweep", str(folder))
+        frames.append(frame)
+        environments[str(folder)] = read_environment(folder)
+        left_out += sentences
+    return Sweeps(pd.concat(frames, ignore_index=True), environments, left_out)
+
+
+def _sweeps_in(place: Path) -> Iterator[Path]:
+    if (place / RESULTS_JSONL).exists():
+        yield place
+        return
+    found = sorted(path.parent for path in place.glob(f"*/{RESULTS_JSONL}"))
+    if not found:
+        raise ResultsError(f"{place}: no sweep here, nor in a folder of it (no {RESULTS_JSONL})")
+    yield from found
+
+
+def read_environment(folder: Path) -> dict[str, Any]:
+    """What a sweep's `environment.json` says; nothing if it cannot be read."""
+    try:
+        known = json.loads((folder / ENVIRONMENT_JSON).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
 
 
 def read_frame(folder: Path) -> tuple[pd.DataFrame, list[str]]:

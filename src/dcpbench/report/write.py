@@ -1,13 +1,12 @@
 """The files that a report leaves in a sweep's folder: `report.html` and `junit.xml`."""
 
-import json
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pandas as pd
 
-from dcpbench.report.frame import again, counts, failures, read_frame, tables
-from dcpbench.results import ENVIRONMENT_JSON, PASSING
+from dcpbench.report.frame import again, counts, failures, read_environment, read_frame, tables
+from dcpbench.results import PASSING
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -62,11 +61,7 @@ def _html(folder: Path, frame: pd.DataFrame) -> str:
 
 
 def _environment(folder: Path) -> pd.DataFrame:
-    try:
-        known = json.loads((folder / ENVIRONMENT_JSON).read_text(encoding="utf-8"))
-        items = list(known.items())
-    except (OSError, ValueError, AttributeError):
-        items = [("environment", "not recorded")]
+    items = list(read_environment(folder).items()) or [("environment", "not recorded")]
     return pd.DataFrame(items, columns=["what", "seen"])
 
 
