@@ -3,14 +3,13 @@
     python bench/cells.py [--cells N] [--harness N] [--fresh]
 
 Runs the same uncompiled cells in two ways, on the GPUs if there are any, else on four CPU ranks: as a sweep,
-and as PyTorch's `MultiProcessTestCase` runs a test, with four processes spawned for each cell, which import
-torch, meet through a file, run the cell and end. What the cell does is the same code.
+and as tests of PyTorch's own harness (`bench/harness.py`), which spawns four processes for each. What the
+cell does is the same code.
 """
 
 # ruff: noqa: T201
 import argparse
 import json
-import multiprocessing
 import statistics
 import subprocess
 import sys
@@ -28,7 +27,7 @@ PARALLELISMS = ("ddp", "fsdp", "fsdp2", "fsdp2_tp")
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--cells", type=int, default=10, help="cells of each parallelism in a sweep")
-    parser.add_argument("--harness", type=int, default=2, help="of these, how many are spawned")
+    parser.add_argument("--harness", type=int, default=2, help="of these, how many are tests too")
     parser.add_argument("--fresh", action="store_true", help="a sweep with fresh ranks for every cell too")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -38,12 +37,9 @@ def main() -> int:
             tell("fresh ranks", sweep(Path(folder) / "fresh", arguments.cells, "fresh"))
         if arguments.harness:
             ours = statistics.median(row["cell_s"] for row in settled(warm))
-            spawned = [spawn(Path(folder), row) for row in settled(warm) if row["seed"] < arguments.harness]
-            theirs = statistics.median(spawned)
-            print(
-                f"four processes spawned for each cell: {theirs:.2f} s a cell (median of {len(spawned)}); "
-                f"in a sweep {ours:.2f} s: {theirs / ours:.1f} times as long"
-            )
+            chosen = [row for row in settled(warm) if row["seed"] < arguments.harness]
+            tell_harness("PyTorch's harness as it is", chosen, ours, None)
+            tell_harness("PyTorch's harness with OMP_NUM_THREADS=1, as our ranks have", chosen, ours, 1)
     return 0
 
 
@@ -79,25 +75,15 @@ def tell(what: str, rows: list[dict[str, Any]]) -> None:
     )
 
 
-def spawn(folder: Path, row: dict[str, Any]) -> float:
-    """Seconds for a cell on processes of its own, spawned as PyTorch's test harness does."""
-    context = multiprocessing.get_context("spawn")
-    name = f"{row['parallel']}-{row['seed']}"
-    config = composed(row)
-    started = time.perf_counter()
-    ranks = [
-        context.Process(
-            target=run_rank, args=(rank, config, str(folder / f"store-{name}"), str(folder / name))
-        )
-        for rank in range(config.world_size)
-    ]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
-    if any(rank.exitcode for rank in ranks):
-        sys.exit(f"{name}: a spawned rank failed")
-    return time.perf_counter() - started
+def tell_harness(what: str, rows: list[dict[str, Any]], ours: float, threads: int | None) -> None:
+    from harness import seconds
+
+    theirs = statistics.median(seconds(composed(row), threads) for row in rows)
+    print(
+        f"{what}: {theirs:.2f} s a cell (median of {len(rows)}); "
+        f"in a sweep {ours:.2f} s: {theirs / ours:.1f} times as long",
+        flush=True,
+    )
 
 
 def composed(row: dict[str, Any]) -> Any:
@@ -112,43 +98,6 @@ def composed(row: dict[str, Any]) -> Any:
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         config = typed(compose("config", overrides=row["overrides"].split(), return_hydra_config=True))
     return replace(config, world_size=row["world_size"], device=Device(row["device"]))
-
-
-def run_rank(rank: int, config: Any, store: str, folder: str) -> None:
-    """What one process of a test does: the same steps as a rank of a sweep, from nothing."""
-    import os
-
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    import torch
-    import torch.distributed as dist
-
-    from dcpbench.rank.messages import CellSpec
-    from dcpbench.rank.run import run_cell
-    from dcpbench.train.world import World
-
-    cuda = config.device.value == "cuda"
-    device = torch.device("cuda", rank) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
-    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=config.world_size)
-    group: Any = dist.new_group(backend="gloo")
-    report = run_cell(
-        CellSpec(config, folder, folder),
-        World(rank, config.world_size, device, group),
-        say_nothing,
-        say_nothing,
-    )
-    wrong = [name for name, check in report.checks.items() if check.count]
-    dist.barrier()
-    dist.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(1 if wrong else 0)
-
-
-def say_nothing(_: object) -> None:
-    """Nobody follows the phases here."""
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
 """From Hydra's lists of overrides to the cells of a sweep."""
 
-import copy
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from hydra.core.config_loader import ConfigLoader
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dcpbench.config import Config
+from dcpbench.sweep.compositions import Compositions
 
 _LONGEST_NAME = 150
 
@@ -21,8 +21,8 @@ class SweepCell:
     """One point of the product: its name, how to ask for it again, its configuration, its folder for
     logs and `.hydra/`, and the user's own folder of groups (`--config-dir`), if one was given.
 
-    `hydra_config` is the whole composition, which goes into `.hydra/` and is forgotten then: it is by far
-    the largest thing that a driver holds of a cell.
+    The whole composition, which goes into `.hydra/`, is by far the largest thing that there is of a cell:
+    it is made when it is needed, and never kept.
     """
 
     name: str
@@ -30,17 +30,17 @@ class SweepCell:
     config: Config
     folder: Path
     config_dir: str | None
-    hydra_config: DictConfig | None
+    composed: Callable[[], DictConfig]
 
     def write_hydra_folder(self) -> None:
         """Make the cell's folder with what Hydra leaves for a job of its own; once."""
         output = self.folder / ".hydra"
         output.mkdir(parents=True)
-        composed, self.hydra_config = self.hydra_config, None
-        assert composed is not None
-        OmegaConf.save(_job(composed), output / "config.yaml")
+        composed = self.composed()
         OmegaConf.save(OmegaConf.masked_copy(composed, "hydra"), output / "hydra.yaml")
         OmegaConf.save(OmegaConf.create(self.overrides), output / "overrides.yaml")
+        _leave_out_hydra(composed)
+        OmegaConf.save(composed, output / "config.yaml")
 
 
 def compose(
@@ -51,27 +51,31 @@ def compose(
     Raises:
         hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: an override is wrong.
     """
-    cells: list[SweepCell] = []
-    names = cell_names(job_overrides)
-    for number, (name, overrides) in enumerate(zip(names, job_overrides, strict=True)):
-        own = _own(overrides)
-        composed = loader.load_sweep_config(base, list(overrides))
-        with open_dict(composed):
-            composed.hydra.job.id = name
-            composed.hydra.job.num = number
-        hydra = composed.hydra
-        sources = hydra.runtime.config_sources
-        cells.append(
-            SweepCell(
-                name=name,
-                overrides=own,
-                config=typed(composed),
-                folder=Path(str(hydra.sweep.dir)) / str(hydra.sweep.subdir),
-                config_dir=next((str(one.path) for one in sources if one.provider == "command-line"), None),
-                hydra_config=composed,
-            )
-        )
-    return cells
+    compositions = Compositions(loader, base)
+    return [
+        _cell(name, number, overrides, compositions)
+        for number, (name, overrides) in enumerate(zip(cell_names(job_overrides), job_overrides, strict=True))
+    ]
+
+
+def _cell(name: str, number: int, overrides: Sequence[str], compositions: Compositions) -> SweepCell:
+    def composed() -> DictConfig:
+        job = compositions.of(overrides)
+        with open_dict(job):
+            job.hydra.job.id = name
+            job.hydra.job.num = number
+        return job
+
+    job = composed()
+    sources = job.hydra.runtime.config_sources
+    return SweepCell(
+        name=name,
+        overrides=_own(overrides),
+        folder=Path(str(job.hydra.sweep.dir)) / str(job.hydra.sweep.subdir),
+        config_dir=next((str(one.path) for one in sources if one.provider == "command-line"), None),
+        config=typed(job),
+        composed=composed,
+    )
 
 
 def cell_names(job_overrides: Sequence[Sequence[str]]) -> list[str]:
@@ -105,17 +109,16 @@ def may_compile(base: DictConfig, job_overrides: Sequence[Sequence[str]]) -> boo
 
 
 def typed(composed: DictConfig) -> Config:
-    """The job's part of a composition as the dataclass it was checked against."""
-    config = OmegaConf.to_object(_job(composed))
+    """The job's part of a composition, which is cut down to it, as the dataclass it was checked against."""
+    _leave_out_hydra(composed)
+    config = OmegaConf.to_object(composed)
     assert isinstance(config, Config)
     return config
 
 
-def _job(composed: DictConfig) -> DictConfig:
-    job = copy.deepcopy(composed)
-    with open_dict(job):
-        del job["hydra"]
-    return job
+def _leave_out_hydra(composed: DictConfig) -> None:
+    with open_dict(composed):
+        del composed["hydra"]
 
 
 def cell_name(overrides: Sequence[str]) -> str:

@@ -1,0 +1,85 @@
+"""A copy with values set is what Hydra would have composed."""
+
+from pathlib import Path
+
+import pytest
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from dcpbench.__main__ import register_groups
+from dcpbench.config import conf_folder
+from dcpbench.sweep import compositions
+from dcpbench.sweep.cells import typed
+from dcpbench.sweep.compositions import Compositions
+
+JOBS = (
+    ["parallel=ddp", "seed=1", "compile=True"],
+    ["parallel=ddp", "seed=2", "compile=false"],
+    ["seed=3", "parallel=hsdp", "parallel.dp_replicate=2", "model=uneven", "optimizer.lr=0.5"],
+    ["experiment=seeds", "seed=1", "scenario=convert", "load_parallel=fsdp", "parallel=hsdp"],
+    ["+model.options.more=3", "model.options.more=4"],
+    ["save_at=3", "~experiment"],
+    ["+parallel@load_parallel=ddp", "saves=1"],
+    ["timeouts={cell_s: 3, save_s: 1.5}", "known_failures=null", "seed=5"],
+    ["seed=6", "seed=7"],
+    ["hydra.sweep.subdir=${hydra.job.override_dirname}/${seed}", "seed=8", "train_steps=3"],
+)
+
+
+@pytest.fixture
+def hydra_loader(tmp_path: Path):
+    register_groups([])
+    GlobalHydra.instance().clear()
+    yield Hydra.create_main_hydra2("dcpbench", create_config_search_path(str(conf_folder()))).config_loader
+    GlobalHydra.instance().clear()
+
+
+def sweep(loader: ConfigLoader) -> DictConfig:
+    return loader.load_configuration("config", ["hydra.sweep.dir=x"], RunMode.MULTIRUN)
+
+
+@pytest.mark.parametrize("job", JOBS, ids=" ".join)
+def test_a_copy_is_what_hydra_composes(job: list[str], hydra_loader: ConfigLoader) -> None:
+    base = sweep(hydra_loader)
+    made = Compositions(hydra_loader, base)
+    made.of(["parallel=ddp", "seed=99"])  # what was set for one job does not show in another
+    ours, theirs = made.of(job), hydra_loader.load_sweep_config(base, job)
+    assert OmegaConf.to_container(ours) == OmegaConf.to_container(theirs)
+    assert str(ours.hydra.sweep.subdir) == str(theirs.hydra.sweep.subdir) if "hydra." in job[0] else True
+    assert typed(ours) == typed(theirs)
+
+
+def test_files_are_read_once_for_each_choice_of_groups(
+    hydra_loader: ConfigLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = sweep(hydra_loader)
+    loads = []
+    load = type(hydra_loader).load_sweep_config
+
+    def counted(self: ConfigLoader, master: DictConfig, overrides: list[str]) -> DictConfig:
+        loads.append(overrides)
+        return load(self, master, overrides)
+
+    monkeypatch.setattr(type(hydra_loader), "load_sweep_config", counted)
+    made = compositions.Compositions(hydra_loader, base)
+    for parallel in ("ddp", "fsdp"):
+        for seed in range(10):
+            made.of([f"parallel={parallel}", f"seed={seed}"])
+    assert loads == [["parallel=ddp"], ["parallel=fsdp"]]
+
+
+@pytest.mark.parametrize(
+    "wrong", [["seed=x"], ["sead=1"], ["parallel=ddb"], ["parallel=ddp", "parallel.x=1"], ["timeouts=3"]]
+)
+def test_a_wrong_value_is_refused_in_hydras_words(wrong: list[str], hydra_loader: ConfigLoader) -> None:
+    base = sweep(hydra_loader)
+    with pytest.raises(HydraException) as theirs:
+        typed(hydra_loader.load_sweep_config(base, wrong))
+    with pytest.raises(HydraException) as ours:
+        Compositions(hydra_loader, base).of(wrong)
+    assert str(ours.value) == str(theirs.value)
