@@ -199,3 +199,33 @@ def test_a_rank_that_never_joins_is_a_timeout(tmp_path: Path) -> None:
     assert row["reason"].startswith("after 2 s (timeouts.join_s=2) still in join (rank 0, 1); rank 0 at ")
     assert "rank 1 at join (support/joining.py:" in row["reason"]
     assert alive_in(folder) == []
+
+
+def test_a_disk_that_fills_up_is_told_and_is_free_for_the_next_cell(tmp_path: Path) -> None:
+    """On a real file system of 500 kB, of which one checkpoint of this model takes 145 kB."""
+    disk, folder = tmp_path / "disk", tmp_path / "sweep"
+    disk.mkdir()
+    own_disk = (
+        "unshare",
+        "-rm",
+        "sh",
+        "-c",
+        'mount -t tmpfs -o size=500k tmpfs "$0" && exec "$@"',
+        str(disk),
+    )
+    if subprocess.run([*own_disk, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no mount namespace of one's own can be had here")
+    asked = ("parallel=ddp", "device=cpu", "world_size=2", "saves=6,2", "retry=0", "keep_checkpoints=none")
+    room = ("storage.keep_free_bytes=0", "storage.needs_bytes=0", f"storage.root={disk}")
+    ended = subprocess.run(
+        [*own_disk, *command(folder, "-m", *asked, *room)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=environment(),
+    )
+    full, next_one = Finished(ended.returncode, ended.stdout, ended.stderr, folder).rows
+    assert full["status"] == "error"
+    assert re.search(r"^rank \d in save: .*No space left on device", full["reason"]), full["reason"]
+    assert next_one["status"] == "pass", next_one["reason"]
