@@ -20,10 +20,11 @@ lint: $(VENV)/.ready
 bench: $(VENV)/.ready
 	$(BIN)/python bench/digest.py
 	$(BIN)/python bench/cells.py --fresh
+	$(BIN)/python bench/seeds.py
+	$(BIN)/python bench/long.py
 
 soak: $(VENV)/.ready
 	$(BIN)/python bench/soak.py
-	$(BIN)/python bench/long.py
 
 setup: $(VENV)/.ready
 
