@@ -83,3 +83,24 @@ def test_a_wrong_value_is_refused_in_hydras_words(wrong: list[str], hydra_loader
     with pytest.raises(HydraException) as ours:
         Compositions(hydra_loader, base).of(wrong)
     assert str(ours.value) == str(theirs.value)
+
+
+def test_many_choices_are_composed_beside_each_other_alike(
+    hydra_loader: ConfigLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compositions, "_WORTH_FORKING", 1)
+    monkeypatch.setattr(compositions.os, "sched_getaffinity", lambda _: {0, 1})
+    base = sweep(hydra_loader)
+    jobs = [[f"parallel={name}", f"seed={seed}"] for name in ("ddp", "hsdp", "none") for seed in (1, 2)]
+    wrong = ["parallel=none_such"]
+    made = Compositions(hydra_loader, base)
+    made.prepare([*jobs[:3], wrong, *jobs[3:]])
+    monkeypatch.setattr(type(hydra_loader), "load_sweep_config", lambda *_: pytest.fail("composed again"))
+    copies = [made.of(job) for job in jobs]
+    monkeypatch.undo()
+    for job, copy in zip(jobs, copies, strict=True):
+        assert OmegaConf.to_container(copy) == OmegaConf.to_container(
+            hydra_loader.load_sweep_config(base, job)
+        )
+    with pytest.raises(HydraException, match="none_such"):
+        made.of(wrong)

@@ -52,6 +52,7 @@ def compose(
         hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: an override is wrong.
     """
     compositions = Compositions(loader, base)
+    compositions.prepare(job_overrides)
     return [
         _cell(name, number, overrides, compositions)
         for number, (name, overrides) in enumerate(zip(cell_names(job_overrides), job_overrides, strict=True))
