@@ -2,7 +2,8 @@
 
 Rows are appended to `results.jsonl` whole and flushed the moment a cell ends, by the driver alone: a
 sweep that dies keeps every row it had. `results.csv` is the same without `details`, written beside
-and renamed, so that it is there whole or not at all. Reading is `json.loads` and nothing else.
+and renamed, so that it is there whole or not at all. What is read is held against the types of `Row`,
+and nothing in it is ever evaluated.
 
 A sweep that is resumed takes the rows that do not stand any more out of `results.jsonl`, which so has
 one row for each cell at every moment, and keeps them in `superseded.jsonl`.
@@ -12,11 +13,14 @@ import csv
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, get_args, get_type_hints
+
+from dcpbench import jsonl
 
 SCHEMA_VERSION = 1
 
@@ -24,6 +28,12 @@ RESULTS_JSONL = "results.jsonl"
 RESULTS_CSV = "results.csv"
 SUPERSEDED_JSONL = "superseded.jsonl"
 ENVIRONMENT_JSON = "environment.json"
+
+STATUSES = ("crash", "timeout", "error", "fail", "vacuous", "xpass", "xfail", "skip", "pass")
+"""Every status that a cell may come to, the worst first."""
+
+UNKNOWN = "unknown"
+"""Stands for the status of a row that does not tell it; it counts as not well."""
 
 PASSING = frozenset({"pass", "xfail", "skip"})
 """The statuses of a cell that came out as it should: its ranks may stay, its checkpoints go, and the
@@ -126,6 +136,47 @@ class Row:
 
 COLUMNS = tuple(item.name for item in fields(Row) if item.name != "details")
 _REQUIRED = tuple(item.name for item in fields(Row) if item.default is item.default_factory is MISSING)
+_ONE_CELL = (
+    *(name for name in _REQUIRED if name not in ("status", "reason")),
+    "load_parallel",
+    "fault",
+    "repeat",
+)
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (float, int) and -sys.float_info.max <= value <= sys.float_info.max  # type: ignore[operator]
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a column may hold, beside null: JSON's own types exactly, as true is no number."""
+
+    name: str
+    holds: Callable[[object], bool]
+
+
+_KINDS = {
+    bool: _Kind("true or false", lambda value: type(value) is bool),
+    int: _Kind("an integer of 64 bits", lambda value: type(value) is int and -(2**63) <= value < 2**63),
+    float: _Kind("a finite number", _is_number),
+    str: _Kind("a text", lambda value: type(value) is str),
+    dict: _Kind("an object", lambda value: type(value) is dict),
+}
+
+
+def column_types() -> dict[str, type]:
+    """The type of each column of a row and of `details`: bool, int, float, str or dict."""
+    return {name: _type_in(hint) for name, hint in get_type_hints(Row).items()}
+
+
+def _type_in(hint: Any) -> type:
+    given = get_args(hint)[0] if type(None) in get_args(hint) else hint
+    return dict if given not in _KINDS else given
+
+
+_OPTIONAL = frozenset(name for name, hint in get_type_hints(Row).items() if type(None) in get_args(hint))
+_EXPECTED = {name: _KINDS[kind] for name, kind in column_types().items()}
 
 
 @dataclass(frozen=True)
@@ -212,36 +263,105 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_rows(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The rows of a sweep's folder as plain dictionaries, and what had to be left out.
+    """The rows of a sweep's folder as plain dictionaries, and a sentence for each damaged line.
 
-    A line that is not a whole row (a crash in the middle of a write) or a row of another schema
-    version does not hide the others: it is left out, and a sentence about it is returned.
+    What a line holds of a row is kept: a value that its column cannot hold becomes null (a `status`
+    `unknown`, a `cell` the number of its line, `details` empty). A line that is no row at all (a crash in
+    the middle of a write) or one of another schema version is left out. Columns that an older row does
+    not have yet are not in its dictionary; columns that are not known here are kept as they are.
 
     Raises:
-        ResultsError: the folder holds no `results.jsonl`.
+        ResultsError: the folder holds no `results.jsonl`, or it cannot be read.
     """
     path = folder / RESULTS_JSONL
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError as error:
-        raise ResultsError(f"{folder}: no sweep here ({path.name}: {error.strerror})") from None
     rows: list[dict[str, Any]] = []
-    left_out: list[str] = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            left_out.append(f"{path}:{number}: not a whole row, left out")
-            continue
-        version = row.get("schema_version") if isinstance(row, dict) else None
-        if version != SCHEMA_VERSION:
-            left_out.append(
-                f"{path}:{number}: a row of schema version {version}, this dcpbench reads "
-                f"{SCHEMA_VERSION}; left out"
-            )
-            continue
-        rows.append(row)
-    return rows, left_out
+    damaged: list[str] = []
+    line_of: dict[tuple[object, ...], int] = {}
+    try:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                row, remarks = _read_row(line, number)
+                if row is not None:
+                    rows.append(row)
+                    first = line_of.setdefault(tuple(row.get(name) for name in _ONE_CELL), number)
+                    if first != number:
+                        remarks.append(f"the cell of line {first} once more; both are shown")
+                if remarks:
+                    damaged.append(f"{path}:{number}: {'; '.join(remarks)}")
+    except OSError as error:
+        raise ResultsError(_why_no_sweep(folder, error)) from None
+    return rows, damaged
+
+
+def _why_no_sweep(folder: Path, error: OSError) -> str:
+    if folder.is_file():
+        return f"{folder}: a file, where the folder of a sweep was expected: try {folder.parent}"
+    return f"{folder}: no sweep here ({RESULTS_JSONL}: {error.strerror})"
+
+
+def _read_row(line: bytes, number: int) -> tuple[dict[str, Any] | None, list[str]]:
+    if not line.strip():
+        return None, []
+    try:
+        row, remarks = jsonl.parse(line)
+    except ValueError as error:
+        return None, [_why_no_row(line, str(error))]
+    if not isinstance(row, dict):
+        return None, [f"{_told(row)}, where a row was expected; left out"]
+    if row.get("schema_version") != SCHEMA_VERSION:
+        return None, [_why_not_this_version(row)]
+    for name in _misfits(row):
+        remarks.append(_put_right(row, name, number))
+    if row["status"] not in (*STATUSES, UNKNOWN):
+        remarks.append(
+            f"status {_told(row['status'])} is none of {', '.join(STATUSES)}; it counts as not well"
+        )
+    return row, remarks
+
+
+def _why_no_row(line: bytes, error: str) -> str:
+    if not line.endswith(b"\n"):
+        return "not a whole row, broken off in the middle of a write, left out; resume= runs its cell again"
+    if b"\0" in line:
+        return "not a whole row, NUL bytes in it (the disk or the machine went down), left out"
+    return f"not a whole row, left out: {error}"
+
+
+def _why_not_this_version(row: dict[str, Any]) -> str:
+    version, commit = row.get("schema_version"), row.get("git_commit")
+    if version is None:
+        return "no schema_version in it, so no row of dcpbench; left out"
+    by = f"dcpbench at commit {commit}" if isinstance(commit, str) else "the dcpbench that wrote it"
+    newer = isinstance(version, int) and version > SCHEMA_VERSION
+    return (
+        f"a row of schema version {_told(version)}, this dcpbench reads {SCHEMA_VERSION}; left out; "
+        f"{'a newer dcpbench' if newer else by} reads it"
+    )
+
+
+def _misfits(row: dict[str, Any]) -> list[str]:
+    """The columns whose value is none that they may have."""
+    return [
+        name
+        for name, kind in _EXPECTED.items()
+        if not kind.holds(value := row.get(name)) and (value is not None or name not in _OPTIONAL)
+        if name in row or name in _REQUIRED
+    ]
+
+
+def _put_right(row: dict[str, Any], name: str, number: int) -> str:
+    found = f"{name} is {_told(row[name])}" if name in row else f"no {name}"
+    row[name] = {"status": UNKNOWN, "cell": f"line {number}", "details": {}}.get(name)
+    shown = "empty" if row[name] == {} else row[name] or "null"
+    return f"{found}, where {_EXPECTED[name].name} was expected; shown as {shown}"
+
+
+def _told(value: object) -> str:
+    """A value in a sentence, whatever and however long it is."""
+    if isinstance(value, list | dict):
+        return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
+    said = json.dumps(value) if not isinstance(value, int) or abs(value) < 10**20 else "a huge number"
+    return said if len(said) <= 60 else f"{said[:50]}... ({len(said):,} characters)"
 
 
 def read_lines(folder: Path) -> Iterator[Line]:
@@ -306,13 +426,14 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _row(line: bytes) -> Row | None:
+    """The row that a line holds, if nothing about it is damaged."""
     try:
-        read = json.loads(line)
+        read, remarks = jsonl.parse(line)
     except ValueError:
         return None
-    if not isinstance(read, dict) or read.get("schema_version") != SCHEMA_VERSION:
+    if remarks or not isinstance(read, dict) or read.get("schema_version") != SCHEMA_VERSION:
         return None
-    if not all(name in read for name in _REQUIRED):
+    if _misfits(read):
         return None
     return Row(**{name: read[name] for name in COLUMNS if name in read})
 

@@ -38,7 +38,7 @@ def test_pages_escape_what_rows_say(tmp_path: Path) -> None:
     page = (sweep / "report.html").read_text()
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
-    suite = ElementTree.parse(sweep / "junit.xml").getroot()
+    (suite,) = ElementTree.parse(sweep / "junit.xml").getroot()
     assert suite.attrib["tests"] == "2"
     assert (suite.attrib["errors"], suite.attrib["skipped"]) == ("1", "1")
     error = suite.find("testcase/error")

@@ -6,7 +6,7 @@ import pandas as pd
 from rich.table import Table
 from rich.text import Text
 
-from dcpbench.report.frame import counts, failures, read_frame, tables
+from dcpbench.report.frame import failures, headline, read_frame, tables
 from dcpbench.report.styles import BAD, console_for, style_of
 
 
@@ -30,7 +30,7 @@ def print_report(folder: Path) -> None:
             console.print(Text(f"    again: {item.again}", style="dim"), soft_wrap=True)
     for sentence in left_out:
         console.print(Text(sentence, style=BAD), soft_wrap=True)
-    console.print(Text(f"{len(frame)} cells: {counts(frame)}"), soft_wrap=True)
+    console.print(Text(headline(frame)), soft_wrap=True)
 
 
 def _table(shown: pd.DataFrame) -> Table:

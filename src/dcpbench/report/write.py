@@ -1,12 +1,12 @@
 """The files that a report leaves in a sweep's folder: `report.html` and `junit.xml`."""
 
 from pathlib import Path
-from xml.etree import ElementTree
+from typing import Any
 
 import pandas as pd
 
-from dcpbench.report.frame import again, counts, failures, read_environment, read_frame, tables
-from dcpbench.results import PASSING
+from dcpbench.report.frame import Sweeps, failures, headline, read_sweeps, tables
+from dcpbench.report.junit import junit
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -41,64 +41,49 @@ def write_reports(folder: Path) -> None:
 
     Raises:
         dcpbench.results.ResultsError: the folder holds no results.
+        OSError: one of them cannot be written, and is what it was.
     """
-    frame, _ = read_frame(folder)
-    _replace(folder / "report.html", _html(folder, frame))
-    _replace(folder / "junit.xml", _junit(folder, frame))
+    sweeps = read_sweeps([folder])
+    write_whole(folder / "report.html", page(sweeps, folder.resolve().name))
+    write_whole(folder / "junit.xml", junit(sweeps))
 
 
-def _html(folder: Path, frame: pd.DataFrame) -> str:
+def page(sweeps: Sweeps, title: str) -> str:
+    """The report as one HTML page that needs nothing beside it."""
+    frame = sweeps.frame
     not_passed = failures(frame)
     return _PAGE.format(
-        title=_escape(folder.name),
-        counts=_escape(f"{len(frame)} cells: {counts(frame)}"),
+        title=_escape(title),
+        counts=_escape(headline(frame)),
         results="".join(map(_table, tables(frame))),
         failures=f'<h2>Not a plain pass</h2><div class="wide">{_table(not_passed)}</div>'
         if len(not_passed)
         else "",
-        environment=_table(_environment(folder)),
+        environment="".join(_table(_environment(said)) for said in sweeps.environments.values()),
     )
 
 
-def _environment(folder: Path) -> pd.DataFrame:
-    items = list(read_environment(folder).items()) or [("environment", "not recorded")]
+def write_whole(path: Path, content: str) -> None:
+    """Write a file that is there whole or not at all; what is no file (a pipe) is simply written to.
+
+    Raises:
+        OSError: it cannot be written, and is what it was.
+    """
+    if path.exists() and not path.is_file():
+        path.write_text(content, encoding="utf-8")
+        return
+    beside = path.with_name(path.name + ".tmp")
+    try:
+        beside.write_text(content, encoding="utf-8")
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def _environment(said: dict[str, Any]) -> pd.DataFrame:
+    items = list(said.items()) or [("environment", "not recorded")]
     return pd.DataFrame(items, columns=["what", "seen"])
-
-
-def _junit(folder: Path, frame: pd.DataFrame) -> str:
-    """One testcase a cell; a known failure counts as skipped, as JUnit has no word for it, and one that
-    passed only at its second try as a failure."""
-    status = frame["status"].where(frame["flaky"].ne(True) | ~frame["status"].isin(PASSING), "flaky")
-    suite = ElementTree.Element(
-        "testsuite",
-        name=f"dcpbench.{folder.name}",
-        tests=str(len(frame)),
-        failures=str(int(status.isin(["fail", "vacuous", "xpass", "flaky"]).sum())),
-        errors=str(int(status.isin(["error", "crash", "timeout"]).sum())),
-        skipped=str(int(status.isin(["skip", "xfail"]).sum())),
-        time=f"{frame['cell_s'].astype(float).sum():.3f}",
-    )
-    spent = frame["cell_s"].astype(float).fillna(0.0)
-    for item, came_to, seconds in zip(frame.itertuples(index=False), status, spent, strict=True):
-        case = ElementTree.SubElement(
-            suite, "testcase", classname="dcpbench", name=str(item.cell), time=f"{seconds:.3f}"
-        )
-        if came_to == "pass":
-            continue
-        kind = {"skip": "skipped", "xfail": "skipped", "error": "error", "crash": "error"}
-        tag = kind.get(came_to, "error" if came_to == "timeout" else "failure")
-        said = _xml_text(f"{item.status}: {item.reason}")
-        found = ElementTree.SubElement(case, tag, message=said)
-        if tag != "skipped":
-            found.set("type", came_to)
-            found.text = _xml_text(f"{item.reason}\nagain: {again(str(item.overrides), item.config_dir)}")
-    ElementTree.indent(suite)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suite, "unicode") + "\n"
-
-
-def _xml_text(text: str) -> str:
-    """XML 1.0 has no place for control characters, which an exception's message may hold."""
-    return "".join(char if char >= " " or char in "\n\t" else "?" for char in text)
 
 
 def _table(frame: pd.DataFrame) -> str:
@@ -107,9 +92,3 @@ def _table(frame: pd.DataFrame) -> str:
 
 def _escape(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def _replace(path: Path, content: str) -> None:
-    beside = path.with_name(path.name + ".tmp")
-    beside.write_text(content, encoding="utf-8")
-    beside.replace(path)

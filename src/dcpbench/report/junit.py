@@ -1,0 +1,123 @@
+"""The rows of sweeps as JUnit XML, which CI systems read: a testcase is one run of a cell.
+
+The structure is that of the schema that Jenkins' xUnit plugin publishes; GitLab and GitHub's readers take
+the same. JUnit has no word for a known failure, so `xfail` counts as skipped.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable
+from itertools import count
+from typing import Any
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
+
+from dcpbench.report.failing import again
+from dcpbench.report.reading import Sweeps, records, short_names
+from dcpbench.report.short import clipped
+
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_KINDS = {
+    "error": "error",
+    "crash": "error",
+    "timeout": "error",
+    "skip": "skipped",
+    "xfail": "skipped",
+    "pass": "passed",
+}
+_MESSAGE = 2_000
+_COUNTED = {"failures": "failure", "errors": "error", "skipped": "skipped"}
+
+
+def junit(sweeps: Sweeps) -> str:
+    """One testsuite for each sweep, one testcase for each of its rows.
+
+    What is as it should be passes, as it does for the exit status of a sweep: so does a planted fault that
+    was seen. A failure has the reason and the command that runs the cell again; `system-out` the end of
+    the log of the rank that was first to go wrong.
+    """
+    root = Element("testsuites", name="dcpbench")
+    names = short_names(sweeps.environments)
+    rows = records(sweeps.frame)
+    for folder, environment in sweeps.environments.items():
+        root.append(_suite(names[folder], environment, [row for row in rows if row["sweep"] == folder]))
+    for counted in ("tests", "failures", "errors"):
+        root.set(counted, str(sum(int(suite.get(counted, "0")) for suite in root)))
+    root.set("time", f"{sum(float(suite.get('time', '0')) for suite in root):.3f}")
+    indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + tostring(root, "unicode") + "\n"
+
+
+def _suite(name: str, environment: dict[str, Any], rows: list[dict[str, Any]]) -> Element:
+    kinds = Counter(_outcome(row)[0] for row in rows)
+    suite = Element("testsuite", name=_text(f"dcpbench.{name}"), tests=str(len(rows)))
+    for counted, kind in _COUNTED.items():
+        suite.set(counted, str(kinds[kind]))
+    suite.set("time", f"{sum(row['cell_s'] or 0.0 for row in rows):.3f}")
+    if started := sorted(row["started_at"] for row in rows if row["started_at"]):
+        suite.set("timestamp", _text(started[0]))
+    properties = SubElement(suite, "properties")
+    for key, value in environment.items():
+        said = value if isinstance(value, str) else json.dumps(value)
+        SubElement(properties, "property", name=_text(key), value=_text(said))
+    for row, unique in zip(rows, _unique(str(row["cell"]) for row in rows), strict=True):
+        suite.append(_case(row, unique))
+    return suite
+
+
+def _case(row: dict[str, Any], name: str) -> Element:
+    case = Element("testcase", classname=_text(f"{row['scenario']}.{row['parallel']}"), name=_text(name))
+    case.set("time", f"{row['cell_s'] or 0.0:.3f}")
+    kind, what = _outcome(row)
+    reason = row["reason"] or ""
+    if kind != "passed":
+        found = SubElement(
+            case, kind, type=_text(what), message=_text(clipped(f"{what}: {reason}", _MESSAGE))
+        )
+        found.text = _text(f"{reason}\nagain: {again(row['overrides'], row['config_dir'])}")
+    if said := "\n".join(_said(row)):
+        SubElement(case, "system-out").text = _text(said)
+    return case
+
+
+def _outcome(row: dict[str, Any]) -> tuple[str, str]:
+    """What JUnit calls it, and what we call it."""
+    status = str(row["status"])
+    if row["fault_seen"] is not None:
+        return ("passed", status) if row["fault_seen"] else ("failure", "fault not seen")
+    if row["flaky"]:
+        return "failure", f"flaky {status}"
+    return _KINDS.get(status, "failure"), status
+
+
+def _said(row: dict[str, Any]) -> Iterable[str]:
+    details = row["details"] if isinstance(row["details"], dict) else {}
+    if row["fault_seen"]:
+        yield f"planted fault {row['fault']} was seen: {row['reason']}"
+    first = details.get("first_try")
+    if isinstance(first, dict):
+        yield f"first try: {first.get('status')}: {first.get('reason')}"
+        yield from _log(first)
+    yield from _log(details)
+
+
+def _log(details: dict[str, Any]) -> Iterable[str]:
+    log = details.get("log_tail")
+    if isinstance(log, list) and log:
+        yield f"end of the log of rank {details.get('rank', '?')}:"
+        yield from map(str, log)
+
+
+def _unique(names: Iterable[str]) -> Iterable[str]:
+    """The names, each but the first of the same with a number: readers keep one testcase of a name."""
+    taken: set[str] = set()
+    for name in names:
+        numbered = (f"{name} ({number})" for number in count(2))
+        unique = name if name not in taken else next(other for other in numbered if other not in taken)
+        taken.add(unique)
+        yield unique
+
+
+def _text(said: str) -> str:
+    """XML 1.0 has no place for control characters, which an exception's message may hold."""
+    return _NOT_XML.sub("\ufffd", said)

@@ -1,0 +1,170 @@
+"""The rows of sweeps as one tidy pandas DataFrame: where every table, and a notebook, starts."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from dcpbench import jsonl
+from dcpbench.results import ENVIRONMENT_JSON, RESULTS_JSONL, ResultsError, column_types, read_rows
+
+AXES = (
+    "scenario",
+    "parallel",
+    "compile",
+    "save",
+    "model",
+    "optimizer",
+    "storage",
+    "world_size",
+    "device",
+    "seed",
+    "load_parallel",
+    "fault",
+)
+
+DTYPES = {
+    name: {bool: "boolean", int: "Int64", float: "float64", str: "string"}.get(kind, "object")
+    for name, kind in column_types().items()
+}
+"""The dtype of each column of a row and of `details`; see `read_sweeps`."""
+
+
+@dataclass(frozen=True)
+class Sweeps:
+    """The rows of one sweep or of several, as one tidy frame.
+
+    `frame` is described at `read_sweeps`. `environments` has what each sweep's `environment.json` says,
+    by the same name as the column `sweep`; nothing where it cannot be read. `left_out` is a sentence for
+    each line of a file in which something was damaged.
+    """
+
+    frame: pd.DataFrame
+    environments: dict[str, dict[str, Any]]
+    left_out: list[str]
+
+
+def read_sweeps(places: Sequence[Path | str]) -> Sweeps:
+    """The rows of all these sweeps as one tidy frame; a folder that is none itself stands for those in it.
+
+    The frame has one row for each run of a cell, in the order of the files, and these columns:
+
+    - `sweep` (string): the folder that the row is in;
+    - every column of `dcpbench.results.Row`, in its order: texts are `string`, what is true or false is
+      `boolean`, integers are `Int64`, and other numbers `float64`. What was not measured, or does not
+      apply, is missing: `pd.NA`, and NaN in a `float64`. Units are in the names: `_s` seconds, `_bytes`;
+    - `details` (object): a dictionary, empty where there is none.
+
+    Lines that are damaged do not hide others: what can be read is in the frame, and `left_out` tells.
+
+        frame = read_sweeps(["outputs/nightly"]).frame
+        frame.groupby("parallel")["save_s"].median()
+
+    Raises:
+        dcpbench.results.ResultsError: one of the places holds no results, or none of those in it can be
+            read.
+    """
+    frames, environments, left_out = [], {}, []
+    named = [Path(place) for place in places]
+    for folder in dict.fromkeys(sweep for place in named for sweep in _sweeps_in(place)):
+        try:
+            frame, sentences = read_frame(folder)
+        except ResultsError as error:
+            if folder in named:
+                raise
+            left_out.append(str(error))
+            continue
+        frame.insert(0, "sweep", pd.Series(str(folder), index=frame.index, dtype="string"))
+        frames.append(frame)
+        environments[str(folder)], remarks = _environment(folder)
+        left_out += [*sentences, *remarks]
+    if not frames:
+        raise ResultsError(left_out[0])
+    return Sweeps(pd.concat(frames, ignore_index=True), environments, left_out)
+
+
+def read_frame(folder: Path) -> tuple[pd.DataFrame, list[str]]:
+    """The rows of one sweep as `read_sweeps` gives them, without the column `sweep`.
+
+    Returns:
+        the frame, and a sentence for each line of the file in which something was damaged.
+
+    Raises:
+        dcpbench.results.ResultsError: the folder holds no results.
+    """
+    rows, damaged = read_rows(folder)
+    columns = {
+        name: pd.Series([row.get(name) for row in rows], dtype=dtype) for name, dtype in DTYPES.items()
+    }
+    columns["details"] = pd.Series([row.get("details") or {} for row in rows], dtype="object")
+    return pd.DataFrame(columns), damaged
+
+
+def read_environment(folder: Path) -> dict[str, Any]:
+    """What a sweep's `environment.json` says; nothing if it cannot be read."""
+    return _environment(folder)[0]
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows as dictionaries of plain Python values, None for what is missing: what JSON can say."""
+    plain = frame.astype(object)
+    return [
+        {str(name): value for name, value in row.items()}
+        for row in plain.where(plain.notna(), None).to_dict("records")
+    ]
+
+
+def is_true(column: "pd.Series[Any]") -> "pd.Series[bool]":
+    """Where a column is true; what is missing is not."""
+    return column.fillna(False).astype(bool)
+
+
+def is_false(column: "pd.Series[Any]") -> "pd.Series[bool]":
+    """Where a column is false; what is missing is not."""
+    return ~column.fillna(True).astype(bool)
+
+
+def short_names(folders: Iterable[str]) -> dict[str, str]:
+    """For each folder the least of its path, from the end, that no other of them has as well."""
+    paths = {folder: Path(folder).resolve().parts for folder in folders}
+    names = {}
+    for folder, parts in paths.items():
+        others = [other for other in paths.values() if other != parts]
+        length = next(
+            (
+                length
+                for length in range(1, len(parts))
+                if all(o[-length:] != parts[-length:] for o in others)
+            ),
+            len(parts),
+        )
+        names[folder] = str(Path(*parts[-length:]))
+    return names
+
+
+def _sweeps_in(place: Path) -> Iterator[Path]:
+    if (place / RESULTS_JSONL).exists() or place.is_file():
+        yield place
+        return
+    for pattern in (f"*/{RESULTS_JSONL}", f"*/*/{RESULTS_JSONL}"):
+        if found := sorted(path.parent for path in place.glob(pattern)):
+            yield from found
+            return
+    raise ResultsError(f"{place}: no sweep here, nor in a folder of it (no {RESULTS_JSONL})")
+
+
+def _environment(folder: Path) -> tuple[dict[str, Any], list[str]]:
+    path = folder / ENVIRONMENT_JSON
+    try:
+        known, remarks = jsonl.parse(path.read_bytes())
+    except FileNotFoundError:
+        return {}, []
+    except OSError as error:
+        return {}, [f"{path}: cannot be read: {error.strerror}"]
+    except ValueError as error:
+        return {}, [f"{path}: cannot be read: {error}"]
+    if not isinstance(known, dict):
+        return {}, [f"{path}: not an object, so it says nothing of the machine"]
+    return known, [f"{path}: {remark}" for remark in remarks]
