@@ -27,18 +27,44 @@ def failures(frame: pd.DataFrame) -> pd.DataFrame:
     told = pd.DataFrame(
         {
             "status": status_text(chosen),
-            "cell": chosen["cell"],
+            "cell": _with_sweep(chosen),
             "reason": chosen["reason"].fillna(""),
             "again": [again(*asked) for asked in zip(chosen["overrides"], chosen["config_dir"], strict=True)],
         }
     )
     if chosen.empty or chosen["of"].max() == 1:
         return told.reset_index(drop=True)
-    same = [cell_numbers(chosen), told["status"], told["reason"].map(lambda said: _DIGITS.sub("#", said))]
+    same = [cell_numbers(chosen), told["status"], _without_numbers(told["reason"])]
     kinds = told.groupby(same, sort=False)
     counted = kinds.ngroup().map(kinds.size().reset_index(drop=True))
     told["runs"] = runs_text(chosen.assign(runs=chosen["of"], so_many=counted))
     return told[~kinds.ngroup().duplicated()].reset_index(drop=True)
+
+
+def _with_sweep(frame: pd.DataFrame) -> "pd.Series[str]":
+    several = "sweep" in frame and frame["sweep"].nunique() > 1
+    return frame["sweep"] + ": " + frame["cell"] if several else frame["cell"]
+
+
+def of_a_kind(told: pd.DataFrame, each: bool) -> pd.DataFrame:
+    """Of `failures` one row for those alike: the same status and, numbers aside, the same reason. What has to
+    be looked at keeps a row of its own if `each` is asked for; a skip or a known failure does not.
+
+    `more` says how many others are like it; `again` is empty where nothing has to be run again, and these
+    come first.
+    """
+    harmless = told["status"].isin(["skip", "xfail"])
+    told = told.assign(again=told["again"].mask(harmless, ""))
+    alone = pd.Series(range(len(told)), index=told.index).mask(harmless | (not each), -1)
+    kinds = told.groupby([told["status"], _without_numbers(told["reason"]), alone], sort=False)
+    sizes = kinds["cell"].transform("size") if len(told) else alone
+    told["more"] = sizes.map(lambda size: f"and {size - 1} more like it" if size > 1 else "")
+    first = told[~kinds.ngroup().duplicated()] if len(told) else told
+    return first.sort_values("again", key=lambda asked: asked.ne(""), kind="stable").reset_index(drop=True)
+
+
+def _without_numbers(reasons: "pd.Series[str]") -> "pd.Series[str]":
+    return reasons.map(lambda said: _DIGITS.sub("#", said))
 
 
 def again(overrides: object, config_dir: object) -> str:

@@ -68,7 +68,7 @@ def read_sweeps(places: Sequence[Path | str]) -> Sweeps:
     """
     frames, environments, left_out = [], {}, []
     named = [Path(place) for place in places]
-    for folder in dict.fromkeys(sweep for place in named for sweep in _sweeps_in(place)):
+    for folder in {sweep.resolve(): sweep for place in named for sweep in _sweeps_in(place)}.values():
         try:
             frame, sentences = read_frame(folder)
         except ResultsError as error:

@@ -1,5 +1,7 @@
 """How values and columns are written in a table: short, and never longer than a line can be."""
 
+from collections.abc import Hashable
+
 import pandas as pd
 
 SHORT = {
@@ -39,3 +41,21 @@ def seconds(value: float) -> str:
 def clipped(text: str, length: int) -> str:
     """A text, and what it lacks if it is too long to be read."""
     return text if len(text) <= length else f"{text[:length]}... ({len(text):,} characters)"
+
+
+def fold_checks(table: pd.DataFrame) -> pd.DataFrame:
+    """A results table with one column that tells which checks did not hold, for where they have no room."""
+    checks = [column for column in table.columns if column in SHORT.values()]
+    if not checks:
+        return table
+    told = [
+        f"NO: {', '.join(broken)}" if (broken := _with(line, "NO")) else f"{len(_with(line, 'yes'))} held"
+        for line in table[checks].to_dict("records")
+    ]
+    folded = table.drop(columns=checks)
+    folded.insert(int(table.columns.get_loc(checks[0])), "checks", told)  # type: ignore[arg-type]
+    return folded
+
+
+def _with(line: dict[Hashable, str], value: str) -> list[str]:
+    return [str(check) for check, came_to in line.items() if came_to == value]

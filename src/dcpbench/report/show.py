@@ -1,25 +1,169 @@
-"""`python -m dcpbench.report <sweep>`: the table again, from the rows."""
+"""`python -m dcpbench.report <sweep>...`: the tables again, from the rows, on whatever they are wanted."""
 
 import argparse
+import io
+import json
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from dcpbench.report.text import print_report
-from dcpbench.report.write import write_reports
+from dcpbench.report.content import MOST_CELLS, View, content, shown
+from dcpbench.report.junit import junit
+from dcpbench.report.markdown import markdown
+from dcpbench.report.reading import Sweeps, read_sweeps, records
+from dcpbench.report.text import print_content, rendered
+from dcpbench.report.where import QueryError, known_column, known_metric, parse
+from dcpbench.report.write import page, write_reports, write_whole
+from dcpbench.results import RESULTS_JSONL
+
+_SUFFIXES = {
+    ".md": "markdown",
+    ".csv": "csv",
+    ".json": "json",
+    ".html": "html",
+    ".xml": "junit",
+    ".txt": "table",
+}
+
+_EPILOG = f"""\
+Up to {MOST_CELLS} cells are shown one a line, more as a pivot; --rows, --columns and --metric ask for
+a pivot, --cells for a line a cell. Runs of one cell (repeats=N) are one line: their worst
+status, their median times. Without --format and -o, report.html and junit.xml in the folder of
+a single sweep are made again.
+"""
 
 
 def main(arguments: list[str]) -> int:
-    """Print and rewrite the report of one sweep.
+    """Show sweeps.
 
     Raises:
-        dcpbench.results.ResultsError: the folder holds no results.
+        dcpbench.results.ResultsError: one of the folders holds no results, or what was asked makes no sense.
     """
-    show = argparse.ArgumentParser(prog="python -m dcpbench.report")
-    show.add_argument("sweep", type=Path, help="folder of a sweep, with its results.jsonl")
-    folder = show.parse_args(arguments).sweep
-    print_report(folder)
+    asked = _parser().parse_args(arguments)
+    view = View(
+        where=tuple(map(parse, asked.where)),
+        rows=_names(asked.rows, "--rows"),
+        columns=_names(asked.columns, "--columns"),
+        metrics=tuple(known_metric(name) for names in asked.metric for name in _split(names)),
+        cells=asked.cells,
+    )
+    written_as = asked.format or _format_of(asked.output)
+    sweeps = read_sweeps(asked.sweeps)
     try:
-        write_reports(folder)
-    except OSError as error:
-        sys.stderr.write(f"dcpbench.report: the report files were not written: {error}\n")
+        if asked.output:
+            _write(asked.output, _FORMATS[written_as](sweeps, view))
+        elif asked.format and asked.format != "table":
+            sys.stdout.write(_FORMATS[written_as](sweeps, view))
+        else:
+            print_content(content(sweeps, view))
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has seen enough, and Python is not to complain at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    if not asked.format and not asked.output:
+        _write_beside(asked.sweeps)
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    show = argparse.ArgumentParser(
+        prog="python -m dcpbench.report", epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = show.add_argument
+    add("sweeps", type=Path, nargs="+", metavar="sweep", help="folder of a sweep, or of several")
+    add(
+        "--where",
+        action="append",
+        default=[],
+        metavar="COND",
+        help="only such rows: status!=pass, save_s>=0.1, model=null, reason~Error (several: all must hold)",
+    )
+    add("--rows", action="append", default=[], metavar="AXIS,...", help="what a pivot has down its side")
+    add("--columns", action="append", default=[], metavar="AXIS,...", help="what it has along its top")
+    add(
+        "--metric",
+        action="append",
+        default=[],
+        metavar="NAME,...",
+        help="a pivot of medians of save_stall_s, load_s, checkpoint_bytes, ...",
+    )
+    add("--cells", action="store_true", help="a line a cell, however many there are")
+    add("--format", choices=list(_FORMATS), help="csv and json: the rows, without details")
+    add(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write there, whole or not at all; its suffix tells the format",
+    )
+    return show
+
+
+def _names(asked: list[str], option: str) -> tuple[str, ...]:
+    return tuple(known_column(name, option) for names in asked for name in _split(names))
+
+
+def _split(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",") if name.strip()]
+
+
+def _format_of(output: Path | None) -> str:
+    if output is None or output.suffix in _SUFFIXES:
+        return _SUFFIXES.get(output.suffix, "") if output else "table"
+    raise QueryError(
+        f"-o {output}: say with --format what to write; {', '.join(_SUFFIXES)} speak for themselves"
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise QueryError(f"-o {path}: cannot be written: {error.strerror}") from None
+
+
+def _write_beside(places: list[Path]) -> None:
+    if len(places) != 1 or not (places[0] / RESULTS_JSONL).exists():
+        return
+    try:
+        write_reports(places[0])
+    except OSError as error:
+        told = f"report.html and junit.xml are as they were: {error.filename}: {error.strerror}"
+        sys.stderr.write(f"dcpbench.report: {told}\n")
+
+
+def _table(sweeps: Sweeps, view: View) -> str:
+    return rendered(content(sweeps, view), io.StringIO())
+
+
+def _markdown(sweeps: Sweeps, view: View) -> str:
+    return markdown(content(sweeps, view))
+
+
+def _csv(sweeps: Sweeps, view: View) -> str:
+    return str(shown(sweeps, view.where).frame.drop(columns="details").to_csv(index=False))
+
+
+def _json(sweeps: Sweeps, view: View) -> str:
+    rows = records(shown(sweeps, view.where).frame.drop(columns="details"))
+    return json.dumps(rows, indent=1, allow_nan=False) + "\n"
+
+
+def _html(sweeps: Sweeps, view: View) -> str:
+    chosen = shown(sweeps, view.where)
+    return page(chosen, ", ".join(chosen.environments))
+
+
+def _junit(sweeps: Sweeps, view: View) -> str:
+    return junit(shown(sweeps, view.where))
+
+
+_FORMATS: dict[str, Callable[[Sweeps, View], str]] = {
+    "table": _table,
+    "markdown": _markdown,
+    "csv": _csv,
+    "json": _json,
+    "html": _html,
+    "junit": _junit,
+}

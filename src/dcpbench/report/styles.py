@@ -1,5 +1,7 @@
 """How statuses and tables look in the terminal. Without pandas, for what the driver prints."""
 
+from typing import TextIO
+
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
@@ -20,9 +22,9 @@ def style_of(status: str) -> str:
     return _STYLES.get(status, BAD)
 
 
-def console_for(*tables: Table) -> Console:
-    """A console on standard output that is wide enough for these: in a file, a pipe or a terminal too
-    narrow for a row, rows are long lines and not folded columns."""
+def console_for(*tables: Table, file: TextIO | None = None) -> Console:
+    """A console on standard output, or on this file, that is wide enough for these: in a file, a pipe or a
+    terminal too narrow for a row, rows are long lines and not folded columns."""
     wide = Console(width=_UNFOLDED)
     needed = (Measurement.get(wide, wide.options, table).maximum for table in tables)
-    return Console(width=max([Console().width, *needed]))
+    return Console(width=max([Console(file=file).width, *needed]), file=file)

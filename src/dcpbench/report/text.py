@@ -1,13 +1,25 @@
-"""The results table in the terminal."""
+"""A report in the terminal, or as lines of text."""
 
+import re
+import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import TextIO
 
-import pandas as pd
-from rich.table import Table
+from rich.console import Console, RenderableType
+from rich.table import Table as RichTable
 from rich.text import Text
 
-from dcpbench.report.frame import failures, headline, read_frame, tables
+from dcpbench.report.content import Content, content
+from dcpbench.report.pivot import Table
+from dcpbench.report.reading import read_sweeps
+from dcpbench.report.short import clipped, fold_checks
 from dcpbench.report.styles import BAD, console_for, style_of
+from dcpbench.results import STATUSES, UNKNOWN
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_REASON = 2_000
+_KNOWN_REASON = 300
 
 
 def print_report(folder: Path) -> None:
@@ -16,35 +28,90 @@ def print_report(folder: Path) -> None:
     Raises:
         dcpbench.results.ResultsError: the folder holds no results.
     """
-    frame, left_out = read_frame(folder)
-    printed = [_table(shown) for shown in tables(frame)]
-    console = console_for(*printed)
-    for table in printed:
-        console.print(table)
-        console.print()
-    for item in failures(frame).itertuples(index=False):
-        line = Text(f"{item.status} ", style=style_of(str(item.status)))
-        line.append(f"{item.cell}: {item.reason}", style="default")
-        console.print(line, soft_wrap=True)
-        if item.status not in ("skip", "xfail"):
-            console.print(Text(f"    again: {item.again}", style="dim"), soft_wrap=True)
-    for sentence in left_out:
-        console.print(Text(sentence, style=BAD), soft_wrap=True)
-    console.print(Text(headline(frame)), soft_wrap=True)
+    print_content(content(read_sweeps([folder])))
 
 
-def _table(shown: pd.DataFrame) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in shown.columns:
-        table.add_column(column, justify="right" if column.endswith("_s") else "left")
-    for values in shown.itertuples(index=False):
-        table.add_row(*(_styled(str(column), value) for column, value in zip(shown, values, strict=True)))
+def print_content(said: Content) -> None:
+    """Print a report to standard output, in one write."""
+    sys.stdout.write(rendered(said, sys.stdout))
+
+
+def rendered(said: Content, file: TextIO) -> str:
+    """A report as it is to be written to this file: with styles for a terminal, and if that is too narrow for
+    a line a cell, with the checks in one column."""
+    tables = [_table(shown) for shown in said.tables]
+    own = Console(file=file)
+    if own.is_terminal and console_for(*tables, file=file).width > own.width:
+        tables = [_table(replace(shown, table=fold_checks(shown.table))) for shown in said.tables]
+    console = console_for(*tables, file=file)
+    with console.capture() as captured:
+        for shown, table in zip(said.tables, tables, strict=True):
+            if shown.title:
+                _say(console, Text(shown.title, style="bold"))
+            console.print(table)
+            console.print()
+        _say_what_failed(console, said)
+    return captured.get()
+
+
+def _say_what_failed(console: Console, said: Content) -> None:
+    for item in said.failures.to_dict("records"):
+        _say(console, _failure({str(name): str(value) for name, value in item.items()}))
+        if item["again"]:
+            _say(console, Text(f"    again: {visible(item['again'])}", style="dim"))
+    if said.more:
+        _say(console, said.more)
+    for sentence in said.damaged:
+        _say(console, Text(visible(sentence), style=BAD))
+    _say(console, said.headline)
+
+
+def visible(text: str) -> str:
+    """A text without what a terminal would obey: control characters are written as escapes."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def _say(console: Console, line: RenderableType) -> None:
+    console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+def _failure(item: dict[str, str]) -> Text:
+    line = Text(f"{visible(item['status'])} ", style=_style(item["status"]))
+    beside = ", ".join(filter(None, [item.get("runs", ""), item["more"]]))
+    named = f"{item['cell']} ({beside})" if beside else item["cell"]
+    length = _REASON if item["again"] else _KNOWN_REASON
+    line.append(f"{visible(named)}: {visible(clipped(item['reason'], length))}", style="default")
+    return line
+
+
+def _table(shown: Table) -> RichTable:
+    heads = [str(column) for column in shown.table.columns]
+    table = RichTable(box=None, pad_edge=False, header_style="bold")
+    for head in heads:
+        table.add_column(Text(visible(head)), justify="right" if head.endswith("_s") else "left")
+    for values in shown.table.itertuples(index=False):
+        told = (visible(str(value)) for value in values)
+        table.add_row(
+            *(
+                _styled(text, shown.statuses or head == "status")
+                for head, text in zip(heads, told, strict=True)
+            )
+        )
     return table
 
 
-def _styled(column: str, value: str) -> Text:
-    if column == "status":
-        return Text(value, style=BAD if value.endswith("(flaky)") else style_of(value))
-    if value == "NO":
-        return Text(value, style=BAD)
-    return Text(value)
+def _styled(text: str, is_status: bool) -> Text:
+    """An entry; of several statuses the worst stands first."""
+    if (
+        is_status
+        and text
+        and (text[0].isdigit() or text.split(" (")[0] in (*STATUSES, UNKNOWN, "seen", "NOT SEEN"))
+    ):
+        return Text(text, style=_style(text.split(", ")[0].lstrip("0123456789 ")))
+    return Text(text, style=BAD if text.startswith("NO") and text[2:3] in ("", ":") else "")
+
+
+def _style(status: str) -> str:
+    if status == "seen":
+        return style_of("pass")
+    return BAD if status.endswith("(flaky)") else style_of(status)

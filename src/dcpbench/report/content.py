@@ -1,0 +1,95 @@
+"""What a report says, whatever it is written on: which tables, which failures, in which order."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pandas as pd
+
+from dcpbench.report import pivot
+from dcpbench.report.detection import detection
+from dcpbench.report.failing import failures, of_a_kind
+from dcpbench.report.frame import headline, summary
+from dcpbench.report.pivot import Table
+from dcpbench.report.reading import Sweeps, short_names
+from dcpbench.report.where import Condition, select
+
+MOST_CELLS = 50
+"""More than so many cells are shown as a pivot: a line for each would be more than a screen."""
+
+_MOST_KINDS = 20
+_MOST_DAMAGED = 5
+
+
+@dataclass(frozen=True)
+class View:
+    """What is asked of a report. Rows, columns or metrics ask for a pivot, `cells` for a line a cell; with
+    none of them it is a line a cell up to `MOST_CELLS`, and a pivot beyond."""
+
+    where: tuple[Condition, ...] = ()
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+    cells: bool = False
+
+
+@dataclass(frozen=True)
+class Content:
+    """The tables, then what did not simply pass (`status`, `cell`, `reason`, `again`, the last of them empty
+    where nothing has to be run again) and how many `more` there are, then sentences: what is damaged, and
+    how many cells came to what."""
+
+    tables: list[Table]
+    failures: pd.DataFrame
+    more: str
+    damaged: list[str]
+    headline: str
+
+
+def content(sweeps: Sweeps, view: View = View()) -> Content:
+    """What a report of these sweeps says."""
+    chosen = shown(sweeps, view.where)
+    frame = chosen.frame
+    not_planted = frame[frame["fault_seen"].isna()]
+    listed = summary(not_planted)
+    if view.rows or view.columns or view.metrics:
+        tables, by_cell = _pivots(frame, view), False
+    elif view.cells or len(listed) <= MOST_CELLS:
+        tables, by_cell = [Table("", table) for table in (listed, detection(frame)) if len(table)], True
+    else:
+        tables, by_cell = [*_pivots(not_planted, view), Table("", detection(frame))], False
+    told = of_a_kind(failures(frame), each=by_cell)
+    first = told if by_cell else told.groupby(told["again"].eq("")).head(_MOST_KINDS)
+    left = len(told) - len(first)
+    of = f" ({len(frame)} of {len(sweeps.frame)} rows)" if view.where else ""
+    across = f"{count} sweeps, " if (count := frame["sweep"].nunique()) > 1 else ""
+    return Content(
+        [table for table in tables if len(table.table)],
+        first,
+        f"and {left} more kinds of reasons: --cells shows all of them" if left else "",
+        first_of(sweeps.left_out),
+        across + headline(frame) + of,
+    )
+
+
+def shown(sweeps: Sweeps, where: Sequence[Condition] = ()) -> Sweeps:
+    """The rows that are meant, their sweeps called by names that just tell them apart."""
+    names = short_names(sweeps.environments)
+    frame = sweeps.frame.assign(sweep=sweeps.frame["sweep"].map(names).astype("string"))
+    environments = {names[folder]: said for folder, said in sweeps.environments.items()}
+    return replace(sweeps, frame=select(frame, where), environments=environments)
+
+
+def first_of(sentences: Sequence[str]) -> list[str]:
+    """The first of many sentences about damaged lines, and how many more there are."""
+    if len(sentences) <= _MOST_DAMAGED + 1:
+        return list(sentences)
+    return [*sentences[:_MOST_DAMAGED], f"and {len(sentences) - _MOST_DAMAGED} more damaged lines"]
+
+
+def _pivots(frame: pd.DataFrame, view: View) -> list[Table]:
+    if frame.empty:
+        return []
+    axes = pivot.axes_of(frame, view.rows, view.columns)
+    if view.metrics:
+        return [pivot.metric(frame, axes, name) for name in view.metrics]
+    return [pivot.statuses(frame, axes), pivot.costs(frame, axes)]

@@ -1,0 +1,165 @@
+"""Many cells at a glance: what they came to, or what a metric of theirs is, by some axes against others."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from dcpbench.report.frame import varying
+from dcpbench.report.reading import is_false, is_true
+from dcpbench.report.runs import one_a_cell, severity, status_text
+from dcpbench.report.short import plain, seconds
+
+_ROWS = ("sweep", "scenario", "parallel")
+_COLUMNS = ("compile", "save")
+_COSTS = ("save_s", "save_stall_s", "load_s", "cell_s")
+_LINES = 100
+_BYTES = (("B", 1), ("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30), ("TiB", 2**40))
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text and what stands above it. At the head of a column, lines are broken by newlines.
+
+    `statuses`: its entries say what cells came to, whatever the column.
+    """
+
+    title: str
+    table: pd.DataFrame
+    statuses: bool = False
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The columns whose values are down the side, and those whose values are along the top."""
+
+    rows: list[str]
+    columns: list[str]
+
+    def __str__(self) -> str:
+        return " × ".join([*self.rows, *self.columns])
+
+
+def axes_of(frame: pd.DataFrame, rows: Sequence[str] = (), columns: Sequence[str] = ()) -> Axes:
+    """The axes that were asked for; else parallelism, and what varies of sweep, scenario, compile, save.
+
+    Where these would be more than a few screens of lines, scenarios are put together, and then sweeps.
+    """
+    vary = varying(frame)
+    top = list(columns) or [axis for axis in _COLUMNS if axis in vary and axis not in rows]
+    side = list(rows)
+    if not side:
+        side = [axis for axis in _ROWS if (axis in vary or axis == "parallel") and axis not in top]
+        for axis in ("scenario", "sweep"):
+            if axis in side[:-1] and len(frame[side].drop_duplicates()) > _LINES:
+                side.remove(axis)
+    return Axes(side or [_ROWS[0]], [axis for axis in top if axis not in side])
+
+
+def statuses(frame: pd.DataFrame, axes: Axes) -> Table:
+    """What the cells came to. Where an entry puts several cells together, how many came to what, the worst
+    first; a planted fault that was seen is `seen`."""
+    cells = one_a_cell(frame)
+    told = status_text(cells).mask(is_true(cells["fault_seen"]), "seen")
+    cells["told"] = told.mask(is_false(cells["fault_seen"]), "NOT SEEN")
+    cells["rank"] = severity(cells)
+    return Table(
+        f"status by {axes}{_put_together(cells, axes)}", _unfolded(cells, axes, "status", _status), True
+    )
+
+
+def metric(frame: pd.DataFrame, axes: Axes, name: str) -> Table:
+    """The median of a metric over all rows of an entry, and how far they spread."""
+    unit, divisor, digits = _unit(name, frame[name])
+    measured = frame.assign(value=frame[name].astype("float64") / divisor)
+    table = _unfolded(measured, axes, name, lambda rows: _median(rows["value"].dropna(), digits))
+    rows = _rows_an_entry(measured.dropna(subset=["value"]), axes)
+    title = f"{name} by {axes}: median{unit}{rows}{_put_together(frame, axes)}"
+    return Table(title, table)
+
+
+def costs(frame: pd.DataFrame, axes: Axes) -> Table:
+    """Median seconds, a line for each row of the pivot and each way of saving."""
+    by = [*axes.rows, *(["save"] if "save" in varying(frame) and "save" not in axes.rows else [])]
+    measured = [name for name in _COSTS if frame[name].notna().any()]
+    groups = frame[measured].groupby([_label(frame[axis]) for axis in by], observed=True)
+    table = groups.median().map(seconds)
+    table.insert(0, "rows", groups.size().astype(str))
+    return Table("costs: medians in seconds", table.reset_index().astype(str))
+
+
+def _unfolded(
+    frame: pd.DataFrame, axes: Axes, name: str, entry: Callable[[pd.DataFrame], str]
+) -> pd.DataFrame:
+    """A row for each value of the axes down the side, a column for each of those along the top, or one of
+    this name."""
+    entries = {key: entry(rows) for key, rows in _groups(frame, [*axes.rows, *axes.columns])}
+    tops = [top for top, _ in _groups(frame, axes.columns)] if axes.columns else [()]
+    sides = dict.fromkeys(key[: len(axes.rows)] for key in entries)
+    lines = [[*side, *(entries.get((*side, *top), "") for top in tops)] for side in sides]
+    return pd.DataFrame(lines, columns=[*axes.rows, *(_head(axes.columns, top) or name for top in tops)])
+
+
+def _groups(frame: pd.DataFrame, axes: Sequence[str]) -> Iterator[tuple[tuple[str, ...], pd.DataFrame]]:
+    """The rows of each combination of values, in the order of the values."""
+    for key, rows in frame.groupby([_label(frame[axis]) for axis in axes], observed=True):
+        yield tuple(map(str, key)) if isinstance(key, tuple) else (str(key),), rows
+
+
+def _label(column: "pd.Series[Any]") -> "pd.Series[Any]":
+    """The values as text, numbers in their order and others in the order in which they come."""
+    values = column.dropna().unique()
+    known = sorted(values) if column.dtype in ("Int64", "float64") else list(values)
+    texts = dict.fromkeys(map(plain, [*known, *column[column.isna()].head(1)]))
+    return column.map(plain, na_action=None).astype(pd.CategoricalDtype(list(texts), ordered=True))
+
+
+def _head(axes: list[str], values: tuple[str, ...]) -> str:
+    """The head of a column: a value that does not speak for itself comes with the name of its axis."""
+    return "\n".join(
+        value if value[:1].isalpha() and value not in ("true", "false") else f"{axis}={value}"
+        for axis, value in zip(axes, values, strict=True)
+    )
+
+
+def _status(cells: pd.DataFrame) -> str:
+    kinds = cells.sort_values("rank", kind="stable")["told"].value_counts(sort=False)
+    if len(cells) == 1:
+        return str(kinds.index[0])
+    return ", ".join(f"{number} {kind}" for kind, number in kinds.items())
+
+
+def _median(values: "pd.Series[float]", digits: str) -> str:
+    if values.empty:
+        return "-"
+    median = f"{values.median():{digits}}"
+    if len(values) == 1:
+        return median
+    return f"{median} ±{(values.quantile(0.75) - values.quantile(0.25)) / 2:{digits}}"
+
+
+def _rows_an_entry(measured: pd.DataFrame, axes: Axes) -> str:
+    sizes = [len(rows) for _, rows in _groups(measured, [*axes.rows, *axes.columns])]
+    if not sizes:
+        return ", nowhere measured"
+    if max(sizes) == 1:
+        return ""
+    rows = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
+    return f" ± half the interquartile range of {rows} rows"
+
+
+def _put_together(frame: pd.DataFrame, axes: Axes) -> str:
+    others = [axis for axis in varying(frame) if axis not in (*axes.rows, *axes.columns)]
+    return f"; an entry puts together cells that differ in {', '.join(others)}" if others else ""
+
+
+def _unit(name: str, values: "pd.Series[float]") -> tuple[str, float, str]:
+    """The unit that the name of a metric tells, what to divide by for it, and how many digits are shown."""
+    if name.endswith("_s"):
+        return " in seconds", 1, ".3f"
+    if not name.endswith("_bytes"):
+        return "", 1, ".4g"
+    largest = 0 if values.isna().all() else values.max()
+    unit, divisor = next(step for step in reversed(_BYTES) if largest >= step[1] or step[1] == 1)
+    return f" in {unit}", divisor, ".1f"

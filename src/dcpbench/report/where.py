@@ -1,0 +1,134 @@
+"""Which rows are meant: conditions like `status!=pass` or `save_s>=0.1`, parsed here, evaluated nowhere."""
+
+import difflib
+import operator
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from dcpbench.report.reading import DTYPES, is_true
+from dcpbench.results import ResultsError
+
+COLUMNS = {"sweep": "string", **{name: dtype for name, dtype in DTYPES.items() if name != "details"}}
+"""What can be asked about, and its dtype."""
+
+_FORM = re.compile(r"\s*([A-Za-z_]\w*)\s*(!=|<=|>=|==|=|<|>|~)\s*(.*?)\s*", re.DOTALL)
+_ORDER: dict[str, Callable[[Any, Any], Any]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+class QueryError(ResultsError):
+    """What was asked for makes no sense: one line that says what was found and what it may be."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One condition on one column. `value` is what it is compared with: a text, a number, a bool, a pattern,
+    or None for null."""
+
+    column: str
+    operator: str
+    value: str | float | bool | re.Pattern[str] | None
+
+    def holds(self, frame: pd.DataFrame) -> "pd.Series[bool]":
+        """For each row whether it is meant. What is missing equals null alone: it is less or more than
+        nothing, matches nothing, and is unequal to every value."""
+        column = frame[self.column]
+        if isinstance(self.value, re.Pattern):
+            pattern = self.value
+            return (
+                column.fillna("").map(lambda text: pattern.search(text) is not None).astype(bool)
+                & column.notna()
+            )
+        if self.operator in _ORDER:
+            return is_true(_ORDER[self.operator](column, self.value))
+        same = column.isna() if self.value is None else is_true(column.eq(self.value))
+        return same if self.operator == "=" else ~same
+
+
+def parse(asked: str) -> Condition:
+    """What a condition says: a column, one of = != < <= > >= ~ (a regular expression that is searched for),
+    and a value; true, false and null are spelled so. A text that is one of these words stands in double
+    quotes.
+
+    Raises:
+        QueryError: it says no such thing.
+    """
+    form = _FORM.fullmatch(asked)
+    if not form:
+        raise QueryError(
+            f"--where {asked!r}: expected a column, one of = != < <= > >= ~ and a value, like status!=pass"
+        )
+    name, sign, text = form.groups()
+    column, sign = known_column(name, "--where"), "=" if sign == "==" else sign
+    value = _pattern(asked, column, text) if sign == "~" else _value(asked, column, text)
+    if sign in _ORDER and (value is None or COLUMNS[column] == "boolean"):
+        raise QueryError(f"--where {asked!r}: {text} is neither more nor less than anything; use = or !=")
+    return Condition(column, sign, value)
+
+
+def select(frame: pd.DataFrame, conditions: Sequence[Condition]) -> pd.DataFrame:
+    """The rows for which all the conditions hold."""
+    for condition in conditions:
+        frame = frame[condition.holds(frame)]
+    return frame.reset_index(drop=True)
+
+
+def known_column(name: str, option: str) -> str:
+    """A column by its name.
+
+    Raises:
+        QueryError: there is none of this name; the message has those there are.
+    """
+    if name in COLUMNS:
+        return name
+    close = difflib.get_close_matches(name, COLUMNS, n=1)
+    meant = f"did you mean {close[0]}? " if close else ""
+    raise QueryError(f"{option}: no column {name!r}; {meant}the columns are {', '.join(COLUMNS)}")
+
+
+def known_metric(name: str) -> str:
+    """A column of numbers by its name.
+
+    Raises:
+        QueryError: there is none of this name, or it has no numbers.
+    """
+    column = known_column(name, "--metric")
+    if COLUMNS[column] in ("float64", "Int64"):
+        return column
+    metrics = [name for name, dtype in COLUMNS.items() if dtype == "float64" or name.endswith("_bytes")]
+    raise QueryError(f"--metric: {name} is no number; the metrics are {', '.join(metrics)}")
+
+
+def _pattern(asked: str, column: str, text: str) -> re.Pattern[str]:
+    if COLUMNS[column] != "string":
+        raise QueryError(f"--where {asked!r}: {column} is no text, and ~ looks into texts alone")
+    try:
+        return re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise QueryError(f"--where {asked!r}: no regular expression: {error}") from None
+
+
+def _value(asked: str, column: str, text: str) -> str | float | bool | None:
+    if text == "null":
+        return None
+    dtype = COLUMNS[column]
+    if dtype == "string":
+        return text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text
+    if dtype == "boolean":
+        if text not in ("true", "false"):
+            raise QueryError(f"--where {asked!r}: {column} is true, false or null")
+        return text == "true"
+    try:
+        return int(text) if re.fullmatch(r"[+-]?\d{1,18}", text) else float(text)
+    except ValueError:
+        raise QueryError(
+            f"--where {asked!r}: {column} is a number or null, and {text!r} is neither"
+        ) from None
