@@ -6,15 +6,8 @@ from xml.etree import ElementTree
 from dcpbench.report.compare import changes, costs
 from dcpbench.report.frame import counts, detection, failures, read_frame, summary
 from dcpbench.report.write import write_reports
-from dcpbench.results import append_row
+from report.sweeps import folder_with
 from test_results import row
-
-
-def folder_with(folder: Path, *rows: object) -> Path:
-    folder.mkdir()
-    for item in rows:
-        append_row(folder, item)  # type: ignore[arg-type]
-    return folder
 
 
 def test_the_table_shows_the_axes_that_vary(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def axes_of(frame: pd.DataFrame, rows: Sequence[str] = (), columns: Sequence[str
 def statuses(frame: pd.DataFrame, axes: Axes) -> Table:
     """What the cells came to. Where an entry puts several cells together, how many came to what, the worst
     first; a planted fault that was seen is `seen`."""
-    cells = one_a_cell(frame)
+    cells = frame.copy() if "repeat" in (*axes.rows, *axes.columns) else one_a_cell(frame)
     told = status_text(cells).mask(is_true(cells["fault_seen"]), "seen")
     cells["told"] = told.mask(is_false(cells["fault_seen"]), "NOT SEEN")
     cells["rank"] = severity(cells)

@@ -1,7 +1,5 @@
 """How values and columns are written in a table: short, and never longer than a line can be."""
 
-from collections.abc import Hashable
-
 import pandas as pd
 
 SHORT = {
@@ -43,19 +41,16 @@ def clipped(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[:length]}... ({len(text):,} characters)"
 
 
-def fold_checks(table: pd.DataFrame) -> pd.DataFrame:
-    """A results table with one column that tells which checks did not hold, for where they have no room."""
+def narrowed(table: pd.DataFrame) -> pd.DataFrame:
+    """A results table for a narrow terminal: one column tells how many checks held, or did not."""
     checks = [column for column in table.columns if column in SHORT.values()]
     if not checks:
         return table
-    told = [
-        f"NO: {', '.join(broken)}" if (broken := _with(line, "NO")) else f"{len(_with(line, 'yes'))} held"
-        for line in table[checks].to_dict("records")
-    ]
+    marks = table[checks]
+    made, broken = (marks != "-").sum(axis=1), (marks == "NO").sum(axis=1)
+    told = [f"{no}/{all_} NO" if no else f"{all_} held" for no, all_ in zip(broken, made, strict=True)]
     folded = table.drop(columns=checks)
-    folded.insert(int(table.columns.get_loc(checks[0])), "checks", told)  # type: ignore[arg-type]
-    return folded
-
-
-def _with(line: dict[Hashable, str], value: str) -> list[str]:
-    return [str(check) for check, came_to in line.items() if came_to == value]
+    folded.insert(list(table.columns).index(checks[0]), "checks", told)
+    if "runs" in folded:
+        folded["runs"] = folded["runs"].str.removesuffix(" runs").str.replace(" of ", "/")
+    return folded.rename(columns={"save_stall_s": "save_\nstall_s"})

@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from dcpbench.report.content import Content, content
 from dcpbench.report.pivot import Table
 from dcpbench.report.reading import read_sweeps
-from dcpbench.report.short import clipped, fold_checks
+from dcpbench.report.short import clipped, narrowed
 from dcpbench.report.styles import BAD, console_for, style_of
 from dcpbench.results import STATUSES, UNKNOWN
 
@@ -38,32 +38,28 @@ def print_content(said: Content) -> None:
 
 def rendered(said: Content, file: TextIO) -> str:
     """A report as it is to be written to this file: with styles for a terminal, and if that is too narrow for
-    a line a cell, with the checks in one column."""
+    a line a cell, with all checks in one column."""
     tables = [_table(shown) for shown in said.tables]
     own = Console(file=file)
     if own.is_terminal and console_for(*tables, file=file).width > own.width:
-        tables = [_table(replace(shown, table=fold_checks(shown.table))) for shown in said.tables]
+        tables = [_table(replace(shown, table=narrowed(shown.table))) for shown in said.tables]
     console = console_for(*tables, file=file)
+    wrapped = own.width if own.is_terminal else None
     with console.capture() as captured:
         for shown, table in zip(said.tables, tables, strict=True):
             if shown.title:
-                _say(console, Text(shown.title, style="bold"))
+                _say(console, Text(shown.title, style="bold"), wrapped)
             console.print(table)
             console.print()
-        _say_what_failed(console, said)
+        for item in said.failures.to_dict("records"):
+            _say(console, _failure({str(name): str(value) for name, value in item.items()}), wrapped)
+            if item["again"]:  # one line, to be copied as it is
+                _say(console, Text(f"    again: {visible(item['again'])}", style="dim"))
+        for sentence in said.damaged:
+            _say(console, Text(visible(sentence), style=BAD), wrapped)
+        for sentence in filter(None, [said.more, said.headline]):
+            _say(console, Text(sentence), wrapped)
     return captured.get()
-
-
-def _say_what_failed(console: Console, said: Content) -> None:
-    for item in said.failures.to_dict("records"):
-        _say(console, _failure({str(name): str(value) for name, value in item.items()}))
-        if item["again"]:
-            _say(console, Text(f"    again: {visible(item['again'])}", style="dim"))
-    if said.more:
-        _say(console, said.more)
-    for sentence in said.damaged:
-        _say(console, Text(visible(sentence), style=BAD))
-    _say(console, said.headline)
 
 
 def visible(text: str) -> str:
@@ -71,8 +67,8 @@ def visible(text: str) -> str:
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
-def _say(console: Console, line: RenderableType) -> None:
-    console.print(line, soft_wrap=True, markup=False, highlight=False)
+def _say(console: Console, line: Text, wrapped: int | None = None) -> None:
+    console.print(line, soft_wrap=wrapped is None, width=wrapped)
 
 
 def _failure(item: dict[str, str]) -> Text:

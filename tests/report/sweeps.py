@@ -1,0 +1,34 @@
+"""Folders with rows in them, for the tests of the report."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+from dcpbench.results import RESULTS_JSONL, Row, append_row
+from test_results import row
+
+
+def folder_with(folder: Path, *rows: Row) -> Path:
+    folder.mkdir(parents=True)
+    for item in rows:
+        append_row(folder, item)
+    return folder
+
+
+def folder_of_lines(folder: Path, lines: Iterable[bytes]) -> Path:
+    folder.mkdir(parents=True)
+    (folder / RESULTS_JSONL).write_bytes(b"".join(lines))
+    return folder
+
+
+def line(**values: object) -> bytes:
+    """A row's line, with values in it that no row has."""
+    return (json.dumps({**asdict(row()), **values}) + "\n").encode()
+
+
+def cell(parallel: str = "ddp", save: str = "sync", repeat: int | None = None, **values: object) -> Row:
+    """A row whose name and overrides say which cell it is, as the driver's do."""
+    asked = {"parallel": parallel, "save": save, **({} if repeat is None else {"repeat": repeat})}
+    items = [f"{name}={value}" for name, value in asked.items()]
+    return row(**{"cell": ",".join(items), "overrides": " ".join(items), **asked, **values})

@@ -1,0 +1,107 @@
+"""junit.xml is what the readers of JUnit take: by the schema of Jenkins' xUnit plugin, and by one of them.
+
+`junit-10.xsd` is the plugin's (MIT), word for word as it comes with the sources of pytest 8.3.5.
+"""
+
+from pathlib import Path
+
+import junitparser
+import pytest
+from lxml import etree
+
+from dcpbench.report.junit import junit
+from dcpbench.report.reading import read_sweeps
+from dcpbench.report.write import write_reports
+from report.sweeps import cell, folder_of_lines, folder_with, line
+
+SCHEMA = etree.XMLSchema(etree.parse(Path(__file__).with_name("junit-10.xsd")))
+NASTY = "a ]]> b <c> & \x00\x1b[31m \ud7ff\ufffe \U0001f600 \"'"
+
+
+@pytest.fixture
+def every_status(tmp_path: Path) -> Path:
+    ends = ["pass", "fail", "vacuous", "xpass", "error", "crash", "timeout", "skip", "xfail"]
+    first_try = {"status": "crash", "reason": "rank 1 died", "log_tail": ["Bang"]}
+    rows = [cell(repeat=n, status=end, reason=f"{end}: {NASTY}", cell_s=1234.5) for n, end in enumerate(ends)]
+    folder = folder_with(
+        tmp_path / "s",
+        *rows,
+        cell("fsdp", flaky=True, details={"first_try": first_try}),
+        cell("hsdp", status="fail", fault="lr", fault_seen=True, reason="optim_equal: lr"),
+        cell("hsdp2", status="pass", fault="lr", fault_seen=False, reason="fault=lr was not seen"),
+        cell("none", status="crash", reason="died", details={"rank": 2, "log_tail": ["Traceback", NASTY]}),
+    )
+    (folder / "environment.json").write_text('{"torch": "2.13", "gpus": ["H200"], "cuda": null}')
+    return folder
+
+
+def read_back(folder: Path) -> junitparser.TestSuite:
+    write_reports(folder)
+    document = etree.parse(folder / "junit.xml")
+    SCHEMA.assertValid(document)
+    (suite,) = junitparser.JUnitXml.fromfile(str(folder / "junit.xml"))
+    return suite
+
+
+def test_a_reader_counts_what_we_count(every_status: Path) -> None:
+    suite = read_back(every_status)
+    assert (suite.tests, suite.failures, suite.errors, suite.skipped) == (13, 5, 4, 2)
+    seen = [type(case.result[0]).__name__ if case.result else "passed" for case in suite]
+    assert seen == [
+        *["passed", "Failure", "Failure", "Failure", "Error", "Error", "Error", "Skipped", "Skipped"],
+        *["Failure", "passed", "Failure", "Error"],
+    ]
+    suite.update_statistics()
+    assert (suite.tests, suite.failures, suite.errors, suite.skipped) == (13, 5, 4, 2)
+    assert suite.time == pytest.approx(9 * 1234.5)
+    assert {item.name: item.value for item in suite.properties()} == {
+        "torch": "2.13",
+        "gpus": '["H200"]',
+        "cuda": "null",
+    }
+
+
+def test_a_case_says_why_and_how_to_run_it_again(every_status: Path) -> None:
+    cases = {case.name: case for case in read_back(every_status)}
+    failed = cases["parallel=ddp,save=sync,repeat=1"]
+    assert failed.classname == "save_load.ddp"
+    assert failed.result[0].message.startswith("fail: fail: a ]]> b <c> & \ufffd\ufffd[31m")
+    assert "again: python -m dcpbench parallel=ddp save=sync repeat=1" in failed.result[0].text
+    died = cases["parallel=none,save=sync"].system_out
+    assert died is not None
+    assert died.startswith("end of the log of rank 2:\nTraceback\na ]]> b")
+    flaky = cases["parallel=fsdp,save=sync"]
+    assert flaky.result[0].type == "flaky pass"
+    assert "first try: crash: rank 1 died" in (flaky.system_out or "")
+    assert "Bang" in (flaky.system_out or "")
+    assert cases["parallel=hsdp,save=sync"].system_out.startswith("planted fault lr was seen")
+
+
+def test_every_run_has_a_name_of_its_own(tmp_path: Path) -> None:
+    rows = [cell(repeat=0), cell(repeat=1), cell(repeat=0), cell(cell="parallel=ddp,save=sync,repeat=0 (2)")]
+    suite = read_back(folder_with(tmp_path / "s", *rows))
+    names = [(case.classname, case.name) for case in suite]
+    assert len(set(names)) == 4
+
+
+def test_several_sweeps_are_several_suites(tmp_path: Path) -> None:
+    one, two = (
+        folder_with(tmp_path / "one", cell(), cell("fsdp")),
+        folder_with(tmp_path / "two", cell(status="fail")),
+    )
+    text = junit(read_sweeps([one, two]))
+    SCHEMA.assertValid(etree.fromstring(text.encode()))
+    suites = junitparser.JUnitXml.fromstring(text.encode())
+    assert [(suite.name, suite.tests, suite.failures) for suite in suites] == [
+        ("dcpbench.one", 2, 0),
+        ("dcpbench.two", 1, 1),
+    ]
+    assert (suites.tests, suites.failures) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    "details", [[], {"log_tail": "text"}, {"log_tail": [1, None]}, {"first_try": [1], "rank": {"a": 1}}]
+)
+def test_details_of_another_shape_are_no_trouble(tmp_path: Path, details: object) -> None:
+    folder = folder_of_lines(tmp_path / "s", [line(status="crash", details=details)])
+    assert read_back(folder).errors == 1

@@ -1,0 +1,318 @@
+"""Rows are read without trust: what is damaged is told, and hides nothing that is not."""
+
+import io
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dcpbench.report import read_sweeps
+from dcpbench.report.__main__ import main
+from dcpbench.report.content import content, first_of
+from dcpbench.report.junit import junit
+from dcpbench.report.markdown import markdown
+from dcpbench.report.reading import DTYPES, records, short_names
+from dcpbench.report.text import rendered
+from dcpbench.report.write import page
+from dcpbench.results import COLUMNS, ResultsError, read_lines, read_rows
+from report.sweeps import cell, folder_of_lines, folder_with, line
+
+
+def test_the_frame_is_tidy_and_typed(tmp_path: Path) -> None:
+    folder = folder_with(
+        tmp_path / "s", cell(save_s=0.5, checkpoint_bytes=10), cell("fsdp", model_equal=False)
+    )
+    frame = read_sweeps([folder]).frame
+    assert list(frame.columns) == ["sweep", *COLUMNS, "details"]
+    assert {name: str(dtype) for name, dtype in frame.dtypes.items()} == {"sweep": "string", **DTYPES}
+    assert [str(frame[name].dtype) for name in ("compile", "seed", "save_s", "reason")] == [
+        "boolean",
+        "Int64",
+        "float64",
+        "string",
+    ]
+    assert frame.groupby("parallel")["save_s"].median()["ddp"] == 0.5
+    assert pd.isna(frame["checkpoint_bytes"][1])
+    assert records(frame)[1]["model_equal"] is False
+    assert records(frame)[0]["model_equal"] is None
+
+
+def test_rows_of_before_a_column_was_added_are_whole(tmp_path: Path) -> None:
+    old = json.loads(line())
+    for name in ("repeat", "disk_bytes", "flaky", "details"):
+        del old[name]
+    folder = folder_of_lines(tmp_path / "s", [json.dumps(old).encode() + b"\n"])
+    sweeps = read_sweeps([folder])
+    assert sweeps.left_out == []
+    assert sweeps.frame["repeat"].isna().all()
+
+
+@pytest.mark.parametrize(
+    ("damaged", "told"),
+    [
+        (b'{"cell": "torn", "sta', "broken off in the middle of a write"),
+        (b"[1, 2]\n", "a list of 2, where a row was expected"),
+        (b'"a row"\n', '"a row", where a row was expected'),
+        (b"{}\n", "no schema_version in it"),
+        (
+            line(schema_version=0, git_commit="abc"),
+            "schema version 0, this dcpbench reads 1; left out; dcpbench at",
+        ),
+        (
+            line(schema_version=2),
+            "schema version 2, this dcpbench reads 1; left out; a newer dcpbench reads it",
+        ),
+        (line()[:-40] + b"\0" * 40 + b"\n", "NUL bytes"),
+        (b"[" * 100_000 + b"\n", "nested too deeply"),
+        (b'{"a": ' * 100_000 + b"\n", "nested too deeply"),
+        (line().replace(b'"seed": 0', b'"seed": ' + b"9" * 5000), "more digits than any that is measured"),
+        (b"__import__('os')\n", "Expecting value"),
+    ],
+)
+def test_a_line_that_is_no_row_is_told_and_hides_no_other(tmp_path: Path, damaged: bytes, told: str) -> None:
+    folder = folder_of_lines(tmp_path / "s", [line(cell="one"), line(cell="two", parallel="fsdp"), damaged])
+    rows, left_out = read_rows(folder)
+    assert [row["cell"] for row in rows] == ["one", "two"]
+    assert len(left_out) == 1
+    assert "results.jsonl:3: " in left_out[0]
+    assert told in left_out[0]
+    assert [read.row is None for read in read_lines(folder)] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("damage", "shown", "told"),
+    [
+        (
+            {"save_s": "fast"},
+            {"save_s": None},
+            'save_s is "fast", where a finite number was expected; shown as null',
+        ),
+        ({"save_s": True}, {"save_s": None}, "save_s is true"),
+        ({"save_s": float("nan")}, {"save_s": None}, "NaN is no JSON, shown as null"),
+        ({"save_s": float("-inf")}, {"save_s": None}, "-Infinity is no JSON"),
+        ({"save_s": 10**400}, {"save_s": None}, "save_s is a huge number"),
+        ({"seed": 2**64}, {"seed": None}, "seed is 18446744073709551616, where an integer of 64 bits"),
+        ({"seed": 1.5}, {"seed": None}, "seed is 1.5"),
+        ({"model_equal": 1}, {"model_equal": None}, "model_equal is 1, where true or false was expected"),
+        ({"status": 3}, {"status": "unknown"}, "status is 3"),
+        ({"status": None}, {"status": "unknown"}, "status is null"),
+        ({"status": "fine"}, {"status": "fine"}, 'status "fine" is none of crash, timeout'),
+        (
+            {"cell": ["a"]},
+            {"cell": "line 2"},
+            "cell is a list of 1, where a text was expected; shown as line 2",
+        ),
+        (
+            {"details": [1]},
+            {"details": {}},
+            "details is a list of 1, where an object was expected; shown as empty",
+        ),
+        ({"parallel": {"a": 1}}, {"parallel": None}, "parallel is an object of 1"),
+        ({"reason": "\ud800"}, {"reason": "\ufffd"}, "surrogate"),
+    ],
+)
+def test_a_value_that_no_column_has_is_told_and_the_row_is_shown(
+    tmp_path: Path, damage: dict[str, object], shown: dict[str, object], told: str
+) -> None:
+    folder = folder_of_lines(tmp_path / "s", [line(cell="one"), line(**{"cell": "two", **damage})])
+    (_, row), left_out = read_rows(folder)
+    assert {name: row[name] for name in shown} == shown
+    assert len(left_out) == 1
+    assert told in left_out[0]
+    assert every_format(folder)
+    (_, stored) = read_lines(folder)
+    assert stored.row is None or damage == {"status": "fine"}, "a sweep that goes on runs that cell again"
+
+
+def test_missing_columns_and_bytes_that_are_no_text(tmp_path: Path) -> None:
+    short = json.loads(line(cell="short"))
+    del short["save"], short["status"]
+    folder = folder_of_lines(
+        tmp_path / "s",
+        [json.dumps(short).encode() + b"\n", line(cell="caf\xe9").replace(b"\\u00e9", b"\xe9")],
+    )
+    (first, second), left_out = read_rows(folder)
+    assert (first["save"], first["status"]) == (None, "unknown")
+    assert "no status, where a text was expected; shown as unknown; no save" in left_out[0]
+    assert second["cell"] == "caf\ufffd"
+    assert "byte 0xe9" in left_out[1]
+
+
+def test_a_cell_that_is_there_twice_is_shown_twice(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "s", cell(), cell("fsdp"), cell())
+    sweeps = read_sweeps([folder])
+    assert "results.jsonl:3: the cell of line 1 once more" in sweeps.left_out[0]
+    assert len(content(sweeps).tables[0].table) == 3
+
+
+def test_a_line_of_ten_megabytes_is_a_row(tmp_path: Path) -> None:
+    folder = folder_of_lines(tmp_path / "s", [line(status="fail", reason="x" * 10_000_000)])
+    said = rendered(content(read_sweeps([folder])), io.StringIO())
+    assert len(said) < 10_000
+    assert "(10,000,000 characters)" in said
+
+
+def test_many_damaged_lines_are_summed_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folder_of_lines(tmp_path / "s", [line(), *[b"?\n"] * 100])
+    assert main([str(folder)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert len([sentence for sentence in said if "not a whole row" in sentence]) == 5
+    assert "and 95 more damaged lines" in said
+    assert len(first_of(["?"] * 6)) == 6
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        (b'{"torch": ', "Expecting value"),
+        (b"[]", "not an object"),
+        (b'{"torch": "2.13", "free": NaN}', "NaN is no JSON"),
+        (b"[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_a_broken_environment_is_told(tmp_path: Path, environment: bytes, told: str) -> None:
+    folder = folder_with(tmp_path / "s", cell())
+    (folder / "environment.json").write_bytes(environment)
+    sweeps = read_sweeps([folder])
+    assert f"{folder / 'environment.json'}: " in sweeps.left_out[0]
+    assert told in sweeps.left_out[0]
+    assert len(sweeps.frame) == 1
+
+
+def test_places_that_are_no_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = folder_with(tmp_path / "in" / "sweep", cell())
+    nothing = tmp_path / "nothing"
+    nothing.mkdir()
+    unreadable = tmp_path / "unreadable"
+    (unreadable / "results.jsonl").mkdir(parents=True)
+    for place, told in [
+        (nothing, "no sweep here, nor in a folder of it"),
+        (tmp_path / "gone", "no sweep here"),
+        (sweep / "results.jsonl", f"a file, where the folder of a sweep was expected: try {sweep}"),
+        (unreadable, "Is a directory"),
+    ]:
+        assert main([str(place)]) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert told in said.err
+        assert len(said.err.splitlines()) == 1
+    shutil.move(unreadable, tmp_path / "in")
+    assert main([str(tmp_path / "in")]) == 0
+    assert "Is a directory" in capsys.readouterr().out, "what can be shown is shown"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folder_with(tmp_path / "s", cell())
+    (folder / "results.jsonl").chmod(0)
+    assert main([str(folder)]) == 2
+    assert "Permission denied" in capsys.readouterr().err
+
+
+def test_no_rows_yet_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folder_of_lines(tmp_path / "s", [])
+    assert main([str(folder)]) == 0
+    assert capsys.readouterr().out == "0 cells: no rows yet\n"
+    assert every_format(folder)
+
+
+def test_several_sweeps_are_one_frame_with_short_names(tmp_path: Path) -> None:
+    for name in ("a/matrix", "b/matrix", "b/seeds"):
+        folder_with(tmp_path / name, cell(), cell("fsdp"))
+    sweeps = read_sweeps([tmp_path / "a", tmp_path / "b", tmp_path / "b" / "seeds"])
+    assert len(sweeps.frame) == 6, "a sweep that is named twice is read once"
+    assert list(short_names(sweeps.environments).values()) == ["a/matrix", "b/matrix", "seeds"]
+    assert list(content(sweeps).tables[0].table["sweep"])[::2] == ["a/matrix", "b/matrix", "seeds"]
+    with pytest.raises(ResultsError):
+        read_sweeps([tmp_path / "a", tmp_path / "c"])
+
+
+def every_format(folder: Path) -> str:
+    """All that a report can be, none of which may raise."""
+    sweeps = read_sweeps([folder])
+    said = content(sweeps)
+    return rendered(said, io.StringIO()) + markdown(said) + junit(sweeps) + page(sweeps, "title")
+
+
+CLEAN = [
+    cell("ddp", repeat=0, save_s=0.1, model_equal=True),
+    cell("ddp", repeat=1, save_s=0.2, model_equal=True),
+    cell("fsdp", status="fail", reason="model_equal: rank 0: net.0.weight", model_equal=False),
+    cell(
+        "fsdp",
+        save="async",
+        status="crash",
+        reason="rank 3 died",
+        details={"log_tail": ["one", "two"], "rank": 3},
+    ),
+    cell("hsdp", status="pass", flaky=True, details={"first_try": {"status": "crash", "reason": "once"}}),
+    cell("none", status="fail", fault="lr_not_restored", fault_seen=True, optim_equal=False),
+]
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@st.composite
+def corrupted(draw: st.DrawFn) -> tuple[list[bytes], list[int]]:
+    """Lines of a sweep, and the numbers of those that are surely damaged."""
+    lines, damaged = [], []
+    for number, clean in enumerate(CLEAN, start=1):
+        text = line(**vars(clean))
+        kind = draw(
+            st.sampled_from(
+                ["none", "none", "high byte", "control", "cut", "type", "nan", "value", "anything"]
+            )
+        )
+        at = draw(st.integers(0, len(text) - 2))
+        if kind == "high byte":
+            text = text[:at] + bytes([draw(st.integers(0x80, 0xFF))]) + text[at + 1 :]
+        elif kind == "control":
+            text = text[:at] + bytes([draw(st.sampled_from([0, 1, 7, 27]))]) + text[at + 1 :]
+        elif kind == "cut":
+            text = text[: max(at, 1)] + b"\n"
+        elif kind in ("type", "nan"):
+            row = json.loads(text)
+            wrong = float("nan") if kind == "nan" else draw(st.sampled_from([[1], [[]], ["pass"]]))
+            row[draw(st.sampled_from(sorted(row)))] = wrong
+            text = (json.dumps(row) + "\n").encode()
+        elif kind == "value":
+            row = json.loads(text)
+            row[draw(st.sampled_from(sorted(row)))] = draw(JUNK)
+            text = (json.dumps(row) + "\n").encode()
+        elif kind == "anything":
+            text = draw(st.binary(max_size=60)).replace(b"\n", b"") + b"\n"
+        if kind in ("high byte", "control", "cut", "type", "nan"):
+            damaged.append(number)
+        lines.append(text if kind != "none" else line(**vars(clean)))
+        if kind in ("value", "anything"):
+            damaged.append(-number)
+    return lines, damaged
+
+
+@settings(max_examples=60, deadline=None)
+@given(corrupted())
+def test_whatever_is_damaged_nothing_raises_and_the_rest_is_shown(
+    given: tuple[list[bytes], list[int]],
+) -> None:
+    lines, damaged = given
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = folder_of_lines(Path(scratch) / "s", lines)
+        every_format(folder)
+        sweeps = read_sweeps([folder])
+        list(read_lines(folder))
+    told = {int(sentence.split("results.jsonl:")[1].split(":")[0]) for sentence in sweeps.left_out}
+    assert {number for number in damaged if number > 0} <= told
+    shown = set(sweeps.frame["cell"])
+    for number, clean in enumerate(CLEAN, start=1):
+        if number not in damaged and -number not in damaged:
+            assert clean.cell in shown
+            assert number not in told or "once more" in " ".join(sweeps.left_out)

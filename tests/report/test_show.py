@@ -1,0 +1,326 @@
+"""`python -m dcpbench.report <sweep>...`: what is shown of which rows, and on what."""
+
+import csv
+import io
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dcpbench.report import pivot
+from dcpbench.report.__main__ import main
+from dcpbench.report.content import MOST_CELLS, View, content
+from dcpbench.report.failing import again, failures
+from dcpbench.report.frame import headline, summary
+from dcpbench.report.reading import read_frame, read_sweeps
+from dcpbench.report.text import rendered
+from dcpbench.report.where import Condition, QueryError, parse, select
+from dcpbench.results import COLUMNS, Row
+from report.sweeps import cell, folder_with
+
+
+@pytest.fixture
+def matrix(tmp_path: Path) -> Path:
+    """Two parallelisms by two ways of saving, each cell run three times; one fails in one run of three."""
+    rows = [
+        cell(parallel, save, repeat, save_s=0.1 + 0.1 * repeat, model_equal=True, checkpoint_bytes=3 * 2**20)
+        for repeat in range(3)
+        for parallel in ("ddp", "fsdp")
+        for save in ("sync", "async")
+    ]
+    rows[5].status, rows[5].reason, rows[5].model_equal = "fail", "model_equal: rank 1: net.weight", False
+    return folder_with(tmp_path / "matrix", *rows)
+
+
+def lines_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+
+def many(folder: Path, cells: int, **values: object) -> Path:
+    rows = [
+        cell(seed=seed, overrides=f"seed={seed}", **{"cell": f"seed={seed}", **values})
+        for seed in range(cells)
+    ]
+    return folder_with(folder, *rows)
+
+
+def test_runs_of_a_cell_are_one_line(matrix: Path) -> None:
+    frame = read_frame(matrix)[0]
+    table = summary(frame).set_index(["parallel", "save"])
+    assert len(table) == 4
+    assert table.loc[("ddp", "sync"), ["status", "runs", "save_s", "model="]].tolist() == [
+        "pass",
+        "3 runs",
+        "0.200",
+        "yes",
+    ]
+    assert table.loc[("ddp", "async"), ["status", "runs", "model="]].tolist() == ["fail", "1 of 3 runs", "NO"]
+    assert headline(frame) == "4 cells in 12 runs: 11 pass, 1 fail"
+
+
+def test_the_worst_run_is_the_verdict_of_a_cell(tmp_path: Path) -> None:
+    """A cell that fails every other time does not work."""
+    ends = ["pass", "fail", "crash", "fail"]
+    folder = folder_with(
+        tmp_path / "s",
+        *(cell(repeat=n, status=end, reason=f"{end} of rank {n}") for n, end in enumerate(ends)),
+    )
+    frame = read_frame(folder)[0]
+    assert summary(frame)[["status", "runs"]].to_numpy().tolist() == [["crash", "1 of 4 runs"]]
+    told = failures(frame)
+    assert told[["status", "runs"]].to_numpy().tolist() == [["fail", "2 of 4 runs"], ["crash", "1 of 4 runs"]]
+    assert told["again"][0].endswith("parallel=ddp save=sync repeat=1")
+
+
+@pytest.mark.parametrize(("cells", "is_pivot"), [(MOST_CELLS, False), (MOST_CELLS + 1, True), (1000, True)])
+def test_more_cells_than_a_screen_are_a_pivot(tmp_path: Path, cells: int, is_pivot: bool) -> None:
+    sweeps = read_sweeps([many(tmp_path / "s", cells)])
+    said = rendered(content(sweeps), io.StringIO())
+    assert ("status by parallel" in said) is is_pivot
+    assert f"{cells} pass" in said
+    assert (len(said.splitlines()) < 20) is is_pivot
+    assert len(content(sweeps, View(cells=True)).tables[0].table) == cells
+
+
+def test_a_pivot_counts_the_worst_first(tmp_path: Path) -> None:
+    rows = [cell("ddp", model="even"), cell("ddp", model="uneven", status="fail"), cell("fsdp", model="even")]
+    frame = read_sweeps([folder_with(tmp_path / "s", *rows)]).frame
+    shown = pivot.statuses(frame, pivot.axes_of(frame))
+    assert shown.table.to_numpy().tolist() == [["ddp", "1 fail, 1 pass"], ["fsdp", "pass"]]
+    assert shown.title == "status by parallel; an entry puts together cells that differ in model"
+    by_model = pivot.statuses(frame, pivot.axes_of(frame, ["parallel"], ["model"])).table
+    assert list(by_model.columns) == ["parallel", "even", "uneven"]
+    assert by_model.to_numpy().tolist() == [["ddp", "pass", "fail"], ["fsdp", "pass", ""]]
+
+
+def test_a_metric_is_a_median_with_its_unit_and_spread(
+    matrix: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(matrix), "--metric", "save_s,checkpoint_bytes", "--format", "table"]) == 0
+    said = lines_of(capsys)
+    assert said[0] == "save_s by parallel × save: median in seconds ± half the interquartile range of 3 rows"
+    assert said[1:4] == [
+        "parallel sync async",
+        "ddp 0.200 ±0.050 0.200 ±0.050",
+        "fsdp 0.200 ±0.050 0.200 ±0.050",
+    ]
+    assert said[5].startswith("checkpoint_bytes by parallel × save: median in MiB")
+    assert said[7] == "ddp 3.0 ±0.0 3.0 ±0.0"
+
+
+def test_what_was_not_measured_has_no_median(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folder_with(tmp_path / "s", cell("ddp", load_s=1.0), cell("fsdp", status="crash"))
+    main([str(folder), "--metric", "load_s", "--format", "table"])
+    assert lines_of(capsys)[2:4] == ["ddp 1.000", "fsdp -"]
+
+
+def test_any_axes_may_be_asked_for(matrix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(matrix), "--rows", "save", "--columns", "parallel,repeat", "--format", "table"]) == 0
+    said = lines_of(capsys)
+    assert said[2:5] == [
+        "save repeat=0 repeat=1 repeat=2 repeat=0 repeat=1 repeat=2",
+        "sync pass pass pass pass pass pass",
+        "async pass fail pass pass pass pass",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "cells"),
+    [
+        ("status!=pass", ["b", "c", "d"]),
+        ("status=fail", ["b"]),
+        ("status==fail", ["b"]),
+        (" save_s >= 0.2 ", ["b", "c"]),
+        ("save_s<0.2", ["a"]),
+        ("save_s=null", ["d"]),
+        ("save_s!=null", ["a", "b", "c"]),
+        ("save_s!=0.1", ["b", "c", "d"]),
+        ("world_size>3", ["a", "b", "c", "d"]),
+        ("compile=true", ["c"]),
+        ("compile!=true", ["a", "b", "d"]),
+        ("model_equal=false", ["b"]),
+        ("model_equal!=false", ["a", "c", "d"]),
+        ("model_equal=null", ["c", "d"]),
+        ("reason~rank [12]$", ["b"]),
+        ("reason~(?i)RANK", ["b", "c"]),
+        ("parallel<=ddp", ["a", "b"]),
+        ('reason="null"', ["d"]),
+        ("reason=", []),
+    ],
+)
+def test_conditions(tmp_path: Path, asked: str, cells: list[str]) -> None:
+    rows: list[Row] = [
+        cell(cell="a", save_s=0.1, model_equal=True),
+        cell(cell="b", status="fail", save_s=0.2, model_equal=False, reason="rank 1"),
+        cell("fsdp", cell="c", status="crash", save_s=0.3, compile=True, reason="rank 3 died"),
+        cell("hsdp", cell="d", status="skip", reason="null"),
+    ]
+    frame = read_sweeps([folder_with(tmp_path / "s", *rows)]).frame
+    assert list(select(frame, [parse(asked)])["cell"]) == cells
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("statuss!=pass", "did you mean status? the columns are sweep, cell, status"),
+        ("nothing", "expected a column, one of = != < <= > >= ~ and a value"),
+        ("save_s>fast", "save_s is a number or null, and 'fast' is neither"),
+        ("compile=yes", "compile is true, false or null"),
+        ("compile>true", "neither more nor less"),
+        ("save_s>null", "neither more nor less"),
+        ("save_s~1", "save_s is no text"),
+        ("reason~(", "no regular expression: missing )"),
+        ("details=1", "no column 'details'"),
+        ("__class__=1", "no column '__class__'"),
+    ],
+)
+def test_conditions_that_make_no_sense(
+    tmp_path: Path, asked: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(QueryError):
+        parse(asked)
+    assert main([str(tmp_path), "--where", asked]) == 2
+    said = capsys.readouterr().err
+    assert told in said
+    assert len(said.splitlines()) == 1
+
+
+def test_nothing_is_evaluated(tmp_path: Path) -> None:
+    assert parse("cell=__import__('os').abort()") == Condition("cell", "=", "__import__('os').abort()")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--rows", "paralel"], "--rows: no column 'paralel'; did you mean parallel?"),
+        (["--metric", "status"], "--metric: status is no number; the metrics are max_abs_diff"),
+        (["-o", "report.pdf"], "say with --format what to write"),
+        (["-o", "nowhere/report.md"], "cannot be written: No such file or directory"),
+    ],
+)
+def test_bad_arguments_are_one_line(
+    matrix: Path, arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(matrix), *arguments]) == 2
+    said = capsys.readouterr()
+    assert told in said.err
+    assert len(said.err.splitlines()) == 1
+
+
+def test_conditions_hold_in_every_format(matrix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(format_: str) -> str:
+        assert main([str(matrix), "--where", "status!=pass", "--format", format_]) == 0
+        return capsys.readouterr().out
+
+    (record,) = json.loads(shown("json"), parse_constant=lambda token: pytest.fail(token))
+    assert record["sweep"] == "matrix"
+    assert (record["status"], record["compile"], record["repeat"], record["load_s"]) == (
+        "fail",
+        False,
+        1,
+        None,
+    )
+    (line,) = csv.DictReader(io.StringIO(shown("csv")))
+    assert list(line) == list(record) == ["sweep", *COLUMNS]
+    assert (line["status"], line["compile"], line["load_s"]) == ("fail", "False", "")
+    assert "1 cells: 1 fail (1 of 12 rows)" in shown("table")
+    assert "| ddp | false | async | fail |" in shown("markdown")
+    assert "- **fail** `parallel=ddp,save=async,repeat=1`: `model_equal" in shown("markdown")
+    assert 'tests="1"' in shown("junit")
+    assert "<table" in shown("html")
+
+
+def test_markdown_is_not_broken_by_what_rows_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folder_with(tmp_path / "s", cell("a|b", status="fail", reason="`x`\n| <b> @all"))
+    main([str(folder), "--format", "markdown"])
+    said = capsys.readouterr().out
+    assert "| a\\|b | false |" in said
+    assert ": `` `x` | <b> @all ``<br>again: `python -m dcpbench 'parallel=a|b' save=sync`" in said
+
+
+def test_a_file_is_written_whole_or_not_at_all(matrix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = matrix / "report.md"
+    assert main([str(matrix), "-o", str(report)]) == 0
+    before = report.read_text()
+    assert before.startswith("| parallel | compile |")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    assert main([str(matrix), "-o", str(report), "--cells"]) == 2
+    assert report.read_text() == before
+    assert sorted(path.name for path in matrix.iterdir()) == ["report.md", "results.jsonl"]
+
+
+def test_a_single_sweep_gets_its_files_again(matrix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(matrix)]) == 0
+    assert {path.name for path in matrix.iterdir()} == {"results.jsonl", "report.html", "junit.xml"}
+    (matrix / "report.html").unlink()
+    (matrix / "report.html").mkdir()
+    assert main([str(matrix)]) == 0
+    said = capsys.readouterr()
+    assert "4 cells in 12 runs" in said.out
+    assert said.err.startswith("dcpbench.report: report.html and junit.xml are as they were: ")
+
+
+def test_a_command_to_run_again_is_ready_for_a_shell() -> None:
+    said = again("model.options={a: 1, b: [2]} ~fault seed=$(reboot)", "my conf")
+    assert shlex.split(said)[3:] == [
+        "--config-dir",
+        "my conf",
+        "model.options={a: 1, b: [2]} ~fault",
+        "seed=$(reboot)",
+    ]
+    assert again(None, None) == "python -m dcpbench"
+
+
+def test_a_terminal_obeys_nothing_that_a_row_says(tmp_path: Path) -> None:
+    folder = folder_with(
+        tmp_path / "s", cell("d\x1b]0;p", status="fail", reason="\x1b[2Jgone [bold]x[/bold]")
+    )
+    said = rendered(content(read_sweeps([folder])), io.StringIO())
+    assert "\x1b" not in said
+    assert "\\x1b[2Jgone [bold]x[/bold]" in said
+    assert "d\\x1b]0;p" in said
+
+
+def test_a_narrow_terminal_has_the_checks_in_one_column(matrix: Path) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    said = content(read_sweeps([matrix]))
+    wide = rendered(said, io.StringIO())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "70")
+        patch.setenv("TERM", "xterm")
+        narrow = rendered(said, Terminal())
+    assert "model=" in wide
+    assert "checks" in narrow
+    assert "1/1 NO" in narrow
+
+
+def test_a_reader_that_leaves_early_hears_no_complaint(tmp_path: Path) -> None:
+    folder = many(tmp_path / "s", 3000)
+    shown = subprocess.Popen(
+        [sys.executable, "-m", "dcpbench.report", str(folder), "--cells"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert shown.stdout
+    assert shown.stderr
+    shown.stdout.readline()
+    shown.stdout.close()
+    assert (shown.stderr.read(), shown.wait()) == ("", 0)
+
+
+def test_reading_sweeps_needs_no_torch() -> None:
+    script = "import sys; from dcpbench.report import read_sweeps; assert 'torch' not in sys.modules"
+    light = "import sys, dcpbench.report.styles; assert 'pandas' not in sys.modules"
+    for said in (script, light):
+        subprocess.run([sys.executable, "-c", said], check=True)
