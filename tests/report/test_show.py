@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -146,6 +147,7 @@ def test_any_axes_may_be_asked_for(matrix: Path, capsys: pytest.CaptureFixture[s
         ("model_equal=null", ["c", "d"]),
         ("reason~rank [12]$", ["b"]),
         ("reason~(?i)RANK", ["b", "c"]),
+        ("reason~.*", ["b", "c", "d"]),
         ("parallel<=ddp", ["a", "b"]),
         ('reason="null"', ["d"]),
         ("reason=", []),
@@ -288,6 +290,16 @@ def test_a_terminal_obeys_nothing_that_a_row_says(tmp_path: Path) -> None:
     assert "d\\x1b]0;p" in said
 
 
+def test_an_output_that_has_no_sign_for_it(matrix: Path) -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "dcpbench.report", str(matrix), "--metric", "save_s", "--format", "table"],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        check=True,
+    )
+    assert b"save_s by parallel ? save" in shown.stdout
+
+
 def test_a_narrow_terminal_has_the_checks_in_one_column(matrix: Path) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -304,19 +316,25 @@ def test_a_narrow_terminal_has_the_checks_in_one_column(matrix: Path) -> None:
     assert "1/1 NO" in narrow
 
 
-def test_a_reader_that_leaves_early_hears_no_complaint(tmp_path: Path) -> None:
-    folder = many(tmp_path / "s", 3000)
-    shown = subprocess.Popen(
-        [sys.executable, "-m", "dcpbench.report", str(folder), "--cells"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert shown.stdout
-    assert shown.stderr
-    shown.stdout.readline()
-    shown.stdout.close()
-    assert (shown.stderr.read(), shown.wait()) == ("", 0)
+def test_a_reader_that_leaves_early_hears_no_complaint(matrix: Path) -> None:
+    gone, ours = os.pipe()
+    os.close(gone)
+    ended = run_report(matrix, ours)
+    os.close(ours)
+    assert (ended.stderr, ended.returncode) == ("", 0)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_one_line(matrix: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        ended = run_report(matrix, full.fileno())
+    assert ended.stderr == "dcpbench.report: standard output cannot be written to: No space left on device\n"
+    assert ended.returncode == 2
+
+
+def run_report(folder: Path, stdout: int) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "dcpbench.report", str(folder), "--format", "table"]
+    return subprocess.run(words, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
 
 
 def test_reading_sweeps_needs_no_torch() -> None:

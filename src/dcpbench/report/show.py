@@ -12,10 +12,10 @@ from dcpbench.report.content import MOST_CELLS, View, content, shown
 from dcpbench.report.junit import junit
 from dcpbench.report.markdown import markdown
 from dcpbench.report.reading import Sweeps, read_sweeps, records
-from dcpbench.report.text import print_content, rendered
+from dcpbench.report.text import print_text, rendered
 from dcpbench.report.where import QueryError, known_column, known_metric, parse
 from dcpbench.report.write import page, write_reports, write_whole
-from dcpbench.results import RESULTS_JSONL
+from dcpbench.results import RESULTS_JSONL, ResultsError
 
 _SUFFIXES = {
     ".md": "markdown",
@@ -50,17 +50,12 @@ def main(arguments: list[str]) -> int:
     )
     written_as = asked.format or _format_of(asked.output)
     sweeps = read_sweeps(asked.sweeps)
-    try:
-        if asked.output:
-            _write(asked.output, _FORMATS[written_as](sweeps, view))
-        elif asked.format and asked.format != "table":
-            sys.stdout.write(_FORMATS[written_as](sweeps, view))
-        else:
-            print_content(content(sweeps, view))
-        sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads has seen enough, and Python is not to complain at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    if asked.output:
+        _write(asked.output, _FORMATS[written_as](sweeps, view))
+    elif written_as == "table":
+        _print(rendered(content(sweeps, view), sys.stdout))
+    else:
+        _print(_FORMATS[written_as](sweeps, view))
     if not asked.format and not asked.output:
         _write_beside(asked.sweeps)
     return 0
@@ -101,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _names(asked: list[str], option: str) -> tuple[str, ...]:
-    return tuple(known_column(name, option) for names in asked for name in _split(names))
+    return tuple(dict.fromkeys(known_column(name, option) for names in asked for name in _split(names)))
 
 
 def _split(names: str) -> list[str]:
@@ -114,6 +109,17 @@ def _format_of(output: Path | None) -> str:
     raise QueryError(
         f"-o {output}: say with --format what to write; {', '.join(_SUFFIXES)} speak for themselves"
     )
+
+
+def _print(text: str) -> None:
+    try:
+        print_text(text)
+    except OSError as error:
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # Python is not to try again at its end
+        if not isinstance(error, BrokenPipeError):  # whoever reads a pipe may have seen enough
+            raise ResultsError(f"standard output cannot be written to: {error.strerror}") from None
 
 
 def _write(path: Path, text: str) -> None:

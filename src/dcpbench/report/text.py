@@ -1,5 +1,6 @@
 """A report in the terminal, or as lines of text."""
 
+import io
 import re
 import sys
 from dataclasses import replace
@@ -28,12 +29,14 @@ def print_report(folder: Path) -> None:
     Raises:
         dcpbench.results.ResultsError: the folder holds no results.
     """
-    print_content(content(read_sweeps([folder])))
+    print_text(rendered(content(read_sweeps([folder])), sys.stdout))
 
 
-def print_content(said: Content) -> None:
-    """Print a report to standard output, in one write."""
-    sys.stdout.write(rendered(said, sys.stdout))
+def print_text(text: str) -> None:
+    """Write to standard output in one go, whatever its encoding has no sign for as a question mark."""
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+    sys.stdout.flush()
 
 
 def rendered(said: Content, file: TextIO) -> str:
@@ -43,23 +46,31 @@ def rendered(said: Content, file: TextIO) -> str:
     own = Console(file=file)
     if own.is_terminal and console_for(*tables, file=file).width > own.width:
         tables = [_table(replace(shown, table=narrowed(shown.table))) for shown in said.tables]
-    console = console_for(*tables, file=file)
-    wrapped = own.width if own.is_terminal else None
-    with console.capture() as captured:
-        for shown, table in zip(said.tables, tables, strict=True):
-            if shown.title:
-                _say(console, Text(shown.title, style="bold"), wrapped)
-            console.print(table)
-            console.print()
-        for item in said.failures.to_dict("records"):
-            _say(console, _failure({str(name): str(value) for name, value in item.items()}), wrapped)
-            if item["again"]:  # one line, to be copied as it is
-                _say(console, Text(f"    again: {visible(item['again'])}", style="dim"))
-        for sentence in said.damaged:
-            _say(console, Text(visible(sentence), style=BAD), wrapped)
-        for sentence in filter(None, [said.more, said.headline]):
-            _say(console, Text(sentence), wrapped)
-    return captured.get()
+    page = io.StringIO()
+    console = Console(
+        file=page,
+        width=console_for(*tables, file=file).width,
+        force_terminal=own.is_terminal,
+        color_system=own.color_system,  # type: ignore[arg-type]
+    )
+    _say_all(console, said, tables, own.width if own.is_terminal else None)
+    return page.getvalue()
+
+
+def _say_all(console: Console, said: Content, tables: list[RichTable], wrapped: int | None) -> None:
+    for shown, table in zip(said.tables, tables, strict=True):
+        if shown.title:
+            _say(console, Text(shown.title, style="bold"), wrapped)
+        console.print(table)
+        console.print()
+    for item in said.failures.to_dict("records"):
+        _say(console, _failure({str(name): str(value) for name, value in item.items()}), wrapped)
+        if item["again"]:  # one line, to be copied as it is
+            _say(console, Text(f"    again: {visible(item['again'])}", style="dim"))
+    for sentence in said.damaged:
+        _say(console, Text(visible(sentence), style=BAD), wrapped)
+    for sentence in filter(None, [said.more, said.headline]):
+        _say(console, Text(sentence), wrapped)
 
 
 def visible(text: str) -> str:
