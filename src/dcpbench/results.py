@@ -13,14 +13,14 @@ import csv
 import json
 import math
 import os
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, BinaryIO, get_args, get_type_hints
+from typing import Any, BinaryIO
 
 from dcpbench import jsonl
+from dcpbench.columns import Columns, told
 
 SCHEMA_VERSION = 1
 
@@ -135,48 +135,14 @@ class Row:
 
 
 COLUMNS = tuple(item.name for item in fields(Row) if item.name != "details")
-_REQUIRED = tuple(item.name for item in fields(Row) if item.default is item.default_factory is MISSING)
-_ONE_CELL = (
-    *(name for name in _REQUIRED if name not in ("status", "reason")),
-    "load_parallel",
-    "fault",
-    "repeat",
-)
 
-
-def _is_number(value: object) -> bool:
-    return type(value) in (float, int) and -sys.float_info.max <= value <= sys.float_info.max  # type: ignore[operator]
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """What a column may hold, beside null: JSON's own types exactly, as true is no number."""
-
-    name: str
-    holds: Callable[[object], bool]
-
-
-_KINDS = {
-    bool: _Kind("true or false", lambda value: type(value) is bool),
-    int: _Kind("an integer of 64 bits", lambda value: type(value) is int and -(2**63) <= value < 2**63),
-    float: _Kind("a finite number", _is_number),
-    str: _Kind("a text", lambda value: type(value) is str),
-    dict: _Kind("an object", lambda value: type(value) is dict),
-}
+_TYPED = Columns.of(Row)
+_CELL = {*_TYPED.required, "load_parallel", "fault", "repeat"} - {"status", "reason"}
 
 
 def column_types() -> dict[str, type]:
     """The type of each column of a row and of `details`: bool, int, float, str or dict."""
-    return {name: _type_in(hint) for name, hint in get_type_hints(Row).items()}
-
-
-def _type_in(hint: Any) -> type:
-    given = get_args(hint)[0] if type(None) in get_args(hint) else hint
-    return dict if given not in _KINDS else given
-
-
-_OPTIONAL = frozenset(name for name, hint in get_type_hints(Row).items() if type(None) in get_args(hint))
-_EXPECTED = {name: _KINDS[kind] for name, kind in column_types().items()}
+    return {name: kind.python for name, kind in _TYPED.kinds.items()}
 
 
 @dataclass(frozen=True)
@@ -283,7 +249,7 @@ def read_rows(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
                 row, remarks = _read_row(line, number)
                 if row is not None:
                     rows.append(row)
-                    first = line_of.setdefault(tuple(row.get(name) for name in _ONE_CELL), number)
+                    first = line_of.setdefault(tuple(row.get(name) for name in _CELL), number)
                     if first != number:
                         remarks.append(f"the cell of line {first} once more; both are shown")
                 if remarks:
@@ -307,14 +273,14 @@ def _read_row(line: bytes, number: int) -> tuple[dict[str, Any] | None, list[str
     except ValueError as error:
         return None, [_why_no_row(line, str(error))]
     if not isinstance(row, dict):
-        return None, [f"{_told(row)}, where a row was expected; left out"]
+        return None, [f"{told(row)}, where a row was expected; left out"]
     if row.get("schema_version") != SCHEMA_VERSION:
         return None, [_why_not_this_version(row)]
-    for name in _misfits(row):
+    for name in _TYPED.misfits(row):
         remarks.append(_put_right(row, name, number))
     if row["status"] not in (*STATUSES, UNKNOWN):
         remarks.append(
-            f"status {_told(row['status'])} is none of {', '.join(STATUSES)}; it counts as not well"
+            f"status {told(row['status'])} is none of {', '.join(STATUSES)}; it counts as not well"
         )
     return row, remarks
 
@@ -334,34 +300,16 @@ def _why_not_this_version(row: dict[str, Any]) -> str:
     by = f"dcpbench at commit {commit}" if isinstance(commit, str) else "the dcpbench that wrote it"
     newer = isinstance(version, int) and version > SCHEMA_VERSION
     return (
-        f"a row of schema version {_told(version)}, this dcpbench reads {SCHEMA_VERSION}; left out; "
+        f"a row of schema version {told(version)}, this dcpbench reads {SCHEMA_VERSION}; left out; "
         f"{'a newer dcpbench' if newer else by} reads it"
     )
 
 
-def _misfits(row: dict[str, Any]) -> list[str]:
-    """The columns whose value is none that they may have."""
-    return [
-        name
-        for name, kind in _EXPECTED.items()
-        if not kind.holds(value := row.get(name)) and (value is not None or name not in _OPTIONAL)
-        if name in row or name in _REQUIRED
-    ]
-
-
 def _put_right(row: dict[str, Any], name: str, number: int) -> str:
-    found = f"{name} is {_told(row[name])}" if name in row else f"no {name}"
+    found = f"{name} is {told(row[name])}" if name in row else f"no {name}"
     row[name] = {"status": UNKNOWN, "cell": f"line {number}", "details": {}}.get(name)
     shown = "empty" if row[name] == {} else row[name] or "null"
-    return f"{found}, where {_EXPECTED[name].name} was expected; shown as {shown}"
-
-
-def _told(value: object) -> str:
-    """A value in a sentence, whatever and however long it is."""
-    if isinstance(value, list | dict):
-        return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
-    said = json.dumps(value) if not isinstance(value, int) or abs(value) < 10**20 else "a huge number"
-    return said if len(said) <= 60 else f"{said[:50]}... ({len(said):,} characters)"
+    return f"{found}, where {_TYPED.kinds[name].name} was expected; shown as {shown}"
 
 
 def read_lines(folder: Path) -> Iterator[Line]:
@@ -433,7 +381,7 @@ def _row(line: bytes) -> Row | None:
         return None
     if remarks or not isinstance(read, dict) or read.get("schema_version") != SCHEMA_VERSION:
         return None
-    if _misfits(read):
+    if _TYPED.misfits(read):
         return None
     return Row(**{name: read[name] for name in COLUMNS if name in read})
 

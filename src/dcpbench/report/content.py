@@ -47,28 +47,34 @@ class Content:
 
 def content(sweeps: Sweeps, view: View = View()) -> Content:
     """What a report of these sweeps says."""
-    chosen = shown(sweeps, view.where)
-    frame = chosen.frame
-    not_planted = frame[frame["fault_seen"].isna()]
-    listed = summary(not_planted)
-    if view.rows or view.columns or view.metrics:
-        tables, by_cell = _pivots(frame, view), False
-    elif view.cells or len(listed) <= MOST_CELLS:
-        tables, by_cell = [Table("", table) for table in (listed, detection(frame)) if len(table)], True
-    else:
-        tables, by_cell = [*_pivots(not_planted, view), Table("", detection(frame))], False
+    frame = shown(sweeps, view.where).frame
+    tables, by_cell = _tables(frame, view)
     told = of_a_kind(failures(frame), each=by_cell)
     first = told if by_cell else told.groupby(told["again"].eq("")).head(_MOST_KINDS)
     left = len(told) - len(first)
-    of = f" ({len(frame)} of {len(sweeps.frame)} rows)" if view.where else ""
-    across = f"{count} sweeps, " if (count := frame["sweep"].nunique()) > 1 else ""
     return Content(
         [table for table in tables if len(table.table)],
         first,
         f"and {left} more kinds of reasons: --cells shows all of them" if left else "",
         first_of(sweeps.left_out),
-        across + headline(frame) + of,
+        _headline(frame, len(sweeps.frame) if view.where else None),
     )
+
+
+def _tables(frame: pd.DataFrame, view: View) -> tuple[list[Table], bool]:
+    """The tables, and whether they have a line for each cell."""
+    if view.rows or view.columns or view.metrics:
+        return _pivots(frame, view), False
+    not_planted = frame[frame["fault_seen"].isna()]
+    listed = summary(not_planted)
+    if view.cells or len(listed) <= MOST_CELLS:
+        return [Table("", listed, ("status",)), Table("", detection(frame))], True
+    return [*_pivots(not_planted, view), Table("", detection(frame))], False
+
+
+def _headline(frame: pd.DataFrame, rows: int | None) -> str:
+    across = f"{count} sweeps, " if (count := frame["sweep"].nunique()) > 1 else ""
+    return across + headline(frame) + (f" ({len(frame)} of {rows} rows)" if rows is not None else "")
 
 
 def shown(sweeps: Sweeps, where: Sequence[Condition] = ()) -> Sweeps:

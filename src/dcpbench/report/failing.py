@@ -19,9 +19,7 @@ def failures(frame: pd.DataFrame) -> pd.DataFrame:
     Runs of one cell that fail for the same reason, numbers aside, are one row, and its column `runs` says
     how many of all its runs they are; without repeats there is no such column.
     """
-    runs_of_cell = (
-        frame.groupby(cell_numbers(frame))["cell"].transform("size") if len(frame) else frame["cell"]
-    )
+    runs_of_cell = frame.groupby(cell_numbers(frame))["cell"].transform("size")
     well = frame["status"].eq("pass").astype(bool) & ~is_true(frame["flaky"]) | is_true(frame["fault_seen"])
     chosen = frame.assign(of=runs_of_cell)[~well | is_false(frame["fault_seen"])]
     told = pd.DataFrame(

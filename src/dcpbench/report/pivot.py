@@ -22,12 +22,12 @@ _BYTES = (("B", 1), ("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30), ("TiB", 2**4
 class Table:
     """A table of text and what stands above it. At the head of a column, lines are broken by newlines.
 
-    `statuses`: its entries say what cells came to, whatever the column.
+    `statuses` are the columns that say what cells came to.
     """
 
     title: str
     table: pd.DataFrame
-    statuses: bool = False
+    statuses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ def statuses(frame: pd.DataFrame, axes: Axes) -> Table:
     told = status_text(cells).mask(is_true(cells["fault_seen"]), "seen")
     cells["told"] = told.mask(is_false(cells["fault_seen"]), "NOT SEEN")
     cells["rank"] = severity(cells)
-    return Table(
-        f"status by {axes}{_put_together(cells, axes)}", _unfolded(cells, axes, "status", _status), True
-    )
+    table = _unfolded(cells, axes, "status", _status)
+    entries = tuple(table.columns[len(axes.rows) :])
+    return Table(f"status by {axes}{_put_together(cells, axes)}", table, entries)
 
 
 def metric(frame: pd.DataFrame, axes: Axes, name: str) -> Table:

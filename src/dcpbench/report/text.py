@@ -16,7 +16,6 @@ from dcpbench.report.pivot import Table
 from dcpbench.report.reading import read_sweeps
 from dcpbench.report.short import clipped, narrowed
 from dcpbench.report.styles import BAD, console_for, style_of
-from dcpbench.results import STATUSES, UNKNOWN
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _REASON = 2_000
@@ -97,25 +96,16 @@ def _table(shown: Table) -> RichTable:
     for head in heads:
         table.add_column(Text(visible(head)), justify="right" if head.endswith("_s") else "left")
     for values in shown.table.itertuples(index=False):
-        told = (visible(str(value)) for value in values)
-        table.add_row(
-            *(
-                _styled(text, shown.statuses or head == "status")
-                for head, text in zip(heads, told, strict=True)
-            )
-        )
+        entries = zip(heads, map(str, values), strict=True)
+        table.add_row(*(_styled(visible(text), head in shown.statuses) for head, text in entries))
     return table
 
 
 def _styled(text: str, is_status: bool) -> Text:
-    """An entry; of several statuses the worst stands first."""
-    if (
-        is_status
-        and text
-        and (text[0].isdigit() or text.split(" (")[0] in (*STATUSES, UNKNOWN, "seen", "NOT SEEN"))
-    ):
+    """An entry; of several statuses the worst stands first, after how many there are of it."""
+    if is_status and text:
         return Text(text, style=_style(text.split(", ")[0].lstrip("0123456789 ")))
-    return Text(text, style=BAD if text.startswith("NO") and text[2:3] in ("", ":") else "")
+    return Text(text, style=BAD if text == "NO" or text.endswith(" NO") else "")
 
 
 def _style(status: str) -> str:
