@@ -22,6 +22,7 @@ bench: $(VENV)/.ready
 	$(BIN)/python bench/cells.py --fresh
 	$(BIN)/python bench/seeds.py
 	$(BIN)/python bench/long.py
+	$(BIN)/python bench/report.py
 
 soak: $(VENV)/.ready
 	$(BIN)/python bench/soak.py
