@@ -165,6 +165,10 @@ def test_many_damaged_lines_are_summed_up(tmp_path: Path, capsys: pytest.Capture
     assert len([sentence for sentence in said if "not a whole row" in sentence]) == 5
     assert "and 95 more damaged lines" in said
     assert len(first_of(["?"] * 6)) == 6
+    assert main([str(folder), "--format", "csv"]) == 0
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 2
+    assert len(shown.err.splitlines()) == 6, "where there is no place for them, they are told beside"
 
 
 @pytest.mark.parametrize(
@@ -194,6 +198,7 @@ def test_places_that_are_no_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[
     for place, told in [
         (nothing, "no sweep here, nor in a folder of it"),
         (tmp_path / "gone", "no sweep here"),
+        (tmp_path / ("long" * 2000), "cannot be read: File name too long"),
         (sweep / "results.jsonl", f"a file, where the folder of a sweep was expected: try {sweep}"),
         (unreadable, "Is a directory"),
     ]:

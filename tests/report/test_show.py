@@ -1,5 +1,6 @@
 """`python -m dcpbench.report <sweep>...`: what is shown of which rows, and on what."""
 
+import contextlib
 import csv
 import io
 import json
@@ -10,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dcpbench.report import pivot
 from dcpbench.report.__main__ import main
@@ -21,6 +24,8 @@ from dcpbench.report.text import rendered
 from dcpbench.report.where import Condition, QueryError, parse, select
 from dcpbench.results import COLUMNS, Row
 from report.sweeps import cell, folder_with
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture
@@ -136,6 +141,7 @@ def test_any_axes_may_be_asked_for(matrix: Path, capsys: pytest.CaptureFixture[s
         ("status==fail", ["b"]),
         (" save_s >= 0.2 ", ["b", "c"]),
         ("save_s<0.2", ["a"]),
+        ("save_s<2E-1", ["a"]),
         ("save_s=null", ["d"]),
         ("save_s!=null", ["a", "b", "c"]),
         ("save_s!=0.1", ["b", "c", "d"]),
@@ -170,6 +176,7 @@ def test_conditions(tmp_path: Path, asked: str, cells: list[str]) -> None:
         ("statuss!=pass", "did you mean status? the columns are sweep, cell, status"),
         ("nothing", "expected a column, one of = != < <= > >= ~ and a value"),
         ("save_s>fast", "save_s is a number or null, and 'fast' is neither"),
+        ("save_s=nan", "'nan' is neither"),
         ("compile=yes", "compile is true, false or null"),
         ("compile>true", "neither more nor less"),
         ("save_s>null", "neither more nor less"),
@@ -190,6 +197,14 @@ def test_conditions_that_make_no_sense(
     assert len(said.splitlines()) == 1
 
 
+@settings(deadline=None)
+@given(st.sampled_from(sorted(COLUMNS)), st.sampled_from(["=", "!=", "<", "<=", ">", ">=", "~"]), st.text())
+def test_whatever_is_asked_it_is_answered_or_refused(column: str, sign: str, value: str) -> None:
+    frame = read_sweeps([DOCS / "sample-sweep"]).frame.head(5)
+    with contextlib.suppress(QueryError):
+        assert len(select(frame, [parse(f"{column}{sign}{value}")])) <= 5
+
+
 def test_nothing_is_evaluated(tmp_path: Path) -> None:
     assert parse("cell=__import__('os').abort()") == Condition("cell", "=", "__import__('os').abort()")
 
@@ -199,6 +214,7 @@ def test_nothing_is_evaluated(tmp_path: Path) -> None:
     [
         (["--rows", "paralel"], "--rows: no column 'paralel'; did you mean parallel?"),
         (["--metric", "status"], "--metric: status is no number; the metrics are max_abs_diff"),
+        (["--cells", "--rows", "save"], "--cells is a line a cell"),
         (["-o", "report.pdf"], "say with --format what to write"),
         (["-o", "nowhere/report.md"], "cannot be written: No such file or directory"),
     ],

@@ -31,6 +31,11 @@ class View:
     metrics: tuple[str, ...] = ()
     cells: bool = False
 
+    @property
+    def is_pivot(self) -> bool:
+        """Whether a pivot is asked for."""
+        return bool(self.rows or self.columns or self.metrics)
+
 
 @dataclass(frozen=True)
 class Content:
@@ -63,7 +68,7 @@ def content(sweeps: Sweeps, view: View = View()) -> Content:
 
 def _tables(frame: pd.DataFrame, view: View) -> tuple[list[Table], bool]:
     """The tables, and whether they have a line for each cell."""
-    if view.rows or view.columns or view.metrics:
+    if view.is_pivot:
         return _pivots(frame, view), False
     not_planted = frame[frame["fault_seen"].isna()]
     listed = summary(not_planted)

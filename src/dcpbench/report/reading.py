@@ -132,20 +132,19 @@ def short_names(folders: Iterable[str]) -> dict[str, str]:
     names = {}
     for folder, parts in paths.items():
         others = [other for other in paths.values() if other != parts]
-        length = next(
-            (
-                length
-                for length in range(1, len(parts))
-                if all(o[-length:] != parts[-length:] for o in others)
-            ),
-            len(parts),
-        )
+        length = 1
+        while length < len(parts) and any(other[-length:] == parts[-length:] for other in others):
+            length += 1
         names[folder] = str(Path(*parts[-length:]))
     return names
 
 
 def _sweeps_in(place: Path) -> Iterator[Path]:
-    if (place / RESULTS_JSONL).exists() or place.is_file():
+    try:
+        itself = (place / RESULTS_JSONL).exists() or place.is_file()
+    except OSError as error:
+        raise ResultsError(f"{place}: cannot be read: {error.strerror}") from None
+    if itself:
         yield place
         return
     for pattern in (f"*/{RESULTS_JSONL}", f"*/*/{RESULTS_JSONL}"):

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from dcpbench.report.content import MOST_CELLS, View, content, shown
+from dcpbench.report.content import MOST_CELLS, View, content, first_of, shown
 from dcpbench.report.junit import junit
 from dcpbench.report.markdown import markdown
 from dcpbench.report.reading import Sweeps, read_sweeps, records
@@ -25,6 +25,9 @@ _SUFFIXES = {
     ".xml": "junit",
     ".txt": "table",
 }
+
+_ROWS_ALONE = ("csv", "json", "junit")
+"""The formats that have no place for what is damaged."""
 
 _EPILOG = f"""\
 Up to {MOST_CELLS} cells are shown one a line, more as a pivot; --rows, --columns and --metric ask for
@@ -48,6 +51,8 @@ def main(arguments: list[str]) -> int:
         metrics=tuple(known_metric(name) for names in asked.metric for name in _split(names)),
         cells=asked.cells,
     )
+    if view.cells and view.is_pivot:
+        raise QueryError("--cells is a line a cell; --rows, --columns and --metric are a pivot: ask for one")
     written_as = asked.format or _format_of(asked.output)
     sweeps = read_sweeps(asked.sweeps)
     if asked.output:
@@ -57,7 +62,9 @@ def main(arguments: list[str]) -> int:
     else:
         _print(_FORMATS[written_as](sweeps, view))
     if not asked.format and not asked.output:
-        _write_beside(asked.sweeps)
+        _write_beside(asked.sweeps, sweeps)
+    if written_as in _ROWS_ALONE:
+        sys.stderr.writelines(f"dcpbench.report: {sentence}\n" for sentence in first_of(sweeps.left_out))
     return 0
 
 
@@ -129,11 +136,11 @@ def _write(path: Path, text: str) -> None:
         raise QueryError(f"-o {path}: cannot be written: {error.strerror}") from None
 
 
-def _write_beside(places: list[Path]) -> None:
+def _write_beside(places: list[Path], sweeps: Sweeps) -> None:
     if len(places) != 1 or not (places[0] / RESULTS_JSONL).exists():
         return
     try:
-        write_reports(places[0])
+        write_reports(places[0], sweeps)
     except OSError as error:
         told = f"report.html and junit.xml are as they were: {error.filename}: {error.strerror}"
         sys.stderr.write(f"dcpbench.report: {told}\n")

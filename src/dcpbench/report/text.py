@@ -43,12 +43,14 @@ def rendered(said: Content, file: TextIO) -> str:
     a line a cell, with all checks in one column."""
     tables = [_table(shown) for shown in said.tables]
     own = Console(file=file)
-    if own.is_terminal and console_for(*tables, file=file).width > own.width:
+    width = console_for(*tables, file=file).width
+    if own.is_terminal and width > own.width:
         tables = [_table(replace(shown, table=narrowed(shown.table))) for shown in said.tables]
+        width = console_for(*tables, file=file).width
     page = io.StringIO()
     console = Console(
         file=page,
-        width=console_for(*tables, file=file).width,
+        width=width,
         force_terminal=own.is_terminal,
         color_system=own.color_system,  # type: ignore[arg-type]
     )

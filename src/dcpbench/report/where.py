@@ -16,6 +16,7 @@ COLUMNS = {"sweep": "string", **{name: dtype for name, dtype in DTYPES.items() i
 """What can be asked about, and its dtype."""
 
 _FORM = re.compile(r"\s*([A-Za-z_]\w*)\s*(!=|<=|>=|==|=|<|>|~)\s*(.*?)\s*", re.DOTALL)
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _ORDER: dict[str, Callable[[Any, Any], Any]] = {
     "<": operator.lt,
     "<=": operator.le,
@@ -43,10 +44,8 @@ class Condition:
         column = frame[self.column]
         if isinstance(self.value, re.Pattern):
             pattern = self.value
-            return (
-                column.fillna("").map(lambda text: pattern.search(text) is not None).astype(bool)
-                & column.notna()
-            )
+            found = column.fillna("").map(lambda text: pattern.search(text) is not None)
+            return found.astype(bool) & column.notna()
         if self.operator in _ORDER:
             return is_true(_ORDER[self.operator](column, self.value))
         same = column.isna() if self.value is None else is_true(column.eq(self.value))
@@ -126,9 +125,6 @@ def _value(asked: str, column: str, text: str) -> str | float | bool | None:
         if text not in ("true", "false"):
             raise QueryError(f"--where {asked!r}: {column} is true, false or null")
         return text == "true"
-    try:
-        return int(text) if re.fullmatch(r"[+-]?\d{1,18}", text) else float(text)
-    except ValueError:
-        raise QueryError(
-            f"--where {asked!r}: {column} is a number or null, and {text!r} is neither"
-        ) from None
+    if not _NUMBER.fullmatch(text):
+        raise QueryError(f"--where {asked!r}: {column} is a number or null, and {text!r} is neither")
+    return int(text) if len(text) < 19 and text.lstrip("+-").isdecimal() else float(text)

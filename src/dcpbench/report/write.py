@@ -36,14 +36,15 @@ th {{ border-bottom-width: 2px; white-space: nowrap; }}
 """
 
 
-def write_reports(folder: Path) -> None:
-    """Make `report.html` and `junit.xml` again from the rows of a sweep.
+def write_reports(folder: Path, sweeps: Sweeps | None = None) -> None:
+    """Make `report.html` and `junit.xml` again from the rows of a sweep, which are `sweeps` if these were
+    read already.
 
     Raises:
         dcpbench.results.ResultsError: the folder holds no results.
         OSError: one of them cannot be written, and is what it was.
     """
-    sweeps = read_sweeps([folder])
+    sweeps = sweeps or read_sweeps([folder])
     write_whole(folder / "report.html", page(sweeps, folder.resolve().name))
     write_whole(folder / "junit.xml", junit(sweeps))
 
