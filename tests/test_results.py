@@ -47,6 +47,7 @@ def test_the_contract_of_columns() -> None:
         "code_digest",
         "config_dir",
         "disk_bytes",
+        "repeat",
     )
 
 
