@@ -1,0 +1,70 @@
+"""The pictures of docs/report-page.md: a report's page as headless Chromium shows it.
+
+    python scripts/screenshots.py outputs/<sweep>/report.html docs/images
+
+needs selenium (`pip install -e '.[dev]'`) and Debian's chromium and chromium-driver.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from selenium.webdriver import Chrome, ChromeOptions, ChromeService
+from selenium.webdriver.support.wait import WebDriverWait
+
+_FLAGS = (
+    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --hide-scrollbars"
+).split()
+_OPEN = "document.querySelector('{}').click()"
+_WORST = "#findings .link, #matrix .square"
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__)
+    ask.add_argument("page", type=Path, help="a report.html")
+    ask.add_argument("into", type=Path, help="folder of the pictures")
+    asked = ask.parse_args()
+    asked.into.mkdir(parents=True, exist_ok=True)
+    with _browser() as browser:
+        for name, width, height, dark, script in (
+            ("report-light", 1400, 1150, False, ""),
+            ("report-dark", 1400, 1150, True, ""),
+            ("report-cell", 1400, 1150, False, _OPEN.format(_WORST)),
+            ("report-phone", 390, 844, False, ""),
+        ):
+            _show(browser, asked.page, width, height, dark)
+            browser.execute_script(script)
+            (asked.into / f"{name}.png").write_bytes(browser.get_screenshot_as_png())
+
+
+def _show(browser: Chrome, page: Path, width: int, height: int, dark: bool) -> None:
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
+    browser.get("about:blank")
+    browser.get(page.resolve().as_uri())
+    ready = "return document.documentElement.dataset.ready === 'true'"
+    WebDriverWait(browser, 20).until(lambda one: one.execute_script(ready))
+
+
+@contextmanager
+def _browser() -> Iterator[Chrome]:
+    with tempfile.TemporaryDirectory() as profile:
+        options = ChromeOptions()
+        options.binary_location = "/usr/bin/chromium"
+        for flag in (*_FLAGS, f"--user-data-dir={profile}"):
+            options.add_argument(flag)
+        # With its path selenium has no need to look for a driver elsewhere.
+        browser = Chrome(options=options, service=ChromeService("/usr/bin/chromedriver"))
+        try:
+            yield browser
+        finally:
+            browser.quit()
+
+
+if __name__ == "__main__":
+    main()

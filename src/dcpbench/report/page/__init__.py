@@ -1,0 +1,107 @@
+"""`report.html`: the rows of one sweep or of several as one file that needs nothing beside it.
+
+`page.html`, `page.css` and the scripts are inlined, the rows packed into a block of data that no browser
+runs. What rows say is data: it reaches the page as text alone, and the page's own Content-Security-Policy
+lets a browser run nothing but the scripts whose hashes it names, load nothing and send nothing.
+"""
+
+import base64
+import gzip
+import hashlib
+import html
+import json
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+import pandas as pd
+
+from dcpbench.report.frame import Sweeps, counts, detection
+from dcpbench.report.page.rows import LIMITS, compact, cut
+
+_SCRIPTS = (
+    "dom.js",
+    "runs.js",
+    "state.js",
+    "filters.js",
+    "matrix.js",
+    "findings.js",
+    "costs.js",
+    "losses.js",
+    "cell.js",
+    "environment.js",
+    "main.js",
+)
+"""In this order they make one module: what stands in one is known to those after it."""
+_PACKED_BYTES = 850_000
+_PLAIN_ROWS, _PLAIN_REASON = 200, 300
+"""What a browser without scripts is shown of what did not pass, rows and characters each."""
+_PLAIN = ["status", "cell", "reason"]
+
+
+def page(sweeps: Sweeps, title: str) -> str:
+    """The text of a page that shows these sweeps, ASCII alone; with several, `sweep` is one more axis.
+
+    Up to about 1,000 rows it stays below 1 MB: long reasons, log tails and lists of differing names are
+    shortened until they fit, and say so.
+    """
+    css, script = _asset("page.css"), "\n".join(map(_asset, _SCRIPTS))
+    policy = (
+        f"default-src 'none'; style-src {_hash(css)}; script-src {_hash(script)}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return Template(_asset("page.html")).substitute(
+        policy=policy,
+        title=_text(title),
+        css=css,
+        script=script,
+        rows=_packed(sweeps),
+        plain=_plain(sweeps.frame),
+    )
+
+
+def _asset(name: str) -> str:
+    return (files(__name__) / name).read_text(encoding="ascii")
+
+
+def _hash(inline: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()}'"
+
+
+def _packed(sweeps: Sweeps) -> str:
+    """The rows as JSON, gzip and base64, as generously as there is room for."""
+    packed = ""
+    for limits in LIMITS:
+        packed = _pack(compact(sweeps, limits))
+        if len(packed) <= _PACKED_BYTES:
+            break
+    return packed
+
+
+def _pack(content: dict[str, Any]) -> str:
+    text = json.dumps(content, allow_nan=False, separators=(",", ":"))
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
+def _plain(frame: pd.DataFrame) -> str:
+    """Counts and what did not pass, for a browser without scripts."""
+    parts = [f"<p>{_text(f'{len(frame)} cells: {counts(frame)}' if len(frame) else 'no rows')}</p>"]
+    chosen = frame[frame["status"].ne("pass") & frame["fault_seen"].ne(True) | frame["flaky"].eq(True)]
+    shown = chosen[_PLAIN].head(_PLAIN_ROWS).map(lambda value: cut(value, _PLAIN_REASON) or "")
+    parts += [_table(table) for table in (detection(frame), shown) if len(table)]
+    if len(chosen) > len(shown):
+        parts.append(f"<p>and {len(chosen) - len(shown)} more</p>")
+    return "".join(parts)
+
+
+def _table(table: pd.DataFrame) -> str:
+    return _ascii(table.to_html(index=False, border=0, escape=True))
+
+
+def _text(text: str) -> str:
+    return _ascii(html.escape(text))
+
+
+def _ascii(markup: str) -> str:
+    """Half of a surrogate pair, which a reason may hold, cannot be written as UTF-8."""
+    return markup.encode("ascii", "xmlcharrefreplace").decode()

@@ -1,0 +1,167 @@
+// One run, opened: what it came to and why, what it cost, what it was, and how to run it again.
+
+const TIMES_OF_CELL = ["build_s", "train_s", "save_s", "save_stall_s", "load_s", "verify_s", "cell_s"];
+const SIZES = ["checkpoint_bytes", "disk_bytes", "peak_host_bytes", "peak_device_bytes"];
+const LOSSES = ["loss_at_save", "loss_continued", "loss_resumed", "loss_twin"];
+const ORIGIN = ["torch_version", "git_commit", "started_at", "config_digest", "code_digest"];
+
+function makeDialog(app) {
+  const dialog = byId("cell");
+  dialog.addEventListener("close", () => app.closed());
+  dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
+}
+
+// Follow the address: open, change or close the dialog.
+function drawCell(app) {
+  const dialog = byId("cell");
+  const run = app.state.cell ? app.runs.find((one) => one.key === app.state.cell) : null;
+  if (!run) {
+    if (dialog.open) dialog.close();
+    if (app.state.cell) say(`There is no run ${plain(app.state.cell)} in this report.`);
+    return;
+  }
+  dialog.replaceChildren(...cellParts(app, run));
+  if (!dialog.open) dialog.showModal();
+  dialog.scrollTop = 0;
+  byId("cell-title").focus();
+}
+
+function cellParts(app, run) {
+  return [
+    el("header", { class: `cell-head s-${run.kind.name}` },
+      el("p", { class: "came-to" }, badge(run.kind), ` ${run.kind.label} `, el("small", {}, run.kind.means)),
+      button("Close", () => byId("cell").close(), { class: "close", "aria-label": "Close", title: "Close (Escape)" })),
+    el("h2", { id: "cell-title", tabindex: "-1" }, plain(run.cell)),
+    siblings(app, run),
+    part("Reason", run.reason && el("p", { class: "reason" }, visible(run.reason))),
+    part("First mismatch", run.first_mismatch && !String(run.reason).includes(run.first_mismatch) && el("p", { class: "reason" }, visible(run.first_mismatch))),
+    part("Run it again", againLine(run)),
+    part("Checks", checkTable(app, run)),
+    part("Losses", lossChart(run.losses), facts(run, LOSSES, (value) => String(value))),
+    el("div", { class: "pair" }, part("Times, slowest rank", timeTable(run)), part("Sizes", facts(run, SIZES, bytes))),
+    part("First try", firstTry(run)),
+    part("Where its ranks were", places(run)),
+    part("End of the log", logTail(run.story.log_tail)),
+    part("Configuration", configurationOf(app, run)),
+    part("Measured with", facts(run, ORIGIN, plain)),
+  ].filter(Boolean);
+}
+
+function part(title, ...content) {
+  const there = content.filter(Boolean);
+  return there.length ? el("section", {}, el("h3", {}, title), ...there) : null;
+}
+
+function facts(run, names, text) {
+  const known = names.filter((name) => isMeasured(run[name]));
+  return known.length ? el("dl", { class: "facts" }, ...known.flatMap((name) => [el("dt", {}, name), el("dd", {}, text(run[name]))])) : null;
+}
+
+// The other runs of its square.
+function siblings(app, run) {
+  const { rows, columns } = layoutOf(app);
+  const along = [...rows, ...columns];
+  const same = app.runs.filter((one) => configuration(one, along) === configuration(run, along));
+  if (same.length < 2) return null;
+  const differ = app.names.filter((axis) => new Set(same.map((one) => valueOf(one, axis))).size > 1);
+  const label = (one) => (differ.length ? describe(one, differ) : `run ${same.indexOf(one) + 1}`);
+  return el("nav", { class: "siblings", "aria-label": "Runs of this square" }, ...same.map((one) => button([badge(one.kind), ` ${label(one)}`],
+    () => { app.replace(one); byId("cell").querySelector("[aria-current]")?.focus(); },
+    { class: "chip", "aria-current": one === run && "true", "aria-label": `${label(one)}: ${one.kind.label}` })));
+}
+
+function againLine(run) {
+  const copied = button("Copy", async () => {
+    copied.textContent = (await copy(run.again)) ? "Copied" : "Select it and copy";
+    say(copied.textContent);
+  }, { class: "copy" });
+  return el("div", { class: "again" }, el("code", {}, visible(run.again)), copied);
+}
+
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const code = byId("cell").querySelector(".again code");
+    getSelection().selectAllChildren(code);
+    return document.execCommand("copy");
+  }
+}
+
+function checkTable(app, run) {
+  const applied = app.checks.filter((check) => run[check] !== null);
+  const rest = app.checks.filter((check) => run[check] === null);
+  const note = rest.length ? el("p", { class: "note" }, `Did not apply: ${rest.join(", ")}.`) : null;
+  if (!applied.length) return note && el("p", { class: "note" }, "No check was made.");
+  return el("div", {},
+    el("div", { class: "scrolls" }, el("table", { class: "plain checks" },
+      el("thead", {}, el("tr", {}, ...["check", "held", "could be seen to differ", "mismatches"].map((name) => el("th", { scope: "col" }, name)))),
+      el("tbody", {}, ...applied.flatMap((check) => checkLines(run, check))))),
+    note);
+}
+
+function checkLines(run, check) {
+  const seen = run.check_details[check] ?? { names: null, missed_count: 0, missed: [], mismatches: null, worst: [] };
+  const held = run[check];
+  const power = seen.names ? `${seen.names - seen.missed_count} of ${seen.names} names` : seen.names === 0 ? "no control ran" : DASH;
+  return [
+    el("tr", {}, el("th", { scope: "row" }, check),
+      el("td", {}, held ? "yes" : el("strong", { class: "no" }, "NO")),
+      el("td", {}, power),
+      el("td", {}, isMeasured(seen.mismatches) ? String(seen.mismatches) : DASH)),
+    seen.missed.length ? under(`Not seen by its control: ${seen.missed.map(visible).join(", ")}${seen.missed_count > seen.missed.length ? ` and ${seen.missed_count - seen.missed.length} more` : ""}`) : null,
+    ...seen.worst.map((one) => under(mismatch(one))),
+  ];
+}
+
+function under(text) {
+  return el("tr", { class: "under" }, el("td", { colspan: "4" }, text));
+}
+
+function mismatch(one) {
+  const ranks = Array.isArray(one.ranks) ? one.ranks : isMeasured(one.rank) ? [one.rank] : [];
+  const parts = [[one.name, one.where].filter(Boolean).join(" "), one.what, ranks.length ? `rank ${ranks.join(", ")}` : null,
+    isMeasured(one.max_abs_diff) ? `at most ${number(one.max_abs_diff)} apart` : null];
+  return visible(parts.filter(Boolean).join("; "));
+}
+
+function timeTable(run) {
+  const known = TIMES_OF_CELL.filter((name) => isMeasured(run[name]));
+  const high = known.reduce((most, name) => Math.max(most, run[name]), 0) || 1;
+  return known.length ? el("table", { class: "plain times" }, el("tbody", {}, ...known.map((name) => el("tr", {},
+    el("th", { scope: "row" }, name), el("td", { class: "n" }, seconds(run[name])),
+    el("td", { class: "bar" }, svg("svg", { class: "strip", "aria-hidden": "true" },
+      svg("rect", { x: 0, y: 4, height: 8, width: `${((100 * run[name]) / high).toFixed(1)}%` }))))))) : null;
+}
+
+function firstTry(run) {
+  const first = run.story.first_try;
+  if (!first) return null;
+  const checks = first.failed_checks ?? [];
+  return el("div", {},
+    el("p", {}, badge(kindOf(first.status)), ` ${plain(first.status)}`, isMeasured(first.cell_s) ? ` after ${seconds(first.cell_s)}` : "",
+      checks.length ? `; did not hold: ${checks.join(", ")}` : ""),
+    first.reason ? el("p", { class: "reason" }, visible(first.reason)) : null,
+    logTail(first.log_tail));
+}
+
+function places(run) {
+  const { doing, rank, phase, limit } = run.story;
+  const first = isMeasured(phase) || isMeasured(rank) ? el("p", {}, `First: rank ${plain(rank)} in ${plain(phase)}.`) : null;
+  const ran = isMeasured(limit) ? el("p", {}, `Limit: ${plain(limit)}.`) : null;
+  const ranks = Object.entries(doing ?? {});
+  const list = ranks.length ? el("dl", { class: "facts" }, ...ranks.flatMap(([name, frame]) => [el("dt", {}, `rank ${plain(name)}`), el("dd", {}, plain(frame))])) : null;
+  return first || ran || list ? el("div", {}, first, ran, list) : null;
+}
+
+function logTail(lines) {
+  return lines?.length ? el("pre", { class: "log", tabindex: "0", "aria-label": "End of the log" }, lines.map(visible).join("\n").trimEnd()) : null;
+}
+
+function configurationOf(app, run) {
+  return el("div", {},
+    el("dl", { class: "facts" }, ...app.names.filter((axis) => isMeasured(run[axis]))
+      .flatMap((axis) => [el("dt", {}, axis), el("dd", {}, plain(run[axis]))]), el("dt", {}, "repeat"), el("dd", {}, plain(run.repeat))),
+    el("p", {}, "Overrides: ", el("code", {}, plain(run.overrides))));
+}

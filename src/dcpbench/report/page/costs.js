@@ -1,0 +1,122 @@
+// What a checkpoint costs: each run a dot, their median a bar, one line for each configuration.
+
+const LINES_SHOWN = 40;
+const PER_GB = 1e9;
+const SECONDS = ["save_stall_s", "save_s", "load_s"];
+const COSTS = [
+  { name: "save_stall_s", label: "save stall", means: "until training may go on", of: (run) => run.save_stall_s, text: seconds },
+  { name: "save_s", label: "time to safe", means: "until the checkpoint is complete", of: (run) => run.save_s, text: seconds },
+  { name: "load_s", label: "load", means: "until the state is back", of: (run) => run.load_s, text: seconds },
+  { name: "save_gb_s", label: "save GB/s", means: "checkpoint bytes / time to safe", of: (run) => rate(run, run.save_s), text: number },
+  { name: "load_gb_s", label: "load GB/s", means: "checkpoint bytes / load", of: (run) => rate(run, run.load_s), text: number },
+];
+
+function rate(run, time) {
+  return run.checkpoint_bytes === null || !time ? null : run.checkpoint_bytes / PER_GB / time;
+}
+
+function isMeasured(value) {
+  return value !== null && value !== undefined;
+}
+
+function drawCosts(app, shown) {
+  const costs = COSTS.map((cost) => ({ ...cost, all: shown.map(cost.of).filter(isMeasured) })).filter((cost) => cost.all.length);
+  const section = byId("costs");
+  section.hidden = costs.length === 0;
+  if (section.hidden) return;
+  const lines = [...groupBy(shown, (run) => run.place).values()].filter((runs) => costs.some((cost) => runs.map(cost.of).some(isMeasured)));
+  const scales = new Map(costs.map((cost) => [cost.name, scaleFor(costs.filter((other) => shareScale(cost, other)), app.state.log)]));
+  const sorted = sortLines(lines, costs.find((cost) => app.state.sort.endsWith(cost.name)), app.state.sort.startsWith("-"));
+  section.replaceChildren(
+    el("div", { class: "heading" }, el("h2", { id: "costs-title" }, "Costs"), logChoice(app)),
+    el("p", { class: "note" }, "A dot is one run (hollow: not as it should be), the bar their median; the slowest rank, one checkpoint. ",
+      "The three times share one scale, the two rates another."),
+    el("div", { class: "scrolls" }, el("table", { class: "plain costs" },
+      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "configuration"), el("th", { scope: "col", class: "n" }, "runs"),
+        ...costs.map((cost) => costHeader(app, cost, scales.get(cost.name))))),
+      el("tbody", {}, ...firstOf(sorted, LINES_SHOWN, (runs) => costLine(app, runs, costs, scales), (rest) => `Show ${rest} more`).map(asRow)))));
+}
+
+function shareScale(cost, other) {
+  return SECONDS.includes(cost.name) === SECONDS.includes(other.name);
+}
+
+function scaleFor(costs, log) {
+  const all = costs.flatMap((cost) => cost.all);
+  const high = all.reduce((a, b) => Math.max(a, b), 0) || 1;
+  const positive = all.filter((value) => value > 0).reduce((a, b) => Math.min(a, b), high);
+  const low = log ? Math.min(positive, high / 10) : 0;
+  const at = log ? (value) => Math.log(Math.max(value, low) / low) / Math.log(high / low) : (value) => value / high;
+  return { low, high, percent: (value) => `${(3 + 94 * at(value)).toFixed(2)}%` };
+}
+
+function sortLines(lines, cost, descending) {
+  if (!cost) return lines;
+  const middle = (runs) => {
+    const values = runs.map(cost.of).filter(isMeasured);
+    return values.length ? median(values) : null;
+  };
+  const keyed = lines.map((runs) => [middle(runs), runs]);
+  keyed.sort(([a], [b]) => (a === null) - (b === null) || (descending ? b - a : a - b));
+  return keyed.map(([, runs]) => runs);
+}
+
+// Up, down, and back to the order of the sweep.
+function costHeader(app, cost, scale) {
+  const { sort } = app.state;
+  const now = sort === cost.name ? "ascending" : sort === `-${cost.name}` ? "descending" : "none";
+  const next = { none: `-${cost.name}`, descending: cost.name, ascending: "" }[now];
+  const press = () => {
+    app.change((state) => { state.sort = next; });
+    byId("costs").querySelector(`[data-sort="${cost.name}"]`)?.focus();
+  };
+  const mark = { none: "", ascending: " \u2191", descending: " \u2193" }[now];
+  return el("th", { scope: "col", "aria-sort": now },
+    button(cost.label + mark, press, { class: "link", "data-sort": cost.name, title: `${cost.means}; sort` }),
+    el("span", { class: "ends scale" }, el("span", {}, scale.low ? cost.text(scale.low) : "0"), el("span", {}, cost.text(scale.high))));
+}
+
+function logChoice(app) {
+  const box = el("input", { type: "checkbox", id: "log", change: () => {
+    app.change((state) => { state.log = box.checked; });
+    byId("log").focus();
+  } });
+  box.checked = app.state.log;
+  return el("label", { class: "choice" }, box, " log scale");
+}
+
+function costLine(app, runs, costs, scales) {
+  return el("tr", {},
+    el("th", { scope: "row" }, button(nameOf(app, runs[0]), () => app.open(runs[0]), { class: "link", "data-key": runs[0].key })),
+    el("td", { class: "n" }, String(runs.length)),
+    ...costs.map((cost) => costCell(runs, cost, scales.get(cost.name))));
+}
+
+function costCell(runs, cost, scale) {
+  const measured = runs.filter((run) => isMeasured(cost.of(run)));
+  if (!measured.length) return el("td", {}, DASH);
+  const values = measured.map(cost.of);
+  const middle = median(values);
+  const range = `${cost.text(Math.min(...values))} to ${cost.text(Math.max(...values))}`;
+  const title = values.length > 1 ? `median ${cost.text(middle)}, ${range} in ${values.length} runs` : `one run: ${cost.text(middle)}`;
+  return el("td", { title }, el("div", { class: "cost" }, strip(measured, cost, scale, middle), el("span", { class: "n" }, cost.text(middle))));
+}
+
+function strip(runs, cost, scale, middle) {
+  const at = (value) => scale.percent(value);
+  const values = runs.map(cost.of);
+  return svg("svg", { class: "strip", "aria-hidden": "true" },
+    svg("line", { class: "ground", x1: "0", x2: "100%", y1: "50%", y2: "50%" }),
+    svg("line", { class: "range", x1: at(Math.min(...values)), x2: at(Math.max(...values)), y1: "50%", y2: "50%" }),
+    svg("line", { class: "median", x1: at(middle), x2: at(middle), y1: "2", y2: "14" }),
+    ...runs.map((run) => svg("circle", { class: run.kind.well ? "dot" : "dot hollow", cx: at(cost.of(run)), cy: "50%", r: "3" })));
+}
+
+function nameOf(app, run) {
+  const axes = app.varying.filter((axis) => axis !== "repeat");
+  return axes.length ? axes.map((axis) => plain(valueOf(run, axis))).join(" \u00b7 ") : plain(run.cell);
+}
+
+function asRow(line) {
+  return line.matches("tr") ? line : el("tr", { "data-more": true }, el("td", { colspan: "9" }, line));
+}

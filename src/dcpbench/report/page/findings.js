@@ -1,0 +1,49 @@
+// What a maintainer reads first: everything that is not simply a pass, and how planted faults were seen.
+
+const GROUPS_SHOWN = 25;
+const CELLS_SHOWN = 4;
+
+function drawFindings(app, shown) {
+  const told = shown.filter((run) => run.kind.name !== "pass" && run.kind.name !== "seen");
+  const groups = [...groupBy(told, (run) => `${run.kind.name}\u0000${run.reason}`).values()];
+  groups.sort((a, b) => a[0].kind.rank - b[0].kind.rank);
+  byId("findings").hidden = shown.length === 0;
+  byId("findings").replaceChildren(
+    el("h2", { id: "findings-title" }, "Not a plain pass"),
+    groups.length === 0 ? el("p", { class: "calm" }, "Nothing: every run shown is as it should be.") : null,
+    el("ul", { class: "findings" }, ...firstOf(groups, GROUPS_SHOWN, (runs) => finding(app, runs), (rest) => `Show ${rest} more`)),
+  );
+}
+
+// Runs that ended alike for the same reason are told once.
+function finding(app, runs) {
+  const cells = [...groupBy(runs, (run) => run.place).values()];
+  const link = (same) => el("span", { class: "cell-link" },
+    button(plain(same[0].cell), () => app.open(same[0]), { class: "link", "data-key": same[0].key }),
+    same.length > 1 ? ` ${TIMES}${same.length}` : null);
+  return el("li", {},
+    el("div", { class: "finding-head" }, badge(runs[0].kind), el("b", {}, runs[0].kind.label), runs.length > 1 ? counted(runs.length, "run") : null),
+    runs[0].reason ? el("p", { class: "reason clamped" }, visible(runs[0].reason)) : null,
+    el("div", { class: "cells" }, ...firstOf(cells, CELLS_SHOWN, link, (rest) => `and ${rest} more`)));
+}
+
+function drawFaults(app, shown) {
+  const planted = shown.filter((run) => run.fault !== null && run.fault_seen !== null);
+  byId("faults").hidden = planted.length === 0;
+  const seen = planted.filter((run) => run.fault_seen).length;
+  const lines = [...groupBy(planted, (run) => run.fault)].map(([fault, runs]) => el("tr", {},
+    el("th", { scope: "row" }, plain(fault)),
+    el("td", {}, `${runs.filter((run) => run.fault_seen).length} of ${runs.length}`),
+    el("td", {}, [...new Set(runs.flatMap((run) => toldBy(app, run)))].join(", ") || DASH)));
+  byId("faults").replaceChildren(
+    el("h2", { id: "faults-title" }, "Planted faults"),
+    el("p", {}, `${seen} of ${planted.length} were seen for what they are.`),
+    el("div", { class: "scrolls" }, el("table", { class: "plain" },
+      el("thead", {}, el("tr", {}, ...["fault", "seen", "told by"].map((name) => el("th", { scope: "col" }, name)))),
+      el("tbody", {}, ...lines))));
+}
+
+function toldBy(app, run) {
+  const checks = app.checks.filter((check) => run[check] === false);
+  return run.status === "error" ? [...checks, "error"] : checks;
+}

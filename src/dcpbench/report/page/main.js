@@ -1,0 +1,124 @@
+// The page: rows unpacked, the state read from the address, everything drawn from both.
+
+start().catch((error) => {
+  byId("trouble").hidden = false;
+  byId("trouble").textContent = `The page cannot show its rows: ${error.message}. The same rows are in results.csv, beside it.`;
+});
+
+async function start() {
+  makeTheme();
+  if (typeof DecompressionStream === "undefined") throw new Error("this browser has no DecompressionStream (there since 2023)");
+  const app = makeApp(await unpack(byId("rows").textContent.trim()));
+  byId("app").hidden = false;
+  describeSweep(app);
+  makeFilters(app);
+  makeArrange(app);
+  makeDialog(app);
+  drawEnvironment(app);
+  byId("skip").addEventListener("click", (event) => { event.preventDefault(); byId("matrix-title").focus(); });
+  addEventListener("popstate", () => { app.state = readState(location.hash); draw(app); drawCell(app); });
+  draw(app);
+  drawCell(app);
+  document.documentElement.dataset.ready = "true";
+}
+
+function makeApp(data) {
+  const runs = runsOf(data);
+  const axes = axesOf(data.axes, runs);
+  for (const run of runs) run.place = configuration(run, data.axes);
+  const app = {
+    runs, axes, names: data.axes, varying: varying(axes), checks: data.checks,
+    environments: data.environments, leftOut: data.left_out, layout: chooseLayout(runs, axes),
+    state: readState(location.hash), opener: null,
+  };
+  // What is typed or ticked replaces the address; what is opened can be left with Back.
+  app.change = (how) => { how(app.state); remember(app, "replaceState"); draw(app); };
+  app.open = (run) => {
+    app.opener = document.activeElement;
+    app.state.cell = run.key;
+    remember(app, "pushState");
+    drawCell(app);
+  };
+  app.replace = (run) => { app.state.cell = run.key; remember(app, "replaceState"); drawCell(app); };
+  app.closed = () => closed(app);
+  return app;
+}
+
+function remember(app, how) {
+  history[how](null, "", `#${writeState(app.state)}`);
+}
+
+function closed(app) {
+  const { cell } = app.state;
+  if (cell) {
+    app.state.cell = "";
+    remember(app, "replaceState");
+  }
+  const back = app.opener?.isConnected ? app.opener : squareOf(app, cell);
+  app.opener = null;
+  if (back?.matches(".square")) focusSquare(back);
+  else (back ?? byId("matrix-title")).focus();
+}
+
+function squareOf(app, cell) {
+  const run = app.runs.find((one) => one.key === cell);
+  const { rows, columns } = layoutOf(app);
+  const along = [...rows, ...columns];
+  return [...byId("matrix").querySelectorAll(".square")].find((square) => {
+    const first = app.runs.find((one) => one.key === square.dataset.key);
+    return run && first && configuration(first, along) === configuration(run, along);
+  });
+}
+
+function draw(app) {
+  const shown = app.runs.filter((run) => fits(run, app.state));
+  updateFilters(app, shown);
+  drawMatrix(app, shown);
+  drawFindings(app, shown);
+  drawFaults(app, shown);
+  drawCosts(app, shown);
+}
+
+function describeSweep(app) {
+  const { runs } = app;
+  const places = new Set(runs.map((run) => run.place)).size;
+  const bad = runs.filter((run) => !run.kind.well).length;
+  const size = places === runs.length ? counted(runs.length, "cell") : `${counted(runs.length, "run")} of ${counted(places, "cell")}`;
+  const ran = runs.some((run) => run.status !== "skip");
+  const verdict = byId("verdict");
+  verdict.classList.toggle("bad", bad > 0 || !ran);
+  if (!runs.length) verdict.textContent = "This sweep has no rows yet.";
+  else if (!ran) verdict.textContent = `${size}: all were skipped.`;
+  else verdict.textContent = bad ? `${size}: ${bad} not as ${bad === 1 ? "it" : "they"} should be.` : `${size}: all as they should be.`;
+  for (const id of ["matrix-section", "findings"]) byId(id).hidden = runs.length === 0;
+  const same = [...app.axes].filter(([, values]) => values.length === 1 && values[0] !== DASH);
+  byId("constants").replaceChildren(...same.map(([axis, [value]]) => el("span", {}, `${axis} `, el("b", {}, plain(value)))));
+}
+
+function say(text) {
+  byId("said").textContent = text;
+}
+
+function makeTheme() {
+  const root = document.documentElement;
+  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches);
+  const name = () => { byId("theme").textContent = isDark() ? "Light" : "Dark"; };
+  const stored = attempt(() => localStorage.getItem("dcpbench-theme"));
+  if (stored === "dark" || stored === "light") root.dataset.theme = stored;
+  byId("theme").addEventListener("click", () => {
+    root.dataset.theme = isDark() ? "light" : "dark";
+    attempt(() => localStorage.setItem("dcpbench-theme", root.dataset.theme));
+    name();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", name);
+  name();
+}
+
+// A browser may deny a file its storage.
+function attempt(action) {
+  try {
+    return action();
+  } catch {
+    return null;
+  }
+}

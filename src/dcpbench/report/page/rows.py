@@ -1,0 +1,190 @@
+"""What the page keeps of the rows: all that it shows, without the names of every control of every check.
+
+Columns, not rows: values that are alike then lie side by side, which packs about four times as well.
+"""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from dcpbench.report.frame import AXES, Sweeps, again
+from dcpbench.results import CHECKS, COLUMNS, RESULTS_JSONL
+
+_POINTS = 200
+_DIGITS = 10
+_MISSED = 20
+_NO_AXES = frozenset({"repeat", "experiment"})
+_OVERRIDE = re.compile(r"\s+(?=[+~]*[\w./@-]+=)")
+"""Before a next `key=value`: a value may have spaces in it."""
+_KEPT = tuple(column for column in COLUMNS if column not in ("schema_version", "config_dir"))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much of what may be long is kept of each row; `lines` of a log, `worst` mismatches of a check."""
+
+    characters: int
+    lines: int
+    worst: int
+
+
+LIMITS = (Limits(4000, 30, 5), Limits(1000, 10, 2), Limits(300, 0, 1))
+"""From generous to terse."""
+
+
+def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
+    """What the page is given, ready for JSON: the columns, what each axis is, and the environments."""
+    frame = sweeps.frame
+    labels = _labels(list(dict.fromkeys([*frame["sweep"], *sweeps.environments])))
+    columns = {column: [_clean(value, limits) for value in frame[column]] for column in _KEPT}
+    columns["sweep"] = [labels[sweep] for sweep in frame["sweep"]]
+    columns["again"] = [
+        again(str(overrides), config_dir)
+        for overrides, config_dir in zip(frame["overrides"], frame["config_dir"], strict=True)
+    ]
+    details = [value if isinstance(value, dict) else {} for value in frame["details"]]
+    for name, of in _OF_DETAILS.items():
+        columns[name] = [_clean(of(one, limits), limits) for one in details]
+    beside = _axes_beside(columns["overrides"])
+    return {
+        "axes": ["sweep", *AXES, *beside],
+        "checks": CHECKS,
+        "columns": {**beside, **columns},
+        "environments": {
+            labels[sweep]: _clean(known, limits) for sweep, known in sweeps.environments.items()
+        },
+        "left_out": [cut(sentence, limits.characters) for sentence in sweeps.left_out[:_MISSED]],
+        "rows": len(frame),
+    }
+
+
+def cut(value: object, characters: int) -> str | None:
+    """A text, shortened where it is longer than that; None for what is none."""
+    if not isinstance(value, str):
+        return None
+    more = len(value) - characters
+    return value if more <= 0 else f"{value[:characters]} ... ({more} more characters in {RESULTS_JSONL})"
+
+
+def _labels(sweeps: Sequence[str]) -> dict[str, str]:
+    """The folders' names, or whole paths where two have the same name."""
+    names = [Path(sweep).name for sweep in sweeps]
+    return {
+        sweep: name if names.count(name) == 1 else sweep for sweep, name in zip(sweeps, names, strict=True)
+    }
+
+
+def _axes_beside(overrides: Sequence[object]) -> dict[str, list[str | None]]:
+    """The overrides that are no column and vary, as axes of their own: by name, the value in each row."""
+    asked = [_assignments(str(one)) for one in overrides]
+    names = dict.fromkeys(name for one in asked for name in one)
+    values = {name: [one.get(name) for one in asked] for name in names}
+    known = {*COLUMNS, *_OF_DETAILS, *_NO_AXES, "again", "sweep"}
+    return {name: of for name, of in values.items() if name not in known and len(set(of)) > 1}
+
+
+def _assignments(overrides: str) -> dict[str, str]:
+    parts = (item.partition("=") for item in _OVERRIDE.split(overrides.strip()))
+    return {name.lstrip("+~"): value for name, equals, value in parts if equals}
+
+
+def _clean(value: Any, limits: Limits) -> Any:
+    """A value as JSON has it: no NaN, whole numbers whole again, long texts cut."""
+    if isinstance(value, str):
+        return cut(value, limits.characters)
+    if isinstance(value, dict):
+        return {str(key): _clean(item, limits) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(item, limits) for item in value]
+    if isinstance(value, bool) or value is None or value is pd.NA or value is pd.NaT:
+        return value if isinstance(value, bool) else None
+    return _number(value)
+
+
+def _number(value: Any) -> Any:
+    """pandas makes a column of integers with a gap one of floats."""
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        return int(value) if value.is_integer() and abs(value) < 2**53 else value
+    return value if isinstance(value, bool | int) else str(value)
+
+
+def _checks(details: dict[str, Any], limits: Limits) -> dict[str, Any]:
+    """Of each check how many names its control looked at, which it missed, and the worst mismatches."""
+    checks = details.get("checks")
+    kept = {}
+    for name, seen in (checks if isinstance(checks, dict) else {}).items():
+        if not isinstance(seen, dict):
+            continue
+        control, missed = seen.get("control"), seen.get("control_missed")
+        missed = missed if isinstance(missed, list) else []
+        worst = seen.get("worst")
+        kept[name] = {
+            "names": len(control) if isinstance(control, dict) else 0,
+            "missed_count": len(missed),
+            "missed": missed[:_MISSED],
+            "mismatches": seen.get("mismatch_count"),
+            "worst": worst[: limits.worst] if isinstance(worst, list) else [],
+        }
+    return kept
+
+
+def _losses(details: dict[str, Any], _: Limits) -> list[dict[str, Any]]:
+    """The first rank's losses: the uninterrupted run, its twin, and each run that was resumed at a step."""
+    ranks = details.get("ranks")
+    rank = ranks[0] if isinstance(ranks, list) and ranks and isinstance(ranks[0], dict) else {}
+    losses, resumed = rank.get("losses"), rank.get("resumed")
+    curves = []
+    for name, values in (losses if isinstance(losses, dict) else {}).items():
+        curves.append(_curve(name, 1, values))
+    for step, values in (resumed if isinstance(resumed, dict) else {}).items():
+        if str(step).isdigit():
+            curves.append(_curve("resumed", int(step) + 1, values))
+    return [curve for curve in curves if curve["losses"]]
+
+
+def _curve(name: str, first: int, values: object) -> dict[str, Any]:
+    """Every n-th loss from step `first` on, few enough to draw; `every` is n."""
+    losses = [_rounded(value) for value in values] if isinstance(values, list) else []
+    every = max(1, math.ceil(len(losses) / _POINTS))
+    return {"name": name, "first": first, "every": every, "losses": losses[::every]}
+
+
+def _rounded(value: object) -> float | None:
+    is_number = isinstance(value, int | float) and math.isfinite(value)
+    return float(f"{value:.{_DIGITS}g}") if is_number else None
+
+
+def _story(details: dict[str, Any], limits: Limits) -> dict[str, Any]:
+    """What is known of an end that no check made: of this try, and of the first one."""
+    told = {
+        key: details[key] for key in ("rank", "phase", "limit", "doing", "upload_under_way") if key in details
+    }
+    told |= _tail(details, limits)
+    first = details.get("first_try")
+    if isinstance(first, dict):
+        told["first_try"] = {key: value for key, value in first.items() if key != "log_tail"}
+        told["first_try"] |= _tail(first, limits)
+    return told
+
+
+def _tail(of: dict[str, Any], limits: Limits) -> dict[str, list[str]]:
+    lines = of.get("log_tail")
+    lines = lines[-limits.lines :] if isinstance(lines, list) and limits.lines else []
+    return {"log_tail": [cut(str(line), limits.characters // 10) or "" for line in lines]} if lines else {}
+
+
+_OF_DETAILS: dict[str, Callable[[dict[str, Any], Limits], Any]] = {
+    "check_details": _checks,
+    "losses": _losses,
+    "story": _story,
+}
+"""The columns that are made of a row's `details`."""

@@ -1,0 +1,80 @@
+// The rows as runs, their statuses and the axes along which they differ.
+
+// Worst first: a square with several runs shows the first of these that one of them came to.
+// `well`: as one wants to see it, the rule of the sweep's exit status.
+const STATUSES = [
+  { name: "missed", letter: "M", label: "fault missed", well: false, means: "a planted fault that no check saw" },
+  { name: "crash", letter: "C", label: "crash", well: false, means: "a rank died" },
+  { name: "timeout", letter: "T", label: "timeout", well: false, means: "a phase took longer than it may" },
+  { name: "error", letter: "E", label: "error", well: false, means: "a rank raised" },
+  { name: "fail", letter: "F", label: "fail", well: false, means: "a check did not hold" },
+  { name: "vacuous", letter: "V", label: "vacuous", well: false, means: "a check could not have failed" },
+  { name: "flaky", letter: "~", label: "flaky", well: false, means: "two tries came to different statuses" },
+  { name: "xpass", letter: "X", label: "xpass", well: false, means: "a known failure did not happen" },
+  { name: "xfail", letter: "x", label: "xfail", well: true, means: "a known failure happened" },
+  { name: "skip", letter: "S", label: "skip", well: true, means: "cannot run here, or makes no sense" },
+  { name: "seen", letter: "D", label: "fault detected", well: true, means: "a planted fault was seen for what it is" },
+  { name: "pass", letter: "P", label: "pass", well: true, means: "every check held, and each could have failed" },
+];
+const UNKNOWN = { letter: "?", well: false, means: "a status that this page does not know" };
+const KINDS = new Map(STATUSES.map((kind, rank) => [kind.name, { ...kind, rank }]));
+
+function kindOf(status) {
+  return KINDS.get(status) ?? { ...UNKNOWN, name: "unknown", label: plain(status), rank: -1 };
+}
+
+async function unpack(text) {
+  const packed = Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(stream).json();
+}
+
+// One object for each row; `kind` is its status as it is shown, `key` names it in an address.
+function runsOf(data) {
+  const names = Object.keys(data.columns);
+  const several = new Set(data.columns.sweep).size > 1;
+  return Array.from({ length: data.rows }, (_, index) => {
+    const run = { index };
+    for (const name of names) run[name] = data.columns[name][index];
+    run.kind = kindOf(shownStatus(run));
+    run.key = several ? `${run.sweep}/${run.cell}` : String(run.cell);
+    run.text = [run.cell, run.status, run.kind.label, run.reason, run.overrides].join(" ").toLowerCase();
+    return run;
+  });
+}
+
+function shownStatus(run) {
+  if (run.flaky === true) return "flaky";
+  if (run.fault_seen === null) return run.status;
+  return run.fault_seen ? "seen" : "missed";
+}
+
+function worst(runs) {
+  return runs.reduce((a, b) => (b.kind.rank < a.kind.rank ? b : a)).kind;
+}
+
+function valueOf(run, axis) {
+  return run[axis] === undefined || run[axis] === null ? DASH : String(run[axis]);
+}
+
+// Each axis with its values, in the order of the sweep, numbers by size.
+function axesOf(names, runs) {
+  return new Map(names.map((axis) => {
+    const values = [...new Set(runs.map((run) => valueOf(run, axis)))];
+    if (values.every((value) => value === DASH || Number.isFinite(Number(value)))) values.sort((a, b) => a - b);
+    return [axis, values];
+  }));
+}
+
+function varying(axes) {
+  return [...axes.keys()].filter((axis) => axes.get(axis).length > 1);
+}
+
+function describe(run, axes) {
+  return axes.map((axis) => `${axis} ${plain(valueOf(run, axis))}`).join(", ");
+}
+
+// Runs of one configuration differ in nothing but `repeat`.
+function configuration(run, axes) {
+  return axes.map((axis) => valueOf(run, axis)).join("\u0000");
+}
