@@ -20,7 +20,7 @@ function drawCell(app) {
     if (app.state.cell) say(`There is no run ${plain(app.state.cell)} in this report.`);
     return;
   }
-  dialog.replaceChildren(...cellParts(app, run));
+  fill(dialog, ...cellParts(app, run));
   if (!dialog.open) dialog.showModal();
   dialog.scrollTop = 0;
   byId("cell-title").focus();
@@ -31,7 +31,7 @@ function cellParts(app, run) {
     el("header", { class: `cell-head s-${run.kind.name}` },
       el("p", { class: "came-to" }, badge(run.kind), ` ${run.kind.label} `, el("small", {}, run.kind.means)),
       button("Close", () => byId("cell").close(), { class: "close", "aria-label": "Close", title: "Close (Escape)" })),
-    el("h2", { id: "cell-title", tabindex: "-1" }, plain(run.cell)),
+    el("h2", { id: "cell-title", tabindex: "-1" }, ...breakable(run.cell)),
     siblings(app, run),
     part("Reason", run.reason && el("p", { class: "reason" }, visible(run.reason))),
     part("First mismatch", run.first_mismatch && !String(run.reason).includes(run.first_mismatch) && el("p", { class: "reason" }, visible(run.first_mismatch))),
@@ -63,7 +63,7 @@ function siblings(app, run) {
   const along = [...rows, ...columns];
   const same = app.runs.filter((one) => configuration(one, along) === configuration(run, along));
   if (same.length < 2) return null;
-  const differ = app.names.filter((axis) => new Set(same.map((one) => valueOf(one, axis))).size > 1);
+  const differ = [...app.names, "repeat"].filter((axis) => new Set(same.map((one) => valueOf(one, axis))).size > 1);
   const label = (one) => (differ.length ? describe(one, differ) : `run ${same.indexOf(one) + 1}`);
   return el("nav", { class: "siblings", "aria-label": "Runs of this square" }, ...same.map((one) => button([badge(one.kind), ` ${label(one)}`],
     () => { app.replace(one); byId("cell").querySelector("[aria-current]")?.focus(); },
@@ -122,7 +122,7 @@ function under(text) {
 function mismatch(one) {
   const ranks = Array.isArray(one.ranks) ? one.ranks : isMeasured(one.rank) ? [one.rank] : [];
   const parts = [[one.name, one.where].filter(Boolean).join(" "), one.what, ranks.length ? `rank ${ranks.join(", ")}` : null,
-    isMeasured(one.max_abs_diff) ? `at most ${number(one.max_abs_diff)} apart` : null];
+    isMeasured(one.max_abs_diff) && !String(one.what).includes("at most") ? `at most ${number(one.max_abs_diff)} apart` : null];
   return visible(parts.filter(Boolean).join("; "));
 }
 
@@ -147,8 +147,8 @@ function firstTry(run) {
 }
 
 function places(run) {
-  const { doing, rank, phase, limit } = run.story;
-  const first = isMeasured(phase) || isMeasured(rank) ? el("p", {}, `First: rank ${plain(rank)} in ${plain(phase)}.`) : null;
+  const { doing, rank, phase, limit, upload_under_way: upload } = run.story;
+  const first = isMeasured(phase) || isMeasured(rank) ? el("p", {}, `First: rank ${plain(rank)} in ${plain(phase)}${upload ? ", while a save was still being written" : ""}.`) : null;
   const ran = isMeasured(limit) ? el("p", {}, `Limit: ${plain(limit)}.`) : null;
   const ranks = Object.entries(doing ?? {});
   const list = ranks.length ? el("dl", { class: "facts" }, ...ranks.flatMap(([name, frame]) => [el("dt", {}, `rank ${plain(name)}`), el("dd", {}, plain(frame))])) : null;

@@ -1,18 +1,22 @@
 // What a checkpoint costs: each run a dot, their median a bar, one line for each configuration.
 
 const LINES_SHOWN = 40;
-const PER_GB = 1e9;
+const BYTES_PER_GB = 1e9;
 const SECONDS = ["save_stall_s", "save_s", "load_s"];
 const COSTS = [
   { name: "save_stall_s", label: "save stall", means: "until training may go on", of: (run) => run.save_stall_s, text: seconds },
   { name: "save_s", label: "time to safe", means: "until the checkpoint is complete", of: (run) => run.save_s, text: seconds },
   { name: "load_s", label: "load", means: "until the state is back", of: (run) => run.load_s, text: seconds },
-  { name: "save_gb_s", label: "save GB/s", means: "checkpoint bytes / time to safe", of: (run) => rate(run, run.save_s), text: number },
-  { name: "load_gb_s", label: "load GB/s", means: "checkpoint bytes / load", of: (run) => rate(run, run.load_s), text: number },
+  { name: "save_gb_s", label: "save rate", means: "checkpoint bytes / time to safe", of: (run) => rate(run, run.save_s), text: throughput },
+  { name: "load_gb_s", label: "load rate", means: "checkpoint bytes / load", of: (run) => rate(run, run.load_s), text: throughput },
 ];
 
 function rate(run, time) {
-  return run.checkpoint_bytes === null || !time ? null : run.checkpoint_bytes / PER_GB / time;
+  return run.checkpoint_bytes === null || !time ? null : run.checkpoint_bytes / BYTES_PER_GB / time;
+}
+
+function throughput(value) {
+  return value >= 0.1 ? `${number(value)} GB/s` : `${number(value * 1000)} MB/s`;
 }
 
 function isMeasured(value) {
@@ -27,12 +31,12 @@ function drawCosts(app, shown) {
   const lines = [...groupBy(shown, (run) => run.place).values()].filter((runs) => costs.some((cost) => runs.map(cost.of).some(isMeasured)));
   const scales = new Map(costs.map((cost) => [cost.name, scaleFor(costs.filter((other) => shareScale(cost, other)), app.state.log)]));
   const sorted = sortLines(lines, costs.find((cost) => app.state.sort.endsWith(cost.name)), app.state.sort.startsWith("-"));
-  section.replaceChildren(
+  fill(section,
     el("div", { class: "heading" }, el("h2", { id: "costs-title" }, "Costs"), logChoice(app)),
     el("p", { class: "note" }, "A dot is one run (hollow: not as it should be), the bar their median; the slowest rank, one checkpoint. ",
       "The three times share one scale, the two rates another."),
     el("div", { class: "scrolls" }, el("table", { class: "plain costs" },
-      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "configuration"), el("th", { scope: "col", class: "n" }, "runs"),
+      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, app.varying.join(" \u00b7 ") || "cell"), el("th", { scope: "col", class: "n" }, "runs"),
         ...costs.map((cost) => costHeader(app, cost, scales.get(cost.name))))),
       el("tbody", {}, ...firstOf(sorted, LINES_SHOWN, (runs) => costLine(app, runs, costs, scales), (rest) => `Show ${rest} more`).map(asRow)))));
 }
@@ -108,13 +112,12 @@ function strip(runs, cost, scale, middle) {
   return svg("svg", { class: "strip", "aria-hidden": "true" },
     svg("line", { class: "ground", x1: "0", x2: "100%", y1: "50%", y2: "50%" }),
     svg("line", { class: "range", x1: at(Math.min(...values)), x2: at(Math.max(...values)), y1: "50%", y2: "50%" }),
-    svg("line", { class: "median", x1: at(middle), x2: at(middle), y1: "2", y2: "14" }),
+    runs.length > 1 ? svg("line", { class: "median", x1: at(middle), x2: at(middle), y1: "2", y2: "14" }) : null,
     ...runs.map((run) => svg("circle", { class: run.kind.well ? "dot" : "dot hollow", cx: at(cost.of(run)), cy: "50%", r: "3" })));
 }
 
 function nameOf(app, run) {
-  const axes = app.varying.filter((axis) => axis !== "repeat");
-  return axes.length ? axes.map((axis) => plain(valueOf(run, axis))).join(" \u00b7 ") : plain(run.cell);
+  return app.varying.length ? app.varying.map((axis) => plain(valueOf(run, axis))).join(" \u00b7 ") : plain(run.cell);
 }
 
 function asRow(line) {

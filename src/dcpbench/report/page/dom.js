@@ -12,6 +12,12 @@ function svg(name, attributes, ...children) {
   return build(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
 }
 
+// The children of an element, in place of those it had; null and false are none.
+function fill(element, ...children) {
+  element.replaceChildren();
+  return build(element, {}, children);
+}
+
 // Attributes that are functions listen for the event of that name; null and false leave one out.
 function build(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes ?? {})) {
@@ -26,17 +32,23 @@ function button(text, onClick, attributes) {
   return el("button", { type: "button", click: onClick, ...attributes }, text);
 }
 
-// Control characters and those that turn the direction of text are shown, not obeyed.
+// Control characters and those that turn the direction of text are shown, not obeyed; half a surrogate pair is no text.
 function visible(text) {
   const picture = (char) => String.fromCharCode(0x2400 + (char === "\x7f" ? 0x21 : char.charCodeAt(0)));
   const escaped = (char) => `\\u${char.charCodeAt(0).toString(16).padStart(4, "0")}`;
   return String(text)
+    .replace(/\p{Surrogate}/gu, "\ufffd")
     .replace(/[\x00-\x08\x0b-\x1f\x7f]/g, picture)
     .replace(/[\x80-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g, escaped);
 }
 
 function plain(value) {
   return value === null || value === undefined ? DASH : visible(value);
+}
+
+// A name that may be broken into lines after its commas.
+function breakable(name) {
+  return plain(name).split(/(?<=,)/).flatMap((part, i) => (i ? [el("wbr"), part] : [part]));
 }
 
 function number(value, digits = 3) {

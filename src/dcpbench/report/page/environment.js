@@ -4,7 +4,7 @@ function drawEnvironment(app) {
   const columns = Object.entries(app.environments).flatMap(([sweep, known]) => environmentColumns(app, sweep, known));
   const names = [...new Set(columns.flatMap((column) => Object.keys(column.known)))];
   const section = byId("environment");
-  section.replaceChildren(el("h2", { id: "environment-title" }, "Environment"));
+  fill(section, el("h2", { id: "environment-title" }, "Environment"));
   if (!names.length) {
     section.append(el("p", { class: "note" }, "Not recorded: there is no environment.json that can be read."));
   } else {

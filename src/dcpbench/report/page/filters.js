@@ -3,8 +3,8 @@
 function makeFilters(app) {
   const statuses = STATUSES.filter((kind) => app.runs.some((run) => run.kind.name === kind.name)).reverse();
   const unknown = app.runs.find((run) => run.kind.name === "unknown");
-  byId("statuses").replaceChildren(...[...statuses, ...(unknown ? [unknown.kind] : [])].map((kind) => statusChip(app, kind)));
-  byId("axis-filters").replaceChildren(...app.varying.map((axis) => axisMenu(app, axis)));
+  fill(byId("statuses"), ...[...statuses, ...(unknown ? [unknown.kind] : [])].map((kind) => statusChip(app, kind)));
+  fill(byId("axis-filters"), ...app.varying.map((axis) => axisMenu(app, axis)));
   byId("search").addEventListener("input", (event) => app.change((state) => { state.text = event.target.value; }));
   for (const id of ["reset", "reset-all"]) byId(id).addEventListener("click", () => resetFilters(app));
   document.addEventListener("click", closeOtherMenus);

@@ -8,7 +8,7 @@ function drawFindings(app, shown) {
   const groups = [...groupBy(told, (run) => `${run.kind.name}\u0000${run.reason}`).values()];
   groups.sort((a, b) => a[0].kind.rank - b[0].kind.rank);
   byId("findings").hidden = shown.length === 0;
-  byId("findings").replaceChildren(
+  fill(byId("findings"),
     el("h2", { id: "findings-title" }, "Not a plain pass"),
     groups.length === 0 ? el("p", { class: "calm" }, "Nothing: every run shown is as it should be.") : null,
     el("ul", { class: "findings" }, ...firstOf(groups, GROUPS_SHOWN, (runs) => finding(app, runs), (rest) => `Show ${rest} more`)),
@@ -19,7 +19,7 @@ function drawFindings(app, shown) {
 function finding(app, runs) {
   const cells = [...groupBy(runs, (run) => run.place).values()];
   const link = (same) => el("span", { class: "cell-link" },
-    button(plain(same[0].cell), () => app.open(same[0]), { class: "link", "data-key": same[0].key }),
+    button(breakable(same[0].cell), () => app.open(same[0]), { class: "link", "data-key": same[0].key }),
     same.length > 1 ? ` ${TIMES}${same.length}` : null);
   return el("li", {},
     el("div", { class: "finding-head" }, badge(runs[0].kind), el("b", {}, runs[0].kind.label), runs.length > 1 ? counted(runs.length, "run") : null),
@@ -35,7 +35,7 @@ function drawFaults(app, shown) {
     el("th", { scope: "row" }, plain(fault)),
     el("td", {}, `${runs.filter((run) => run.fault_seen).length} of ${runs.length}`),
     el("td", {}, [...new Set(runs.flatMap((run) => toldBy(app, run)))].join(", ") || DASH)));
-  byId("faults").replaceChildren(
+  fill(byId("faults"),
     el("h2", { id: "faults-title" }, "Planted faults"),
     el("p", {}, `${seen} of ${planted.length} were seen for what they are.`),
     el("div", { class: "scrolls" }, el("table", { class: "plain" },

@@ -16,7 +16,7 @@ async function start() {
   makeDialog(app);
   drawEnvironment(app);
   byId("skip").addEventListener("click", (event) => { event.preventDefault(); byId("matrix-title").focus(); });
-  addEventListener("popstate", () => { app.state = readState(location.hash); draw(app); drawCell(app); });
+  addEventListener("popstate", () => followAddress(app));
   draw(app);
   drawCell(app);
   document.documentElement.dataset.ready = "true";
@@ -48,16 +48,25 @@ function remember(app, how) {
   history[how](null, "", `#${writeState(app.state)}`);
 }
 
+// What has the focus is drawn anew only where there is something else to see.
+function followAddress(app) {
+  const view = (state) => writeState({ ...state, cell: "" });
+  const before = view(app.state);
+  app.state = readState(location.hash);
+  if (view(app.state) !== before) draw(app);
+  drawCell(app);
+}
+
 function closed(app) {
   const { cell } = app.state;
   if (cell) {
     app.state.cell = "";
     remember(app, "replaceState");
   }
+  // The browser gives the focus back by itself, but knows nothing of a square when an address opened the cell.
   const back = app.opener?.isConnected ? app.opener : squareOf(app, cell);
   app.opener = null;
   if (back?.matches(".square")) focusSquare(back);
-  else (back ?? byId("matrix-title")).focus();
 }
 
 function squareOf(app, cell) {
@@ -91,8 +100,8 @@ function describeSweep(app) {
   else if (!ran) verdict.textContent = `${size}: all were skipped.`;
   else verdict.textContent = bad ? `${size}: ${bad} not as ${bad === 1 ? "it" : "they"} should be.` : `${size}: all as they should be.`;
   for (const id of ["matrix-section", "findings"]) byId(id).hidden = runs.length === 0;
-  const same = [...app.axes].filter(([, values]) => values.length === 1 && values[0] !== DASH);
-  byId("constants").replaceChildren(...same.map(([axis, [value]]) => el("span", {}, `${axis} `, el("b", {}, plain(value)))));
+  const same = [...app.axes].filter(([axis, values]) => values.length === 1 && values[0] !== DASH && axis !== "sweep");
+  fill(byId("constants"), ...same.map(([axis, [value]]) => el("span", {}, `${axis} `, el("b", {}, plain(value)))));
 }
 
 function say(text) {

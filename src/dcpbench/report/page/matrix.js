@@ -31,7 +31,7 @@ function makeArrange(app) {
   const selects = app.varying.map((axis) => el("label", {}, el("span", {}, axis), el("select", {
     "data-axis": axis, change: (event) => arrange(app, axis, event.target.value),
   }, ...["rows", "columns", FOLDED].map((place) => el("option", { value: place }, place)))));
-  byId("arrange").replaceChildren(el("details", { class: "menu right" }, el("summary", {}, "Arrange axes"),
+  fill(byId("arrange"), el("details", { class: "menu right" }, el("summary", {}, "Arrange axes"),
     el("div", { class: "popup arrange" }, ...selects,
       el("p", {}, "A folded axis has no place of its own: a square shows the worst of its runs."),
       button("As chosen for this sweep", () => app.change((state) => { state.rows = state.columns = null; }), { class: "quiet" }))));
@@ -61,9 +61,9 @@ function drawMatrix(app, shown) {
     ...rowHeaders(rows, number),
     layout.rows.length === 0 && el("th", { scope: "row" }, "all"),
     ...columns.map((column) => el("td", {}, square(app, of(row, column), [...row, ...column])))));
-  const table = el("table", { class: `matrix ${sizeFor(columns.length)}`, role: "grid", "aria-labelledby": "matrix-title", keydown: walk },
+  const table = el("table", { class: `matrix ${sizeFor(columns.length)} ${rows.length > 30 ? "dense" : ""}`, role: "grid", "aria-labelledby": "matrix-title", keydown: walk },
     el("thead", {}, ...headers(layout, columns)), el("tbody", {}, ...body));
-  byId("matrix").replaceChildren(table);
+  fill(byId("matrix"), table);
   table.querySelector(".square")?.setAttribute("tabindex", "0");
 }
 

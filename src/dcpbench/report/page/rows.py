@@ -18,6 +18,7 @@ from dcpbench.results import CHECKS, COLUMNS, RESULTS_JSONL
 _POINTS = 200
 _DIGITS = 10
 _MISSED = 20
+_STORY: tuple[str, ...] = ("rank", "phase", "limit", "doing", "upload_under_way")
 _NO_AXES = frozenset({"repeat", "experiment"})
 _OVERRIDE = re.compile(r"\s+(?=[+~]*[\w./@-]+=)")
 """Before a next `key=value`: a value may have spaces in it."""
@@ -165,9 +166,7 @@ def _rounded(value: object) -> float | None:
 
 def _story(details: dict[str, Any], limits: Limits) -> dict[str, Any]:
     """What is known of an end that no check made: of this try, and of the first one."""
-    told = {
-        key: details[key] for key in ("rank", "phase", "limit", "doing", "upload_under_way") if key in details
-    }
+    told = {key: details[key] for key in _STORY if key in details}
     told |= _tail(details, limits)
     first = details.get("first_try")
     if isinstance(first, dict):

@@ -1,0 +1,402 @@
+"""report.html in a real browser: it shows what rows say, by mouse and keyboard, and runs nothing of it."""
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from dcpbench.report.frame import Sweeps, read_sweeps
+from dcpbench.report.page import page
+from dcpbench.results import COLUMNS, Row, append_row
+from support.browser import Browser, chromium
+from support.pages import all_statuses, cell, details, write_page
+
+pytestmark = pytest.mark.browser
+
+HOSTILE = (
+    "</script><script>window.ran = 1</script><img src=x onerror='window.ran = 1'><!-- <b>bold</b> "
+    "\u2028 \x00 \x1b[31m \u202e \ud800 \"quoted\" 'so' &amp; end"
+)
+_CONTRAST = """
+const light = (color) => {
+  const [r, g, b] = color.match(/[\\d.]+/g).map((part) => part / 255)
+    .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+const ground = (element) => {
+  const color = getComputedStyle(element).backgroundColor;
+  return color === "rgba(0, 0, 0, 0)" && element.parentElement ? ground(element.parentElement) : color;
+};
+return [...document.querySelectorAll(arguments[0])].map((element) => {
+  const [a, b] = [light(getComputedStyle(element).color), light(ground(element))];
+  return [element.className, (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)];
+});
+"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with chromium(tmp_path_factory.mktemp("profile")) as one:
+        yield one
+
+
+@pytest.fixture
+def show(browser: Browser, tmp_path: Path) -> Callable[..., Browser]:
+    """Open the page of a sweep of these rows; what it tells the console or asks for is an error."""
+
+    def opened(rows: list[Row], title: str = "sweep", **how: object) -> Browser:
+        browser.open(write_page(tmp_path, rows, title), **how)  # type: ignore[arg-type]
+        assert browser.console() == []
+        assert browser.requests() == []
+        return browser
+
+    return opened
+
+
+def four_cells() -> list[Row]:
+    """Two parallelisms, two ways to save, two runs each; one run of one cell failed."""
+    cells = [
+        cell(parallel, save, repeat)
+        for repeat in (0, 1)
+        for parallel in ("ddp", "fsdp")
+        for save in ("sync", "async")
+    ]
+    failed = cell(
+        "fsdp", "async", 1, status="fail", reason="optim_equal: rank 0: it differs", optim_equal=False
+    )
+    return [*cells[:-1], failed]
+
+
+def squares(browser: Browser) -> list[str]:
+    return [one.get_attribute("aria-label") or "" for one in browser.all("#matrix .square")]
+
+
+def test_a_square_is_a_cell_with_the_worst_of_its_runs(show: Callable[..., Browser]) -> None:
+    browser = show(four_cells())
+    assert squares(browser) == [
+        "ddp, sync: pass, 2 runs",
+        "ddp, async: pass, 2 runs",
+        "fsdp, sync: pass, 2 runs",
+        "fsdp, async: fail, 1 of 2 runs",
+    ]
+    assert browser.text("#verdict") == "8 runs of 4 cells: 1 not as it should be."
+    assert browser.all("#matrix .s-fail")[0].text == "F1/2"
+    assert "optim_equal: rank 0: it differs" in browser.text("#findings")
+
+
+def test_filters_narrow_what_is_shown_and_stand_in_the_address(show: Callable[..., Browser]) -> None:
+    browser = show(four_cells())
+    browser.one('.chip[data-status="fail"]').click()
+    assert squares(browser) == ["fsdp, async: fail"]
+    assert browser.text("#shown") == "1 of 8 runs"
+    assert browser.js("return location.hash") == "#status=fail"
+    browser.one('.chip[data-status="fail"]').click()
+    browser.one('#axis-filters [data-axis="parallel"] summary').click()
+    browser.one('#axis-filters input[value="ddp"]').click()
+    assert [one.split(":")[0] for one in squares(browser)] == ["ddp, sync", "ddp, async"]
+    browser.one("#search").send_keys("save=async repeat=1")
+    assert browser.text("#shown") == "1 of 8 runs"
+    browser.one("#search").send_keys(" nowhere")
+    assert squares(browser) == []
+    assert "No run fits these filters." in browser.text("#nothing")
+    browser.one("#reset-all").click()
+    assert len(squares(browser)) == 4
+    assert browser.text("#shown") == "8 runs"
+    browser.one("#search").send_keys("it differs")
+    assert len(squares(browser)) == 1, "reasons are searched as well"
+
+
+def test_an_address_brings_back_filters_axes_and_the_cell(show: Callable[..., Browser]) -> None:
+    wanted = "cell=parallel%3Dfsdp%2Csave%3Dasync%2Crepeat%3D1&axis.parallel=fsdp&row=save&column=parallel"
+    browser = show(four_cells(), at=wanted)
+    assert browser.text("#cell-title") == "parallel=fsdp,save=async,repeat=1"
+    browser.press(Keys.ESCAPE)
+    assert squares(browser) == ["sync, fsdp: pass, 2 runs", "async, fsdp: fail, 1 of 2 runs"]
+    assert browser.focused() == "async, fsdp: fail, 1 of 2 runs"
+    assert "cell=" not in browser.js("return location.hash")
+
+
+def test_axes_can_be_arranged_and_folded(show: Callable[..., Browser]) -> None:
+    browser = show(four_cells())
+    browser.one("#arrange summary").click()
+    browser.one('#arrange select[data-axis="save"]').send_keys("folded")
+    assert squares(browser) == ["ddp: pass, 4 runs", "fsdp: fail, 1 of 4 runs"]
+
+
+def test_a_cell_opens_by_mouse_and_closes_back_to_its_square(show: Callable[..., Browser]) -> None:
+    browser = show(four_cells())
+    browser.all("#matrix .square")[3].click()
+    told = browser.text("#cell")
+    for said in ("fail", "optim_equal", "NO", "3 of 4 names", "layer.bias", "200 ms", "3.73 GiB"):
+        assert said in told
+    assert "Did not apply: extra_equal" in told
+    assert browser.text("#cell .again code") == "python -m dcpbench parallel=fsdp save=async repeat=1"
+    assert len(browser.all("#cell .losses .c-resumed polyline")) == 2
+    assert browser.js("return document.querySelector('#cell .c-continued polyline').points.length") == 8
+    browser.all("#cell .siblings button")[0].click()
+    assert browser.text("#cell-title") == "parallel=fsdp,save=async,repeat=0"
+    browser.one("#cell .close").click()
+    assert browser.all("#cell") == []
+    assert browser.focused() == "fsdp, async: fail, 1 of 2 runs"
+    browser.all("#findings .link")[0].click()
+    browser.driver.back()
+    assert browser.all("#cell") == [], "Back closes what was opened"
+    assert browser.focused() == "parallel=fsdp,save=async,repeat=1", "it was opened by its name"
+
+
+def test_everything_can_be_done_by_keyboard(show: Callable[..., Browser]) -> None:
+    browser = show(four_cells())
+    stops = []
+    for _ in range(60):
+        browser.press(Keys.TAB)
+        stops.append(browser.focused())
+        if stops[-1].startswith("ddp, sync"):
+            break
+    assert stops[-1] == "ddp, sync: pass, 2 runs", stops
+    assert browser.js("return getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    browser.press(Keys.ARROW_RIGHT, Keys.ARROW_DOWN)
+    assert browser.focused() == "fsdp, async: fail, 1 of 2 runs"
+    browser.press(Keys.ENTER)
+    assert browser.js("return document.querySelector('#cell').contains(document.activeElement)")
+    for _ in range(12):
+        browser.press(Keys.TAB)
+        assert browser.js("return !document.querySelector('main').contains(document.activeElement)")
+    browser.press(Keys.ESCAPE)
+    assert browser.all("#cell") == []
+    assert browser.focused() == "fsdp, async: fail, 1 of 2 runs"
+    browser.press(Keys.HOME)
+    assert browser.focused() == "fsdp, sync: pass, 2 runs"
+
+
+def test_the_command_is_copied(show: Callable[..., Browser]) -> None:
+    asked = "model.options={a:'it is \"so\"'} parallel=ddp"
+    browser = show([cell("ddp", overrides=asked)])
+    grant = {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
+    browser.driver.execute_cdp_cmd("Browser.grantPermissions", grant)
+    browser.one("#matrix .square").click()
+    browser.one("#cell .copy").click()
+    read = (
+        "const [done] = arguments; navigator.clipboard.readText().then(done, (error) => done(String(error)))"
+    )
+    assert browser.driver.execute_async_script(read) == f"python -m dcpbench {asked}"
+
+
+def test_what_rows_say_stays_text(show: Callable[..., Browser], tmp_path: Path) -> None:
+    rows = [
+        cell(
+            HOSTILE, status="error", reason=HOSTILE, details={"log_tail": [HOSTILE], "doing": {"0": HOSTILE}}
+        ),
+        cell(
+            "ddp",
+            overrides=f"parallel=ddp model={HOSTILE}",
+            details={"checks": {HOSTILE: {"worst": [HOSTILE]}}},
+        ),
+    ]
+    browser = show(rows, title=HOSTILE)
+    browser.all("#matrix .square")[0].click()
+    told = browser.text("#cell")
+    assert (
+        "</script><script>window.ran = 1</script><img src=x onerror='window.ran = 1'><!-- <b>bold</b>" in told
+    )
+    assert "\\u2028 \u2400 \u241b[31m \\u202e" in told
+    assert browser.js("return window.ran") is None
+    assert browser.js("return document.querySelectorAll('img, b b, #cell b').length") == 0
+    assert browser.console() == []
+    assert (tmp_path / "report.html").read_bytes().isascii()
+    assert "<img" not in (tmp_path / "report.html").read_text()
+
+
+def test_markup_that_came_into_the_page_would_not_run(show: Callable[..., Browser]) -> None:
+    browser = show([cell("ddp")])
+    inject = """
+    document.body.insertAdjacentHTML("beforeend", `<img src="https://127.0.0.1/x" onerror="window.ran = 1">`);
+    document.body.append(Object.assign(document.createElement("script"), { textContent: "window.ran = 1" }));
+    """
+    browser.js(inject)
+    browser.driver.execute_async_script("const [done] = arguments; setTimeout(done, 0)")
+    assert browser.js("return window.ran") is None
+    assert "Content Security Policy" in " ".join(browser.console())
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_colours_follow_the_reader_and_text_can_be_read(show: Callable[..., Browser], dark: bool) -> None:
+    browser = show(all_statuses(), dark=dark)
+    dim = browser.js("return getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
+    assert dim == dark
+    on_squares = browser.js(_CONTRAST, "#matrix .square")
+    assert len({name for name, _ in on_squares}) == 12, "every status has a class of its own"
+    texts = on_squares + browser.js(
+        _CONTRAST, ".note, .constants, .reason, .link, .plain th, .plain td, .quiet, .chip, .badge"
+    )
+    assert [(name, ratio) for name, ratio in texts if ratio < 4.5] == []
+    letters = [one.text for one in browser.all("#matrix .square")]
+    assert len(set(letters)) == 12, "no status is told by its colour alone"
+    browser.one("#theme").click()
+    assert (browser.js("return getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)") != dark
+    browser.js("localStorage.clear()")
+
+
+def test_it_fits_a_phone(show: Callable[..., Browser]) -> None:
+    long = "x" * 600
+    seeds = [
+        cell("fsdp", seed=seed, cell=f"parallel=fsdp,seed={seed}", status="fail", reason=long)
+        for seed in range(30)
+    ]
+    browser = show([*seeds, *four_cells()], width=390, height=844)
+    wide = "return document.documentElement.scrollWidth"
+    assert browser.js(wide) == 390
+    browser.all("#matrix .square")[0].click()
+    assert browser.js(wide) == 390
+    assert (
+        browser.js("const it = document.querySelector('#cell'); return it.scrollWidth - it.clientWidth") == 0
+    )
+
+
+def test_it_prints_in_light_without_controls(show: Callable[..., Browser]) -> None:
+    browser = show(four_cells(), dark=True, media="print")
+    assert browser.js("return getComputedStyle(document.body).backgroundColor") == "rgb(251, 251, 250)"
+    assert browser.all("#search, #theme, .menu, #reset, .choice") == []
+    assert len(browser.all("#matrix .square")) == 4
+    browser.emulate(dark=True)
+    browser.all("#matrix .square")[3].click()
+    browser.emulate(dark=True, media="print")
+    assert browser.all("#matrix, .copy, .close") == [], "an open cell is printed by itself"
+    assert "3 of 4 names" in browser.text("#cell")
+
+
+def test_everything_that_can_be_used_has_a_name(show: Callable[..., Browser]) -> None:
+    browser = show(all_statuses())
+    browser.driver.execute_cdp_cmd("Accessibility.enable", {})
+    used = {
+        "button",
+        "checkbox",
+        "searchbox",
+        "combobox",
+        "DisclosureTriangle",
+        "grid",
+        "dialog",
+        "region",
+        "link",
+    }
+
+    def nameless() -> tuple[set[str], list[str]]:
+        nodes = browser.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+        there = [
+            (node["role"]["value"], node.get("name", {}).get("value"))
+            for node in nodes
+            if not node["ignored"]
+        ]
+        return {role for role, _ in there}, [role for role, name in there if role in used and not name]
+
+    roles, without = nameless()
+    assert {"button", "searchbox", "grid", "gridcell", "main", "heading", "banner"} <= roles
+    assert without == []
+    browser.all("#matrix .square")[0].click()
+    roles, without = nameless()
+    assert "dialog" in roles
+    assert without == []
+
+
+def test_costs_have_a_dot_for_each_run_and_can_be_sorted(show: Callable[..., Browser]) -> None:
+    slow = cell("hsdp", save_s=2.0, load_s=None)
+    browser = show([*four_cells(), slow])
+    first = browser.all("#costs tbody tr")[0]
+    assert first.text.split("\n") == [
+        "ddp \u00b7 sync 2",
+        "50.0 ms",
+        "200 ms",
+        "100 ms",
+        "20 GB/s",
+        "40 GB/s",
+    ]
+    assert browser.js("return arguments[0].querySelectorAll('td:nth-child(4) .dot').length", first) == 2
+    assert browser.js("return document.querySelectorAll('.dot.hollow').length") == 5, (
+        "of the one run that failed"
+    )
+    browser.one('#costs [data-sort="save_s"]').click()
+    assert browser.all("#costs tbody th")[0].text == "hsdp \u00b7 sync"
+    assert "\u2013" in browser.all("#costs tbody tr")[0].text, "what was not measured is no number"
+
+
+def test_a_thousand_rows_stay_below_a_megabyte(show: Callable[..., Browser], tmp_path: Path) -> None:
+    rows = []
+    for i in range(1000):
+        chance = random.Random(i)
+        reason = "".join(chance.choices("0123456789abcdef ", k=6000)) if i % 2 else None
+        more = details(i, names=150) | {"log_tail": [f"{chance.random()} in step {i}"] * 30}
+        rows.append(
+            cell("fsdp", seed=i, cell=f"seed={i}", reason=reason, details=more, save_s=chance.random())
+        )
+    browser = show(rows)
+    assert (tmp_path / "sweep" / "results.jsonl").stat().st_size > 10_000_000
+    assert (tmp_path / "report.html").stat().st_size < 1_000_000
+    assert browser.js("return document.querySelectorAll('.square').length") == 1000
+    browser.js("document.querySelector('.square[aria-label^=\"1:\"]').click()")
+    assert "more characters in results.jsonl" in browser.text("#cell .reason")
+    browser.press(Keys.ESCAPE)
+    browser.one("#search").send_keys("seed=999")
+    assert browser.text("#shown") == "1 of 1000 runs"
+
+
+def test_rows_without_anything_measured(show: Callable[..., Browser]) -> None:
+    old = {"repeat": None, "device": None, "world_size": None, "model_equal": None, "optim_equal": None}
+    rows = [
+        cell("ddp", **old, save_s=float("nan"), details={"checks": None, "ranks": [None]}),
+        cell("odd", status="new"),
+    ]
+    browser = show(rows)
+    assert [one.split(":")[1].split(",")[0] for one in squares(browser)] == [" pass", " new"]
+    for square in (0, 1):
+        browser.all("#matrix .square")[square].click()
+        browser.press(Keys.ESCAPE)
+    assert "Not recorded" in browser.text("#environment")
+    assert browser.console() == []
+
+
+def test_no_rows_at_all(show: Callable[..., Browser]) -> None:
+    browser = show([])
+    assert browser.text("#verdict") == "This sweep has no rows yet."
+    assert browser.all("#matrix, #findings, #costs, #nothing") == []
+
+
+def test_several_sweeps_have_one_more_axis_and_compare_their_machines(
+    browser: Browser, tmp_path: Path
+) -> None:
+    for name, torch in (("old", "2.12"), ("new", "2.13")):
+        (tmp_path / name).mkdir()
+        append_row(tmp_path / name, cell("ddp"))
+        earlier = ', "earlier": [{"cpu_cores": 8}]' if name == "new" else ""
+        (tmp_path / name / "environment.json").write_text(f'{{"torch": "{torch}", "cpu_cores": 2{earlier}}}')
+    written = tmp_path / "both.html"
+    written.write_text(page(read_sweeps([tmp_path]), "both"))
+    browser.open(written)
+    assert [one.split(":")[0] for one in squares(browser)] == ["new", "old"]
+    rows = {row.text.split()[0]: row.text for row in browser.all(".environment tbody tr")}
+    assert rows["torch"].split() == ["torch", "differs", "2.13", "as", "now", "2.12"]
+    assert rows["cpu_cores"].split() == ["cpu_cores", "differs", "2", "8", "2"]
+    browser.all("#matrix .square")[1].click()
+    assert (
+        browser.js("return new URLSearchParams(location.hash.slice(1)).get('cell')")
+        == "old/parallel=ddp,save=sync,repeat=0"
+    )
+
+
+def test_without_scripts_there_is_a_plain_table(browser: Browser, tmp_path: Path) -> None:
+    written = write_page(tmp_path, all_statuses())
+    browser.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        browser.driver.get(written.resolve().as_uri())
+        told = browser.text("body")
+    finally:
+        browser.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+    assert "12 cells:" in told
+    assert "it was crash" in told
+    assert "Search" not in told
+
+
+def test_a_frame_without_columns_of_today_gives_a_page() -> None:
+    frame = pd.DataFrame(columns=["sweep", *COLUMNS, "details"])
+    assert "no rows" in page(Sweeps(frame, {}, ["a line was left out"]), "nothing")

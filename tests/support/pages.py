@@ -1,0 +1,71 @@
+"""Rows as sweeps leave them, for pages: every status, repeats, long details."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+from dcpbench.report.frame import read_sweeps
+from dcpbench.report.page import page
+from dcpbench.results import Row, append_row
+from test_results import row
+
+STATUSES = ("pass", "fail", "vacuous", "error", "crash", "timeout", "skip", "xfail", "xpass")
+HELD = {"model_equal": True, "optim_equal": True}
+COSTS = {"save_s": 0.2, "save_stall_s": 0.05, "load_s": 0.1, "checkpoint_bytes": 4_000_000_000}
+
+
+def cell(parallel: str, save: str = "sync", repeat: int = 0, **values: Any) -> Row:
+    """A row that has been measured, one repeat of a cell."""
+    name = f"parallel={parallel},save={save},repeat={repeat}"
+    said = {
+        "cell": name,
+        "parallel": parallel,
+        "save": save,
+        "repeat": repeat,
+        "overrides": name.replace(",", " "),
+    }
+    return row(**{**said, **HELD, **COSTS, "details": details(), **values})
+
+
+def details(seed: int = 0, names: int = 3) -> dict[str, Any]:
+    """What the driver writes of the checks and the ranks of a cell."""
+    chance = random.Random(seed)
+    control = {
+        f"layer{chance.randrange(9)}.weight{i} in the checkpoint of step 6": True for i in range(names)
+    }
+    control["layer.bias"] = False
+    check = {
+        "held": True,
+        "control": control,
+        "control_missed": ["layer.bias"],
+        "worst": [],
+        "mismatch_count": 0,
+    }
+    losses = [chance.uniform(2, 3) for _ in range(8)]
+    rank = {
+        "rank": 0,
+        "losses": {"continued": losses, "twin": losses},
+        "resumed": {"6": losses[6:], "2": losses[2:4]},
+    }
+    return {"checks": {"model_equal": check, "optim_equal": check}, "ranks": [rank]}
+
+
+def all_statuses() -> list[Row]:
+    """One cell of each status, and those that are no status of a row: flaky, fault detected, fault missed."""
+    rows = [cell(f"p{i}", status=status, reason=f"it was {status}") for i, status in enumerate(STATUSES)]
+    rows.append(cell("flaky", flaky=True, reason="flaky: the first try ended as crash"))
+    rows.append(cell("seen", status="fail", fault="lr", fault_seen=True))
+    rows.append(cell("missed", fault="lr", fault_seen=False, reason="fault=lr was not seen"))
+    return rows
+
+
+def write_page(folder: Path, rows: list[Row], title: str = "sweep") -> Path:
+    """The page of a sweep of these rows."""
+    sweep = folder / "sweep"
+    sweep.mkdir()
+    (sweep / "results.jsonl").touch()
+    for one in rows:
+        append_row(sweep, one)
+    written = folder / "report.html"
+    written.write_text(page(read_sweeps([sweep]), title), encoding="utf-8")
+    return written
