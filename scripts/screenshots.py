@@ -37,9 +37,9 @@ def main() -> None:
     asked.into.mkdir(parents=True, exist_ok=True)
     with _browser() as browser:
         for name, width, height, dark, script in (
-            ("report-light", 1400, 1150, False, ""),
-            ("report-dark", 1400, 1150, True, ""),
-            ("report-cell", 1400, 1150, False, _OPEN.format(_WORST)),
+            ("report-light", 1180, 760, False, ""),
+            ("report-dark", 1180, 760, True, ""),
+            ("report-cell", 980, 660, False, _OPEN.format(_WORST)),
             ("report-phone", 390, 844, False, ""),
         ):
             _show(browser, asked.page, width, height, dark)

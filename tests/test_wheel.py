@@ -55,6 +55,7 @@ def test_the_wheel_holds_conf_and_the_launcher(wheel: Path) -> None:
     assert "dcpbench/conf/known_failures.yaml" in names
     assert "dcpbench/conf/experiment/seeds.yaml" in names
     assert "hydra_plugins/dcpbench_launcher/launcher.py" in names
+    assert {f"dcpbench/report/page/{name}" for name in ("page.html", "page.css", "main.js")} <= set(names)
     assert "hydra_plugins/__init__.py" not in names
     assert not [name for name in names if name.startswith(("tests", "conf/"))]
 

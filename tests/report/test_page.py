@@ -232,6 +232,10 @@ def test_colours_follow_the_reader_and_text_can_be_read(show: Callable[..., Brow
         _CONTRAST, ".note, .constants, .reason, .link, .plain th, .plain td, .quiet, .chip, .badge"
     )
     assert [(name, ratio) for name, ratio in texts if ratio < 4.5] == []
+    browser.js("document.querySelector('#matrix .s-crash').click()")
+    opened = browser.js(_CONTRAST, "#cell button, #cell .came-to, #cell h3, #cell dt, #cell dd, #cell code")
+    assert [(name, ratio) for name, ratio in opened if ratio < 4.5] == []
+    browser.press(Keys.ESCAPE)
     letters = [one.text for one in browser.all("#matrix .square")]
     assert len(set(letters)) == 12, "no status is told by its colour alone"
     browser.one("#theme").click()

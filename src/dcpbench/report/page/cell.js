@@ -23,6 +23,7 @@ function drawCell(app) {
   fill(dialog, ...cellParts(app, run));
   if (!dialog.open) dialog.showModal();
   dialog.scrollTop = 0;
+  for (const log of dialog.querySelectorAll(".log")) log.scrollTop = log.scrollHeight;
   byId("cell-title").focus();
 }
 
@@ -36,12 +37,12 @@ function cellParts(app, run) {
     part("Reason", run.reason && el("p", { class: "reason" }, visible(run.reason))),
     part("First mismatch", run.first_mismatch && !String(run.reason).includes(run.first_mismatch) && el("p", { class: "reason" }, visible(run.first_mismatch))),
     part("Run it again", againLine(run)),
+    part("Where its ranks were", places(run)),
+    part("End of the log", logTail(run.story.log_tail)),
+    part("First try", firstTry(run)),
     part("Checks", checkTable(app, run)),
     part("Losses", lossChart(run.losses), facts(run, LOSSES, (value) => String(value))),
     el("div", { class: "pair" }, part("Times, slowest rank", timeTable(run)), part("Sizes", facts(run, SIZES, bytes))),
-    part("First try", firstTry(run)),
-    part("Where its ranks were", places(run)),
-    part("End of the log", logTail(run.story.log_tail)),
     part("Configuration", configurationOf(app, run)),
     part("Measured with", facts(run, ORIGIN, plain)),
   ].filter(Boolean);

@@ -91,7 +91,7 @@ function logChoice(app) {
 
 function costLine(app, runs, costs, scales) {
   return el("tr", {},
-    el("th", { scope: "row" }, button(nameOf(app, runs[0]), () => app.open(runs[0]), { class: "link", "data-key": runs[0].key })),
+    el("th", { scope: "row" }, button(nameOf(app, runs[0]), () => app.open(runs[0]), { class: "link" })),
     el("td", { class: "n" }, String(runs.length)),
     ...costs.map((cost) => costCell(runs, cost, scales.get(cost.name))));
 }

@@ -19,8 +19,8 @@ function drawFindings(app, shown) {
 function finding(app, runs) {
   const cells = [...groupBy(runs, (run) => run.place).values()];
   const link = (same) => el("span", { class: "cell-link" },
-    button(breakable(same[0].cell), () => app.open(same[0]), { class: "link", "data-key": same[0].key }),
-    same.length > 1 ? ` ${TIMES}${same.length}` : null);
+    button([...breakable(same[0].cell), same.length > 1 && el("span", { class: "times-run" }, ` ${TIMES}${same.length}`)],
+      () => app.open(same[0]), { class: "link" }));
   return el("li", {},
     el("div", { class: "finding-head" }, badge(runs[0].kind), el("b", {}, runs[0].kind.label), runs.length > 1 ? counted(runs.length, "run") : null),
     runs[0].reason ? el("p", { class: "reason clamped" }, visible(runs[0].reason)) : null,
