@@ -1,7 +1,7 @@
 """report.html in a real browser: it shows what rows say, by mouse and keyboard, and runs nothing of it."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -10,9 +10,9 @@ from selenium.webdriver.common.keys import Keys
 
 from dcpbench.report.frame import Sweeps, read_sweeps
 from dcpbench.report.page import page
-from dcpbench.results import COLUMNS, Row, append_row
-from support.browser import Browser, chromium
-from support.pages import all_statuses, cell, details, write_page
+from dcpbench.results import COLUMNS, append_row
+from support.browser import Browser
+from support.pages import all_statuses, cell, details, four_cells, write_page
 
 pytestmark = pytest.mark.browser
 
@@ -20,54 +20,6 @@ HOSTILE = (
     "</script><script>window.ran = 1</script><img src=x onerror='window.ran = 1'><!-- <b>bold</b> "
     "\u2028 \x00 \x1b[31m \u202e \ud800 \"quoted\" 'so' &amp; end"
 )
-_CONTRAST = """
-const light = (color) => {
-  const [r, g, b] = color.match(/[\\d.]+/g).map((part) => part / 255)
-    .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-};
-const ground = (element) => {
-  const color = getComputedStyle(element).backgroundColor;
-  return color === "rgba(0, 0, 0, 0)" && element.parentElement ? ground(element.parentElement) : color;
-};
-return [...document.querySelectorAll(arguments[0])].map((element) => {
-  const [a, b] = [light(getComputedStyle(element).color), light(ground(element))];
-  return [element.className, (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)];
-});
-"""
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with chromium(tmp_path_factory.mktemp("profile")) as one:
-        yield one
-
-
-@pytest.fixture
-def show(browser: Browser, tmp_path: Path) -> Callable[..., Browser]:
-    """Open the page of a sweep of these rows; what it tells the console or asks for is an error."""
-
-    def opened(rows: list[Row], title: str = "sweep", **how: object) -> Browser:
-        browser.open(write_page(tmp_path, rows, title), **how)  # type: ignore[arg-type]
-        assert browser.console() == []
-        assert browser.requests() == []
-        return browser
-
-    return opened
-
-
-def four_cells() -> list[Row]:
-    """Two parallelisms, two ways to save, two runs each; one run of one cell failed."""
-    cells = [
-        cell(parallel, save, repeat)
-        for repeat in (0, 1)
-        for parallel in ("ddp", "fsdp")
-        for save in ("sync", "async")
-    ]
-    failed = cell(
-        "fsdp", "async", 1, status="fail", reason="optim_equal: rank 0: it differs", optim_equal=False
-    )
-    return [*cells[:-1], failed]
 
 
 def squares(browser: Browser) -> list[str]:
@@ -219,110 +171,6 @@ def test_markup_that_came_into_the_page_would_not_run(show: Callable[..., Browse
     browser.driver.execute_async_script("const [done] = arguments; setTimeout(done, 0)")
     assert browser.js("return window.ran") is None
     assert "Content Security Policy" in " ".join(browser.console())
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_colours_follow_the_reader_and_text_can_be_read(show: Callable[..., Browser], dark: bool) -> None:
-    browser = show(all_statuses(), dark=dark)
-    dim = browser.js("return getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
-    assert dim == dark
-    on_squares = browser.js(_CONTRAST, "#matrix .square")
-    assert len({name for name, _ in on_squares}) == 12, "every status has a class of its own"
-    texts = on_squares + browser.js(
-        _CONTRAST, ".note, .constants, .reason, .link, .plain th, .plain td, .quiet, .chip, .badge"
-    )
-    assert [(name, ratio) for name, ratio in texts if ratio < 4.5] == []
-    browser.js("document.querySelector('#matrix .s-crash').click()")
-    opened = browser.js(_CONTRAST, "#cell button, #cell .came-to, #cell h3, #cell dt, #cell dd, #cell code")
-    assert [(name, ratio) for name, ratio in opened if ratio < 4.5] == []
-    browser.press(Keys.ESCAPE)
-    letters = [one.text for one in browser.all("#matrix .square")]
-    assert len(set(letters)) == 12, "no status is told by its colour alone"
-    browser.one("#theme").click()
-    assert (browser.js("return getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)") != dark
-    browser.js("localStorage.clear()")
-
-
-def test_it_fits_a_phone(show: Callable[..., Browser]) -> None:
-    long = "x" * 600
-    seeds = [
-        cell("fsdp", seed=seed, cell=f"parallel=fsdp,seed={seed}", status="fail", reason=long)
-        for seed in range(30)
-    ]
-    browser = show([*seeds, *four_cells()], width=390, height=844)
-    wide = "return document.documentElement.scrollWidth"
-    assert browser.js(wide) == 390
-    browser.all("#matrix .square")[0].click()
-    assert browser.js(wide) == 390
-    assert (
-        browser.js("const it = document.querySelector('#cell'); return it.scrollWidth - it.clientWidth") == 0
-    )
-
-
-def test_it_prints_in_light_without_controls(show: Callable[..., Browser]) -> None:
-    browser = show(four_cells(), dark=True, media="print")
-    assert browser.js("return getComputedStyle(document.body).backgroundColor") == "rgb(251, 251, 250)"
-    assert browser.all("#search, #theme, .menu, #reset, .choice") == []
-    assert len(browser.all("#matrix .square")) == 4
-    browser.emulate(dark=True)
-    browser.all("#matrix .square")[3].click()
-    browser.emulate(dark=True, media="print")
-    assert browser.all("#matrix, .copy, .close") == [], "an open cell is printed by itself"
-    assert "3 of 4 names" in browser.text("#cell")
-
-
-def test_everything_that_can_be_used_has_a_name(show: Callable[..., Browser]) -> None:
-    browser = show(all_statuses())
-    browser.driver.execute_cdp_cmd("Accessibility.enable", {})
-    used = {
-        "button",
-        "checkbox",
-        "searchbox",
-        "combobox",
-        "DisclosureTriangle",
-        "grid",
-        "dialog",
-        "region",
-        "link",
-    }
-
-    def nameless() -> tuple[set[str], list[str]]:
-        nodes = browser.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
-        there = [
-            (node["role"]["value"], node.get("name", {}).get("value"))
-            for node in nodes
-            if not node["ignored"]
-        ]
-        return {role for role, _ in there}, [role for role, name in there if role in used and not name]
-
-    roles, without = nameless()
-    assert {"button", "searchbox", "grid", "gridcell", "main", "heading", "banner"} <= roles
-    assert without == []
-    browser.all("#matrix .square")[0].click()
-    roles, without = nameless()
-    assert "dialog" in roles
-    assert without == []
-
-
-def test_costs_have_a_dot_for_each_run_and_can_be_sorted(show: Callable[..., Browser]) -> None:
-    slow = cell("hsdp", save_s=2.0, load_s=None)
-    browser = show([*four_cells(), slow])
-    first = browser.all("#costs tbody tr")[0]
-    assert first.text.split("\n") == [
-        "ddp \u00b7 sync 2",
-        "50.0 ms",
-        "200 ms",
-        "100 ms",
-        "20 GB/s",
-        "40 GB/s",
-    ]
-    assert browser.js("return arguments[0].querySelectorAll('td:nth-child(4) .dot').length", first) == 2
-    assert browser.js("return document.querySelectorAll('.dot.hollow').length") == 5, (
-        "of the one run that failed"
-    )
-    browser.one('#costs [data-sort="save_s"]').click()
-    assert browser.all("#costs tbody th")[0].text == "hsdp \u00b7 sync"
-    assert "\u2013" in browser.all("#costs tbody tr")[0].text, "what was not measured is no number"
 
 
 def test_a_thousand_rows_stay_below_a_megabyte(show: Callable[..., Browser], tmp_path: Path) -> None:

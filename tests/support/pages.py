@@ -69,3 +69,17 @@ def write_page(folder: Path, rows: list[Row], title: str = "sweep") -> Path:
     written = folder / "report.html"
     written.write_text(page(read_sweeps([sweep]), title), encoding="utf-8")
     return written
+
+
+def four_cells() -> list[Row]:
+    """Two parallelisms, two ways to save, two runs each; one run of one cell failed."""
+    cells = [
+        cell(parallel, save, repeat)
+        for repeat in (0, 1)
+        for parallel in ("ddp", "fsdp")
+        for save in ("sync", "async")
+    ]
+    failed = cell(
+        "fsdp", "async", 1, status="fail", reason="optim_equal: rank 0: it differs", optim_equal=False
+    )
+    return [*cells[:-1], failed]

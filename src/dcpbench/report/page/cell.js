@@ -35,7 +35,7 @@ function cellParts(app, run) {
     el("h2", { id: "cell-title", tabindex: "-1" }, ...breakable(run.cell)),
     siblings(app, run),
     part("Reason", run.reason && el("p", { class: "reason" }, visible(run.reason))),
-    part("First mismatch", run.first_mismatch && !String(run.reason).includes(run.first_mismatch) && el("p", { class: "reason" }, visible(run.first_mismatch))),
+    part("First mismatch", firstMismatch(run)),
     part("Run it again", againLine(run)),
     part("Where its ranks were", places(run)),
     part("End of the log", logTail(run.story.log_tail)),
@@ -48,6 +48,12 @@ function cellParts(app, run) {
   ].filter(Boolean);
 }
 
+// Where the reason does not tell it already.
+function firstMismatch(run) {
+  const told = run.first_mismatch;
+  return told && !String(run.reason).includes(told) ? el("p", { class: "reason" }, visible(told)) : null;
+}
+
 function part(title, ...content) {
   const there = content.filter(Boolean);
   return there.length ? el("section", {}, el("h3", {}, title), ...there) : null;
@@ -55,7 +61,7 @@ function part(title, ...content) {
 
 function facts(run, names, text) {
   const known = names.filter((name) => isMeasured(run[name]));
-  return known.length ? el("dl", { class: "facts" }, ...known.flatMap((name) => [el("dt", {}, name), el("dd", {}, text(run[name]))])) : null;
+  return known.length ? factList(known.map((name) => [name, text(run[name])])) : null;
 }
 
 // The other runs of its square.
@@ -66,9 +72,14 @@ function siblings(app, run) {
   if (same.length < 2) return null;
   const differ = [...app.names, "repeat"].filter((axis) => new Set(same.map((one) => valueOf(one, axis))).size > 1);
   const label = (one) => (differ.length ? describe(one, differ) : `run ${same.indexOf(one) + 1}`);
-  return el("nav", { class: "siblings", "aria-label": "Runs of this square" }, ...same.map((one) => button([badge(one.kind), ` ${label(one)}`],
-    () => { app.replace(one); byId("cell").querySelector("[aria-current]")?.focus(); },
-    { class: "chip", "aria-current": one === run && "true", "aria-label": `${label(one)}: ${one.kind.label}` })));
+  const pick = (one) => {
+    app.replace(one);
+    byId("cell").querySelector("[aria-current]")?.focus();
+  };
+  const chip = (one) => button([badge(one.kind), ` ${label(one)}`], () => pick(one), {
+    class: "chip", "aria-current": one === run && "true", "aria-label": `${label(one)}: ${one.kind.label}`,
+  });
+  return el("nav", { class: "siblings", "aria-label": "Runs of this square" }, ...same.map(chip));
 }
 
 function againLine(run) {
@@ -97,7 +108,7 @@ function checkTable(app, run) {
   if (!applied.length) return note && el("p", { class: "note" }, "No check was made.");
   return el("div", {},
     el("div", { class: "scrolls" }, el("table", { class: "plain checks" },
-      el("thead", {}, el("tr", {}, ...["check", "held", "could be seen to differ", "mismatches"].map((name) => el("th", { scope: "col" }, name)))),
+      el("thead", {}, el("tr", {}, columnHeads(["check", "held", "could be seen to differ", "mismatches"]))),
       el("tbody", {}, ...applied.flatMap((check) => checkLines(run, check))))),
     note);
 }
@@ -105,15 +116,24 @@ function checkTable(app, run) {
 function checkLines(run, check) {
   const seen = run.check_details[check] ?? { names: null, missed_count: 0, missed: [], mismatches: null, worst: [] };
   const held = run[check];
-  const power = seen.names ? `${seen.names - seen.missed_count} of ${seen.names} names` : seen.names === 0 ? "no control ran" : DASH;
   return [
     el("tr", {}, el("th", { scope: "row" }, check),
       el("td", {}, held ? "yes" : el("strong", { class: "no" }, "NO")),
-      el("td", {}, power),
+      el("td", {}, power(seen)),
       el("td", {}, isMeasured(seen.mismatches) ? String(seen.mismatches) : DASH)),
-    seen.missed.length ? under(`Not seen by its control: ${seen.missed.map(visible).join(", ")}${seen.missed_count > seen.missed.length ? ` and ${seen.missed_count - seen.missed.length} more` : ""}`) : null,
+    seen.missed.length ? under(`Not seen by its control: ${missedNames(seen)}`) : null,
     ...seen.worst.map((one) => under(mismatch(one))),
   ];
+}
+
+function power(seen) {
+  if (seen.names === 0) return "no control ran";
+  return seen.names ? `${seen.names - seen.missed_count} of ${seen.names} names` : DASH;
+}
+
+function missedNames(seen) {
+  const more = seen.missed_count - seen.missed.length;
+  return seen.missed.map(visible).join(", ") + (more > 0 ? ` and ${more} more` : "");
 }
 
 function under(text) {
@@ -122,8 +142,13 @@ function under(text) {
 
 function mismatch(one) {
   const ranks = Array.isArray(one.ranks) ? one.ranks : isMeasured(one.rank) ? [one.rank] : [];
-  const parts = [[one.name, one.where].filter(Boolean).join(" "), one.what, ranks.length ? `rank ${ranks.join(", ")}` : null,
-    isMeasured(one.max_abs_diff) && !String(one.what).includes("at most") ? `at most ${number(one.max_abs_diff)} apart` : null];
+  const isTold = !isMeasured(one.max_abs_diff) || String(one.what).includes("at most");
+  const parts = [
+    [one.name, one.where].filter(Boolean).join(" "),
+    one.what,
+    ranks.length ? `rank ${ranks.join(", ")}` : null,
+    isTold ? null : `at most ${number(one.max_abs_diff)} apart`,
+  ];
   return visible(parts.filter(Boolean).join("; "));
 }
 
@@ -141,7 +166,8 @@ function firstTry(run) {
   if (!first) return null;
   const checks = first.failed_checks ?? [];
   return el("div", {},
-    el("p", {}, badge(kindOf(first.status)), ` ${plain(first.status)}`, isMeasured(first.cell_s) ? ` after ${seconds(first.cell_s)}` : "",
+    el("p", {}, badge(kindOf(first.status)), ` ${plain(first.status)}`,
+      isMeasured(first.cell_s) ? ` after ${seconds(first.cell_s)}` : "",
       checks.length ? `; did not hold: ${checks.join(", ")}` : ""),
     first.reason ? el("p", { class: "reason" }, visible(first.reason)) : null,
     logTail(first.log_tail));
@@ -149,20 +175,21 @@ function firstTry(run) {
 
 function places(run) {
   const { doing, rank, phase, limit, upload_under_way: upload } = run.story;
-  const first = isMeasured(phase) || isMeasured(rank) ? el("p", {}, `First: rank ${plain(rank)} in ${plain(phase)}${upload ? ", while a save was still being written" : ""}.`) : null;
+  const saving = upload ? ", while a save was still being written" : "";
+  const first = isMeasured(phase) ? el("p", {}, `First: rank ${plain(rank)} in ${plain(phase)}${saving}.`) : null;
   const ran = isMeasured(limit) ? el("p", {}, `Limit: ${plain(limit)}.`) : null;
   const ranks = Object.entries(doing ?? {});
-  const list = ranks.length ? el("dl", { class: "facts" }, ...ranks.flatMap(([name, frame]) => [el("dt", {}, `rank ${plain(name)}`), el("dd", {}, plain(frame))])) : null;
+  const list = ranks.length ? factList(ranks.map(([name, frame]) => [`rank ${plain(name)}`, plain(frame)])) : null;
   return first || ran || list ? el("div", {}, first, ran, list) : null;
 }
 
 function logTail(lines) {
-  return lines?.length ? el("pre", { class: "log", tabindex: "0", "aria-label": "End of the log" }, lines.map(visible).join("\n").trimEnd()) : null;
+  const text = lines?.map(visible).join("\n").trimEnd();
+  return text ? el("pre", { class: "log", tabindex: "0", "aria-label": "End of the log" }, text) : null;
 }
 
 function configurationOf(app, run) {
   return el("div", {},
-    el("dl", { class: "facts" }, ...app.names.filter((axis) => isMeasured(run[axis]))
-      .flatMap((axis) => [el("dt", {}, axis), el("dd", {}, plain(run[axis]))]), el("dt", {}, "repeat"), el("dd", {}, plain(run.repeat))),
+    facts(run, [...app.names, "repeat"], plain),
     el("p", {}, "Overrides: ", el("code", {}, plain(run.overrides))));
 }

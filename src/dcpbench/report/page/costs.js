@@ -3,12 +3,18 @@
 const LINES_SHOWN = 40;
 const BYTES_PER_GB = 1e9;
 const SECONDS = ["save_stall_s", "save_s", "load_s"];
+// `of` a run, in seconds or GB/s; `text` says it in the unit that fits.
 const COSTS = [
-  { name: "save_stall_s", label: "save stall", means: "until training may go on", of: (run) => run.save_stall_s, text: seconds },
-  { name: "save_s", label: "time to safe", means: "until the checkpoint is complete", of: (run) => run.save_s, text: seconds },
-  { name: "load_s", label: "load", means: "until the state is back", of: (run) => run.load_s, text: seconds },
-  { name: "save_gb_s", label: "save rate", means: "checkpoint bytes / time to safe", of: (run) => rate(run, run.save_s), text: throughput },
-  { name: "load_gb_s", label: "load rate", means: "checkpoint bytes / load", of: (run) => rate(run, run.load_s), text: throughput },
+  { name: "save_stall_s", label: "save stall", means: "until training may go on",
+    of: (run) => run.save_stall_s, text: seconds },
+  { name: "save_s", label: "time to safe", means: "until the checkpoint is complete",
+    of: (run) => run.save_s, text: seconds },
+  { name: "load_s", label: "load", means: "until the state is back",
+    of: (run) => run.load_s, text: seconds },
+  { name: "save_gb_s", label: "save rate", means: "checkpoint bytes / time to safe",
+    of: (run) => rate(run, run.save_s), text: throughput },
+  { name: "load_gb_s", label: "load rate", means: "checkpoint bytes / load",
+    of: (run) => rate(run, run.load_s), text: throughput },
 ];
 
 function rate(run, time) {
@@ -24,21 +30,34 @@ function isMeasured(value) {
 }
 
 function drawCosts(app, shown) {
-  const costs = COSTS.map((cost) => ({ ...cost, all: shown.map(cost.of).filter(isMeasured) })).filter((cost) => cost.all.length);
+  const costs = COSTS.map((cost) => ({ ...cost, all: measuredIn(shown, cost) })).filter((cost) => cost.all.length);
   const section = byId("costs");
   section.hidden = costs.length === 0;
   if (section.hidden) return;
-  const lines = [...groupBy(shown, (run) => run.place).values()].filter((runs) => costs.some((cost) => runs.map(cost.of).some(isMeasured)));
-  const scales = new Map(costs.map((cost) => [cost.name, scaleFor(costs.filter((other) => shareScale(cost, other)), app.state.log)]));
-  const sorted = sortLines(lines, costs.find((cost) => app.state.sort.endsWith(cost.name)), app.state.sort.startsWith("-"));
+  const cells = [...groupBy(shown, (run) => run.place).values()];
+  const lines = cells.filter((runs) => costs.some((cost) => measuredIn(runs, cost).length));
+  const scales = new Map(costs.map((cost) => {
+    const together = costs.filter((other) => shareScale(cost, other));
+    return [cost.name, scaleFor(together, app.state.log)];
+  }));
+  const { sort } = app.state;
+  const sorted = sortLines(lines, costs.find((cost) => sort.replace("-", "") === cost.name), sort.startsWith("-"));
+  const line = (runs) => costLine(app, runs, costs, scales);
   fill(section,
     el("div", { class: "heading" }, el("h2", { id: "costs-title" }, "Costs"), logChoice(app)),
-    el("p", { class: "note" }, "A dot is one run (hollow: not as it should be), the bar their median; the slowest rank, one checkpoint. ",
+    el("p", { class: "note" },
+      "A dot is one run (hollow: not as it should be), the bar their median; the slowest rank, one checkpoint. ",
       "The three times share one scale, the two rates another."),
     el("div", { class: "scrolls" }, el("table", { class: "plain costs" },
-      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, app.varying.join(" \u00b7 ") || "cell"), el("th", { scope: "col", class: "n" }, "runs"),
+      el("thead", {}, el("tr", {},
+        el("th", { scope: "col" }, app.varying.join(" \u00b7 ") || "cell"),
+        el("th", { scope: "col", class: "n" }, "runs"),
         ...costs.map((cost) => costHeader(app, cost, scales.get(cost.name))))),
-      el("tbody", {}, ...firstOf(sorted, LINES_SHOWN, (runs) => costLine(app, runs, costs, scales), (rest) => `Show ${rest} more`).map(asRow)))));
+      el("tbody", {}, ...firstOf(sorted, LINES_SHOWN, line, (rest) => `Show ${rest} more`).map(asRow)))));
+}
+
+function measuredIn(runs, cost) {
+  return runs.map(cost.of).filter(isMeasured);
 }
 
 function shareScale(cost, other) {
@@ -57,7 +76,7 @@ function scaleFor(costs, log) {
 function sortLines(lines, cost, descending) {
   if (!cost) return lines;
   const middle = (runs) => {
-    const values = runs.map(cost.of).filter(isMeasured);
+    const values = measuredIn(runs, cost);
     return values.length ? median(values) : null;
   };
   const keyed = lines.map((runs) => [middle(runs), runs]);
@@ -77,7 +96,8 @@ function costHeader(app, cost, scale) {
   const mark = { none: "", ascending: " \u2191", descending: " \u2193" }[now];
   return el("th", { scope: "col", "aria-sort": now },
     button(cost.label + mark, press, { class: "link", "data-sort": cost.name, title: `${cost.means}; sort` }),
-    el("span", { class: "ends scale" }, el("span", {}, scale.low ? cost.text(scale.low) : "0"), el("span", {}, cost.text(scale.high))));
+    el("span", { class: "ends scale" },
+      el("span", {}, scale.low ? cost.text(scale.low) : "0"), el("span", {}, cost.text(scale.high))));
 }
 
 function logChoice(app) {
@@ -102,8 +122,9 @@ function costCell(runs, cost, scale) {
   const values = measured.map(cost.of);
   const middle = median(values);
   const range = `${cost.text(Math.min(...values))} to ${cost.text(Math.max(...values))}`;
-  const title = values.length > 1 ? `median ${cost.text(middle)}, ${range} in ${values.length} runs` : `one run: ${cost.text(middle)}`;
-  return el("td", { title }, el("div", { class: "cost" }, strip(measured, cost, scale, middle), el("span", { class: "n" }, cost.text(middle))));
+  const title = values.length > 1 ? `median, ${range} in ${values.length} runs` : "one run";
+  return el("td", { title }, el("div", { class: "cost" },
+    strip(measured, cost, scale, middle), el("span", { class: "n" }, cost.text(middle))));
 }
 
 function strip(runs, cost, scale, middle) {
@@ -113,7 +134,9 @@ function strip(runs, cost, scale, middle) {
     svg("line", { class: "ground", x1: "0", x2: "100%", y1: "50%", y2: "50%" }),
     svg("line", { class: "range", x1: at(Math.min(...values)), x2: at(Math.max(...values)), y1: "50%", y2: "50%" }),
     runs.length > 1 ? svg("line", { class: "median", x1: at(middle), x2: at(middle), y1: "2", y2: "14" }) : null,
-    ...runs.map((run) => svg("circle", { class: run.kind.well ? "dot" : "dot hollow", cx: at(cost.of(run)), cy: "50%", r: "3" })));
+    ...runs.map((run) => svg("circle", {
+      class: run.kind.well ? "dot" : "dot hollow", cx: at(cost.of(run)), cy: "50%", r: "3",
+    })));
 }
 
 function nameOf(app, run) {

@@ -22,10 +22,23 @@ function fill(element, ...children) {
 function build(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes ?? {})) {
     if (typeof value === "function") element.addEventListener(name, value);
-    else if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : value);
+    else if (isThere(value)) element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(...children.flat().filter(isThere));
   return element;
+}
+
+function isThere(child) {
+  return child !== null && child !== undefined && child !== false;
+}
+
+function columnHeads(names) {
+  return names.map((name) => el("th", { scope: "col" }, name));
+}
+
+// Pairs of a name and what is known of it.
+function factList(pairs) {
+  return el("dl", { class: "facts" }, ...pairs.flatMap(([name, text]) => [el("dt", {}, name), el("dd", {}, text)]));
 }
 
 function button(text, onClick, attributes) {

@@ -9,17 +9,19 @@ function drawEnvironment(app) {
     section.append(el("p", { class: "note" }, "Not recorded: there is no environment.json that can be read."));
   } else {
     section.append(el("div", { class: "scrolls" }, el("table", { class: "plain environment" },
-      columns.length > 1 ? el("thead", {}, el("tr", {}, el("td", {}), ...columns.map((column) => el("th", { scope: "col" }, visible(column.title))))) : null,
+      columns.length > 1 && el("thead", {}, el("tr", {}, el("td"), columnHeads(columns.map(({ title }) => visible(title))))),
       el("tbody", {}, ...names.map((name) => environmentLine(name, columns))))));
   }
-  if (app.leftOut.length) section.append(el("h3", {}, "Left out"), el("ul", {}, ...app.leftOut.map((sentence) => el("li", {}, visible(sentence)))));
+  if (!app.leftOut.length) return;
+  section.append(el("h3", {}, "Left out"), el("ul", {}, ...app.leftOut.map((sentence) => el("li", {}, visible(sentence)))));
 }
 
 // A sweep that was resumed elsewhere has `earlier`: what was different then, and nothing else.
 function environmentColumns(app, sweep, known) {
   const { earlier, ...now } = known;
-  const before = (Array.isArray(earlier) ? earlier : []).map((other, i) => ({ title: `${sweep}, earlier (${i + 1})`, known: other ?? {}, partial: true }));
-  return [{ title: sweep, known: now, partial: false }, ...before];
+  const machines = Array.isArray(earlier) ? earlier : [];
+  const before = (other, i) => ({ title: `${sweep}, earlier (${i + 1})`, known: other ?? {}, partial: true });
+  return [{ title: sweep, known: now, partial: false }, ...machines.map(before)];
 }
 
 function environmentLine(name, columns) {
@@ -32,7 +34,8 @@ function environmentLine(name, columns) {
 
 function environmentText(value) {
   if (Array.isArray(value)) {
-    return [...groupBy(value.map(environmentText), (text) => text)].map(([text, same]) => (same.length > 1 ? `${same.length} ${TIMES} ${text}` : text)).join(", ") || "none";
+    const alike = [...groupBy(value.map(environmentText), (text) => text)];
+    return alike.map(([text, { length }]) => (length > 1 ? `${length} ${TIMES} ${text}` : text)).join(", ") || "none";
   }
   if (value !== null && typeof value === "object") return visible(JSON.stringify(value));
   return plain(value);

@@ -11,18 +11,20 @@ function drawFindings(app, shown) {
   fill(byId("findings"),
     el("h2", { id: "findings-title" }, "Not a plain pass"),
     groups.length === 0 ? el("p", { class: "calm" }, "Nothing: every run shown is as it should be.") : null,
-    el("ul", { class: "findings" }, ...firstOf(groups, GROUPS_SHOWN, (runs) => finding(app, runs), (rest) => `Show ${rest} more`)),
+    el("ul", { class: "findings" },
+      ...firstOf(groups, GROUPS_SHOWN, (runs) => finding(app, runs), (rest) => `Show ${rest} more`)),
   );
 }
 
 // Runs that ended alike for the same reason are told once.
 function finding(app, runs) {
   const cells = [...groupBy(runs, (run) => run.place).values()];
-  const link = (same) => el("span", { class: "cell-link" },
-    button([...breakable(same[0].cell), same.length > 1 && el("span", { class: "times-run" }, ` ${TIMES}${same.length}`)],
-      () => app.open(same[0]), { class: "link" }));
+  const times = (same) => same.length > 1 && el("span", { class: "times-run" }, ` ${TIMES}${same.length}`);
+  const link = (same) => el("span", {},
+    button([...breakable(same[0].cell), times(same)], () => app.open(same[0]), { class: "link" }));
   return el("li", {},
-    el("div", { class: "finding-head" }, badge(runs[0].kind), el("b", {}, runs[0].kind.label), runs.length > 1 ? counted(runs.length, "run") : null),
+    el("div", { class: "finding-head" },
+      badge(runs[0].kind), el("b", {}, runs[0].kind.label), runs.length > 1 ? counted(runs.length, "run") : null),
     runs[0].reason ? el("p", { class: "reason clamped" }, visible(runs[0].reason)) : null,
     el("div", { class: "cells" }, ...firstOf(cells, CELLS_SHOWN, link, (rest) => `and ${rest} more`)));
 }
@@ -39,7 +41,7 @@ function drawFaults(app, shown) {
     el("h2", { id: "faults-title" }, "Planted faults"),
     el("p", {}, `${seen} of ${planted.length} were seen for what they are.`),
     el("div", { class: "scrolls" }, el("table", { class: "plain" },
-      el("thead", {}, el("tr", {}, ...["fault", "seen", "told by"].map((name) => el("th", { scope: "col" }, name)))),
+      el("thead", {}, el("tr", {}, columnHeads(["fault", "seen", "told by"]))),
       el("tbody", {}, ...lines))));
 }
 

@@ -5,14 +5,15 @@ const HEIGHT = 220;
 const LEFT = 52;
 const BOTTOM = 26;
 const EDGE = 10;
+// The widest lies lowest, so that curves that agree are all seen.
+const CURVES = { twin: "unwrapped twin", continued: "uninterrupted, with its saves", resumed: "resumed from a checkpoint" };
 
 function lossChart(curves) {
   const all = curves.flatMap(points);
   if (all.length === 0) return null;
   const scale = lossScale(all);
-  // The widest curve lies lowest, so that curves that agree are all seen.
-  const drawn = ["twin", "continued", "resumed"].flatMap((name) => curves.filter((curve) => curve.name === name));
-  const others = curves.filter((curve) => !["twin", "continued", "resumed"].includes(curve.name));
+  const drawn = Object.keys(CURVES).flatMap((name) => curves.filter((curve) => curve.name === name));
+  const others = curves.filter((curve) => !(curve.name in CURVES));
   const label = `Losses of steps ${scale.first} to ${scale.last}, from ${number(scale.low)} to ${number(scale.high)}`;
   return el("figure", { class: "losses" },
     svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": label },
@@ -21,7 +22,8 @@ function lossChart(curves) {
 }
 
 function points(curve) {
-  return curve.losses.map((loss, i) => ({ step: curve.first + i * curve.every, loss })).filter((point) => isMeasured(point.loss));
+  const all = curve.losses.map((loss, i) => ({ step: curve.first + i * curve.every, loss }));
+  return all.filter((point) => isMeasured(point.loss));
 }
 
 function lossScale(all) {
@@ -56,13 +58,12 @@ function lossCurve(curve, scale) {
 }
 
 function lossKey(name) {
-  const labels = { continued: "uninterrupted, with its saves", twin: "unwrapped twin", resumed: "resumed from a checkpoint" };
   return el("span", { class: "key" },
     svg("svg", { width: 28, height: 12, "aria-hidden": "true" }, svg("g", { class: `curve c-${curveClass(name)}` },
       svg("polyline", { points: "1,6 27,6" }), name === "resumed" ? svg("circle", { cx: 14, cy: 6, r: 4 }) : null)),
-    ` ${labels[name] ?? plain(name)}`);
+    ` ${CURVES[name] ?? plain(name)}`);
 }
 
 function curveClass(name) {
-  return ["continued", "twin", "resumed"].includes(name) ? name : "other";
+  return name in CURVES ? name : "other";
 }

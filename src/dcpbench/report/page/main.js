@@ -2,12 +2,12 @@
 
 start().catch((error) => {
   byId("trouble").hidden = false;
-  byId("trouble").textContent = `The page cannot show its rows: ${error.message}. The same rows are in results.csv, beside it.`;
+  byId("trouble").textContent = `The rows cannot be shown: ${error.message}. They are in results.csv as well.`;
 });
 
 async function start() {
   makeTheme();
-  if (typeof DecompressionStream === "undefined") throw new Error("this browser has no DecompressionStream (there since 2023)");
+  if (typeof DecompressionStream === "undefined") throw new Error("it needs a browser of 2023 or later");
   const app = makeApp(await unpack(byId("rows").textContent.trim()));
   byId("app").hidden = false;
   describeSweep(app);
@@ -92,13 +92,14 @@ function describeSweep(app) {
   const { runs } = app;
   const places = new Set(runs.map((run) => run.place)).size;
   const bad = runs.filter((run) => !run.kind.well).length;
-  const size = places === runs.length ? counted(runs.length, "cell") : `${counted(runs.length, "run")} of ${counted(places, "cell")}`;
+  const cells = counted(places, "cell");
+  const size = places === runs.length ? cells : `${counted(runs.length, "run")} of ${cells}`;
   const ran = runs.some((run) => run.status !== "skip");
   const verdict = byId("verdict");
   verdict.classList.toggle("bad", bad > 0 || !ran);
   if (!runs.length) verdict.textContent = "This sweep has no rows yet.";
   else if (!ran) verdict.textContent = `${size}: all were skipped.`;
-  else verdict.textContent = bad ? `${size}: ${bad} not as ${bad === 1 ? "it" : "they"} should be.` : `${size}: all as they should be.`;
+  else verdict.textContent = `${size}: ${bad || "all"}${bad ? " not" : ""} as ${bad === 1 ? "it" : "they"} should be.`;
   for (const id of ["matrix-section", "findings"]) byId(id).hidden = runs.length === 0;
   const same = [...app.axes].filter(([axis, values]) => values.length === 1 && values[0] !== DASH && axis !== "sweep");
   fill(byId("constants"), ...same.map(([axis, [value]]) => el("span", {}, `${axis} `, el("b", {}, plain(value)))));
@@ -110,7 +111,8 @@ function say(text) {
 
 function makeTheme() {
   const root = document.documentElement;
-  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches);
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : dark.matches);
   const name = () => { byId("theme").textContent = isDark() ? "Light" : "Dark"; };
   const stored = attempt(() => localStorage.getItem("dcpbench-theme"));
   if (stored === "dark" || stored === "light") root.dataset.theme = stored;
@@ -119,7 +121,7 @@ function makeTheme() {
     attempt(() => localStorage.setItem("dcpbench-theme", root.dataset.theme));
     name();
   });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", name);
+  dark.addEventListener("change", name);
   name();
 }
 

@@ -34,7 +34,12 @@ function makeArrange(app) {
   fill(byId("arrange"), el("details", { class: "menu right" }, el("summary", {}, "Arrange axes"),
     el("div", { class: "popup arrange" }, ...selects,
       el("p", {}, "A folded axis has no place of its own: a square shows the worst of its runs."),
-      button("As chosen for this sweep", () => app.change((state) => { state.rows = state.columns = null; }), { class: "quiet" }))));
+      button("As chosen for this sweep", () => app.change(forgetLayout), { class: "quiet" }))));
+}
+
+function forgetLayout(state) {
+  state.rows = null;
+  state.columns = null;
 }
 
 function arrange(app, axis, place) {
@@ -61,8 +66,10 @@ function drawMatrix(app, shown) {
     ...rowHeaders(rows, number),
     layout.rows.length === 0 && el("th", { scope: "row" }, "all"),
     ...columns.map((column) => el("td", {}, square(app, of(row, column), [...row, ...column])))));
-  const table = el("table", { class: `matrix ${sizeFor(columns.length)} ${rows.length > 30 ? "dense" : ""}`, role: "grid", "aria-labelledby": "matrix-title", keydown: walk },
-    el("thead", {}, ...headers(layout, columns)), el("tbody", {}, ...body));
+  const table = el("table", {
+    class: `matrix ${sizeFor(columns.length)} ${rows.length > 30 ? "dense" : ""}`,
+    role: "grid", "aria-labelledby": "matrix-title", keydown: walk,
+  }, el("thead", {}, ...headers(layout, columns)), el("tbody", {}, ...body));
   fill(byId("matrix"), table);
   table.querySelector(".square")?.setAttribute("tabindex", "0");
 }
@@ -107,15 +114,19 @@ function headers(layout, columns) {
       : corners(layout.rows, axis),
     ...columns.map((column, number) => {
       const span = spanAt(columns, number, depth);
-      return span > 0 && el("th", { scope: span > 1 ? "colgroup" : "col", colspan: span, class: upright(depth) && span === 1 && "upright" }, el("span", {}, plain(column[depth])));
+      return span > 0 && el("th", {
+        scope: span > 1 ? "colgroup" : "col", colspan: span, class: upright(depth) && span === 1 && "upright",
+      }, el("span", {}, plain(column[depth])));
     })));
-  return lines.length ? lines : [el("tr", {}, corners(layout.rows, null), el("th", { scope: "col" }, el("span", { class: "hidden" }, "status")))];
+  const status = el("th", { scope: "col" }, el("span", { class: "hidden" }, "status"));
+  return lines.length ? lines : [el("tr", {}, corners(layout.rows, null), status)];
 }
 
 function corners(rows, column) {
   const names = rows.length ? rows : [""];
-  return names.map((name, i) => el("td", { class: "corner" },
-    el("span", { class: "ends" }, el("span", {}, name), i === names.length - 1 && column ? el("span", {}, column) : null)));
+  const beside = (i) => i === names.length - 1 && column && el("span", {}, column);
+  const both = (name, i) => el("span", { class: "ends" }, el("span", {}, name), beside(i));
+  return names.map((name, i) => el("td", { class: "corner" }, both(name, i)));
 }
 
 function square(app, runs, values) {
@@ -123,27 +134,34 @@ function square(app, runs, values) {
   const kind = worst(runs);
   const alike = runs.filter((run) => run.kind === kind || run.kind.name === kind.name).length;
   const mixed = alike < runs.length;
-  const name = app.varying.length ? `${values.map(plain).join(", ")}: ` : "";
-  const label = `${name}${kind.label}${runs.length > 1 ? `, ${mixed ? `${alike} of ${runs.length}` : runs.length} runs` : ""}`;
-  return button([kind.letter, runs.length > 1 && el("small", {}, mixed ? `${alike}/${runs.length}` : `${TIMES}${runs.length}`)],
-    () => app.open(runs.find((run) => run.kind.name === kind.name)),
-    { class: `square s-${kind.name}`, "aria-label": label, title: label, tabindex: "-1", "data-key": runs[0].key });
+  const name = values.length ? `${values.map(plain).join(", ")}: ` : "";
+  const count = runs.length > 1 ? `, ${mixed ? `${alike} of ${runs.length}` : runs.length} runs` : "";
+  const label = name + kind.label + count;
+  const small = runs.length > 1 && el("small", {}, mixed ? `${alike}/${runs.length}` : `${TIMES}${runs.length}`);
+  return button([kind.letter, small], () => app.open(runs.find((run) => run.kind.name === kind.name)), {
+    class: `square s-${kind.name}`, "aria-label": label, title: label, tabindex: "-1", "data-key": runs[0].key,
+  });
 }
 
 // Arrow keys walk from square to square, over gaps; Home and End go to the ends of a row.
 function walk(event) {
-  const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0], Home: [0, -Infinity], End: [0, Infinity] };
-  const step = steps[event.key];
-  if (!step || !event.target.matches(".square")) return;
+  if (!event.target.matches(".square")) return;
+  const lines = [...event.currentTarget.tBodies[0].rows].map(
+    (row) => [...row.querySelectorAll("td")].map((cell) => cell.querySelector(".square")));
+  const line = lines.find((squares) => squares.includes(event.target));
+  const column = lines.map((squares) => squares[line.indexOf(event.target)]);
+  const beside = (squares, ahead) => {
+    const at = squares.indexOf(event.target);
+    return ahead ? squares.slice(at + 1).find(Boolean) : squares.slice(0, at).findLast(Boolean);
+  };
+  const steps = {
+    ArrowLeft: () => beside(line, false), ArrowRight: () => beside(line, true),
+    ArrowUp: () => beside(column, false), ArrowDown: () => beside(column, true),
+    Home: () => line.find(Boolean), End: () => line.findLast(Boolean),
+  };
+  if (!(event.key in steps)) return;
   event.preventDefault();
-  const lines = [...event.currentTarget.tBodies[0].rows].map((row) => [...row.querySelectorAll("td")].map((cell) => cell.querySelector(".square")));
-  const row = lines.findIndex((line) => line.includes(event.target));
-  const column = lines[row].indexOf(event.target);
-  const ahead = step[0] ? lines.slice(...(step[0] < 0 ? [0, row] : [row + 1])).map((line) => line[column]) : lines[row].slice(...(step[1] < 0 ? [0, column] : [column + 1]));
-  const there = ahead.filter(Boolean);
-  const near = step[0] + step[1] < 0 ? there.at(-1) : there[0];
-  const far = step[1] < 0 ? there[0] : there.at(-1);
-  focusSquare(Number.isFinite(step[1]) ? near : far);
+  focusSquare(steps[event.key]());
 }
 
 function focusSquare(target) {

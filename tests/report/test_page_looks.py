@@ -1,0 +1,151 @@
+"""report.html as it is seen: colours, contrast, a phone, paper, names for those who hear it."""
+
+import itertools
+import re
+from collections.abc import Callable
+
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from support.browser import Browser
+from support.colours import SIGHTS, distance
+from support.pages import all_statuses, cell, four_cells
+
+pytestmark = pytest.mark.browser
+
+_CONTRAST = """
+const light = (color) => {
+  const [r, g, b] = color.match(/[\\d.]+/g).map((part) => part / 255)
+    .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+const ground = (element) => {
+  const color = getComputedStyle(element).backgroundColor;
+  return color === "rgba(0, 0, 0, 0)" && element.parentElement ? ground(element.parentElement) : color;
+};
+return [...document.querySelectorAll(arguments[0])].map((element) => {
+  const [a, b] = [light(getComputedStyle(element).color), light(ground(element))];
+  return [element.className, (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)];
+});
+"""
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_colours_follow_the_reader_and_text_can_be_read(show: Callable[..., Browser], dark: bool) -> None:
+    browser = show(all_statuses(), dark=dark)
+    dim = browser.js("return getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
+    assert dim == dark
+    on_squares = browser.js(_CONTRAST, "#matrix .square")
+    assert len({name for name, _ in on_squares}) == 12, "every status has a class of its own"
+    texts = on_squares + browser.js(
+        _CONTRAST, ".note, .constants, .reason, .link, .plain th, .plain td, .quiet, .chip, .badge"
+    )
+    assert [(name, ratio) for name, ratio in texts if ratio < 4.5] == []
+    browser.js("document.querySelector('#matrix .s-crash').click()")
+    opened = browser.js(_CONTRAST, "#cell button, #cell .came-to, #cell h3, #cell dt, #cell dd, #cell code")
+    assert [(name, ratio) for name, ratio in opened if ratio < 4.5] == []
+    browser.press(Keys.ESCAPE)
+    letters = [one.text for one in browser.all("#matrix .square")]
+    assert len(set(letters)) == 12, "no status is told by its colour alone"
+    browser.one("#theme").click()
+    assert (browser.js("return getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)") != dark
+    browser.js("localStorage.clear()")
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_colour_blind_can_tell_the_colours_apart(show: Callable[..., Browser], dark: bool) -> None:
+    browser = show(all_statuses(), dark=dark)
+    colours = {}
+    for square in browser.all("#matrix .square"):
+        parts = re.findall(r"\d+", square.value_of_css_property("background-color"))
+        colours[square.text] = tuple(map(int, parts[:3]))
+    # A fault that was detected looks like a pass, one that was missed like a fail: letters tell them apart.
+    assert (colours.pop("D"), colours.pop("M")) == (colours["P"], colours["F"])
+    near = [
+        (sight, one, other, distance(colours[one], colours[other], sight))
+        for sight in SIGHTS
+        for one, other in itertools.combinations(colours, 2)
+    ]
+    assert [found for found in near if found[-1] < 10] == []
+
+
+def test_it_fits_a_phone(show: Callable[..., Browser]) -> None:
+    long = "x" * 600
+    seeds = [
+        cell("fsdp", seed=seed, cell=f"parallel=fsdp,seed={seed}", status="fail", reason=long)
+        for seed in range(30)
+    ]
+    browser = show([*seeds, *four_cells()], width=390, height=844)
+    wide = "return document.documentElement.scrollWidth"
+    assert browser.js(wide) == 390
+    browser.all("#matrix .square")[0].click()
+    assert browser.js(wide) == 390
+    assert (
+        browser.js("const it = document.querySelector('#cell'); return it.scrollWidth - it.clientWidth") == 0
+    )
+
+
+def test_it_prints_in_light_without_controls(show: Callable[..., Browser]) -> None:
+    browser = show(four_cells(), dark=True, media="print")
+    assert browser.js("return getComputedStyle(document.body).backgroundColor") == "rgb(251, 251, 250)"
+    assert browser.all("#search, #theme, .menu, #reset, .choice") == []
+    assert len(browser.all("#matrix .square")) == 4
+    browser.emulate(dark=True)
+    browser.all("#matrix .square")[3].click()
+    browser.emulate(dark=True, media="print")
+    assert browser.all("#matrix, .copy, .close") == [], "an open cell is printed by itself"
+    assert "3 of 4 names" in browser.text("#cell")
+
+
+def test_everything_that_can_be_used_has_a_name(show: Callable[..., Browser]) -> None:
+    browser = show(all_statuses())
+    browser.driver.execute_cdp_cmd("Accessibility.enable", {})
+    used = {
+        "button",
+        "checkbox",
+        "searchbox",
+        "combobox",
+        "DisclosureTriangle",
+        "grid",
+        "dialog",
+        "region",
+        "link",
+    }
+
+    def nameless() -> tuple[set[str], list[str]]:
+        nodes = browser.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+        there = [
+            (node["role"]["value"], node.get("name", {}).get("value"))
+            for node in nodes
+            if not node["ignored"]
+        ]
+        return {role for role, _ in there}, [role for role, name in there if role in used and not name]
+
+    roles, without = nameless()
+    assert {"button", "searchbox", "grid", "gridcell", "main", "heading", "banner"} <= roles
+    assert without == []
+    browser.all("#matrix .square")[0].click()
+    roles, without = nameless()
+    assert "dialog" in roles
+    assert without == []
+
+
+def test_costs_have_a_dot_for_each_run_and_can_be_sorted(show: Callable[..., Browser]) -> None:
+    slow = cell("hsdp", save_s=2.0, load_s=None)
+    browser = show([*four_cells(), slow])
+    first = browser.all("#costs tbody tr")[0]
+    assert first.text.split("\n") == [
+        "ddp \u00b7 sync 2",
+        "50.0 ms",
+        "200 ms",
+        "100 ms",
+        "20 GB/s",
+        "40 GB/s",
+    ]
+    assert browser.js("return arguments[0].querySelectorAll('td:nth-child(4) .dot').length", first) == 2
+    assert browser.js("return document.querySelectorAll('.dot.hollow').length") == 5, (
+        "of the one run that failed"
+    )
+    browser.one('#costs [data-sort="save_s"]').click()
+    assert browser.all("#costs tbody th")[0].text == "hsdp \u00b7 sync"
+    assert "\u2013" in browser.all("#costs tbody tr")[0].text, "what was not measured is no number"
