@@ -17,9 +17,9 @@ from dcpbench.report.__main__ import main
 from dcpbench.report.content import content, first_of
 from dcpbench.report.junit import junit
 from dcpbench.report.markdown import markdown
+from dcpbench.report.page import page
 from dcpbench.report.reading import DTYPES, records, short_names
 from dcpbench.report.text import rendered
-from dcpbench.report.write import page
 from dcpbench.results import COLUMNS, ResultsError, read_lines, read_rows
 from report.sweeps import cell, folder_of_lines, folder_with, line
 

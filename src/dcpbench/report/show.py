@@ -11,10 +11,11 @@ from pathlib import Path
 from dcpbench.report.content import MOST_CELLS, View, content, first_of, shown
 from dcpbench.report.junit import junit
 from dcpbench.report.markdown import markdown
+from dcpbench.report.page import page
 from dcpbench.report.reading import Sweeps, read_sweeps, records
 from dcpbench.report.text import print_text, rendered
 from dcpbench.report.where import QueryError, known_column, known_metric, parse
-from dcpbench.report.write import page, write_reports, write_whole
+from dcpbench.report.write import write_reports, write_whole
 from dcpbench.results import RESULTS_JSONL, ResultsError
 
 _SUFFIXES = {

@@ -6,6 +6,7 @@ from dcpbench.report.junit import junit
 from dcpbench.report.page import page
 from dcpbench.report.reading import Sweeps, read_sweeps
 
+
 def write_reports(folder: Path, sweeps: Sweeps | None = None) -> None:
     """Make `report.html` and `junit.xml` again from the rows of a sweep, which are `sweeps` if these were
     read already.

@@ -18,6 +18,7 @@ import pandas as pd
 
 from dcpbench.report.frame import Sweeps, counts, detection
 from dcpbench.report.page.rows import LIMITS, compact, cut
+from dcpbench.report.reading import is_true
 
 _SCRIPTS = (
     "dom.js",
@@ -86,7 +87,8 @@ def _pack(content: dict[str, Any]) -> str:
 def _plain(frame: pd.DataFrame) -> str:
     """Counts and what did not pass, for a browser without scripts."""
     parts = [f"<p>{_text(f'{len(frame)} cells: {counts(frame)}' if len(frame) else 'no rows')}</p>"]
-    chosen = frame[frame["status"].ne("pass") & frame["fault_seen"].ne(True) | frame["flaky"].eq(True)]
+    well = frame["status"].eq("pass").fillna(False).astype(bool) | is_true(frame["fault_seen"])
+    chosen = frame[~well | is_true(frame["flaky"])]
     shown = chosen[_PLAIN].head(_PLAIN_ROWS).map(lambda value: cut(value, _PLAIN_REASON) or "")
     parts += [_table(table) for table in (detection(frame), shown) if len(table)]
     if len(chosen) > len(shown):

@@ -160,18 +160,20 @@ def _curve(name: str, first: int, values: object) -> dict[str, Any]:
 
 
 def _rounded(value: object) -> float | None:
-    is_number = isinstance(value, int | float) and math.isfinite(value)
-    return float(f"{value:.{_DIGITS}g}") if is_number else None
+    try:
+        rounded = float(f"{value:.{_DIGITS}g}") if isinstance(value, int | float) else math.nan
+    except OverflowError:  # an integer beyond every float
+        return None
+    return rounded if math.isfinite(rounded) else None
 
 
 def _story(details: dict[str, Any], limits: Limits) -> dict[str, Any]:
     """What is known of an end that no check made: of this try, and of the first one."""
-    told = {key: details[key] for key in _STORY if key in details}
+    told: dict[str, Any] = {key: details[key] for key in _STORY if key in details}
     told |= _tail(details, limits)
     first = details.get("first_try")
     if isinstance(first, dict):
-        told["first_try"] = {key: value for key, value in first.items() if key != "log_tail"}
-        told["first_try"] |= _tail(first, limits)
+        told["first_try"] = {key: first[key] for key in first if key != "log_tail"} | _tail(first, limits)
     return told
 
 
