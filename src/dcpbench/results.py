@@ -28,6 +28,7 @@ RESULTS_JSONL = "results.jsonl"
 RESULTS_CSV = "results.csv"
 SUPERSEDED_JSONL = "superseded.jsonl"
 ENVIRONMENT_JSON = "environment.json"
+SWEEP_JSON = "sweep.json"
 
 STATUSES = ("crash", "timeout", "error", "fail", "vacuous", "xpass", "xfail", "skip", "pass")
 """Every status that a cell may come to, the worst first."""

@@ -5,7 +5,10 @@ import sys
 
 from dcpbench.results import ResultsError
 
-_COMMANDS = {"compare": "dcpbench.report.compare"}
+_COMMANDS = {
+    "compare": "dcpbench.report.compare",
+    "thin": "dcpbench.report.thin",
+}
 """Modules with a `main(arguments) -> int` of their own, each imported only when it is asked for."""
 
 

@@ -1,6 +1,5 @@
 """A sweep's folder: claimed before anything starts, never shared with another sweep or driver."""
 
-import fcntl
 import os
 import shutil
 import subprocess
@@ -8,13 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from dcpbench import lock
 from dcpbench.config import ConfigError
-from dcpbench.results import ENVIRONMENT_JSON, RESULTS_JSONL
-from dcpbench.sweep.record import SWEEP_JSON
+from dcpbench.results import ENVIRONMENT_JSON, RESULTS_JSONL, SWEEP_JSON
 
 _KEY = "hydra.sweep.dir"
-_LOCK = ".lock"
-_BEFORE_A_SWEEP = {_LOCK, f"{SWEEP_JSON}.tmp"}
+_BEFORE_A_SWEEP = {lock.LOCK, f"{SWEEP_JSON}.tmp"}
 """What a driver that was killed before it had started a sweep may leave behind."""
 
 
@@ -28,7 +26,7 @@ def held(folder: Path) -> Iterator[None]:
         ConfigError: it cannot be made or written to, or another driver is at work there.
     """
     try:
-        lock = _locked(folder)
+        descriptor = lock.take(folder)
     except BlockingIOError:
         raise ConfigError(f"{_KEY}={folder}: another dcpbench is at work in this folder") from None
     except OSError as error:
@@ -37,24 +35,7 @@ def held(folder: Path) -> Iterator[None]:
         yield
     finally:
         _take_back(folder)
-        os.close(lock)
-
-
-def _locked(folder: Path) -> int:
-    """The descriptor that holds the lock of a folder; it is not inherited by what is started later."""
-    while True:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(lock), (folder / _LOCK).stat()):
-                return lock
-        except FileNotFoundError:
-            pass  # its last holder took the folder back meanwhile
-        except BaseException:
-            os.close(lock)
-            raise
-        os.close(lock)
+        os.close(descriptor)
 
 
 def refuse_used(folder: Path, key: str = _KEY) -> None:

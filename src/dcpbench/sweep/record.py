@@ -12,9 +12,8 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from dcpbench.config import OF_THE_SWEEP, ConfigError
-from dcpbench.results import write_json
+from dcpbench.results import SWEEP_JSON, write_json
 
-SWEEP_JSON = "sweep.json"
 _DIR = "hydra.sweep.dir"
 _ABOUT = tuple(f"{key}=" for key in OF_THE_SWEEP)
 _OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@:-]*=")

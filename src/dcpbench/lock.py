@@ -1,0 +1,49 @@
+"""Who is at work in a sweep's folder: the driver, or whoever takes something out of it, one at a time."""
+
+import fcntl
+import os
+from pathlib import Path
+
+LOCK = ".lock"
+
+
+def take(folder: Path) -> int:
+    """Make the folder if it is not there, and have its lock; closing the descriptor gives it up, and so does
+    the kernel when the process ends, however it ends. What is started later does not inherit it.
+
+    Raises:
+        BlockingIOError: another process has it.
+        OSError: the folder cannot be made or written to.
+    """
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(lock), (folder / LOCK).stat()):
+                return lock
+        except FileNotFoundError:
+            pass  # its last holder took the folder back meanwhile
+        except BaseException:
+            os.close(lock)
+            raise
+        os.close(lock)
+
+
+def is_held(folder: Path) -> bool:
+    """Whether another process is at work in a folder; writes nothing.
+
+    Raises:
+        OSError: its lock cannot be opened.
+    """
+    try:
+        lock = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
