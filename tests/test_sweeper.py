@@ -115,15 +115,48 @@ def test_random_seeds_are_drawn_once_and_may_be_chosen(tmp_path: Path) -> None:
 
 def test_all_cells_run_once_before_any_runs_again() -> None:
     jobs = [["parallel=ddp"], ["parallel=fsdp"]]
-    assert repeated(jobs, 1) == jobs
-    assert repeated(jobs, 2) == [
+    assert repeated(jobs, 1, for_all=True) == jobs
+    assert repeated(jobs, 2, for_all=True) == [
         ["parallel=ddp", "repeat=0"],
         ["parallel=fsdp", "repeat=0"],
         ["parallel=ddp", "repeat=1"],
         ["parallel=fsdp", "repeat=1"],
     ]
     again = [["parallel=ddp", "repeat=1"]]
-    assert repeated(again, 5) == again, "a cell that is asked for again is one cell"
+    assert repeated(again, 5, for_all=True) == again, "a cell that is asked for again is one cell"
+
+
+CHECKED_AND_TIMED = {
+    "checked": ["parallel=ddp", "sharing=correctness"],
+    "timed": ["parallel=ddp,fsdp", "repeats=3"],
+}
+
+
+def rounds(*given: str, repeats: int = 1, for_all: bool = False) -> list[str]:
+    blocks = {name: parsed(*items) for name, items in CHECKED_AND_TIMED.items()}
+    return [" ".join(job) for job in repeated(jobs(blocks, parsed(*given)), repeats, for_all)]
+
+
+def test_a_block_may_say_its_own_repeats() -> None:
+    """Its rounds are interleaved, and `repeats` itself is no override of a cell."""
+    assert rounds() == [
+        "parallel=ddp sharing=correctness",
+        *(f"parallel={parallel} repeat={this}" for this in range(3) for parallel in ("ddp", "fsdp")),
+    ]
+    assert len(rounds(repeats=2)) == 2 + 6, "an experiment's own repeats hold for the other blocks"
+    assert len(rounds(repeats=2, for_all=True)) == 2 * 3, "the command line's hold for all of them"
+    assert rounds(for_all=True) == ["parallel=ddp sharing=correctness", "parallel=ddp", "parallel=fsdp"]
+
+
+def test_a_repeat_of_a_block_is_asked_for_again_alone() -> None:
+    for job in rounds()[1:]:
+        assert rounds(*job.split()) == [job]
+
+
+@pytest.mark.parametrize("repeats", ["repeats=0", "repeats=some", "repeats=1,2"])
+def test_the_repeats_of_a_block_are_one_number(repeats: str) -> None:
+    with pytest.raises(ConfigError, match="repeats="):
+        repeated(jobs({"one": parsed("parallel=ddp", repeats)}, []), 1, for_all=False)
 
 
 def test_repeats_are_runs_of_one_cell_with_a_row_each(tmp_path: Path) -> None:

@@ -91,12 +91,14 @@ class DcpbenchSweeper(BasicSweeper):
             raise ConfigError("hydra/launcher: dcpbench runs cells with its own launcher only")
         assert self.hydra_context is not None
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
-        own = []
+        own, for_all = [], False
         for override in parser.parse_overrides([*self._parse_config(), *arguments]):
             if override.key_or_group not in (*OF_THE_SWEEP, REPEATS):
                 own.append(override)
             elif override.is_sweep_override():
                 raise ConfigError(f"{override.input_line}: is about the whole sweep and takes one value")
+            else:
+                for_all = for_all or override.key_or_group == REPEATS
         if self.max_batch_size is not None:
             sys.stderr.write(
                 f"dcpbench: hydra.sweeper.max_batch_size={self.max_batch_size} changes nothing: "
@@ -104,7 +106,7 @@ class DcpbenchSweeper(BasicSweeper):
             )
         (jobs,) = self.split_arguments(own, None)
         assert self.config is not None
-        jobs = repeated(jobs, self.config.repeats)
+        jobs = repeated(jobs, self.config.repeats, for_all)
         return [self.launcher.launch(jobs, initial_job_idx=0)]
 
 

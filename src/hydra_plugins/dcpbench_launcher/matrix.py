@@ -1,7 +1,8 @@
 """A sweep that is more than one product of lists: a union of products, each with a name.
 
 An experiment writes it as `hydra.sweeper.matrix`: block by block, each a mapping from keys to lists as
-they stand on the command line. What the command line itself names chooses among a block's values.
+they stand on the command line. What the command line itself names chooses among a block's values. A
+block may say its own `repeats`: what is timed runs several times, what is only checked once.
 """
 
 import itertools
@@ -10,9 +11,11 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override
 
-from dcpbench.config import ConfigError
+from dcpbench.config import REPEATS, ConfigError
 
 Job = list[str]
+
+_NUMBERED = "repeat="
 
 
 def jobs(blocks: Mapping[str, Sequence[Override]], given: Sequence[Override]) -> list[Job]:
@@ -26,8 +29,11 @@ def jobs(blocks: Mapping[str, Sequence[Override]], given: Sequence[Override]) ->
             key a block does not sweep holds for all its jobs. If one job is made of exactly these
             overrides, it alone is meant: so a cell of a sweep is asked for again.
 
+    Returns:
+        the jobs; those of a block with `repeats` have it among their overrides, for `repeated`.
+
     Raises:
-        ConfigError: no block has a job left.
+        ConfigError: no block has a job left, or one has several `repeats`.
     """
     given = list({override.get_key_element(): override for override in given}.values())
     union: dict[tuple[str, ...], Job] = {}
@@ -40,22 +46,46 @@ def jobs(blocks: Mapping[str, Sequence[Override]], given: Sequence[Override]) ->
     return [union[exact]] if exact in union else list(union.values())
 
 
-def repeated(jobs: Sequence[Job], repeats: int) -> list[Job]:
-    """All of the jobs, and then all of them again; those that say which `repeat` they are stay as they are.
+def repeated(jobs: Sequence[Job], repeats: int, for_all: bool) -> list[Job]:
+    """All of the jobs, then all again that run more often, round after round: each round meets the machine
+    as it is then, alike for all. Those that say which `repeat` they are stay as they are.
+
+    Args:
+        jobs: what `jobs` returns.
+        repeats: how often those run that do not say it themselves.
+        for_all: whether this holds for the others too.
 
     Raises:
-        ConfigError: `repeats` is less than 1.
+        ConfigError: `repeats`, of the sweep or of a block, is less than 1.
     """
-    if repeats < 1:
-        raise ConfigError(f"repeats={repeats}: must be at least 1")
-    if repeats < 2 or any(item.startswith("repeat=") for job in jobs for item in job):
-        return list(jobs)
-    return [[*job, f"repeat={number}"] for number in range(repeats) for job in jobs]
+    counted = [_counted(job, repeats, for_all) for job in jobs]
+    rounds = range(max(number for _, number in counted))
+    return [
+        [*job, f"{_NUMBERED}{this}"] if number > 1 else job
+        for this in rounds
+        for job, number in counted
+        if this < number
+    ]
+
+
+def _counted(job: Job, repeats: int, for_all: bool) -> tuple[Job, int]:
+    """A job without its `repeats`, and how often it runs."""
+    said = [item.partition("=")[2] for item in job if item.startswith(f"{REPEATS}=")]
+    own = [item for item in job if not item.startswith(f"{REPEATS}=")]
+    asked = said[0] if said and not for_all else str(repeats)
+    if not asked.isdecimal() or int(asked) < 1:
+        raise ConfigError(f"{REPEATS}={asked}: must be a number, at least 1")
+    numbered = any(item.startswith(_NUMBERED) for item in own)
+    return own, 1 if numbered else int(asked)
 
 
 def _block_jobs(block: Sequence[Override], given: Sequence[Override]) -> list[Job]:
     swept = {override.get_key_element(): _items(override) for override in block}
     named = {override.get_key_element(): _items(override) for override in given}
+    if len(swept.get(REPEATS, [])) > 1:
+        raise ConfigError(f"{', '.join(swept[REPEATS])}: is about a whole block and takes one value")
+    if _NUMBERED.removesuffix("=") in named:
+        swept.pop(REPEATS, None)
     lists = {key: [item for item in items if item in named.get(key, items)] for key, items in swept.items()}
     lists.update((key, items) for key, items in named.items() if key not in swept)
     return [list(job) for job in itertools.product(*lists.values())]
