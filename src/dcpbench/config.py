@@ -183,12 +183,14 @@ class ModelConfig:
     """A model: `target(**options)`, whose `input_size` and `output_size` shape its batches.
 
     `batch_size` is the global batch; every data-parallel rank sees an equal share of it. `tp_plan`
-    says which modules tensor parallelism shards, and how: colwise or rowwise.
+    says which modules tensor parallelism shards, and how: colwise or rowwise. One that
+    `requires_accelerator` is too large for ranks that share a CPU and its memory.
     """
 
     name: str = MISSING
     target: str = MISSING
     batch_size: int = 24
+    requires_accelerator: bool = False
     tp_plan: dict[str, str] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 

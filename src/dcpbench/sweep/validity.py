@@ -65,6 +65,11 @@ def why_skip(asked: Config, resolved: Config) -> str | None:
             f"save={resolved.save.name} keeps its staging buffers in pinned memory, which needs an "
             "accelerator"
         )
+    if resolved.model.requires_accelerator and resolved.device is Device.cpu:
+        return (
+            f"model={resolved.model.name} is for accelerators (model.requires_accelerator=false runs it on "
+            "the CPU all the same)"
+        )
     if resolved.compile and resolved.device is Device.cpu and not _cxx():
         return "compile=true on the CPU needs a C++ compiler, and none was found (g++, or set CXX)"
     return None
