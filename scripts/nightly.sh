@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# One night: a sweep into <folder>/<date>, then what changed since the newest finished one before it.
+#
+#   scripts/nightly.sh [overrides of dcpbench...]      # experiment=nightly, unless another is named
+#
+# Run twice on one day it goes on with what is there. Exit status: 0 when every cell came out as it should and
+# nothing is worse than before; 1 when something is not; 2 when nothing could be started or compared; 130 when
+# it was broken off.
+#
+#   NIGHTLY_DIR   where the nights lie       (outputs/nightly in the checkout)
+#   NIGHTLY_DATE  the name of this night     (the date, UTC)
+#   PYTHON        what has dcpbench          (.venv/bin/python in the checkout, else python3)
+set -uo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
+nights=${NIGHTLY_DIR:-outputs/nightly}
+tonight=${NIGHTLY_DATE:-$(date -u +%F)}
+python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
+folder=$nights/$tonight
+
+say() { printf 'nightly: %s\n' "$*" >&2; }
+
+# Whether every cell that a sweep was asked for has a row.
+finished() {
+    "$python" - "$1" <<'PYTHON'
+import json
+import sys
+from pathlib import Path
+
+sweep = Path(sys.argv[1])
+try:
+    asked = set(json.loads((sweep / "sweep.json").read_text())["cells"])
+    done = {json.loads(line)["cell"] for line in (sweep / "results.jsonl").read_text().splitlines()}
+except (OSError, ValueError, KeyError, TypeError):
+    sys.exit(1)
+sys.exit(not asked <= done)
+PYTHON
+}
+
+# The newest finished night before this one; their names sort by date.
+before() {
+    local name newest=
+    for name in "$nights"/[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]*/; do
+        name=$(basename "$name")
+        if [[ $name < $tonight ]] && finished "$nights/$name"; then newest=$name; fi
+    done
+    printf '%s' "$newest"
+}
+
+words=("$@" "hydra.sweep.dir=\"$folder\"")
+[[ " $*" == *" experiment="* ]] || words=(experiment=nightly "${words[@]}")
+[[ -e $folder/sweep.json ]] && words+=("resume=\"$folder\"")
+
+"$python" -m dcpbench "${words[@]}"
+swept=$?
+if ((swept > 1)); then
+    say "$folder: the sweep ended with $swept; nothing is compared"
+    exit "$swept"
+fi
+if ! finished "$folder"; then
+    say "$folder: cells are missing; run it again to go on"
+    exit 1
+fi
+
+last=$(before)
+if [[ -z $last ]]; then
+    say "$folder: the sweep ended with $swept; no finished night before it to compare with"
+    exit "$swept"
+fi
+"$python" -m dcpbench.report compare "$nights/$last" "$folder" --fail-on regressions,newly-failing |
+    tee "$folder/compare.txt"
+compared=${PIPESTATUS[0]}
+say "$folder: the sweep ended with $swept, its comparison with $last with $compared"
+exit $((compared > swept ? compared : swept))

@@ -1,0 +1,188 @@
+"""What runs every night: the script, the workflow and the experiment, for real but small."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from conftest import environment
+from dcpbench.config import conf_folder
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = sorted((ROOT / "scripts").iterdir())
+WORKFLOW = ROOT / ".github/workflows/nightly.yml"
+
+
+def tool(name: str) -> str:
+    """A linter that pip has put beside this python."""
+    found = shutil.which(name, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    assert found, f"{name} is not installed: pip install -e '.[dev]'"
+    return found
+
+
+def linted(*command: str | Path) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_are_clean(script: Path) -> None:
+    linted(tool("shellcheck"), "--shell=bash", "--enable=quote-safe-variables", script)
+
+
+def test_the_workflow_is_one(tmp_path: Path) -> None:
+    linted(tool("check-jsonschema"), "--builtin-schema", "vendor.github-workflows", WORKFLOW)
+    (job,) = yaml.safe_load(WORKFLOW.read_text())["jobs"].values()
+    for number, step in enumerate(step for step in job["steps"] if "run" in step):
+        assert "${{" not in step["run"], "what somebody types is a value in the environment, never code"
+        (tmp_path / f"{number}.sh").write_text("#!/usr/bin/env bash\n" + step["run"])
+        linted(tool("shellcheck"), tmp_path / f"{number}.sh")
+    assert yaml.safe_load(WORKFLOW.read_text())["permissions"] == {"contents": "read"}
+
+
+def test_a_broken_workflow_would_be_seen(tmp_path: Path) -> None:
+    broken = tmp_path / "nightly.yml"
+    broken.write_text(WORKFLOW.read_text().replace("runs-on:", "run-on:"))
+    with pytest.raises(AssertionError, match="runs-on"):
+        linted(tool("check-jsonschema"), "--builtin-schema", "vendor.github-workflows", broken)
+
+
+def test_the_experiment_names_values_that_there_are() -> None:
+    """Composing all of its cells takes a minute: here only the names in its lists are looked up."""
+    conf = conf_folder()
+    blocks = yaml.safe_load((conf / "experiment/nightly.yaml").read_text())["hydra"]["sweeper"]["matrix"]
+    groups = {path.name for path in conf.iterdir() if path.is_dir()}
+    for name, block in blocks.items():
+        for key, values in block.items():
+            folder = "parallel" if key == "load_parallel" else key
+            if folder in groups:
+                for value in str(values).split(","):
+                    assert (conf / folder / f"{value.strip()}.yaml").is_file(), (name, key, value)
+        assert block["sharing"] == ("none" if name.startswith("costs_") else "correctness")
+        assert ("repeats" in block) == name.startswith("costs_")
+
+
+# What `compare` still has to learn.
+judges = pytest.mark.skipif(
+    "--fail-on"
+    not in subprocess.run(
+        [sys.executable, "-m", "dcpbench.report", "compare", "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(),
+    ).stdout,
+    reason="compare has no --fail-on",
+)
+
+
+class Nights:
+    """A folder of nights, and two cells whose second may be made to fail between them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.conf = folder / "the nights", folder / "conf"
+        (self.conf / "experiment").mkdir(parents=True)
+        (self.conf / "scenario").mkdir()
+        matrix = {"both": {"scenario": "save_load,changing", "parallel": "none"}}
+        tiny = {"world_size": 4, "device": "cpu", "saves": 1, "retry": 0}
+        tiny["hydra"] = {"sweeper": {"matrix": matrix}}
+        (self.conf / "experiment/tiny.yaml").write_text("# @package _global_\n" + yaml.safe_dump(tiny))
+        self.second_cell("dcpbench.scenarios.save_load.save_load")
+
+    def second_cell(self, target: str) -> None:
+        written = yaml.safe_dump({"name": "changing", "target": target})
+        (self.conf / "scenario/changing.yaml").write_text(written)
+
+    def start(self, date: str, *overrides: str) -> "subprocess.Popen[str]":
+        names = {"NIGHTLY_DIR": str(self.folder), "NIGHTLY_DATE": date, "PYTHON": sys.executable}
+        return subprocess.Popen(
+            [ROOT / "scripts/nightly.sh", "--config-dir", self.conf, *(overrides or ("experiment=tiny",))],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**environment(), **names},
+            start_new_session=True,
+        )
+
+    def run(self, date: str, *overrides: str) -> tuple[int, str]:
+        night = self.start(date, *overrides)
+        out, err = night.communicate(timeout=240)
+        return night.returncode, out + err
+
+    def rows(self, date: str) -> list[dict[str, Any]]:
+        path = self.folder / date / "results.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.fixture
+def nights(tmp_path: Path) -> Nights:
+    return Nights(tmp_path)
+
+
+def test_the_first_night_has_nothing_to_be_compared_with(nights: Nights) -> None:
+    status, told = nights.run("2026-11-20")
+    assert status == 0, told
+    assert [row["status"] for row in nights.rows("2026-11-20")] == ["pass", "pass"]
+    assert "no finished night before it" in told
+    first = (nights.folder / "2026-11-20/results.jsonl").read_bytes()
+    status, told = nights.run("2026-11-20")
+    assert (status, "2 of 2 cells are done" in told) == (0, True), told
+    assert (nights.folder / "2026-11-20/results.jsonl").read_bytes() == first, "no cell ran twice"
+
+
+def test_what_cannot_be_started_says_so(nights: Nights) -> None:
+    status, told = nights.run("2026-11-20", "experiment=tiny", "parallel=unknown")
+    assert status == 2, told
+    assert "the sweep ended with 2" in told
+
+
+def test_a_night_that_is_broken_off_is_gone_on_with(nights: Nights) -> None:
+    nights.second_cell("support.scenarios.hangs")
+    night = nights.start("2026-11-20")
+    try:
+        for _ in range(1200):
+            if nights.rows("2026-11-20"):
+                break
+            assert night.poll() is None, night.communicate()
+            time.sleep(0.05)
+        os.killpg(night.pid, signal.SIGINT)  # as Ctrl-C does, and Slurm before the time is up
+        _, told = night.communicate(timeout=60)
+    finally:
+        if night.poll() is None:
+            os.killpg(night.pid, signal.SIGKILL)
+    assert night.returncode == 130, told
+    (first,) = nights.rows("2026-11-20")
+    nights.second_cell("dcpbench.scenarios.save_load.save_load")
+    status, told = nights.run("2026-11-20")
+    assert status == 0, told
+    assert "1 of 2 cells are done" in told
+    assert nights.rows("2026-11-20")[0] == first
+
+
+@judges
+def test_nights_that_are_alike_are_well_and_one_with_a_new_failure_is_not(nights: Nights) -> None:
+    assert nights.run("2026-11-18")[0] == 0
+    status, told = nights.run("2026-11-19")
+    assert status == 0, told
+    assert "its comparison with 2026-11-18 with 0" in told
+    # A night that was broken off is nothing to compare with.
+    shutil.copytree(nights.folder / "2026-11-19", nights.folder / "2026-11-20")
+    rows = (nights.folder / "2026-11-20/results.jsonl").read_text().splitlines(keepends=True)
+    (nights.folder / "2026-11-20/results.jsonl").write_text(rows[0])
+    nights.second_cell("support.scenarios.raises")
+    status, told = nights.run("2026-11-21")
+    assert status == 1, told
+    assert "the sweep ended with 1, its comparison with 2026-11-19 with 1" in told
+    assert "changing" in (nights.folder / "2026-11-21/compare.txt").read_text()
+    # The morning after, the same failure is not new, and the night is no better for it.
+    status, told = nights.run("2026-11-22")
+    assert status == 1, told
+    assert "the sweep ended with 1, its comparison with 2026-11-21 with 0" in told
