@@ -313,11 +313,11 @@ def _put_right(row: dict[str, Any], name: str, number: int) -> str:
     return f"{found}, where {_TYPED.kinds[name].name} was expected; shown as {shown}"
 
 
-def read_lines(folder: Path) -> Iterator[Line]:
+def read_lines(folder: Path, name: str = RESULTS_JSONL) -> Iterator[Line]:
     """The lines of `results.jsonl` one after another, of which only one is held at a time; none if there
-    is no such file."""
+    is no such file. So those of `superseded.jsonl`, asked for by name."""
     try:
-        rows = (folder / RESULTS_JSONL).open("rb")
+        rows = (folder / name).open("rb")
     except FileNotFoundError:
         return
     with rows:
@@ -328,9 +328,9 @@ def read_lines(folder: Path) -> Iterator[Line]:
             start += len(line)
 
 
-def stored_rows(folder: Path) -> Iterator[Row]:
+def stored_rows(folder: Path, name: str = RESULTS_JSONL) -> Iterator[Row]:
     """The rows of a sweep without their `details`, one after another."""
-    return (line.row for line in read_lines(folder) if line.row)
+    return (line.row for line in read_lines(folder, name) if line.row)
 
 
 def keep_lines(folder: Path, keep: Iterable[Line], take_out: Iterable[Line] = ()) -> None:

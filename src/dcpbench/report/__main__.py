@@ -7,6 +7,7 @@ from dcpbench.results import ResultsError
 
 _COMMANDS = {
     "compare": "dcpbench.report.compare",
+    "log": "dcpbench.report.log",
     "thin": "dcpbench.report.thin",
 }
 """Modules with a `main(arguments) -> int` of their own, each imported only when it is asked for."""

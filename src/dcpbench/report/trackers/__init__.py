@@ -1,0 +1,140 @@
+"""What a sweep looks like to a tracker, whichever it is: runs with parameters, metrics and tags.
+
+A module here for each tracker has `log(sweep, folder, project)` and `seen_with(folder)`; only the one that is
+asked for is imported, and with it the package that it needs. None of them opens a connection: what they
+write stays on this machine.
+"""
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from dcpbench.report.frame import AXES
+from dcpbench.results import CHECKS, SUPERSEDED_JSONL, Row, as_it_should_be, stored_rows
+
+_PARAMETERS = (*AXES, "repeat", "overrides")
+_YES_OR_NO = (*CHECKS, "powered", "fault_seen", "flaky")
+_TAGS = (
+    "status",
+    "reason",
+    "first_mismatch",
+    "torch_version",
+    "git_commit",
+    "started_at",
+    "config_digest",
+    "code_digest",
+)
+_LONGEST_TAG = 500
+"""Characters: what every tracker takes and a table can show; the row has the whole."""
+
+
+@dataclass(frozen=True)
+class LoggedCell:
+    """One row. `key` tells it from every other cell of every sweep, `digest` from what it said earlier.
+
+    Metrics are the columns that are numbers and those that are yes (1) or no (0); what was not measured is
+    not among them. `started_s` is seconds since 1970, `well` whether it is what one wants to see.
+    """
+
+    key: str
+    digest: str
+    name: str
+    params: dict[str, str]
+    metrics: dict[str, float]
+    tags: dict[str, str]
+    started_s: float
+    repeat: int
+    well: bool
+
+    @property
+    def ended_s(self) -> float:
+        """When it had ended, as far as that is known."""
+        return self.started_s + self.metrics.get("cell_s", 0.0)
+
+
+@dataclass(frozen=True)
+class LoggedSweep:
+    """One sweep, and the machine and versions that it ran on."""
+
+    key: str
+    name: str
+    environment: dict[str, str]
+    cells: list[LoggedCell]
+
+
+@dataclass
+class Logged:
+    """How many cells are new to a tracker, replaced what it had of them, or were there already."""
+
+    new: int = 0
+    replaced: int = 0
+    same: int = 0
+
+
+def logged_sweep(folder: Path, environment: dict[str, Any]) -> LoggedSweep:
+    """A sweep as trackers are told of it."""
+    rows = list(stored_rows(folder))
+    key = _sweep_key(folder, rows)
+    told = {name: str(value) for name, value in environment.items() if value not in (None, [], "")}
+    return LoggedSweep(key, folder.resolve().name, told, [_logged_cell(key, row) for row in rows])
+
+
+def status_counts(sweep: LoggedSweep) -> dict[str, int]:
+    """How many cells have which status."""
+    return dict(Counter(cell.tags["status"] for cell in sweep.cells))
+
+
+def _logged_cell(sweep: str, row: Row) -> LoggedCell:
+    values = {name: getattr(row, name) for name in (*_PARAMETERS, *_TAGS)}
+    texts = {name: str(value)[:_LONGEST_TAG] for name, value in values.items() if value not in (None, "")}
+    return LoggedCell(
+        key=_digest(sweep, row.cell),
+        digest=_digest(json.dumps(asdict(row), sort_keys=True, default=str)),
+        name=row.cell,
+        params={name: texts[name] for name in _PARAMETERS if name in texts},
+        metrics=_metrics(row),
+        tags={name: texts[name] for name in _TAGS if name in texts},
+        started_s=_seconds(row.started_at),
+        repeat=row.repeat or 0,
+        well=as_it_should_be(row),
+    )
+
+
+def _metrics(row: Row) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, value in asdict(row).items():
+        measured = name.endswith(("_s", "_bytes", "_diff")) or name.startswith("loss_")
+        if (
+            (measured or name in _YES_OR_NO)
+            and isinstance(value, bool | int | float)
+            and math.isfinite(value)
+        ):
+            found[name] = float(value)
+    return found
+
+
+def _sweep_key(folder: Path, rows: Iterable[Row]) -> str:
+    """The same before and after a resume, a move or a thinning: of the row that was written first, which
+    may have been replaced since."""
+    replaced = stored_rows(folder, SUPERSEDED_JSONL)
+    first = min(
+        ((row.started_at or "", row.torch_version or "") for row in (*rows, *replaced)), default=("", "")
+    )
+    return _digest(folder.resolve().name, *first)
+
+
+def _seconds(moment: str | None) -> float:
+    try:
+        return datetime.fromisoformat(moment or "").timestamp()
+    except ValueError:
+        return 0.0
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

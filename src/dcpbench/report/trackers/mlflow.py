@@ -1,0 +1,112 @@
+"""MLflow: a run for each sweep with a run for each cell below it, in a SQLite file of their own."""
+
+import importlib
+import logging
+import os
+from pathlib import Path
+
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # asked at import: nothing leaves this machine
+
+from mlflow.entities import Metric, Param, Run, RunTag
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
+from dcpbench.report.trackers import Logged, LoggedCell, LoggedSweep, status_counts
+from dcpbench.results import ResultsError
+
+_KEY, _DIGEST, _PARENT = "dcpbench.key", "dcpbench.digest", "mlflow.parentRunId"
+_DATABASE = "mlflow.db"
+
+for _needed in ("alembic", "sqlalchemy"):  # by a SQLite store; mlflow-skinny does not bring them
+    importlib.import_module(_needed)
+
+
+def log(sweep: LoggedSweep, folder: Path, project: str) -> Logged:
+    """Make runs in the experiment `project` for what it does not have as it is now.
+
+    Raises:
+        ResultsError: MLflow refuses.
+    """
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        return _log(sweep, MlflowClient(tracking_uri=_uri(folder)), folder, project)
+    except MlflowException as error:
+        raise ResultsError(f"MLflow: {str(error).splitlines()[0]}") from None
+
+
+def seen_with(folder: Path) -> str:
+    """The command that shows what is there."""
+    return f"mlflow ui --backend-store-uri {_uri(folder)}"
+
+
+def _uri(folder: Path) -> str:
+    return f"sqlite:///{folder.resolve() / _DATABASE}"
+
+
+def _log(sweep: LoggedSweep, client: MlflowClient, folder: Path, project: str) -> Logged:
+    known = client.get_experiment_by_name(project)
+    experiment = (
+        known.experiment_id
+        if known
+        else client.create_experiment(project, artifact_location=(folder.resolve() / "artifacts").as_uri())
+    )
+    parent = _parent(sweep, client, experiment)
+    there = {run.data.tags[_KEY]: run for run in _runs(client, experiment, _PARENT, parent)}
+    logged = Logged()
+    for cell in sweep.cells:
+        before = there.get(cell.key)
+        if before and before.data.tags.get(_DIGEST) == cell.digest:
+            logged.same += 1
+            continue
+        if before:
+            client.delete_run(before.info.run_id)
+            logged.replaced += 1
+        else:
+            logged.new += 1
+        _write(sweep, cell, client, experiment, parent)
+    return logged
+
+
+def _parent(sweep: LoggedSweep, client: MlflowClient, experiment: str) -> str:
+    found = _runs(client, experiment, _KEY, sweep.key)
+    starts = [cell.started_s for cell in sweep.cells] or [0.0]
+    run = (
+        found[0]
+        if found
+        else client.create_run(
+            experiment, start_time=round(min(starts) * 1000), tags={_KEY: sweep.key}, run_name=sweep.name
+        )
+    )
+    counted = {f"cells.{status}": str(number) for status, number in status_counts(sweep).items()}
+    for name, value in {**sweep.environment, **counted}.items():
+        client.set_tag(run.info.run_id, name, value)
+    well = all(cell.well for cell in sweep.cells)
+    ended = max([cell.ended_s for cell in sweep.cells] or [0.0])
+    client.set_terminated(run.info.run_id, "FINISHED" if well else "FAILED", round(ended * 1000))
+    return str(run.info.run_id)
+
+
+def _write(sweep: LoggedSweep, cell: LoggedCell, client: MlflowClient, experiment: str, parent: str) -> None:
+    """The digest comes last: a run without it broke off, and is made again."""
+    at = round(cell.started_s * 1000)
+    own = {_KEY: cell.key, _PARENT: parent}
+    run = client.create_run(experiment, start_time=at, tags=own, run_name=cell.name)
+    client.log_batch(
+        run.info.run_id,
+        metrics=[Metric(name, value, at, 0) for name, value in cell.metrics.items()],
+        params=[Param(name, value) for name, value in cell.params.items()],
+        tags=[RunTag(name, value) for name, value in {**sweep.environment, **cell.tags}.items()],
+    )
+    client.set_terminated(run.info.run_id, "FINISHED" if cell.well else "FAILED", round(cell.ended_s * 1000))
+    client.set_tag(run.info.run_id, _DIGEST, cell.digest)
+
+
+def _runs(client: MlflowClient, experiment: str, tag: str, value: str) -> list[Run]:
+    found: list[Run] = []
+    page = None
+    while True:
+        more = client.search_runs([experiment], f"tags.`{tag}` = '{value}'", page_token=page)
+        found += more
+        if not (page := more.token):
+            return found
