@@ -48,7 +48,7 @@ class Buffered(Mlp):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map a batch of shape (batch, sizes[0]) to (batch, sizes[-1])."""
-        if torch.is_grad_enabled():
+        if self.training and torch.is_grad_enabled():
             self.seen += 1
             self.gain *= 1.01
         return super().forward(x) * self.gain
@@ -88,7 +88,7 @@ class FineTuned(nn.Module):
     def __init__(self, pretrain: dict[str, Any], layers: int) -> None:
         super().__init__()
         inner: nn.Module = pkgutil.resolve_name(pretrain["target"])(**pretrain["options"])
-        self.pretrain = inner.requires_grad_(False)
+        self.pretrain = inner.requires_grad_(False).eval()  # its buffers are frozen as well
         self.input_size, self.output_size = inner.input_size, inner.output_size
         size = cast(int, inner.output_size)
         for number in range(1, layers + 1):
