@@ -67,6 +67,7 @@ def test_the_experiment_names_values_that_there_are() -> None:
                 for value in str(values).split(","):
                     assert (conf / folder / f"{value.strip()}.yaml").is_file(), (name, key, value)
         assert block["sharing"] == ("none" if name.startswith("costs_") else "correctness")
+        assert "scenario" in block, "or scenario=... on the command line would be taken for the block's own"
         assert ("repeats" in block) == name.startswith("costs_")
 
 
