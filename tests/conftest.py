@@ -4,13 +4,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+
+if TYPE_CHECKING:
+    from support.browser import Browser
 
 TESTS = Path(__file__).parent
 PARALLELISMS = ("none", "ddp", "fsdp", "hsdp", "fsdp_tp", "fsdp2", "hsdp2", "fsdp2_tp")
@@ -81,3 +84,26 @@ def alive_in(folder: Path) -> list[str]:
         if any(name.startswith(str(folder)) for name in names):
             found.append(f"{process.pid}: {line}")
     return found
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Browser]":
+    """A headless Chromium."""
+    from support.browser import chromium
+
+    with chromium(tmp_path_factory.mktemp("profile")) as one:
+        yield one
+
+
+@pytest.fixture
+def show(browser: "Browser", tmp_path: Path) -> "Callable[..., Browser]":
+    """Open the report page of a sweep of these rows; what it tells the console or asks for is an error."""
+    from support.pages import write_page
+
+    def opened(rows: list[Any], title: str = "sweep", **how: Any) -> "Browser":
+        browser.open(write_page(tmp_path, rows, title), **how)
+        assert browser.console() == []
+        assert browser.requests() == []
+        return browser
+
+    return opened

@@ -3,7 +3,6 @@
 from pathlib import Path
 from xml.etree import ElementTree
 
-from dcpbench.report.compare import changes, costs
 from dcpbench.report.frame import counts, detection, failures, read_frame, summary
 from dcpbench.report.write import write_reports
 from report.sweeps import folder_with
@@ -38,26 +37,6 @@ def test_pages_escape_what_rows_say(tmp_path: Path) -> None:
     assert error is not None
     assert "<script>alert(1)</script>" in (error.text or "")
     assert "again: python -m dcpbench parallel=ddp" in (error.text or "")
-
-
-def test_changes_are_matched_by_axes(tmp_path: Path) -> None:
-    old = folder_with(
-        tmp_path / "old",
-        row(parallel="ddp", load_s=1.0),
-        row(parallel="fsdp", status="fail"),
-        row(parallel="hsdp"),
-    )
-    new = folder_with(
-        tmp_path / "new",
-        row(parallel="ddp", status="crash", load_s=2.0),
-        row(parallel="fsdp"),
-        row(parallel="fsdp2"),
-    )
-    before, after = read_frame(old)[0], read_frame(new)[0]
-    told = changes(before, after)
-    assert sorted(told["change"]) == ["new", "newly failing", "newly passing", "vanished"]
-    loads = costs(before, after).set_index("metric").loc["load_s"]
-    assert (loads["cells"], loads["ratio"]) == (1, 2.0)
 
 
 def test_planted_faults_have_a_table_of_their_own(tmp_path: Path) -> None:

@@ -1,85 +1,173 @@
-"""What changed between two sweeps: verdicts first, then the costs of the cells in both."""
+"""`python -m dcpbench.report compare OLD NEW...`: which verdicts changed, and which costs beyond noise."""
 
 import argparse
+import io
+import json
+import sys
 from pathlib import Path
 
 import pandas as pd
 
-from dcpbench.report.frame import AXES, read_frame
-from dcpbench.results import PASSING
+from dcpbench.report import sections
+from dcpbench.report.comparison import FAIL_ON, Comparison, compared
+from dcpbench.report.content import Content
+from dcpbench.report.costs import METRICS, MORE_METRICS, Rule
+from dcpbench.report.environments import differences
+from dcpbench.report.markdown import markdown
+from dcpbench.report.output import format_of, print_whole, write_output
+from dcpbench.report.reading import read_sweeps, records, short_names
+from dcpbench.report.text import rendered
+from dcpbench.report.where import QueryError
+from dcpbench.results import ResultsError
 
-_KEY = [*AXES, "overrides"]
-_COSTS = ["save_s", "save_stall_s", "load_s"]
+_EPILOG = f"""\
+A side that is a folder of sweeps is all of their rows: more runs of the same cells. Cells are
+matched by their axes, and by overrides that are no axis. The rule by which a cost is called
+another one stands below the tables, and in docs/compare.md.
+
+--fail-on takes one or several of {", ".join(FAIL_ON[:7])},
+{", ".join(FAIL_ON[7:])}.
+"""
 
 
 def main(arguments: list[str]) -> int:
-    """Compare two sweeps.
+    """Compare sweeps.
+
+    Returns:
+        1 where something is found that `--fail-on` names, else 0.
 
     Raises:
-        dcpbench.results.ResultsError: one of the folders holds no results.
+        dcpbench.results.ResultsError: a side holds no results, or what was asked makes no sense.
     """
-    compare = argparse.ArgumentParser(prog="python -m dcpbench.report compare")
-    compare.add_argument("old", type=Path, help="folder of the sweep to compare with")
-    compare.add_argument("new", type=Path, help="folder of the sweep to judge")
-    both = compare.parse_args(arguments)
-    print_comparison(both.old, both.new)
-    return 0
-
-
-def changes(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
-    """One row for each cell of either sweep: `old` and `new` status, and what kind of change it is.
-
-    Cells are matched by their axes and overrides. `change` is one of newly failing, newly passing,
-    vanished, new, same.
-    """
-    both = old[[*_KEY, "cell", "status"]].merge(
-        new[[*_KEY, "cell", "status"]], on=_KEY, how="outer", suffixes=("_old", "_new")
+    asked = _parser().parse_args(arguments)
+    rule = Rule(
+        _share(asked.false_alarms, "--false-alarms"),
+        _share(asked.least_effect, "--least-effect"),
+        _share(asked.drift, "--drift"),
+        tuple(_metric(name) for name in _split(asked.metric)) or METRICS,
     )
-    return pd.DataFrame(
-        {
-            "cell": both["cell_new"].fillna(both["cell_old"]),
-            "old": both["status_old"].fillna("-"),
-            "new": both["status_new"].fillna("-"),
-            "change": [
-                _change(before, after)
-                for before, after in zip(both["status_old"], both["status_new"], strict=True)
-            ],
-        }
+    ignored = _split(asked.ignore)
+    fail_on = [_kind(name) for name in _split(asked.fail_on)]
+    written_as = asked.format or format_of(asked.output, _SUFFIXES)
+    sides = {place: read_sweeps([place]) for place in dict.fromkeys([asked.old, *asked.new])}
+    names = {Path(place): name for place, name in short_names([str(place) for place in sides]).items()}
+    if not any(len(side.frame) for side in sides.values()):
+        raise ResultsError(f"{', '.join(map(str, sides))}: no rows yet, so there is nothing to compare")
+    found = [
+        compared(names[place], sides[asked.old].frame, sides[place].frame, rule, ignored)
+        for place in asked.new
+    ]
+    if written_as in ("csv", "json"):
+        text = _flat(found, written_as)
+    else:
+        damaged = [sentence for side in sides.values() for sentence in side.left_out]
+        differing = differences({names[place]: side for place, side in sides.items()})
+        text = _said(_sections(found, differing, damaged, rule, asked.all), written_as, bool(asked.output))
+    if asked.output:
+        write_output(asked.output, text)
+    else:
+        print_whole(text)
+    met = [name for name in fail_on if any(name in one.kinds() for one in found)]
+    if met:
+        sys.stderr.write(f"dcpbench.report: found what --fail-on names: {', '.join(met)}\n")
+    return 1 if met else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m dcpbench.report compare",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add = parser.add_argument
+    add("old", type=Path, help="folder of the sweep to compare with, or of several")
+    add("new", type=Path, nargs="+", help="what to judge; each of several is compared with OLD")
+    add("--all", action="store_true", help="every cell and every group of cells, also where nothing changed")
+    add("--metric", action="append", default=[], metavar="NAME,...", help=f"instead of {', '.join(METRICS)}")
+    add(
+        "--ignore",
+        action="append",
+        default=[],
+        metavar="AXIS,...",
+        help="match cells whatever these axes or overrides are: to compare two models, two storages",
+    )
+    add(
+        "--least-effect",
+        type=float,
+        default=Rule.least_effect,
+        metavar="SHARE",
+        help="0.05: less than 5 %% is no change",
+    )
+    add(
+        "--drift",
+        type=float,
+        default=Rule.drift,
+        metavar="SHARE",
+        help="how far equal sweeps may differ as a whole (0.03); with six or more sweeps, that is seen",
+    )
+    add(
+        "--false-alarms",
+        type=float,
+        default=Rule.false_alarms,
+        metavar="SHARE",
+        help="chance of any false call (0.01)",
+    )
+    add(
+        "--fail-on",
+        action="append",
+        default=[],
+        metavar="KIND,...",
+        help="exit with 1 where there is such a change",
+    )
+    add("--format", choices=list(_SUFFIXES.values()), help="table, or what the suffix of -o says")
+    add("-o", "--output", type=Path, metavar="FILE", help="write there, whole or not at all")
+    return parser
 
 
-def costs(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
-    """Median seconds over the cells that both sweeps measured, and their ratio (new / old)."""
-    both = old.merge(new, on=_KEY, suffixes=("_old", "_new"))
-    lines = []
-    for cost in _COSTS:
-        measured = both[[f"{cost}_old", f"{cost}_new"]].dropna()
-        before, after = measured.median() if len(measured) else (float("nan"), float("nan"))
-        lines.append((cost, len(measured), before, after, after / before if before else float("nan")))
-    return pd.DataFrame(lines, columns=["metric", "cells", "old", "new", "ratio"])
+_SUFFIXES = {".txt": "table", ".md": "markdown", ".csv": "csv", ".json": "json"}
 
 
-def print_comparison(old: Path, new: Path) -> None:
-    """Print what changed from one sweep to another.
-
-    Raises:
-        dcpbench.results.ResultsError: one of the folders holds no results.
-    """
-    (before, _), (after, _) = read_frame(old), read_frame(new)
-    changed = changes(before, after)
-    moved = changed[(changed["old"] != changed["new"])]
-    if len(moved):
-        print(moved.to_string(index=False))
-    print(f"{len(changed)} cells, {len(moved)} with another status")
-    print(costs(before, after).to_string(index=False, float_format=lambda value: f"{value:.3g}"))
-    print("One run on each side says nothing about noise: a ratio here is no verdict on speed.")
+def _sections(
+    found: list[Comparison], differing: pd.DataFrame, damaged: list[str], rule: Rule, every: bool
+) -> list[Content]:
+    said = [sections.environments(differing, damaged)]
+    for one in found:
+        said += [sections.verdicts(one, every), *sections.costs(one, rule, every)]
+    return said
 
 
-def _change(before: object, after: object) -> str:
-    if not isinstance(before, str):
-        return "new"
-    if not isinstance(after, str):
-        return "vanished"
-    if (before in PASSING) == (after in PASSING):
-        return "same" if before == after else "other status"
-    return "newly failing" if before in PASSING else "newly passing"
+def _said(said: list[Content], written_as: str, to_file: bool) -> str:
+    if written_as == "markdown":
+        return "\n".join(map(markdown, said))
+    out = io.StringIO() if to_file else sys.stdout
+    return "\n".join(rendered(part, out) for part in said)
+
+
+def _flat(found: list[Comparison], written_as: str) -> str:
+    table = pd.concat([one.flat() for one in found], ignore_index=True)
+    if written_as == "csv":
+        return str(table.to_csv(index=False))
+    return json.dumps(records(table), indent=1, allow_nan=False) + "\n"
+
+
+def _split(names: list[str]) -> list[str]:
+    return [name.strip() for one in names for name in one.split(",") if name.strip()]
+
+
+def _metric(name: str) -> str:
+    metrics = (*METRICS, *MORE_METRICS)
+    if name in metrics:
+        return name
+    raise QueryError(f"--metric: {name} is not compared; the metrics are {', '.join(metrics)}")
+
+
+def _kind(name: str) -> str:
+    if name in FAIL_ON:
+        return name
+    raise QueryError(f"--fail-on: {name} is no kind of change; the kinds are {', '.join(FAIL_ON)}")
+
+
+def _share(value: float, option: str) -> float:
+    if 0 <= value < 1:
+        return value
+    raise QueryError(f"{option} {value}: must be a share, at least 0 and less than 1")

@@ -3,7 +3,6 @@
 import argparse
 import io
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +10,13 @@ from pathlib import Path
 from dcpbench.report.content import MOST_CELLS, View, content, first_of, shown
 from dcpbench.report.junit import junit
 from dcpbench.report.markdown import markdown
+from dcpbench.report.output import format_of, print_whole, write_output
 from dcpbench.report.page import page
 from dcpbench.report.reading import Sweeps, read_sweeps, records
-from dcpbench.report.text import print_text, rendered
+from dcpbench.report.text import rendered
 from dcpbench.report.where import QueryError, known_column, known_metric, parse
-from dcpbench.report.write import write_reports, write_whole
-from dcpbench.results import RESULTS_JSONL, ResultsError
+from dcpbench.report.write import write_reports
+from dcpbench.results import RESULTS_JSONL
 
 _SUFFIXES = {
     ".md": "markdown",
@@ -54,14 +54,14 @@ def main(arguments: list[str]) -> int:
     )
     if view.cells and view.is_pivot:
         raise QueryError("--cells is a line a cell; --rows, --columns and --metric are a pivot: ask for one")
-    written_as = asked.format or _format_of(asked.output)
+    written_as = asked.format or format_of(asked.output, _SUFFIXES)
     sweeps = read_sweeps(asked.sweeps)
     if asked.output:
-        _write(asked.output, _FORMATS[written_as](sweeps, view))
+        write_output(asked.output, _FORMATS[written_as](sweeps, view))
     elif written_as == "table":
-        _print(rendered(content(sweeps, view), sys.stdout))
+        print_whole(rendered(content(sweeps, view), sys.stdout))
     else:
-        _print(_FORMATS[written_as](sweeps, view))
+        print_whole(_FORMATS[written_as](sweeps, view))
     if not asked.format and not asked.output:
         _write_beside(asked.sweeps, sweeps)
     if written_as in _ROWS_ALONE:
@@ -109,32 +109,6 @@ def _names(asked: list[str], option: str) -> tuple[str, ...]:
 
 def _split(names: str) -> list[str]:
     return [name.strip() for name in names.split(",") if name.strip()]
-
-
-def _format_of(output: Path | None) -> str:
-    if output is None or output.suffix in _SUFFIXES:
-        return _SUFFIXES.get(output.suffix, "") if output else "table"
-    raise QueryError(
-        f"-o {output}: say with --format what to write; {', '.join(_SUFFIXES)} speak for themselves"
-    )
-
-
-def _print(text: str) -> None:
-    try:
-        print_text(text)
-    except OSError as error:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # Python is not to try again at its end
-        if not isinstance(error, BrokenPipeError):  # whoever reads a pipe may have seen enough
-            raise ResultsError(f"standard output cannot be written to: {error.strerror}") from None
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        write_whole(path, text)
-    except OSError as error:
-        raise QueryError(f"-o {path}: cannot be written: {error.strerror}") from None
 
 
 def _write_beside(places: list[Path], sweeps: Sweeps) -> None:

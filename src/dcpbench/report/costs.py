@@ -1,0 +1,150 @@
+"""What changed in the costs of the cells that two sides have in common: over all, by axis value, by cell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from dcpbench.report import statistics
+from dcpbench.report.measured import Side, groups, side, usable
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, np.dtype[Any]]
+
+METRICS = ("save_s", "save_stall_s", "load_s", "checkpoint_bytes", "peak_device_bytes", "peak_host_bytes")
+MORE_METRICS = ("cell_s", "build_s", "train_s", "verify_s", "disk_bytes")
+"""Compared when asked for: a cell's whole time has compilers and the start of ranks in it."""
+_COUNTED = ("checkpoint_bytes", "disk_bytes")
+"""Sizes that are counted and not measured: they have no noise, and one run says what they are."""
+
+LEAST_RUNS = 3
+_LEAST_FREEDOM = 4
+_SHARES = {"all": 0.5, "axis": 0.25, "cell": 0.25}
+"""How the false alarms that are allowed go to the tests over all cells, of axis values, of single cells."""
+
+CHANGED = ("slower", "faster", "larger", "smaller")
+NO_CHANGE, UNCLEAR, TOO_FEW, NOT_MEASURED = "no change", "unclear", "too few runs", "not measured"
+COLUMNS = ["metric", "level", "name", "key", "cells", "runs_old", "runs_new", "old", "new"]
+COLUMNS += ["ratio", "ratio_low", "ratio_high", "would_see", "p", "by_sweep", "verdict"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When a cost is called another one.
+
+    `false_alarms` is the chance of any false call in one comparison. `drift`: by how much two equal sweeps
+    may differ as a whole, where there are too few sweeps to see it. `least_effect`: what is smaller is
+    not called. All are shares: 0.05 is 5 %.
+    """
+
+    false_alarms: float = 0.01
+    least_effect: float = 0.05
+    drift: float = 0.03
+    metrics: tuple[str, ...] = METRICS
+
+
+def costs(old: pd.DataFrame, new: pd.DataFrame, rule: Rule) -> pd.DataFrame:
+    """One line for each metric and all cells, each axis value and each cell in common, with its verdict.
+
+    `old` and `new` are medians of a cell, in seconds or bytes. `ratio` is new / old of geometric means,
+    with its own 95 % interval. `would_see` is the ratio that would have been called in 9 of 10 comparisons
+    with this noise. `p` is adjusted for all tests of the line's level.
+
+    Args:
+        old, new: rows with `key`, see `matching.with_cells`.
+    """
+    before, after = usable(old), usable(new)
+    cells = before[before["key"].isin(after["key"])].drop_duplicates("key").set_index("key")
+    if cells.empty:
+        return pd.DataFrame(columns=COLUMNS)
+    by_sweep = before["sweep"].nunique() + after["sweep"].nunique() - 2 >= _LEAST_FREEDOM
+    keys = list(cells.index)
+    lines = [
+        _lines(metric, cells, *(side(rows, metric, keys, by_sweep) for rows in (before, after)))
+        for metric in rule.metrics
+    ]
+    # One sweep is one throw of the machine's dice; where there are enough, the drift is in their noise.
+    table = pd.concat(lines, ignore_index=True).assign(by_sweep=by_sweep)
+    return _judged(table, rule, 0.0 if by_sweep else rule.drift)
+
+
+def _lines(metric: str, cells: pd.DataFrame, old: Side, new: Side) -> pd.DataFrame:
+    """The lines of one metric, without verdicts: differences of logarithms, with their errors."""
+    import numpy as np
+
+    both = (old.runs.gt(0) & new.runs.gt(0)).to_numpy()
+    parts = []
+    if metric not in _COUNTED and both.any():
+        names, members = groups(cells, both)
+        parts.append(_found(old, new, both[None, :]).assign(level="all", name="all cells"))
+        if names:
+            parts.append(_found(old, new, members).assign(level="axis", name=names))
+    single = _found(old, new, np.eye(len(cells), dtype=bool)).assign(level="cell", key=list(cells.index))
+    for name, values in (("old", old), ("new", new)):
+        single[f"runs_{name}"], single[name] = values.runs.to_numpy(), values.median.to_numpy()
+    single["apart"] = ((new.lowest > old.highest) | (new.highest < old.lowest)).to_numpy()
+    return pd.concat([*parts, single], ignore_index=True).assign(metric=metric)
+
+
+def _found(old: Side, new: Side, members: Array) -> pd.DataFrame:
+    found, rounds = statistics.changes(old.logs, new.logs, members)
+    return pd.DataFrame(
+        {
+            "cells": members.sum(axis=1),
+            "runs_old": rounds[0].astype(int),
+            "runs_new": rounds[1].astype(int),
+            "own_freedom": rounds.sum(axis=0) - 2,
+            "difference": found.difference,
+            "error": found.error,
+            "freedom": found.freedom,
+        }
+    )
+
+
+def _judged(lines: pd.DataFrame, rule: Rule, drift: float) -> pd.DataFrame:
+    import numpy as np
+
+    lines = lines.reindex(columns=[*dict.fromkeys([*lines.columns, *COLUMNS])])
+    counted = lines["metric"].isin(_COUNTED)
+    enough = lines[["runs_old", "runs_new"]].min(axis=1) >= np.where(lines["level"] == "cell", LEAST_RUNS, 1)
+    tested = ~counted & enough & (lines["own_freedom"] >= _LEAST_FREEDOM) & lines["error"].notna()
+    lines["ratio"] = np.exp(lines["difference"])
+    called = pd.Series(False, index=lines.index)
+    for level, share in _SHARES.items():
+        chosen = tested & (lines["level"] == level)
+        some = lines[chosen]
+        found = statistics.Changes(*(some[name].to_numpy() for name in ("difference", "error", "freedom")))
+        allowed = float(np.log1p(drift))
+        budget = share * rule.false_alarms
+        lines.loc[chosen, "p"] = statistics.holm(statistics.p_values(found, allowed))
+        called |= chosen & (lines["p"] <= budget)
+        low, high = statistics.interval(found)
+        lines.loc[chosen, "ratio_low"], lines.loc[chosen, "ratio_high"] = np.exp(low), np.exp(high)
+        seen = np.exp(statistics.would_see(found, allowed, budget, len(some)))
+        lines.loc[chosen, "would_see"] = np.maximum(seen, 1 + rule.least_effect)
+    called |= counted & lines["apart"].eq(True)
+    least = float(np.log1p(rule.least_effect))
+    called &= lines["difference"].abs() >= least
+    within = (np.log(lines["ratio_low"]) > -least) & (np.log(lines["ratio_high"]) < least)
+    lines["verdict"] = np.select(
+        [
+            lines["difference"].isna(),
+            called,
+            ~tested & ~counted,
+            within | counted,
+        ],
+        [NOT_MEASURED, _direction(lines), TOO_FEW, NO_CHANGE],
+        UNCLEAR,
+    )
+    return lines[COLUMNS]
+
+
+def _direction(lines: pd.DataFrame) -> Array:
+    import numpy as np
+
+    up, size = lines["difference"] > 0, lines["metric"].str.endswith("_bytes")
+    return np.select([size & up, size, up], ["larger", "smaller", "slower"], "faster")

@@ -1,0 +1,215 @@
+"""What changed between sweeps: verdicts by cell, costs only where they are beyond noise."""
+
+import itertools
+import json
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dcpbench.report.__main__ import main
+from dcpbench.results import append_row, write_json
+from test_results import row
+
+PARALLELISMS = ("ddp", "fsdp", "hsdp", "fsdp2")
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Callable[..., Path]:
+    def made(name: str, *rows: Any, **environment: object) -> Path:
+        (tmp_path / name).mkdir()
+        for item in rows:
+            append_row(tmp_path / name, item)
+        if environment:
+            write_json(tmp_path / name / "environment.json", environment)
+        return tmp_path / name
+
+    return made
+
+
+def asked(parallel: str, **columns: Any) -> Any:
+    return row(parallel=parallel, overrides=f"parallel={parallel}", **columns)
+
+
+def measured(seed: int, slower: float = 1.0, noise: float = 0.02) -> list[Any]:
+    """Five runs of each of eight cells; those of fsdp are slower by a factor."""
+    chance = random.Random(seed)
+    return [
+        row(
+            parallel=parallel,
+            save=save,
+            repeat=repeat,
+            overrides=f"parallel={parallel} save={save} repeat={repeat}",
+            save_s=level * (slower if parallel == "fsdp" else 1) * math.exp(chance.gauss(0, noise)),
+            load_s=level / 2 * math.exp(chance.gauss(0, noise)),
+        )
+        for repeat in range(5)
+        for level, parallel in enumerate(PARALLELISMS, 1)
+        for save in ("sync", "async")
+    ]
+
+
+def compared(*words: object) -> int:
+    return main(["compare", *map(str, words)])
+
+
+def lines(capsys: pytest.CaptureFixture[str], *words: object) -> list[dict[str, Any]]:
+    assert compared(*words, "--format", "json") == 0
+    told: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    return told
+
+
+def statuses(capsys: pytest.CaptureFixture[str], *words: object) -> list[dict[str, Any]]:
+    return [line for line in lines(capsys, *words) if line["metric"] == "status"]
+
+
+def test_verdicts_are_matched_by_axes_and_told_first(
+    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = sweep(
+        "old", asked("ddp"), asked("fsdp", status="fail"), asked("hsdp"), asked("none"), torch="2.11.0"
+    )
+    new = sweep(
+        "new",
+        asked("ddp", status="crash", reason="rank 1 was killed by SIGKILL in save"),
+        asked("fsdp"),
+        asked("fsdp2"),
+        asked("none"),
+        torch="2.13.0",
+    )
+    told = {
+        line["parallel"]: line["verdict"] for line in lines(capsys, old, new) if line["metric"] == "status"
+    }
+    assert told == {
+        "ddp": "newly failing",
+        "fsdp": "newly passing",
+        "hsdp": "vanished",
+        "fsdp2": "new",
+        "none": "same",
+    }
+    assert compared(old, new) == 0
+    said = capsys.readouterr().out
+    places = [said.index(part) for part in ("2.11.0", "newly failing", "newly passing", "save_s")]
+    assert places == sorted(places), "environment, verdicts, costs"
+    assert "rank 1 was killed by SIGKILL in save" in said
+    assert "again: python -m dcpbench parallel=ddp" in said
+
+
+def test_the_repeats_of_a_cell_are_runs_of_it(
+    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def runs(*statuses: str) -> list[Any]:
+        return [
+            row(status=status, repeat=repeat, overrides=f"parallel=ddp repeat={repeat}")
+            for repeat, status in enumerate(statuses)
+        ]
+
+    old, new = sweep("old", *runs("pass", "pass")), sweep("new", *runs("pass", "fail", "pass"))
+    (status,) = statuses(capsys, old, new)
+    assert (status["verdict"], status["old"], status["new"]) == ("flaky", "pass", "2 pass, 1 fail")
+
+
+@pytest.mark.parametrize(
+    ("fail_on", "status"),
+    [
+        ("newly-failing", 1),
+        ("regressions,newly-failing", 1),
+        ("vanished", 0),
+        ("regressions", 0),
+        ("failing", 1),
+    ],
+)
+def test_the_exit_status_is_for_a_nightly_job(sweep: Callable[..., Path], fail_on: str, status: int) -> None:
+    old, new = sweep("old", asked("ddp")), sweep("new", asked("ddp", status="fail"))
+    assert compared(old, new, "--fail-on", fail_on) == status
+    assert compared(old, old, "--fail-on", fail_on) == 0
+
+
+def test_a_slowdown_that_cells_share_is_found_and_named(
+    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = sweep("old", *measured(1)), sweep("new", *measured(2, slower=1.15))
+    called = {
+        (line["metric"], line["name"] or line["parallel"])
+        for line in lines(capsys, old, new)
+        if line["verdict"] in ("slower", "faster")
+    }
+    assert ("save_s", "parallel=fsdp") in called
+    assert {name for _, name in called} <= {"parallel=fsdp", "fsdp"}
+    assert {metric for metric, _ in called} <= {"save_s", "save_stall_s"}
+    assert compared(old, new, "--fail-on", "regressions") == 1
+    assert compared(new, old, "--fail-on", "regressions") == 0, "faster is none"
+
+
+def test_equal_sweeps_are_seldom_called_anything_else(
+    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [sweep(f"s{seed}", *measured(seed, noise=0.05)) for seed in range(8)]
+    false = [
+        line
+        for old, new in itertools.pairwise(folders)
+        for line in lines(capsys, old, new)
+        if line["verdict"] in ("slower", "faster", "larger", "smaller")
+    ]
+    assert false == []
+
+
+def test_too_few_runs_say_nothing(sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    old, new = sweep("old", asked("ddp", save_s=1.0)), sweep("new", asked("ddp", save_s=9.0))
+    verdicts = {line["verdict"] for line in lines(capsys, old, new) if line["metric"] == "save_s"}
+    assert verdicts == {"too few runs"}
+    assert compared(old, new) == 0
+    assert "1 on one side; 3 are needed" in capsys.readouterr().out
+
+
+def test_costs_that_were_not_measured_are_not_compared(
+    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = sweep("old", asked("ddp", save_s=float("nan"))), sweep("new", asked("ddp", save_s=None))
+    verdicts = {line["verdict"] for line in lines(capsys, old, new) if line["metric"] == "save_s"}
+    assert verdicts == {"not measured"}
+
+
+def test_sweeps_without_a_common_cell_say_in_what_they_differ(
+    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = sweep("old", asked("ddp", model="even")), sweep("new", asked("ddp", model="uneven"))
+    assert compared(old, new) == 0
+    assert "they differ in model (even before, uneven now)" in capsys.readouterr().out
+    assert compared(old, new, "--ignore", "model") == 0
+    assert "1 cells, 0 with another status" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--fail-on", "slow"], "slow is no kind of change; the kinds are newly-failing"),
+        (["--metric", "status"], "status is not compared; the metrics are save_s"),
+        (["--least-effect", "5"], "must be a share"),
+        (["-o", "x.pdf"], "say with --format"),
+    ],
+)
+def test_wrong_words_are_one_line(
+    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str], words: list[str], told: str
+) -> None:
+    old = sweep("old", asked("ddp"))
+    assert compared(old, old, *words) == 2
+    said = capsys.readouterr().err
+    assert told in said
+    assert said.count("\n") == 1
+
+
+def test_each_of_several_is_held_against_the_first(
+    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    old = sweep("old", asked("ddp"))
+    others = [sweep("well", asked("ddp")), sweep("broken", asked("ddp", status="fail"))]
+    told = {
+        line["against"]: line["verdict"] for line in lines(capsys, old, *others) if line["metric"] == "status"
+    }
+    assert told == {"well": "same", "broken": "newly failing"}
+    assert compared(old, *others, "-o", tmp_path / "said.md") == 0
+    assert "newly failing" in (tmp_path / "said.md").read_text()
