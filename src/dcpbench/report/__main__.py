@@ -7,6 +7,7 @@ from dcpbench.results import ResultsError
 
 _COMMANDS = {
     "compare": "dcpbench.report.compare",
+    "history": "dcpbench.report.history.command",
     "log": "dcpbench.report.log",
     "thin": "dcpbench.report.thin",
 }

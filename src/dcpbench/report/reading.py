@@ -68,7 +68,7 @@ def read_sweeps(places: Sequence[Path | str]) -> Sweeps:
     """
     frames, environments, left_out = [], {}, []
     named = [Path(place) for place in places]
-    for folder in {sweep.resolve(): sweep for place in named for sweep in _sweeps_in(place)}.values():
+    for folder in {sweep.resolve(): sweep for place in named for sweep in sweeps_in(place)}.values():
         try:
             frame, sentences = read_frame(folder)
         except ResultsError as error:
@@ -139,7 +139,12 @@ def short_names(folders: Iterable[str]) -> dict[str, str]:
     return names
 
 
-def _sweeps_in(place: Path) -> Iterator[Path]:
+def sweeps_in(place: Path) -> Iterator[Path]:
+    """The folder itself if it is a sweep, else the sweeps in it, or in folders of it.
+
+    Raises:
+        dcpbench.results.ResultsError: there is none.
+    """
     try:
         itself = (place / RESULTS_JSONL).exists() or place.is_file()
     except OSError as error:

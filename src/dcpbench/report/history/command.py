@@ -1,0 +1,148 @@
+"""`python -m dcpbench.report history <folder>...`: its command line."""
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+
+from dcpbench.report.content import first_of
+from dcpbench.report.history.cells import history
+from dcpbench.report.history.changes import FALSE_ALARMS, LEAST_EFFECT
+from dcpbench.report.history.rows import Rows, read_history
+from dcpbench.report.history.story import stories
+from dcpbench.report.history.terminal import rendered
+from dcpbench.report.history.written import as_json, markdown
+from dcpbench.report.text import print_text
+from dcpbench.report.where import COLUMNS, Condition, QueryError, known_metric, parse, select
+from dcpbench.report.write import write_whole
+from dcpbench.results import ResultsError
+
+METRICS = ("save_stall_s", "save_s", "load_s")
+
+_SUFFIXES = {".txt": "table", ".md": "markdown", ".json": "json"}
+
+_EPILOG = f"""\
+Cells are matched by their axes and other overrides; of runs of one cell (repeats=N) it is the worst
+status and the median cost. A change of a cost is told where a test finds one, of {LEAST_EFFECT:.0%} at least;
+in at most {FALSE_ALARMS:.0%} of histories there is one that is none: docs/history.md.
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Show how cells went over many sweeps.
+
+    Raises:
+        dcpbench.results.ResultsError: one of the folders holds no results, or what was asked makes no sense.
+    """
+    asked = _parser().parse_args(arguments)
+    conditions = [parse(condition) for condition in asked.where]
+    names = [name.strip() for names in asked.metric for name in names.split(",") if name.strip()]
+    metrics = tuple(dict.fromkeys(map(known_metric, names))) or METRICS
+    written_as = asked.format or _format_of(asked.output)
+    rows = read_history(
+        asked.folders, [*metrics, *(one.column for one in conditions if one.column != "sweep")]
+    )
+    text = _text(_chosen(rows, conditions), metrics, written_as, asked)
+    if not asked.output:
+        _print(text)
+        return 0
+    try:
+        write_whole(asked.output, text)
+    except OSError as error:
+        raise QueryError(f"-o {asked.output}: cannot be written: {error.strerror}") from None
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    show = argparse.ArgumentParser(
+        prog="python -m dcpbench.report history",
+        description="How the status and the costs of each cell went over the sweeps of a folder.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = show.add_argument
+    add("folders", type=Path, nargs="+", metavar="folder", help="folder of sweeps, as outputs/nightly")
+    add(
+        "--where",
+        action="append",
+        default=[],
+        metavar="COND",
+        help="only such rows: parallel=fsdp2, sweep~2026-11 (several: all must hold)",
+    )
+    add(
+        "--metric",
+        action="append",
+        default=[],
+        metavar="NAME,...",
+        help=f"which costs, instead of {', '.join(METRICS)}",
+    )
+    add("--last", type=_count, metavar="N", help="the newest N sweeps alone")
+    add("--all", action="store_true", help="also the cells that are well and in which nothing changed")
+    add("--format", choices=list(dict.fromkeys(_SUFFIXES.values())), help="json: always all cells")
+    add(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write there, whole or not at all; its suffix tells the format",
+    )
+    return show
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number, 1 or more")
+    return int(text)
+
+
+def _format_of(output: Path | None) -> str:
+    if output is None or output.suffix in _SUFFIXES:
+        return _SUFFIXES.get(output.suffix, "") if output else "table"
+    raise QueryError(
+        f"-o {output}: say with --format what to write; {', '.join(_SUFFIXES)} speak for themselves"
+    )
+
+
+def _chosen(rows: Rows, conditions: Sequence[Condition]) -> Rows:
+    """The rows that are meant.
+
+    Raises:
+        QueryError: there is none.
+    """
+    if not conditions:
+        return rows
+    asked = {"sweep": rows.frame["at"].map(dict(enumerate(rows.names)))} | {
+        one.column: rows.frame[one.column] for one in conditions if one.column != "sweep"
+    }
+    typed = pd.DataFrame(asked).astype({name: COLUMNS[name] for name in asked})
+    kept = select(typed.assign(row=range(len(typed))), conditions)["row"]
+    if kept.empty:
+        raise QueryError(f"no row of {len(rows.frame):,} in {len(rows.folders):,} sweeps meets every --where")
+    return replace(rows, frame=rows.frame.iloc[kept].reset_index(drop=True))
+
+
+def _text(rows: Rows, metrics: Sequence[str], written_as: str, asked: argparse.Namespace) -> str:
+    told = history(rows, metrics, asked.last)
+    cells = stories(told)
+    remarks = first_of(rows.remarks)
+    if written_as == "json":
+        return as_json(told, cells, rows.remarks)
+    if written_as == "markdown":
+        return markdown(told, cells, remarks, asked.all)
+    return rendered(told, cells, remarks, asked.all, io.StringIO() if asked.output else sys.stdout)
+
+
+def _print(text: str) -> None:
+    try:
+        print_text(text)
+    except (
+        BrokenPipeError
+    ):  # whoever reads a pipe may have seen enough; Python is not to try again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        raise ResultsError(f"standard output cannot be written to: {error.strerror}") from None
