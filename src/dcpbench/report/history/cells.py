@@ -13,7 +13,6 @@ import pandas as pd
 from dcpbench.report.history.kinds import ABSENT, Numbers, kind_numbers
 from dcpbench.report.history.rows import Rows
 from dcpbench.report.reading import AXES
-from dcpbench.report.short import plain
 from dcpbench.results import RESULTS_JSONL
 
 _NEXT_OVERRIDE = re.compile(r"\s+(?=[+~]*[\w./@:-]+=)")
@@ -99,12 +98,21 @@ def _numbered(frame: pd.DataFrame) -> tuple[npt.NDArray[np.intp], pd.DataFrame]:
     texts: dict[str, npt.NDArray[Any]] = {}
     for name in (*AXES, "overrides"):
         codes, values = pd.factorize(frame[name], use_na_sentinel=False)
-        said = [other_overrides(plain(v)) if name == "overrides" else plain(v) for v in values]
+        said = [_text(value, name) for value in values]
         places, known = pd.factorize(np.array(said, dtype=object))
         numbers = pd.factorize(numbers * len(known) + places[codes])[0]
         texts["others" if name == "overrides" else name] = np.array(known, dtype=object)[places][codes]
     first = np.unique(numbers, return_index=True)[1]
     return numbers, pd.DataFrame({name: said[first] for name, said in texts.items()}, dtype=object)
+
+
+def _text(value: object, column: str) -> str:
+    """A value as text, whole: what is cut short could make one cell of two."""
+    if column == "overrides":
+        return other_overrides(value) if isinstance(value, str) else ""
+    if value is None or value is pd.NA or value != value:
+        return "-"
+    return str(value).lower() if pd.api.types.is_bool(value) else str(value)
 
 
 def other_overrides(overrides: str) -> str:

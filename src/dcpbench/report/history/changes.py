@@ -65,6 +65,8 @@ def changes(values: Floats) -> list[list[Change]]:
     spent on the first look at each series, the rest on the looks at both sides of a change, which holds
     as long as there are no more changes than series.
     """
+    if not values.size:
+        return [[] for _ in values]
     kept = np.where(values > 0, values, np.nan)
     first = _scan(kept)
     found = _holm(first.p, _FIRST_LOOKS)
@@ -89,13 +91,13 @@ def _scan(values: Floats) -> _Scan:
     """The best split of each series (series, sweeps)."""
     present = ~np.isnan(values)
     left = present.cumsum(axis=1)
-    count = left[:, -1:] if left.size else np.zeros((len(values), 1), dtype=int)
+    count = left[:, -1:]
     sums = _scores(values).cumsum(axis=1)
     may = present & (left >= LEAST_SIDE) & (count - left >= LEAST_SIDE)
     spread = np.sqrt(np.where(may, left * (count - left) / np.maximum(count, 1), 1.0))
     standardised = np.where(may, np.abs(sums) / spread, 0.0)
-    last_before = standardised.argmax(axis=1) if values.size else np.zeros(len(values), dtype=np.intp)
-    largest = standardised.max(axis=1, initial=0.0)
+    last_before = standardised.argmax(axis=1)
+    largest = standardised.max(axis=1)
     after = present & (np.arange(values.shape[1]) > last_before[:, None])
     return _Scan(after.argmax(axis=1), _p_of_largest(largest, count[:, 0].astype(float)))
 
@@ -156,7 +158,14 @@ def _step(before: Floats, after: Floats) -> float:
 
 
 def _told(series: Floats, splits: Iterator[tuple[int, float]]) -> list[Change]:
-    found = list(splits)
-    edges = [0, *(at for at, _ in found), series.size]
-    levels = [float(np.nanmedian(series[start:end])) for start, end in pairwise(edges)]
-    return [Change(at, *sides, p) for (at, p), sides in zip(found, pairwise(levels), strict=True)]
+    """The changes at these places; where one came out too small between the next ones, it goes."""
+    found = dict(splits)
+    while found:
+        edges = [0, *found, series.size]
+        levels = [float(np.nanmedian(series[start:end])) for start, end in pairwise(edges)]
+        steps = [abs(np.log(after / before)) for before, after in pairwise(levels)]
+        if min(steps) >= np.log1p(LEAST_EFFECT):
+            told = zip(found.items(), pairwise(levels), strict=True)
+            return [Change(at, before, after, p) for (at, p), (before, after) in told]
+        del found[list(found)[int(np.argmin(steps))]]
+    return []

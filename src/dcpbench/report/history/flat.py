@@ -107,7 +107,7 @@ def _parse(copies: list[_Copy], wanted: tuple[str, ...]) -> pd.DataFrame:
         io.BytesIO(before_each + before_each.join(copy.lines for copy in copies)),
         names=list(names),
         usecols=known,
-        dtype={name: "category" if DTYPES[name] == "string" else DTYPES[name] for name in known},
+        dtype={name: _dtype(name) for name in known},
         index_col=False,
         keep_default_na=False,
         na_values=[""],
@@ -123,7 +123,7 @@ def _parse(copies: list[_Copy], wanted: tuple[str, ...]) -> pd.DataFrame:
         raise ValueError("a row that is none of this schema")
     for name in wanted:
         if name not in frame:
-            frame[name] = pd.Series(pd.NA, index=frame.index, dtype=_dtype(name))
+            frame[name] = pd.Series(index=frame.index, dtype=_dtype(name))
     return frame[[*wanted, "at"]]
 
 

@@ -10,7 +10,7 @@ from dcpbench.report.history.flat import read_flat
 from dcpbench.report.reading import AXES, read_frame, short_names, sweeps_in
 from dcpbench.results import RESULTS_JSONL, ResultsError
 
-_OF_CELL = ("cell", *AXES, "overrides", "repeat", "status", "reason", "flaky", "fault_seen")
+_OF_CELL = (*AXES, "overrides", "status", "reason", "flaky", "fault_seen")
 _OF_SWEEP = ("torch_version", "git_commit", "started_at")
 
 
@@ -34,7 +34,7 @@ def read_history(places: Sequence[Path], columns: Sequence[str] = ()) -> Rows:
     folders = list({sweep.resolve(): sweep for place in places for sweep in sweeps_in(place)})
     wanted = list(dict.fromkeys([*_OF_CELL, *_OF_SWEEP, *columns]))
     frames, refused = read_flat(folders, wanted)
-    remarks = _said_of(refused, folders)
+    told: list[str] = []
     for number in refused:
         try:
             frame, damaged = read_frame(folders[number])
@@ -42,13 +42,18 @@ def read_history(places: Sequence[Path], columns: Sequence[str] = ()) -> Rows:
             damaged = [str(error)]
         else:
             frames.append(frame[wanted].assign(at=number))
-        remarks += damaged
+        told += damaged
     names = short_names(map(str, folders))
     empty = [pd.DataFrame(columns=[*wanted, "at"])]
     together = pd.concat([frame for frame in frames if len(frame)] or empty, ignore_index=True)
     if together.empty:
-        raise ResultsError(remarks[-1] if remarks else f"{places[0]}: sweeps without a row")
-    return Rows(together, folders, [names[str(folder)] for folder in folders], remarks)
+        which = ", ".join(map(str, places))
+        raise ResultsError(
+            f"{which}: no rows in {len(folders)} sweeps{''.join(f'; {said}' for said in told[:1])}"
+        )
+    return Rows(
+        together, folders, [names[str(folder)] for folder in folders], _said_of(refused, folders) + told
+    )
 
 
 def _said_of(refused: dict[int, str], folders: Sequence[Path]) -> list[str]:

@@ -36,7 +36,7 @@ def rendered(told: History, cells: Sequence[Story], remarks: Sequence[str], ever
         force_terminal=own.is_terminal,
         color_system=own.color_system,  # type: ignore[arg-type]
     )
-    for line in _lines(told, cells, remarks, every, console.width):
+    for line in lines(told, cells, remarks, every, console.width):
         console.print(line, soft_wrap=True)
     return page.getvalue()
 
@@ -56,12 +56,13 @@ def blocks(medians: npt.NDArray[np.float64]) -> str:
     return "".join(" " if np.isnan(step) else _BLOCKS[int(step)] for step in steps)
 
 
-def _lines(
+def lines(
     told: History, cells: Sequence[Story], remarks: Sequence[str], every: bool, width: int
 ) -> Iterator[Text]:
+    """The lines of a history, no longer than `width`."""
     strip = min(strip_width(cells, width), len(told.sweeps))
     fold = folded(cells, strip, every)
-    yield _wrapped(words.headline(told, cells), width, "bold")
+    yield from (_wrapped(said, width, "bold") for said in words.headline(told, cells))
     if newest := words.commonest(cells, told):
         yield Text("\nChanged, the newest first:", style="bold")
         yield from (_wrapped(f"  {sentence}", width) for sentence in newest)

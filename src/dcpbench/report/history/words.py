@@ -16,17 +16,17 @@ _COMMIT = 8
 _DAY = 10
 
 
-def headline(told: History, cells: Sequence[Story]) -> str:
+def headline(told: History, cells: Sequence[Story]) -> list[str]:
     """How many sweeps there are, of when, and how the newest one is."""
     sweeps = told.sweeps
     there = [cell for cell in cells if cell.last_seen == len(sweeps) - 1]
     well = sum(cell.now.well for cell in there)
     days = list(dict.fromkeys(plain(sweeps["started_at"].iloc[place])[:_DAY] for place in (0, -1)))
-    newest = f"{sweeps['name'].iloc[-1]} ({origin(sweeps, len(sweeps) - 1)})"
-    return (
-        f"{len(sweeps)} sweep{'s' if len(sweeps) > 1 else ''}, {' to '.join(days)}. "
-        f"The newest, {newest}: {well} of {len(there)} cells as they should be"
-    )
+    newest = _sweep(sweeps, len(sweeps) - 1)
+    return [
+        f"{len(sweeps)} sweep{'s' if len(sweeps) > 1 else ''}, {' to '.join(days)}",
+        f"The newest, {newest}: {well} of {len(there)} cells as they should be",
+    ]
 
 
 def origin(sweeps: pd.DataFrame, at: int) -> str:
@@ -103,9 +103,7 @@ def summed_up(fold: Folded, cells: Sequence[Story], told: History) -> list[str]:
         sentences[-1] += " (--all shows them)"
     if gone := [cell for cell in cells if cell.last_seen < len(told.sweeps) - 1]:
         last = max(cell.last_seen for cell in gone)
-        sentences.append(
-            f"{_cells(gone)} not in the newest sweep, the last of them in {_sweep(told.sweeps, last)}"
-        )
+        sentences.append(f"{_cells(gone)} not in the newest sweep, last in {_sweep(told.sweeps, last)}")
     return sentences
 
 

@@ -22,7 +22,7 @@ def markdown(told: History, cells: Sequence[Story], remarks: Sequence[str], ever
     """The same as in the terminal, a table with a line for each status and each cost."""
     strip = min(_STRIP, len(told.sweeps))
     fold = folded(cells, strip, every)
-    parts = [_escaped(words.headline(told, cells))]
+    parts = [_escaped(said) for said in words.headline(told, cells)]
     if newest := words.commonest(cells, told):
         parts.append(
             "**Changed, the newest first**\n\n" + "\n".join(f"- {_escaped(said)}" for said in newest)
