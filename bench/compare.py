@@ -20,9 +20,11 @@ from typing import Any
 BENCH = Path(__file__).resolve().parent
 EQUAL = [f"equal{number}" for number in range(1, 8)]
 SLOWER = "slower"
+MEMORY = "/dev/shm"  # noqa: S108
+"""Checkpoints lie in memory: a disk may drift by more than what is planted."""
 COMMON = ("repeats=5", "saves=1", "train_steps=1", "resume_steps=1", "sharing=none")
 ON_GPUS = ("model=medium", "parallel=fsdp2,fsdp2_tp", "save=sync,async_cached")
-ON_CPU = ("model.options.sizes=[1024,1024,1024,1024,1024]", "parallel=ddp,fsdp2", "save=sync")
+ON_CPU = ("model.options.sizes=[1024,1024,1024,1024,1024]", "parallel=ddp,fsdp2", "save=sync", "world_size=2")
 
 
 def main() -> int:
@@ -43,9 +45,15 @@ def run(folder: Path) -> None:
     import torch
 
     cells = ON_GPUS if torch.cuda.is_available() else ON_CPU
+    with tempfile.TemporaryDirectory(dir=MEMORY) as memory:
+        sweeps(folder, cells, memory)
+
+
+def sweeps(folder: Path, cells: tuple[str, ...], memory: str) -> None:
     for name in (*EQUAL[:4], SLOWER, *EQUAL[4:]):
         program = [sys.executable, "-m", "dcpbench", "--config-dir", str(BENCH / "conf"), "-m"]
-        where = (f"hydra.sweep.dir={folder / name}", f"storage={'slower' if name == SLOWER else 'file'}")
+        storage = f"storage={'slower' if name == SLOWER else 'file'}"
+        where = (f"hydra.sweep.dir={folder / name}", storage, f"storage.root={memory}")
         path = os.pathsep.join([str(BENCH), os.environ.get("PYTHONPATH", "")])
         ended = subprocess.run(
             [*program, *cells, *COMMON, *where],
