@@ -64,7 +64,7 @@ def lines(
     fold = folded(cells, strip, every)
     yield from (_wrapped(said, width, "bold") for said in words.headline(told, cells))
     if newest := words.commonest(cells, told):
-        yield Text("\nChanged, the newest first:", style="bold")
+        yield Text("\nWhat changed, and in how many cells:", style="bold")
         yield from (_wrapped(f"  {sentence}", width) for sentence in newest)
     for cell in fold.shown:
         yield Text()

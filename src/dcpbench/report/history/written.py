@@ -25,7 +25,8 @@ def markdown(told: History, cells: Sequence[Story], remarks: Sequence[str], ever
     parts = [_escaped(said) for said in words.headline(told, cells)]
     if newest := words.commonest(cells, told):
         parts.append(
-            "**Changed, the newest first**\n\n" + "\n".join(f"- {_escaped(said)}" for said in newest)
+            "**What changed, and in how many cells**\n\n"
+            + "\n".join(f"- {_escaped(said)}" for said in newest)
         )
     if fold.shown:
         lines = [line for cell in fold.shown for line in _table_lines(cell, told, strip)]
