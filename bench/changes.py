@@ -46,10 +46,26 @@ def one_changed(random: np.random.Generator, series: int, sweeps: int) -> Floats
 
 
 def moody(random: np.random.Generator, series: int, sweeps: int) -> Floats:
-    """What is not assumed: each night is like the one before, with a correlation of 0.3."""
+    """Each night is like the one before, with a correlation of 0.3."""
+    return _alike(normal(random, series, sweeps), 0.3)
+
+
+def some_moody(random: np.random.Generator, series: int, sweeps: int) -> Floats:
+    """A third of the series is like that."""
     values = normal(random, series, sweeps)
-    for night in range(1, sweeps):
-        values[:, night] = 0.3 * values[:, night - 1] + np.sqrt(1 - 0.3**2) * values[:, night]
+    values[::3] = _alike(values[::3], 0.3)
+    return values
+
+
+def very_moody(random: np.random.Generator, series: int, sweeps: int) -> Floats:
+    """With a correlation of 0.6."""
+    return _alike(normal(random, series, sweeps), 0.6)
+
+
+def _alike(values: Floats, correlation: float) -> Floats:
+    for night in range(1, values.shape[1]):
+        rest = np.sqrt(1 - correlation**2) * values[:, night]
+        values[:, night] = correlation * values[:, night - 1] + rest
     return values
 
 
@@ -59,7 +75,7 @@ def main() -> None:
     arguments.add_argument("--times", type=int, default=1000)
     times = arguments.parse_args().times
     print("histories with a false alarm, of those without a change")
-    for noise in (normal, heavy, missing, common, one_changed, moody):
+    for noise in (normal, heavy, missing, common, one_changed, moody, some_moody, very_moody):
         rates = (f"{false_alarms(noise, *size, times):8.2%}" for size in SIZES)
         print(f"{noise.__name__:12}", *rates)
     print(f"{'':12}", *(f"{f'{series}×{sweeps}':>8}" for series, sweeps in SIZES), "(series × sweeps)")
@@ -88,7 +104,7 @@ def alarmed(noise: Noise, random: np.random.Generator, series: int, sweeps: int)
 
 
 def found_and_placed(series: int, sweeps: int, after: int, times: int) -> tuple[float, float]:
-    """The shares of histories in which one series' step is found, and is where it was planted or beside it."""
+    """The shares of histories in which one series' step is found, and is where it is or beside it."""
     random, found, placed = np.random.default_rng(12), 0, 0
     for _ in range(times):
         values = np.exp(0.03 * normal(random, series, sweeps))

@@ -3,14 +3,15 @@
 The values of a series become the normal scores of their ranks, so that neither the shape of the noise nor
 a few wild values matter. For every split with `LEAST_SIDE` values on either side, the sum of the scores on
 the left is standardised as under random order; the split where it is largest is where the change lies, if
-there is one. Its p-value has two steps, both known approximations: for one split, that of a t test on the
-scores (Conover and Iman, The American Statistician 35, 1981); for the largest of all of them, the formula
-of Miller and Siegmund (Biometrics 38, 1982), as Lausen and Schumacher (Biometrics 48, 1992) use it for
-ranks. Over all series of a history Holm's step-down holds the rate. A changed series is split and looked at
-again on each side, against a stricter limit: one series may have changed several times.
+there is one. Sweeps that are like those before them (a machine that has its moods by the week) would make
+that too large by chance: it is made smaller by what their correlation says, `_worth`. The p-value has two
+steps, both known approximations: for one split, that of a t test on the scores (Conover and Iman, The
+American Statistician 35, 1981); for the largest of all of them, the formula of Miller and Siegmund
+(Biometrics 38, 1982), as Lausen and Schumacher (Biometrics 48, 1992) use it for ranks. Over all series of
+a history Holm's step-down holds the rate. A changed series is split and looked at again on each side,
+against a stricter limit: one series may have changed several times.
 
-What is assumed is that without a change all orders of a series' values are equally likely. A slow drift is
-a change, and so is a machine that has its moods by the week. Series may depend on each other.
+Series may depend on each other. A slow drift is a change. `bench/changes.py` measures the rates.
 """
 
 from collections.abc import Iterator
@@ -35,7 +36,16 @@ LEAST_EFFECT = 0.05
 _FIRST_LOOKS = 0.8 * FALSE_ALARMS
 _LATER_LOOKS = 0.2 * FALSE_ALARMS
 
+_TWO_MEANS = 2
+"""By so much over their number values seem less alike once the mean on either side is taken off them."""
+
+_DRAWN = 60
+"""The mean of all series counts as so many values of each."""
+
+_MOST_ALIKE = 0.9
+
 Floats = npt.NDArray[np.float64]
+Present = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -92,14 +102,34 @@ def _scan(values: Floats) -> _Scan:
     present = ~np.isnan(values)
     left = present.cumsum(axis=1)
     count = left[:, -1:]
-    sums = _scores(values).cumsum(axis=1)
+    scores = _scores(values)
+    sums = scores.cumsum(axis=1)
     may = present & (left >= LEAST_SIDE) & (count - left >= LEAST_SIDE)
     spread = np.sqrt(np.where(may, left * (count - left) / np.maximum(count, 1), 1.0))
     standardised = np.where(may, np.abs(sums) / spread, 0.0)
     last_before = standardised.argmax(axis=1)
-    largest = standardised.max(axis=1)
     after = present & (np.arange(values.shape[1]) > last_before[:, None])
+    largest = standardised.max(axis=1) * np.sqrt(_worth(scores, present, after))
     return _Scan(after.argmax(axis=1), _p_of_largest(largest, count[:, 0].astype(float)))
+
+
+def _worth(scores: Floats, present: Present, after: Present) -> Floats:
+    """How much of an independent value each value of a series is worth, if sweeps are like those before them:
+    (1 - r) / (1 + r), with r the correlation of neighbours on either side of the best split.
+
+    A short series says little of its r, so that each is drawn towards the mean of all. What is not alike, or
+    less than not at all, is worth 1.
+    """
+    rest = scores.copy()
+    for side in (present & ~after, after):
+        mean = (scores * side).sum(axis=1) / np.maximum(side.sum(axis=1), 1)
+        rest -= side * mean[:, None]
+    count = np.maximum(present.sum(axis=1), 1)
+    products, squares = (rest[:, 1:] * rest[:, :-1]).sum(axis=1), (rest**2).sum(axis=1)
+    own = products / np.maximum(squares, 1e-300) + _TWO_MEANS / count
+    mean_of_all = (own * count).sum() / count.sum()
+    r = (own * count + mean_of_all * _DRAWN) / (count + _DRAWN)
+    return np.asarray((1 - r.clip(0, _MOST_ALIKE)) / (1 + r.clip(0, _MOST_ALIKE)))
 
 
 def _scores(values: Floats) -> Floats:

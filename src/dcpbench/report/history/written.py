@@ -24,10 +24,8 @@ def markdown(told: History, cells: Sequence[Story], remarks: Sequence[str], ever
     fold = folded(cells, strip, every)
     parts = [_escaped(said) for said in words.headline(told, cells)]
     if newest := words.commonest(cells, told):
-        parts.append(
-            "**What changed, and in how many cells**\n\n"
-            + "\n".join(f"- {_escaped(said)}" for said in newest)
-        )
+        listed = "\n".join(f"- {_escaped(said)}" for said in newest)
+        parts.append(f"**What changed, and in how many cells**\n\n{listed}")
     if fold.shown:
         lines = [line for cell in fold.shown for line in _table_lines(cell, told, strip)]
         head = ["| cell | | newest right | now | last change |", "| --- | --- | --- | ---: | --- |"]
