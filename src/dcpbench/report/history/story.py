@@ -72,10 +72,12 @@ def stories(told: History) -> list[Story]:
 
 
 def cell_names(told: History) -> list[str]:
-    """The axes in which the cells differ, and parallelism in any case, then the other overrides."""
+    """The axes in which cells differ, and parallelism in any case, then the other overrides if they do."""
     axes = [axis for axis in AXES if axis == "parallel" or told.cells[axis].nunique() > 1]
     texts = [[f"{axis}={said}" for said in told.cells[axis]] for axis in axes]
-    return [" ".join(filter(None, parts)) for parts in zip(*texts, told.cells["others"], strict=True)]
+    if told.cells["others"].nunique() > 1:
+        texts.append(list(told.cells["others"]))
+    return [" ".join(filter(None, parts)) for parts in zip(*texts, strict=True)]
 
 
 @dataclass(frozen=True)
