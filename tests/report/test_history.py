@@ -308,7 +308,7 @@ def test_where_nothing_changed_hardly_anything_is_told(
 
 @pytest.mark.parametrize("at", [10, 15, 20])
 def test_a_step_is_found_where_it_is(at: int) -> None:
-    """10 % at 3 % noise over 30 sweeps, in one of 60 series: 90 of 100 histories at least, and not elsewhere."""
+    """10 % at 3 % noise over 30 sweeps, in one of 60 series: in 90 of 100 histories, and not elsewhere."""
     random, found, within, elsewhere = np.random.default_rng(6), 0, 0, 0
     for _ in range(100):
         values = np.exp(0.03 * random.normal(size=(60, 30)))
