@@ -227,5 +227,6 @@ def test_a_disk_that_fills_up_is_told_and_is_free_for_the_next_cell(tmp_path: Pa
     )
     full, next_one = Finished(ended.returncode, ended.stdout, ended.stderr, folder).rows
     assert full["status"] == "error"
-    assert re.search(r"^rank \d in save: .*No space left on device", full["reason"]), full["reason"]
+    told = r"^rank \d in save: .* \(the disk of its checkpoints is full: \d+ bytes of 512000 are free\)$"
+    assert re.search(told, full["reason"]), full["reason"]
     assert next_one["status"] == "pass", next_one["reason"]

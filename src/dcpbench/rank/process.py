@@ -12,6 +12,7 @@ import gc
 import multiprocessing.forkserver
 import multiprocessing.util
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -46,6 +47,9 @@ _ECHOES = (
 )
 _LONGEST_ERROR = 2000
 
+_FULL_BYTES = 64 * 1024
+"""A disk is full when no more than a few of its blocks are free: a write takes what there is."""
+
 
 def main(seat: Seat, listener: socket.socket | None, connection: Connection) -> None:
     """Join, then run cells until told to leave; the process ends here."""
@@ -54,7 +58,7 @@ def main(seat: Seat, listener: socket.socket | None, connection: Connection) -> 
     gc.freeze()
     _detach()
     _log_to(seat.log)
-    phase = "join"
+    phase, checkpoints = "join", None
     one_at_a_time = threading.Lock()
 
     def tell(message: Any) -> None:
@@ -70,6 +74,7 @@ def main(seat: Seat, listener: socket.socket | None, connection: Connection) -> 
         world = _join(seat, listener)
         while (spec := connection.recv()) is not None:
             assert isinstance(spec, CellSpec)
+            checkpoints = spec.checkpoints
             announce("start")
             _log_to(str(Path(spec.folder) / f"rank{seat.rank}.log"))
             tell(run_cell(spec, world, announce, lambda since: tell(UploadsUnderWay(since))))
@@ -79,7 +84,7 @@ def main(seat: Seat, listener: socket.socket | None, connection: Connection) -> 
     except BaseException as error:  # noqa: BLE001 - a SystemExit in a cell is a finding as well
         with suppress(OSError):  # the disk that the log lies on may be full, which must be told
             traceback.print_exc()
-        tell(_failed(error, phase, seat.rank))
+        tell(_failed(error, phase, seat.rank, checkpoints))
         # Stay until the driver ends this process: peers would take its end for the first cause.
         _wait_for_the_end(connection)
     _leave()
@@ -133,7 +138,7 @@ def _log_to(path: str) -> None:
     os.close(log)
 
 
-def _failed(error: BaseException, phase: str, own_rank: int) -> Failed:
+def _failed(error: BaseException, phase: str, own_rank: int, checkpoints: str | None) -> Failed:
     said = _in_words(error)
     of_a_peer = False
     if isinstance(error, CheckpointException) and error.failures:
@@ -144,12 +149,23 @@ def _failed(error: BaseException, phase: str, own_rank: int) -> Failed:
     found = "; ".join(getattr(error, "__notes__", []))
     if found:
         said = f"{said} (before that {found})"
-    return Failed(
-        at=time.monotonic(),
-        phase=phase,
-        error=_short(" ".join(said.split())),
-        secondary=of_a_peer or any(echo in said for echo in _ECHOES),
-    )
+    secondary = of_a_peer or any(echo in said for echo in _ECHOES)
+    return Failed(time.monotonic(), phase, _short(" ".join(said.split())) + _full(checkpoints), secondary)
+
+
+def _full(checkpoints: str | None) -> str:
+    """That the disk of the checkpoints is full, if it is.
+
+    The error may not say so: a file that torch cannot finish on a full disk is told as a wrong position
+    in it, and of what came before DCP sends the other ranks nothing.
+    """
+    try:
+        disk = shutil.disk_usage(checkpoints) if checkpoints else None
+    except OSError:
+        return ""
+    if disk is None or disk.free >= _FULL_BYTES:
+        return ""
+    return f" (the disk of its checkpoints is full: {disk.free} bytes of {disk.total} are free)"
 
 
 def _in_words(error: BaseException) -> str:
