@@ -15,6 +15,8 @@ NOT_THE_CELL = frozenset(
         "repeats",
         "experiment",
         "retry",
+        "sharing",
+        "isolation",
         "known_failures",
         "keep_checkpoints",
         "storage.root",
@@ -61,7 +63,8 @@ def refuse_merged(frame: pd.DataFrame, ignored: Collection[str]) -> None:
 def other_overrides(overrides: str, ignored: Collection[str] = ()) -> str:
     """The overrides of a cell that no axis shows and that are part of what it is, in one order."""
     asked = _NEXT_OVERRIDE.split(overrides) if overrides else []
-    return " ".join(sorted(item for item in asked if _tells(item.partition("=")[0].lstrip("+~"), ignored)))
+    named = (item for item in asked if "=" in item)
+    return " ".join(sorted(item for item in named if _tells(item.partition("=")[0].lstrip("+~"), ignored)))
 
 
 def _tells(key: str, ignored: Collection[str]) -> bool:

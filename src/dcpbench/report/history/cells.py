@@ -1,6 +1,5 @@
 """From rows to matrices of cells by sweeps: what each cell came to, and what it cost."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -12,11 +11,9 @@ import pandas as pd
 
 from dcpbench.report.history.kinds import ABSENT, Numbers, kind_numbers
 from dcpbench.report.history.rows import Rows
+from dcpbench.report.matching import other_overrides
 from dcpbench.report.reading import AXES
 from dcpbench.results import RESULTS_JSONL
-
-_NEXT_OVERRIDE = re.compile(r"\s+(?=[+~]*[\w./@:-]+=)")
-_NOT_THE_CELL = frozenset({"repeat", "repeats", "experiment", "retry", "keep_checkpoints", "storage.root"})
 
 
 @dataclass(frozen=True)
@@ -113,18 +110,6 @@ def _text(value: object, column: str) -> str:
     if value is None or value is pd.NA or value != value:
         return "-"
     return str(value).lower() if pd.api.types.is_bool(value) else str(value)
-
-
-def other_overrides(overrides: str) -> str:
-    """The overrides of a cell that no axis shows and that are part of what it is, in one order."""
-    asked = _NEXT_OVERRIDE.split(overrides)
-    return " ".join(
-        sorted(item for item in asked if "=" in item and _tells(item.partition("=")[0].lstrip("+~")))
-    )
-
-
-def _tells(key: str) -> bool:
-    return key not in AXES and key not in _NOT_THE_CELL and not key.startswith(("timeouts.", "hydra."))
 
 
 def _medians(

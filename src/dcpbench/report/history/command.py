@@ -2,7 +2,6 @@
 
 import argparse
 import io
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,10 +16,8 @@ from dcpbench.report.history.rows import Rows, read_history
 from dcpbench.report.history.story import stories
 from dcpbench.report.history.terminal import rendered
 from dcpbench.report.history.written import as_json, markdown
-from dcpbench.report.text import print_text
+from dcpbench.report.output import format_of, print_whole, write_output
 from dcpbench.report.where import COLUMNS, Condition, QueryError, known_metric, parse, select
-from dcpbench.report.write import write_whole
-from dcpbench.results import ResultsError
 
 METRICS = ("save_stall_s", "save_s", "load_s")
 
@@ -43,18 +40,15 @@ def main(arguments: list[str]) -> int:
     conditions = [parse(condition) for condition in asked.where]
     names = [name.strip() for names in asked.metric for name in names.split(",") if name.strip()]
     metrics = tuple(dict.fromkeys(map(known_metric, names))) or METRICS
-    written_as = asked.format or _format_of(asked.output)
+    written_as = asked.format or format_of(asked.output, _SUFFIXES)
     rows = read_history(
         asked.folders, [*metrics, *(one.column for one in conditions if one.column != "sweep")]
     )
     text = _text(_chosen(rows, conditions), metrics, written_as, asked)
-    if not asked.output:
-        _print(text)
-        return 0
-    try:
-        write_whole(asked.output, text)
-    except OSError as error:
-        raise QueryError(f"-o {asked.output}: cannot be written: {error.strerror}") from None
+    if asked.output:
+        write_output(asked.output, text)
+    else:
+        print_whole(text)
     return 0
 
 
@@ -100,14 +94,6 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _format_of(output: Path | None) -> str:
-    if output is None or output.suffix in _SUFFIXES:
-        return _SUFFIXES.get(output.suffix, "") if output else "table"
-    raise QueryError(
-        f"-o {output}: say with --format what to write; {', '.join(_SUFFIXES)} speak for themselves"
-    )
-
-
 def _chosen(rows: Rows, conditions: Sequence[Condition]) -> Rows:
     """The rows that are meant.
 
@@ -135,14 +121,3 @@ def _text(rows: Rows, metrics: Sequence[str], written_as: str, asked: argparse.N
     if written_as == "markdown":
         return markdown(told, cells, remarks, asked.all)
     return rendered(told, cells, remarks, asked.all, io.StringIO() if asked.output else sys.stdout)
-
-
-def _print(text: str) -> None:
-    try:
-        print_text(text)
-    except (
-        BrokenPipeError
-    ):  # whoever reads a pipe may have seen enough; Python is not to try again at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as error:
-        raise ResultsError(f"standard output cannot be written to: {error.strerror}") from None
