@@ -1,6 +1,6 @@
 """Does compare find a planted slowdown of 10 %, and nothing where there is nothing?  python bench/compare.py
 
-    python bench/compare.py run FOLDER     # seven equal sweeps, and one whose writes take a tenth longer
+    python bench/compare.py run FOLDER     # seven equal sweeps, and one whose saves take a tenth longer
     python bench/compare.py judge FOLDER   # each pair of the equal ones, and the slower one against each
 
 Without words it does both, in a folder of its own. What is run needs ranks, what is judged scipy. Ends with 1

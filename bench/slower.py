@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from torch.distributed.checkpoint import FileSystemWriter
-from torch.futures import Future
 
 from dcpbench.checkpoint.storage import Storage, file
 from dcpbench.config import SaveConfig, StorageConfig
@@ -15,14 +14,20 @@ SHARE = 0.10
 
 
 class SlowerWriter(FileSystemWriter):
-    """Waits, after its files are written, for a tenth of the time that they took."""
+    """Has a save take a tenth longer, from when it begins until its metadata is there.
 
-    def write_data(self, *arguments: Any) -> Future[Any]:
-        started = time.perf_counter()
-        written = super().write_data(*arguments)
-        written.wait()
-        time.sleep(SHARE * (time.perf_counter() - started))
-        return written
+    The coordinator alone finishes a checkpoint, and all other ranks wait for it.
+    """
+
+    began = 0.0
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        super().reset(checkpoint_id)
+        self.began = time.perf_counter()
+
+    def finish(self, *arguments: Any) -> None:
+        super().finish(*arguments)
+        time.sleep(SHARE * (time.perf_counter() - self.began))
 
 
 def slower(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:

@@ -287,6 +287,7 @@ class TimeoutsConfig:
     upload_s: float | None = None
     load_s: float | None = None
     verify_s: float | None = None
+    raw_s: float | None = None
 
     def of_phases(self) -> dict[str, float]:
         """The limit of each phase that has one."""
@@ -324,6 +325,7 @@ class Config:
     saves: int = 3
     save_at: int | None = None
     overlap_saves: bool = False
+    raw: bool = False
     tolerance: Tolerance = Tolerance.standard
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
     retry: int = 1

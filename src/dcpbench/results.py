@@ -70,7 +70,8 @@ class Row:
     Times are seconds of the slowest rank: `build_s`, `train_s` and `verify_s` over the whole cell,
     `save_s`, `save_stall_s` and `load_s` for one checkpoint (the median of the cell's). Sizes are
     bytes: `checkpoint_bytes` of the last checkpoint, `disk_bytes` of all files among the cell's
-    checkpoints at its end, the peaks of the rank that needed most. What was not measured is null.
+    checkpoints at its end, the peaks of the rank that needed most. `raw_write_s` and `raw_read_s` are what
+    as many bytes take in plain files, without DCP. What was not measured is null.
 
     `flaky` says whether a second try came to another status than the first one, null where there was
     none; the row is the second try's, `details` has the first. `config_digest`, `code_digest` and
@@ -132,6 +133,8 @@ class Row:
     config_dir: str | None = None
     disk_bytes: int | None = None
     repeat: int | None = None
+    raw_write_s: float | None = None
+    raw_read_s: float | None = None
     details: dict[str, Any] = field(default_factory=dict)
 
 

@@ -13,7 +13,7 @@ from dcpbench.report.frame import Sweeps, read_sweeps
 from dcpbench.report.page import page
 from dcpbench.results import COLUMNS, append_row
 from support.browser import Browser
-from support.pages import all_statuses, cell, details, four_cells, write_page
+from support.pages import all_statuses, cell, details, four_cells, many_axes, write_page
 
 pytestmark = pytest.mark.browser
 
@@ -21,6 +21,7 @@ HOSTILE = (
     "</script><script>window.ran = 1</script><img src=x onerror='window.ran = 1'><!-- <b>bold</b> "
     "\u2028 \x00 \x1b[31m \u202e \ud800 \"quoted\" 'so' &amp; end"
 )
+FAULTS = ("lr", "bias", "shard")
 
 
 def squares(browser: Browser) -> list[str]:
@@ -77,6 +78,40 @@ def test_axes_can_be_arranged_and_folded(show: Callable[..., Browser]) -> None:
     browser.one("#arrange summary").click()
     browser.one('#arrange select[data-axis="save"]').send_keys("folded")
     assert squares(browser) == ["ddp: pass, 4 runs", "fsdp: fail, 1 of 4 runs"]
+
+
+def test_a_wide_sweep_is_folded_and_hides_no_failure(show: Callable[..., Browser]) -> None:
+    browser = show(many_axes())
+    assert browser.js("return document.querySelector('#matrix table').rows.length") < 20
+    across = "return document.querySelector('#matrix tbody tr').querySelectorAll('td').length"
+    assert browser.js(across) <= 24
+    assert browser.text("#matrix .note").startswith("Folded: ")
+    counts = [int(label.split()[-2]) if "runs" in label else 1 for label in squares(browser)]
+    assert sum(counts) == 96, "each run without a fault stands in one square"
+    assert [label for label in squares(browser) if "fail" in label] == [
+        browser.all("#matrix .s-fail")[0].accessible_name
+    ]
+    heads = [one.text for one in browser.all("main h2")]
+    assert heads.index("Not as it should be") < heads.index("Matrix") < heads.index("Planted faults")
+
+
+def test_planted_faults_have_a_matrix_of_their_own(show: Callable[..., Browser]) -> None:
+    browser = show(many_axes())
+    planted = [one.accessible_name for one in browser.all("#faults .square")]
+    assert planted == [
+        f"{fault}, {parallel}: fault detected" for fault in FAULTS for parallel in ("ddp", "fsdp")
+    ]
+    browser.js("document.querySelector('#faults .square').focus()")
+    browser.press(Keys.ARROW_DOWN)
+    assert browser.focused() == "bias, ddp: fault detected"
+    browser.press(Keys.ENTER)
+    assert browser.text("#cell-title") == "parallel=ddp,fault=bias,model=even,world_size=4"
+    browser.press(Keys.ESCAPE)
+    assert browser.focused() == "bias, ddp: fault detected"
+    browser.one("#arrange summary").click()
+    browser.one('#arrange select[data-axis="fault"]').send_keys("rows")
+    assert browser.all("#faults .square") == []
+    assert sum("fault detected" in label for label in squares(browser)) == 3 * 2
 
 
 def test_a_cell_opens_by_mouse_and_closes_back_to_its_square(show: Callable[..., Browser]) -> None:

@@ -35,7 +35,7 @@ def test_colours_follow_the_reader_and_text_can_be_read(show: Callable[..., Brow
     browser = show(all_statuses(), dark=dark)
     dim = browser.js("return getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
     assert dim == dark
-    on_squares = browser.js(_CONTRAST, "#matrix .square")
+    on_squares = browser.js(_CONTRAST, ".square")
     assert len({name for name, _ in on_squares}) == 12, "every status has a class of its own"
     texts = on_squares + browser.js(
         _CONTRAST, ".note, .constants, .reason, .link, .plain th, .plain td, .quiet, .chip, .badge"
@@ -45,7 +45,7 @@ def test_colours_follow_the_reader_and_text_can_be_read(show: Callable[..., Brow
     opened = browser.js(_CONTRAST, "#cell button, #cell .came-to, #cell h3, #cell dt, #cell dd, #cell code")
     assert [(name, ratio) for name, ratio in opened if ratio < 4.5] == []
     browser.press(Keys.ESCAPE)
-    letters = [one.text for one in browser.all("#matrix .square")]
+    letters = [one.text for one in browser.all(".square")]
     assert len(set(letters)) == 12, "no status is told by its colour alone"
     browser.one("#theme").click()
     assert (browser.js("return getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)") != dark
@@ -56,7 +56,7 @@ def test_colours_follow_the_reader_and_text_can_be_read(show: Callable[..., Brow
 def test_the_colour_blind_can_tell_the_colours_apart(show: Callable[..., Browser], dark: bool) -> None:
     browser = show(all_statuses(), dark=dark)
     colours = {}
-    for square in browser.all("#matrix .square"):
+    for square in browser.all(".square"):
         parts = re.findall(r"\d+", square.value_of_css_property("background-color"))
         colours[square.text] = tuple(map(int, parts[:3]))
     # A fault that was detected looks like a pass, one that was missed like a fail: letters tell them apart.

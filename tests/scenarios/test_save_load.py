@@ -32,6 +32,18 @@ def test_two_saves_are_under_way_at_once(sweep: Callable[..., Finished]) -> None
     assert overlapping["status"] in ("fail", "error")
 
 
+def test_the_raw_limit_is_measured_beside_each_save(sweep: Callable[..., Finished]) -> None:
+    lists = ("parallel=none,fsdp2", "save=sync,async", "raw=true", "keep_checkpoints=all")
+    done = sweep("-m", "device=cpu", "world_size=2", *lists)
+    for row in done.rows:
+        assert row["status"] == "pass", row["reason"]
+        assert row["raw_write_s"] > 0
+        assert row["raw_read_s"] > 0
+    kept = {path.name for path in done.folder.rglob("checkpoints/*")}
+    assert kept == {"step-0002", "step-0004", "step-0006"}, "of the plain files nothing stays"
+    assert "raw_write_s" in done.out
+
+
 def test_large_parts_are_compared_by_digests(sweep: Callable[..., Finished]) -> None:
     done = sweep(
         "-m", "device=cpu", "parallel=ddp,fsdp2", "model=wide", "optimizer=sgd", "saves=1",

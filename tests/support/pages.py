@@ -1,5 +1,6 @@
 """Rows as sweeps leave them, for pages: every status, repeats, long details."""
 
+import itertools
 import random
 from pathlib import Path
 from typing import Any
@@ -83,3 +84,25 @@ def four_cells() -> list[Row]:
         "fsdp", "async", 1, status="fail", reason="optim_equal: rank 0: it differs", optim_equal=False
     )
     return [*cells[:-1], failed]
+
+
+def many_axes() -> list[Row]:
+    """A sweep of seven axes with one failure in it, some repeats, and planted faults beside."""
+    names = ("parallel", "save", "model", "optimizer", "compile", "world_size")
+    values = [("ddp", "fsdp", "hsdp"), ("sync", "async"), ("even", "nested"), ("adam", "sgd")]
+    rows = []
+    for chosen in itertools.product(*values, (True, False), (2, 4)):
+        one = dict(zip(names, chosen, strict=True))
+        fails = chosen == ("hsdp", "async", "nested", "sgd", False, 2)
+        told = {"status": "fail", "reason": "optim_equal: it differs"} if fails else {}
+        rows.append(_named(one | told))
+    for parallel, fault in itertools.product(("ddp", "fsdp"), ("lr", "bias", "shard")):
+        planted = {"parallel": parallel, "fault": fault, "model": "even", "world_size": 4}
+        rows.append(_named(planted | {"status": "fail", "fault_seen": True}))
+    return rows
+
+
+def _named(values: dict[str, Any]) -> Row:
+    asked = {name: value for name, value in values.items() if name not in ("status", "reason", "fault_seen")}
+    overrides = [f"{name}={str(value).lower()}" for name, value in asked.items()]
+    return row(**{**values, "cell": ",".join(overrides), "overrides": " ".join(overrides)})

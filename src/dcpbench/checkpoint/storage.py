@@ -1,7 +1,8 @@
 """Where a checkpoint lies: one function for each storage, which returns its writer and its reader."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from torch.distributed.checkpoint import (
@@ -11,7 +12,16 @@ from torch.distributed.checkpoint import (
     StorageWriter,
 )
 
+from dcpbench.checkpoint import raw
 from dcpbench.config import SaveConfig, StorageConfig
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Files of some lengths (bytes), written into a new folder, and read and removed with it."""
+
+    write: Callable[[Path, Sequence[int]], None]
+    read: Callable[[Path, Sequence[int]], None]
 
 
 @dataclass(frozen=True)
@@ -26,6 +36,8 @@ class Storage:
     reader: Callable[[str], StorageReader]
     lengths: Callable[[str], dict[str, int]]
     """The bytes of each file of a checkpoint id, by its relative path."""
+    raw: Raw | None = None
+    """How to do without DCP what a save and a load do, where that can be told."""
 
     def size(self, checkpoint_id: str) -> int:
         """Bytes that a checkpoint id takes up."""
@@ -41,7 +53,11 @@ def file(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
         cache_staged_state_dict=save.cache_staged_state_dict,
         **config.options,
     )
-    return Storage(writer=writer, reader=FileSystemReader, lengths=_file_lengths)
+    threads = config.thread_count
+    plain_files = Raw(
+        partial(raw.write, threads=threads, sync=config.sync_files), partial(raw.read, threads=threads)
+    )
+    return Storage(writer=writer, reader=FileSystemReader, lengths=_file_lengths, raw=plain_files)
 
 
 def _file_lengths(checkpoint_id: str) -> dict[str, int]:

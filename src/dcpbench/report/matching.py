@@ -17,6 +17,7 @@ NOT_THE_CELL = frozenset(
         "retry",
         "sharing",
         "isolation",
+        "raw",
         "known_failures",
         "keep_checkpoints",
         "storage.root",
@@ -62,14 +63,19 @@ def refuse_merged(frame: pd.DataFrame, ignored: Collection[str]) -> None:
 
 def other_overrides(overrides: str, ignored: Collection[str] = ()) -> str:
     """The overrides of a cell that no axis shows and that are part of what it is, in one order."""
-    asked = _NEXT_OVERRIDE.split(overrides) if overrides else []
-    named = (item for item in asked if "=" in item)
-    return " ".join(sorted(item for item in named if _tells(item.partition("=")[0].lstrip("+~"), ignored)))
+    others = beside_the_axes(overrides)
+    return " ".join(sorted(f"{key}={value}" for key, value in others.items() if key not in ignored))
 
 
-def _tells(key: str, ignored: Collection[str]) -> bool:
-    known = key in AXES or key in NOT_THE_CELL or key in ignored
-    return not (known or key.startswith(("timeouts.", "hydra.")))
+def beside_the_axes(overrides: str) -> dict[str, str]:
+    """The overrides of a cell that no axis shows and that are part of what it is: each key and its value."""
+    parts = (item.partition("=") for item in _NEXT_OVERRIDE.split(overrides))
+    asked = {key.lstrip("+~"): value for key, equals, value in parts if equals}
+    return {key: value for key, value in asked.items() if not _is_known(key)}
+
+
+def _is_known(key: str) -> bool:
+    return key in AXES or key in NOT_THE_CELL or key.startswith(("timeouts.", "hydra."))
 
 
 def shown_axes(cells: pd.DataFrame) -> list[str]:

@@ -6,14 +6,13 @@ from typing import Any
 
 import pandas as pd
 
-from dcpbench.report.frame import varying
+from dcpbench.report.frame import costs_of, varying
 from dcpbench.report.reading import is_false, is_true
 from dcpbench.report.runs import one_a_cell, severity, status_text
 from dcpbench.report.short import plain, seconds
 
 _ROWS = ("sweep", "scenario", "parallel")
 _COLUMNS = ("compile", "save")
-_COSTS = ("save_s", "save_stall_s", "load_s", "cell_s")
 _LINES = 100
 _BYTES = (("B", 1), ("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30), ("TiB", 2**40))
 
@@ -82,7 +81,7 @@ def metric(frame: pd.DataFrame, axes: Axes, name: str) -> Table:
 def costs(frame: pd.DataFrame, axes: Axes) -> Table:
     """Median seconds, a line for each row of the pivot and each way of saving."""
     by = [*axes.rows, *(["save"] if "save" in varying(frame) and "save" not in axes.rows else [])]
-    measured = [name for name in _COSTS if frame[name].notna().any()]
+    measured = [name for name in costs_of(frame) if frame[name].notna().any()]
     groups = frame[measured].groupby([_label(frame[axis]) for axis in by], observed=True)
     table = groups.median().map(seconds)
     table.insert(0, "rows", groups.size().astype(str))

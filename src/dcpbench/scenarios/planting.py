@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.checkpoint.stateful import Stateful
 
 from dcpbench.config import Place
@@ -57,7 +56,7 @@ def written(cell: Cell, checkpoint_id: str) -> None:
     if cell.world.rank == 0:
         first = cell.memory.get(_FIRST_ID)
         _plant(cell, Path(checkpoint_id), Path(first) if first else None)
-    dist.barrier(group=cell.world.checkpoint_group)
+    cell.world.meet()
 
 
 def _at_trainee(cell: Cell, place: Place, trainee: Trainee) -> None:

@@ -3,6 +3,7 @@ verified between them is in `dcpbench.scenarios.checks`."""
 
 import itertools
 import pkgutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -214,6 +215,30 @@ def finish(cell: Cell, checkpoint: Checkpoint) -> None:
         cell.report.checkpoint_bytes = checkpoint.storage.size(checkpoint.checkpoint_id)
     with cell.phase("verify", "audit"):
         verify_whole(cell, checkpoint)
+    if cell.config.raw and not cell.config.overlap_saves:
+        _measure_raw(cell, checkpoint)
+
+
+def _measure_raw(cell: Cell, checkpoint: Checkpoint) -> None:
+    """Write and read as many bytes as a checkpoint has, all ranks at once, in as many files, a share each.
+
+    It is done right after the save: what else goes on on the machine and its disk meets both.
+    """
+    storage = checkpoint.storage
+    if storage.raw is None:
+        return
+    lengths = [length for _, length in sorted(storage.lengths(checkpoint.checkpoint_id).items())]
+    share = lengths[cell.world.rank :: cell.world.size]
+    folder = cell.folder / f"raw-of-rank{cell.world.rank}"
+    for do, took_s in (
+        (storage.raw.write, cell.report.raw_write_s),
+        (storage.raw.read, cell.report.raw_read_s),
+    ):
+        with cell.phase("raw"):
+            cell.world.meet()
+            began = time.perf_counter()
+            do(folder, share)
+            took_s.append(time.perf_counter() - began)
 
 
 def verify_whole(cell: Cell, checkpoint: Checkpoint) -> None:

@@ -85,6 +85,8 @@ def _measured(row: Row, reports: Sequence[RankReport]) -> None:
     row.save_s = _slowest(reports, lambda report: _median(report.save_s))
     row.save_stall_s = _slowest(reports, lambda report: _median(report.save_stall_s))
     row.load_s = _slowest(reports, lambda report: _median(report.load_s))
+    row.raw_write_s = _slowest(reports, lambda report: _median(report.raw_write_s))
+    row.raw_read_s = _slowest(reports, lambda report: _median(report.raw_read_s))
     row.checkpoint_bytes = _slowest(reports, lambda report: report.checkpoint_bytes)
     row.peak_device_bytes = _slowest(reports, lambda report: report.peak_device_bytes)
     row.peak_host_bytes = _slowest(reports, lambda report: report.peak_host_bytes)

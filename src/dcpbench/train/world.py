@@ -56,6 +56,11 @@ class World:
         degree = dp_degree(sizes, self.size)
         return Share(dp_rank=self.rank // (self.size // degree), dp_degree=degree)
 
+    def meet(self) -> None:
+        """Wait until every rank is here."""
+        if self.checkpoint_group is not None:
+            dist.barrier(self.checkpoint_group)
+
     def synchronize(self) -> None:
         """Wait for the device, so that a phase's time is its own."""
         if self.device.type == "cuda":

@@ -54,6 +54,8 @@ class RankReport:
     save_s: list[float] = field(default_factory=list)
     save_stall_s: list[float] = field(default_factory=list)
     load_s: list[float] = field(default_factory=list)
+    raw_write_s: list[float] = field(default_factory=list)
+    raw_read_s: list[float] = field(default_factory=list)
     losses: dict[str, list[float]] = field(default_factory=dict)
     resumed: dict[int, list[float]] = field(default_factory=dict)
     checkpoint_bytes: int | None = None

@@ -1,6 +1,6 @@
 // One run, opened: what it came to and why, what it cost, what it was, and how to run it again.
 
-const TIMES_OF_CELL = ["build_s", "train_s", "save_s", "save_stall_s", "load_s", "verify_s", "cell_s"];
+const TIMES_OF_CELL = ["build_s", "train_s", "save_s", "save_stall_s", "load_s", "raw_write_s", "raw_read_s", "verify_s", "cell_s"];
 const SIZES = ["checkpoint_bytes", "disk_bytes", "peak_host_bytes", "peak_device_bytes"];
 const LOSSES = ["loss_at_save", "loss_continued", "loss_resumed", "loss_twin"];
 const ORIGIN = ["torch_version", "git_commit", "started_at", "config_digest", "code_digest"];
@@ -66,9 +66,7 @@ function facts(run, names, text) {
 
 // The other runs of its square.
 function siblings(app, run) {
-  const { rows, columns } = layoutOf(app);
-  const along = [...rows, ...columns];
-  const same = app.runs.filter((one) => configuration(one, along) === configuration(run, along));
+  const same = app.runs.filter(placeOf(app, run).hasToo);
   if (same.length < 2) return null;
   const differ = [...app.names, "repeat"].filter((axis) => new Set(same.map((one) => valueOf(one, axis))).size > 1);
   const label = (one) => (differ.length ? describe(one, differ) : `run ${same.indexOf(one) + 1}`);

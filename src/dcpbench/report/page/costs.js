@@ -2,7 +2,6 @@
 
 const LINES_SHOWN = 40;
 const BYTES_PER_GB = 1e9;
-const SECONDS = ["save_stall_s", "save_s", "load_s"];
 // `of` a run, in seconds or GB/s; `text` says it in the unit that fits.
 const COSTS = [
   { name: "save_stall_s", label: "save stall", means: "until training may go on",
@@ -15,10 +14,23 @@ const COSTS = [
     of: (run) => rate(run, run.save_s), text: throughput },
   { name: "load_gb_s", label: "load rate", means: "checkpoint bytes / load",
     of: (run) => rate(run, run.load_s), text: throughput },
+  { name: "save_of_raw", label: "save / raw limit", means: "save rate, as a share of what plain files reached",
+    of: (run) => share(run.raw_write_s, run.save_s), text: percent },
+  { name: "load_of_raw", label: "load / raw limit", means: "load rate, as a share of what plain files reached",
+    of: (run) => share(run.raw_read_s, run.load_s), text: percent },
 ];
 
 function rate(run, time) {
   return run.checkpoint_bytes === null || !time ? null : run.checkpoint_bytes / BYTES_PER_GB / time;
+}
+
+// The bytes are the same, so the times tell.
+function share(least, time) {
+  return isMeasured(least) && time ? least / time : null;
+}
+
+function percent(value) {
+  return `${number(value * 100)} %`;
 }
 
 function throughput(value) {
@@ -47,7 +59,8 @@ function drawCosts(app, shown) {
     el("div", { class: "heading" }, el("h2", { id: "costs-title" }, "Costs"), logChoice(app)),
     el("p", { class: "note" },
       "A dot is one run (hollow: not as it should be), the bar their median; the slowest rank, one checkpoint. ",
-      "The three times share one scale, the two rates another."),
+      "Times share one scale, rates another",
+      costs.some((cost) => cost.text === percent) && ", shares of what plain files reached a third", "."),
     el("div", { class: "scrolls" }, el("table", { class: "plain costs" },
       el("thead", {}, el("tr", {},
         el("th", { scope: "col" }, app.varying.join(" \u00b7 ") || "cell"),
@@ -61,7 +74,7 @@ function measuredIn(runs, cost) {
 }
 
 function shareScale(cost, other) {
-  return SECONDS.includes(cost.name) === SECONDS.includes(other.name);
+  return cost.text === other.text;
 }
 
 function scaleFor(costs, log) {

@@ -1,19 +1,31 @@
-// What a maintainer reads first: everything that is not simply a pass, and how planted faults were seen.
+// What a maintainer reads first: everything that is not as it should be; then what is, but is no pass.
 
-const GROUPS_SHOWN = 25;
+const FINDINGS_SHOWN = 6;
+const KNOWN_SHOWN = 12;
 const CELLS_SHOWN = 4;
 
 function drawFindings(app, shown) {
-  const told = shown.filter((run) => run.kind.name !== "pass" && run.kind.name !== "seen");
-  const groups = [...groupBy(told, (run) => `${run.kind.name}\u0000${run.reason}`).values()];
-  groups.sort((a, b) => a[0].kind.rank - b[0].kind.rank);
-  byId("findings").hidden = shown.length === 0;
-  fill(byId("findings"),
-    el("h2", { id: "findings-title" }, "Not a plain pass"),
-    groups.length === 0 ? el("p", { class: "calm" }, "Nothing: every run shown is as it should be.") : null,
-    el("ul", { class: "findings" },
-      ...firstOf(groups, GROUPS_SHOWN, (runs) => finding(app, runs), (rest) => `Show ${rest} more`)),
-  );
+  const groups = alike(shown.filter((run) => !run.kind.well));
+  byId("findings").hidden = groups.length === 0;
+  fill(byId("findings"), el("h2", { id: "findings-title" }, "Not as it should be"), listOf(app, groups, FINDINGS_SHOWN));
+}
+
+function drawKnown(app, shown) {
+  const groups = alike(shown.filter((run) => run.kind.well && run.kind.name !== "pass" && run.kind.name !== "seen"));
+  byId("known").hidden = groups.length === 0;
+  fill(byId("known"), el("h2", { id: "known-title" }, "Known failures and skips"), listOf(app, groups, KNOWN_SHOWN));
+}
+
+// Runs that came out alike for the same reason; of a known failure, its name is the reason.
+function alike(runs) {
+  const why = (run) => (run.kind.name === "xfail" ? String(run.reason).split(":")[0] : run.reason);
+  const groups = [...groupBy(runs, (run) => `${run.kind.name}\u0000${why(run)}`).values()];
+  return groups.sort((a, b) => a[0].kind.rank - b[0].kind.rank);
+}
+
+function listOf(app, groups, most) {
+  return el("ul", { class: "findings" },
+    ...firstOf(groups, most, (runs) => finding(app, runs), (rest) => `Show ${rest} more`));
 }
 
 // Runs that ended alike for the same reason are told once.
@@ -40,9 +52,15 @@ function drawFaults(app, shown) {
   fill(byId("faults"),
     el("h2", { id: "faults-title" }, "Planted faults"),
     el("p", {}, `${seen} of ${planted.length} were seen for what they are.`),
+    ...matrixOfFaults(app, shown.filter(isPlanted)),
     el("div", { class: "scrolls" }, el("table", { class: "plain" },
       el("thead", {}, el("tr", {}, columnHeads(["fault", "seen", "told by"]))),
       el("tbody", {}, ...lines))));
+}
+
+function matrixOfFaults(app, runs) {
+  const { apart, planted } = layoutsOf(app);
+  return apart ? matrixOf(app, planted, runs, "faults-title") : [];
 }
 
 function toldBy(app, run) {

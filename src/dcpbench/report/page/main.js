@@ -28,7 +28,7 @@ function makeApp(data) {
   for (const run of runs) run.place = configuration(run, data.axes);
   const app = {
     runs, axes, names: data.axes, varying: varying(axes), checks: data.checks,
-    environments: data.environments, leftOut: data.left_out, layout: chooseLayout(runs, axes),
+    environments: data.environments, leftOut: data.left_out, layouts: chooseLayouts(runs, axes),
     state: readState(location.hash), opener: null,
   };
   // What is typed or ticked replaces the address; what is opened can be left with Back.
@@ -71,12 +71,10 @@ function closed(app) {
 
 function squareOf(app, cell) {
   const run = app.runs.find((one) => one.key === cell);
-  const { rows, columns } = layoutOf(app);
-  const along = [...rows, ...columns];
-  return [...byId("matrix").querySelectorAll(".square")].find((square) => {
-    const first = app.runs.find((one) => one.key === square.dataset.key);
-    return run && first && configuration(first, along) === configuration(run, along);
-  });
+  if (!run) return undefined;
+  const { id, hasToo } = placeOf(app, run);
+  return [...byId(id).querySelectorAll(".square")].find(
+    (square) => app.runs.some((one) => one.key === square.dataset.key && hasToo(one)));
 }
 
 function draw(app) {
@@ -84,6 +82,7 @@ function draw(app) {
   updateFilters(app, shown);
   drawMatrix(app, shown);
   drawFindings(app, shown);
+  drawKnown(app, shown);
   drawFaults(app, shown);
   drawCosts(app, shown);
 }
@@ -100,7 +99,7 @@ function describeSweep(app) {
   if (!runs.length) verdict.textContent = "This sweep has no rows yet.";
   else if (!ran) verdict.textContent = `${size}: all were skipped.`;
   else verdict.textContent = `${size}: ${bad || "all"}${bad ? " not" : ""} as ${bad === 1 ? "it" : "they"} should be.`;
-  for (const id of ["matrix-section", "findings"]) byId(id).hidden = runs.length === 0;
+  byId("matrix-section").hidden = runs.length === 0;
   const same = [...app.axes].filter(([axis, values]) => values.length === 1 && values[0] !== DASH && axis !== "sweep");
   fill(byId("constants"), ...same.map(([axis, [value]]) => el("span", {}, `${axis} `, el("b", {}, plain(value)))));
 }

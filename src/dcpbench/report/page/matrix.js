@@ -1,29 +1,80 @@
 // The heat map: one square for each pair of a row's and a column's values, coloured by its worst run.
 
 const ROW_AXES = ["fault", "scenario", "parallel", "model"];
+const IMPORTANT = [...ROW_AXES, "load_parallel", "save", "compile", "storage", "optimizer"];
 const FOLDED = "folded";
+const COLUMNS_AT_MOST = 24;
+const COLUMN_AXES_AT_MOST = 3;
+const AXES_AT_A_GLANCE = 4;
 
 // Few and full rows and columns read best; a column costs more than a row, since pages are taller than wide.
+// Where all axes together would be too wide for any page, the least important ones are folded.
 function chooseLayout(runs, axes) {
-  const names = varying(axes);
-  const first = [...ROW_AXES.filter((axis) => names.includes(axis)), ...names.filter((axis) => !ROW_AXES.includes(axis))];
-  const pairs = first.slice(0, 3).flatMap((a, i) => first.slice(i + 1, 3).map((b) => [a, b]));
-  const candidates = [...first.map((axis) => [axis]), ...pairs];
-  let best = { rows: [], columns: names, cost: Infinity };
-  for (const rows of candidates) {
-    const columns = names.filter((axis) => !rows.includes(axis));
-    const count = (along) => new Set(runs.map((run) => configuration(run, along))).size;
-    const cost = count(rows) + 2 * count(columns) + 2 * (rows.length - 1) + first.indexOf(rows[0]) / 10;
-    if (cost < best.cost) best = { rows, columns, cost };
+  const place = (axis) => (IMPORTANT.includes(axis) ? IMPORTANT.indexOf(axis) : IMPORTANT.length);
+  const names = varying(axes).filter((axis) => tells(runs, [], axis));
+  let kept = [...names].sort((a, b) => place(a) - place(b));
+  // An axis that follows from others says nothing that these do not.
+  if (kept.length > AXES_AT_A_GLANCE) kept = kept.filter((axis, i) => tells(runs, kept.slice(0, i), axis));
+  for (;;) {
+    const layout = bestLayout(runs, names.filter((axis) => kept.includes(axis)));
+    if (layout.fits || kept.length === 0) return { rows: layout.rows, columns: layout.columns };
+    kept.pop();
   }
-  return { rows: best.rows, columns: best.columns };
 }
 
-function layoutOf(app) {
+// Whether runs that are alike along some axes differ in one more.
+function tells(runs, along, axis) {
+  const count = (axes) => new Set(runs.map((run) => configuration(run, axes))).size;
+  return count([...along, axis]) > count(along);
+}
+
+function bestLayout(runs, names) {
+  const first = [...ROW_AXES.filter((axis) => names.includes(axis)), ...names.filter((axis) => !ROW_AXES.includes(axis))];
+  const pairs = first.slice(0, 3).flatMap((a, i) => first.slice(i + 1, 3).map((b) => [a, b]));
+  let best = { rows: [], columns: names, cost: Infinity, fits: false };
+  for (const rows of [...first.map((axis) => [axis]), ...pairs]) {
+    const columns = names.filter((axis) => !rows.includes(axis));
+    const count = (along) => new Set(runs.map((run) => configuration(run, along))).size;
+    const across = count(columns);
+    const fits = across <= COLUMNS_AT_MOST && columns.length <= COLUMN_AXES_AT_MOST;
+    const cost = count(rows) + 2 * across + 2 * (rows.length - 1) + first.indexOf(rows[0]) / 10;
+    if (fits > best.fits || (fits === best.fits && cost < best.cost)) best = { rows, columns, cost, fits };
+  }
+  return best;
+}
+
+// Runs with a planted fault would stand among the others as if they were some: they have a matrix of their own.
+function chooseLayouts(runs, axes) {
+  const [others, planted] = [(run) => run.fault === null, isPlanted].map((chosen) => runs.filter(chosen));
+  const apart = others.length > 0 && planted.length > 0;
+  return {
+    apart, main: chooseLayout(apart ? others : runs, axes), planted: apart ? chooseLayout(planted, axes) : null,
+  };
+}
+
+function isPlanted(run) {
+  return run.fault !== null;
+}
+
+// What the reader arranges is the main matrix, and the only one as soon as faults have a place in it.
+function layoutsOf(app) {
   const known = (axes) => axes.filter((axis) => app.varying.includes(axis));
   const { rows, columns } = app.state;
-  if (!rows && !columns) return app.layout;
-  return { rows: known(rows ?? []), columns: known(columns ?? []).filter((axis) => !rows?.includes(axis)) };
+  if (!rows && !columns) return app.layouts;
+  const main = { rows: known(rows ?? []), columns: known(columns ?? []).filter((axis) => !rows?.includes(axis)) };
+  const withFaults = [...main.rows, ...main.columns].includes("fault");
+  return withFaults ? { apart: false, main, planted: null } : { ...app.layouts, main };
+}
+
+// The matrix in which a run stands, and whether its square there has another run too.
+function placeOf(app, run) {
+  const { apart, main, planted } = layoutsOf(app);
+  const inFaults = apart && isPlanted(run);
+  const { rows, columns } = inFaults ? planted : main;
+  const square = configuration(run, [...rows, ...columns]);
+  const hasToo = (other) => (!apart || isPlanted(other) === inFaults)
+    && configuration(other, [...rows, ...columns]) === square;
+  return { id: inFaults ? "faults" : "matrix", hasToo };
 }
 
 function makeArrange(app) {
@@ -43,7 +94,7 @@ function forgetLayout(state) {
 }
 
 function arrange(app, axis, place) {
-  const now = layoutOf(app);
+  const { main: now } = layoutsOf(app);
   app.change((state) => {
     state.rows = now.rows.filter((name) => name !== axis);
     state.columns = now.columns.filter((name) => name !== axis);
@@ -53,14 +104,20 @@ function arrange(app, axis, place) {
 }
 
 function drawMatrix(app, shown) {
-  const layout = layoutOf(app);
+  const { apart, main } = layoutsOf(app);
   for (const select of byId("arrange").querySelectorAll("select")) {
-    select.value = ["rows", "columns"].find((place) => layout[place].includes(select.dataset.axis)) ?? FOLDED;
+    select.value = ["rows", "columns"].find((place) => main[place].includes(select.dataset.axis)) ?? FOLDED;
   }
-  byId("matrix-section").hidden = shown.length === 0;
-  const rows = combinations(app, shown, layout.rows);
-  const columns = combinations(app, shown, layout.columns);
-  const squares = groupBy(shown, (run) => `${configuration(run, layout.rows)}\u0001${configuration(run, layout.columns)}`);
+  const runs = apart ? shown.filter((run) => !isPlanted(run)) : shown;
+  byId("matrix-section").hidden = runs.length === 0;
+  fill(byId("matrix"), ...matrixOf(app, main, runs, "matrix-title"));
+}
+
+// The matrix of some runs, and what is folded in it.
+function matrixOf(app, layout, runs, title) {
+  const rows = combinations(app, runs, layout.rows);
+  const columns = combinations(app, runs, layout.columns);
+  const squares = groupBy(runs, (run) => `${configuration(run, layout.rows)}\u0001${configuration(run, layout.columns)}`);
   const of = (row, column) => squares.get(`${row.join("\u0000")}\u0001${column.join("\u0000")}`);
   const body = rows.map((row, number) => el("tr", {},
     ...rowHeaders(rows, number),
@@ -68,10 +125,15 @@ function drawMatrix(app, shown) {
     ...columns.map((column) => el("td", {}, square(app, of(row, column), [...row, ...column])))));
   const table = el("table", {
     class: `matrix ${sizeFor(columns.length)} ${rows.length > 30 ? "dense" : ""}`,
-    role: "grid", "aria-labelledby": "matrix-title", keydown: walk,
+    role: "grid", "aria-labelledby": title, keydown: walk,
   }, el("thead", {}, ...headers(layout, columns)), el("tbody", {}, ...body));
-  fill(byId("matrix"), table);
   table.querySelector(".square")?.setAttribute("tabindex", "0");
+  const placed = [...layout.rows, ...layout.columns];
+  const folded = app.varying.filter((axis) => !placed.includes(axis) && tells(runs, placed, axis));
+  return [
+    folded.length > 0 && el("p", { class: "note" }, `Folded: ${folded.join(", ")}. A square shows the worst of its runs.`),
+    el("div", { class: "scrolls" }, table),
+  ];
 }
 
 function sizeFor(columns) {
@@ -166,7 +228,7 @@ function walk(event) {
 
 function focusSquare(target) {
   if (!target) return;
-  for (const other of byId("matrix").querySelectorAll(".square[tabindex='0']")) other.setAttribute("tabindex", "-1");
+  for (const other of target.closest("table").querySelectorAll(".square[tabindex='0']")) other.setAttribute("tabindex", "-1");
   target.setAttribute("tabindex", "0");
   target.focus();
 }

@@ -4,7 +4,6 @@ Columns, not rows: values that are alike then lie side by side, which packs abou
 """
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +12,13 @@ from typing import Any
 import pandas as pd
 
 from dcpbench.report.frame import AXES, Sweeps, again
+from dcpbench.report.matching import beside_the_axes
 from dcpbench.results import CHECKS, COLUMNS, RESULTS_JSONL
 
 _POINTS = 200
 _DIGITS = 10
 _MISSED = 20
 _STORY: tuple[str, ...] = ("rank", "phase", "limit", "doing", "upload_under_way")
-_NO_AXES = frozenset({"repeat", "experiment"})
-_OVERRIDE = re.compile(r"\s+(?=[+~]*[\w./@-]+=)")
-"""Before a next `key=value`: a value may have spaces in it."""
 _KEPT = tuple(column for column in COLUMNS if column not in ("schema_version", "config_dir"))
 
 
@@ -82,16 +79,11 @@ def _labels(sweeps: Sequence[str]) -> dict[str, str]:
 
 def _axes_beside(overrides: Sequence[object]) -> dict[str, list[str | None]]:
     """The overrides that are no column and vary, as axes of their own: by name, the value in each row."""
-    asked = [_assignments(str(one)) for one in overrides]
+    asked = [beside_the_axes(str(one).strip()) for one in overrides]
     names = dict.fromkeys(name for one in asked for name in one)
     values = {name: [one.get(name) for one in asked] for name in names}
-    known = {*COLUMNS, *_OF_DETAILS, *_NO_AXES, "again", "sweep"}
+    known = {*COLUMNS, *_OF_DETAILS, "again", "sweep"}
     return {name: of for name, of in values.items() if name not in known and len(set(of)) > 1}
-
-
-def _assignments(overrides: str) -> dict[str, str]:
-    parts = (item.partition("=") for item in _OVERRIDE.split(overrides.strip()))
-    return {name.lstrip("+~"): value for name, equals, value in parts if equals}
 
 
 def _clean(value: Any, limits: Limits) -> Any:
