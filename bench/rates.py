@@ -2,8 +2,8 @@
 
 python bench/rates.py --times 400
 
-Times are drawn, not measured: two sweeps of twelve cells with five repeats each. Every run has noise of its own,
-and every sweep as a whole an offset of its own, the drift of its machine; both are log-normal.
+Times are drawn, not measured: sweeps of twelve cells with five repeats each. Every run has noise of its own,
+and every sweep as a whole an offset of its own, so that two of them drift apart; both are log-normal.
 """
 
 # ruff: noqa: T201
@@ -21,10 +21,16 @@ from dcpbench.report.matching import with_cells
 from dcpbench.report.reading import DTYPES
 
 NOISE = (0.01, 0.03, 0.05, 0.1)
-DRIFT = (0.0, 0.01, 0.02, 0.03)
+DRIFT = (0.0, 0.01, 0.02, 0.03, 0.05)
+"""The standard deviation of the offset of one sweep to another."""
 PLANTED = 1.1
 CELLS = list(itertools.product(("ddp", "fsdp", "fsdp2", "fsdp2_tp"), ("sync", "async", "async_cached")))
 REPEATS = 5
+BEFORE = (1, 7)
+TABLES = (
+    ("anything called, of comparisons of equal sweeps", 1.0),
+    ("all cells called slower, of comparisons with one that takes a tenth longer", PLANTED),
+)
 RULE = Rule(metrics=("save_s",))
 
 
@@ -33,27 +39,28 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--times", type=int, default=300)
     times = arguments.parse_args().times
-    for title, ratio in (
-        ("anything called, of comparisons of equal sweeps", 1.0),
-        ("all cells called slower, of comparisons with one that takes a tenth longer", PLANTED),
-    ):
-        print(f"{title}")
+    for (title, ratio), before in itertools.product(TABLES, BEFORE):
+        print(f"{title}; sweeps before: {before}")
         print("drift noise", *(f"{noise:>7.0%}" for noise in NOISE))
         for drift in DRIFT:
-            rates = (called(noise, drift, ratio, times) for noise in NOISE)
+            rates = (called(noise, drift, ratio, before, times) for noise in NOISE)
             print(f"{drift:>11.0%}", *(f"{rate:>7.1%}" for rate in rates), flush=True)
         print()
 
 
-def called(noise: float, drift: float, ratio: float, times: int) -> float:
+def called(noise: float, drift: float, ratio: float, before: int, times: int) -> float:
     """The share of comparisons that call what they are asked for."""
     with Pool() as pool:
-        return sum(pool.map(partial(_is_called, noise, drift, ratio), range(times), chunksize=10)) / times
+        return (
+            sum(pool.map(partial(_is_called, noise, drift, ratio, before), range(times), chunksize=10))
+            / times
+        )
 
 
-def _is_called(noise: float, drift: float, ratio: float, seed: int) -> bool:
+def _is_called(noise: float, drift: float, ratio: float, before: int, seed: int) -> bool:
     random = np.random.default_rng(seed)
-    old, new = (sweep(random, name, noise, drift) for name in ("old", "new"))
+    *old_ones, new = (sweep(random, str(number), noise, drift) for number in range(before + 1))
+    old = pd.concat(old_ones, ignore_index=True)
     new["save_s"] *= ratio
     lines = costs(old, new, RULE)
     if ratio != 1:

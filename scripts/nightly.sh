@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# One night: a sweep into <folder>/<date>, then what changed since the newest finished one before it.
+# One night: a sweep into <folder>/<date>, then what changed since the newest finished one before it; its costs are
+# held against those of the last seven, which show how far nights drift apart.
 #
 #   scripts/nightly.sh [overrides of dcpbench...]      # experiment=nightly, unless another is named
 #
@@ -37,14 +38,16 @@ sys.exit(not asked <= done)
 PYTHON
 }
 
-# The newest finished night before this one; their names sort by date.
+# The last seven finished nights before this one, the newest first; their names sort by date.
 before() {
-    local name newest=
-    for name in "$nights"/[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]*/; do
-        name=$(basename "$name")
-        if [[ $name < $tonight ]] && finished "$nights/$name"; then newest=$name; fi
+    local all=("$nights"/[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]*/) name place left=7
+    for ((place = ${#all[@]} - 1; place >= 0 && left > 0; place--)); do
+        name=$(basename "${all[place]}")
+        if [[ $name < $tonight ]] && finished "$nights/$name"; then
+            printf '%s\n' "$name"
+            left=$((left - 1))
+        fi
     done
-    printf '%s' "$newest"
 }
 
 words=("$@" "hydra.sweep.dir=\"$folder\"")
@@ -62,13 +65,14 @@ if ! finished "$folder"; then
     exit 1
 fi
 
-last=$(before)
-if [[ -z $last ]]; then
+mapfile -t nights_before < <(before)
+if ((${#nights_before[@]} == 0)); then
     say "$folder: the sweep ended with $swept; no finished night before it to compare with"
     exit "$swept"
 fi
-"$python" -m dcpbench.report compare "$nights/$last" "$folder" --fail-on regressions,newly-failing |
-    tee "$folder/compare.txt"
+last=${nights_before[0]}
+"$python" -m dcpbench.report compare "$nights/$last" "$folder" "${nights_before[@]/#/--earlier=$nights/}" \
+    --fail-on regressions,newly-failing | tee "$folder/compare.txt"
 compared=${PIPESTATUS[0]}
 say "$folder: the sweep ended with $swept, its comparison with $last with $compared"
 exit $((compared > swept ? compared : swept))

@@ -48,6 +48,8 @@ def test_the_contract_of_columns() -> None:
         "config_dir",
         "disk_bytes",
         "repeat",
+        "raw_write_s",
+        "raw_read_s",
     )
 
 

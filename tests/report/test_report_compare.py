@@ -157,6 +157,45 @@ def test_equal_sweeps_are_seldom_called_anything_else(
     assert false == []
 
 
+def test_earlier_sweeps_show_how_far_equal_ones_drift_apart(
+    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Every night as a whole is up to 8 % off: that one night is slower than the last says nothing."""
+
+    def night(name: str, seed: int, offset: float) -> Path:
+        rows = measured(seed)
+        for one in rows:
+            one.save_s *= offset
+        return sweep(f"nights/{name}", *rows)
+
+    (tmp_path / "nights").mkdir()
+    for number, offset in enumerate((1.06, 0.95, 1.0, 1.08, 0.97, 0.94)):
+        night(f"{number}", number, offset)
+    last, tonight = night("6", 6, 0.98), night("7", 7, 1.08)
+
+    def said(new: Path, *words: object) -> str:
+        told = lines(capsys, last, new, "--metric", "save_s", *words)
+        (whole,) = (one for one in told if one["metric"] == "save_s" and one["level"] == "all")
+        return str(whole["verdict"])
+
+    assert said(tonight) == "slower"
+    each = [word for number in range(6) for word in ("--earlier", tmp_path / "nights" / str(number))]
+    assert said(tonight, *each) == "unclear"
+    assert lines(capsys, last, tonight, *each) == lines(
+        capsys, last, tonight, "--earlier", tmp_path / "nights"
+    ), "of a folder of nights, those that are compared are none before"
+    assert said(night("8", 8, 1.6), *each) == "slower"
+
+
+def test_verdicts_are_held_against_the_old_sweep_alone(
+    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sweep("before", asked("ddp", status="fail", reason="then"))
+    old, new = sweep("old", asked("ddp")), sweep("new", asked("ddp", status="fail", reason="now"))
+    (line,) = statuses(capsys, old, new, "--earlier", before)
+    assert (line["verdict"], line["old"], line["new"]) == ("newly failing", "pass", "fail")
+
+
 def test_too_few_runs_say_nothing(sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     old, new = sweep("old", asked("ddp", save_s=1.0)), sweep("new", asked("ddp", save_s=9.0))
     verdicts = {line["verdict"] for line in lines(capsys, old, new) if line["metric"] == "save_s"}

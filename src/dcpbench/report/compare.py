@@ -4,6 +4,8 @@ import argparse
 import io
 import json
 import sys
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -15,7 +17,7 @@ from dcpbench.report.costs import METRICS, MORE_METRICS, Rule
 from dcpbench.report.environments import differences
 from dcpbench.report.markdown import markdown
 from dcpbench.report.output import format_of, print_whole, write_output
-from dcpbench.report.reading import read_sweeps, records, short_names
+from dcpbench.report.reading import Sweeps, read_sweeps, records, short_names
 from dcpbench.report.text import rendered
 from dcpbench.report.where import QueryError
 from dcpbench.results import ResultsError
@@ -50,17 +52,25 @@ def main(arguments: list[str]) -> int:
     fail_on = [_kind(name) for name in _split(asked.fail_on)]
     written_as = asked.format or format_of(asked.output, _SUFFIXES)
     sides = {place: read_sweeps([place]) for place in dict.fromkeys([asked.old, *asked.new])}
+    earlier = _earlier(asked.earlier, sides.values())
     names = {Path(place): name for place, name in short_names([str(place) for place in sides]).items()}
     if not any(len(side.frame) for side in sides.values()):
         raise ResultsError(f"{', '.join(map(str, sides))}: no rows yet, so there is nothing to compare")
     found = [
-        compared(names[place], sides[asked.old].frame, sides[place].frame, rule, ignored)
+        compared(
+            names[place],
+            sides[asked.old].frame,
+            sides[place].frame,
+            rule,
+            ignored,
+            earlier.frame,
+        )
         for place in asked.new
     ]
     if written_as in ("csv", "json"):
         text = _flat(found, written_as)
     else:
-        damaged = [sentence for side in sides.values() for sentence in side.left_out]
+        damaged = [sentence for side in [*sides.values(), earlier] for sentence in side.left_out]
         differing = differences({names[place]: side for place, side in sides.items()})
         text = _said(_sections(found, differing, damaged, rule, asked.all), written_as, bool(asked.output))
     if asked.output:
@@ -73,6 +83,16 @@ def main(arguments: list[str]) -> int:
     return 1 if met else 0
 
 
+def _earlier(places: list[Path], sides: Iterable[Sweeps]) -> Sweeps:
+    """The sweeps before the old one, without those that are compared: they may lie in the same folder."""
+    if not places:
+        return Sweeps(pd.DataFrame(), {}, [])
+    read = read_sweeps(places)
+    compared_ones = {Path(folder).resolve() for side in sides for folder in side.environments}
+    others = read.frame["sweep"].map(lambda folder: Path(folder).resolve() not in compared_ones)
+    return replace(read, frame=read.frame[others.astype(bool)])
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m dcpbench.report compare",
@@ -82,6 +102,15 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("old", type=Path, help="folder of the sweep to compare with, or of several")
     add("new", type=Path, nargs="+", help="what to judge; each of several is compared with OLD")
+    add(
+        "--earlier",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="SWEEP",
+        help="a sweep before OLD (several times): its costs count with OLD's, its verdicts do not; with five "
+        "or more sweeps before NEW it is seen, and not assumed, how far equal ones drift apart",
+    )
     add("--all", action="store_true", help="every cell and every group of cells, also where nothing changed")
     add("--metric", action="append", default=[], metavar="NAME,...", help=f"instead of {', '.join(METRICS)}")
     add(

@@ -47,26 +47,35 @@ class Comparison:
 
 
 def compared(
-    name: str, old: pd.DataFrame, new: pd.DataFrame, rule: Rule, ignored: Collection[str] = ()
+    name: str,
+    old: pd.DataFrame,
+    new: pd.DataFrame,
+    rule: Rule,
+    ignored: Collection[str] = (),
+    earlier: pd.DataFrame | None = None,
 ) -> Comparison:
     """Hold the rows of one side against those of an old one.
 
     Args:
         old, new: rows as `reading.read_sweeps` gives them.
         ignored: axes and overrides by which cells are not to be told apart.
+        earlier: rows of sweeps before the old one, whose costs count with it.
 
     Raises:
         dcpbench.report.where.QueryError: what is ignored tells cells of one sweep apart.
     """
     before, after = (with_cells(side, ignored) for side in (old, new))
-    for side in (before, after):
+    measured = before
+    if earlier is not None and len(earlier):
+        measured = pd.concat([with_cells(earlier, ignored), before], ignore_index=True)
+    for side in (measured, after):
         refuse_merged(side, ignored)
     cells = pd.concat([after, before]).drop_duplicates("key").set_index("key")[[*AXES, "others"]]
     common = set(before["key"]) & set(after["key"])
     return Comparison(
         name,
         changes(before, after),
-        costs(before, after, rule),
+        costs(measured, after, rule),
         cells.drop(columns=[axis for axis in ignored if axis in cells]),
         "" if common else not_in_common(before, after),
     )
