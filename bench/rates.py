@@ -59,23 +59,24 @@ def called(noise: float, drift: float, ratio: float, before: int, times: int) ->
 
 def _is_called(noise: float, drift: float, ratio: float, before: int, seed: int) -> bool:
     random = np.random.default_rng(seed)
-    *old_ones, new = (sweep(random, str(number), noise, drift) for number in range(before + 1))
-    old = pd.concat(old_ones, ignore_index=True)
-    new["save_s"] *= ratio
-    lines = costs(old, new, RULE)
+    sweeps = [sweep(random, number, noise, drift) for number in range(before + 1)]
+    sweeps[-1]["save_s"] *= ratio
+    rows = with_cells(pd.concat(sweeps, ignore_index=True))
+    newest = rows["sweep"] == before
+    lines = costs(rows[~newest], rows[newest], RULE)
     if ratio != 1:
         lines = lines[lines["level"] == "all"]
     return bool(lines["verdict"].isin(CHANGED).any())
 
 
-def sweep(random: np.random.Generator, name: str, noise: float, drift: float) -> pd.DataFrame:
+def sweep(random: np.random.Generator, number: int, noise: float, drift: float) -> pd.DataFrame:
     """The rows of one sweep."""
     cells = [(parallel, save, repeat) for repeat in range(REPEATS) for parallel, save in CELLS]
     frame = pd.DataFrame(cells, columns=["parallel", "save", "repeat"]).reindex(columns=["sweep", *DTYPES])
     offset = random.normal(0, drift / np.sqrt(2))
     frame["save_s"] = np.exp(offset + random.normal(0, noise, len(frame)))
-    frame["sweep"], frame["status"] = name, "pass"
-    return with_cells(frame)
+    frame["sweep"], frame["status"] = number, "pass"
+    return frame
 
 
 if __name__ == "__main__":
