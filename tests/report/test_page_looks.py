@@ -149,3 +149,12 @@ def test_costs_have_a_dot_for_each_run_and_can_be_sorted(show: Callable[..., Bro
     browser.one('#costs [data-sort="save_s"]').click()
     assert browser.all("#costs tbody th")[0].text == "hsdp \u00b7 sync"
     assert "\u2013" in browser.all("#costs tbody tr")[0].text, "what was not measured is no number"
+
+
+def test_rates_stand_against_what_plain_files_reached(show: Callable[..., Browser]) -> None:
+    browser = show([cell("ddp"), cell("fsdp", raw_write_s=0.15, raw_read_s=0.01)])
+    without, measured = browser.all("#costs tbody tr")
+    assert "of raw" not in without.text
+    assert measured.text.split("\n")[4:] == ["20 GB/s", "75 % of raw", "40 GB/s", "10 % of raw"]
+    assert browser.js("return document.querySelectorAll('#costs .limit').length") == 2
+    assert "400 GB/s" in browser.text("#costs thead"), "the scale reaches the limit"

@@ -2,7 +2,7 @@
 
 const LINES_SHOWN = 40;
 const BYTES_PER_GB = 1e9;
-// `of` a run, in seconds or GB/s; `text` says it in the unit that fits.
+// `of` a run, in seconds or GB/s; `text` says it in the unit that fits; `limit` is what plain files reached.
 const COSTS = [
   { name: "save_stall_s", label: "save stall", means: "until training may go on",
     of: (run) => run.save_stall_s, text: seconds },
@@ -11,26 +11,13 @@ const COSTS = [
   { name: "load_s", label: "load", means: "until the state is back",
     of: (run) => run.load_s, text: seconds },
   { name: "save_gb_s", label: "save rate", means: "checkpoint bytes / time to safe",
-    of: (run) => rate(run, run.save_s), text: throughput },
+    of: (run) => rate(run, run.save_s), limit: (run) => rate(run, run.raw_write_s), text: throughput },
   { name: "load_gb_s", label: "load rate", means: "checkpoint bytes / load",
-    of: (run) => rate(run, run.load_s), text: throughput },
-  { name: "save_of_raw", label: "save / raw limit", means: "save rate, as a share of what plain files reached",
-    of: (run) => share(run.raw_write_s, run.save_s), text: percent },
-  { name: "load_of_raw", label: "load / raw limit", means: "load rate, as a share of what plain files reached",
-    of: (run) => share(run.raw_read_s, run.load_s), text: percent },
+    of: (run) => rate(run, run.load_s), limit: (run) => rate(run, run.raw_read_s), text: throughput },
 ];
 
 function rate(run, time) {
   return run.checkpoint_bytes === null || !time ? null : run.checkpoint_bytes / BYTES_PER_GB / time;
-}
-
-// The bytes are the same, so the times tell.
-function share(least, time) {
-  return isMeasured(least) && time ? least / time : null;
-}
-
-function percent(value) {
-  return `${number(value * 100)} %`;
 }
 
 function throughput(value) {
@@ -42,15 +29,16 @@ function isMeasured(value) {
 }
 
 function drawCosts(app, shown) {
-  const costs = COSTS.map((cost) => ({ ...cost, all: measuredIn(shown, cost) })).filter((cost) => cost.all.length);
+  const costs = COSTS.map((cost) => ({ ...cost, all: measuredIn(shown, cost.of) })).filter((cost) => cost.all.length);
   const section = byId("costs");
   section.hidden = costs.length === 0;
   if (section.hidden) return;
   const cells = [...groupBy(shown, (run) => run.place).values()];
-  const lines = cells.filter((runs) => costs.some((cost) => measuredIn(runs, cost).length));
+  const lines = cells.filter((runs) => costs.some((cost) => measuredIn(runs, cost.of).length));
   const scales = new Map(costs.map((cost) => {
     const together = costs.filter((other) => shareScale(cost, other));
-    return [cost.name, scaleFor(together, app.state.log)];
+    const limits = together.flatMap((other) => (other.limit ? measuredIn(shown, other.limit) : []));
+    return [cost.name, scaleFor([...together.flatMap((other) => other.all), ...limits], app.state.log)];
   }));
   const { sort } = app.state;
   const sorted = sortLines(lines, costs.find((cost) => sort.replace("-", "") === cost.name), sort.startsWith("-"));
@@ -60,7 +48,8 @@ function drawCosts(app, shown) {
     el("p", { class: "note" },
       "A dot is one run (hollow: not as it should be), the bar their median; the slowest rank, one checkpoint. ",
       "Times share one scale, rates another",
-      costs.some((cost) => cost.text === percent) && ", shares of what plain files reached a third", "."),
+      costs.some((cost) => cost.limit && measuredIn(shown, cost.limit).length)
+        && "; the dashed mark is what plain files of as many bytes reached", "."),
     el("div", { class: "scrolls" }, el("table", { class: "plain costs" },
       el("thead", {}, el("tr", {},
         el("th", { scope: "col" }, app.varying.join(" \u00b7 ") || "cell"),
@@ -69,16 +58,15 @@ function drawCosts(app, shown) {
       el("tbody", {}, ...firstOf(sorted, LINES_SHOWN, line, (rest) => `Show ${rest} more`).map(asRow)))));
 }
 
-function measuredIn(runs, cost) {
-  return runs.map(cost.of).filter(isMeasured);
+function measuredIn(runs, of) {
+  return runs.map(of).filter(isMeasured);
 }
 
 function shareScale(cost, other) {
   return cost.text === other.text;
 }
 
-function scaleFor(costs, log) {
-  const all = costs.flatMap((cost) => cost.all);
+function scaleFor(all, log) {
   const high = all.reduce((a, b) => Math.max(a, b), 0) || 1;
   const positive = all.filter((value) => value > 0).reduce((a, b) => Math.min(a, b), high);
   const low = log ? Math.min(positive, high / 10) : 0;
@@ -89,7 +77,7 @@ function scaleFor(costs, log) {
 function sortLines(lines, cost, descending) {
   if (!cost) return lines;
   const middle = (runs) => {
-    const values = measuredIn(runs, cost);
+    const values = measuredIn(runs, cost.of);
     return values.length ? median(values) : null;
   };
   const keyed = lines.map((runs) => [middle(runs), runs]);
@@ -134,19 +122,24 @@ function costCell(runs, cost, scale) {
   if (!measured.length) return el("td", {}, DASH);
   const values = measured.map(cost.of);
   const middle = median(values);
+  const limits = cost.limit ? measuredIn(measured, cost.limit) : [];
+  const limit = limits.length ? median(limits) : null;
+  const share = limit && `${number(100 * middle / limit, 2)} % of raw`;
   const range = `${cost.text(Math.min(...values))} to ${cost.text(Math.max(...values))}`;
   const title = values.length > 1 ? `median, ${range} in ${values.length} runs` : "one run";
   return el("td", { title }, el("div", { class: "cost" },
-    strip(measured, cost, scale, middle), el("span", { class: "n" }, cost.text(middle))));
+    strip(measured, cost, scale, middle, limit),
+    el("span", { class: "n" }, cost.text(middle), share && el("small", {}, share))));
 }
 
-function strip(runs, cost, scale, middle) {
+function strip(runs, cost, scale, middle, limit) {
   const at = (value) => scale.percent(value);
   const values = runs.map(cost.of);
   return svg("svg", { class: "strip", "aria-hidden": "true" },
     svg("line", { class: "ground", x1: "0", x2: "100%", y1: "50%", y2: "50%" }),
     svg("line", { class: "range", x1: at(Math.min(...values)), x2: at(Math.max(...values)), y1: "50%", y2: "50%" }),
     runs.length > 1 ? svg("line", { class: "median", x1: at(middle), x2: at(middle), y1: "2", y2: "14" }) : null,
+    limit && svg("line", { class: "limit", x1: at(limit), x2: at(limit), y1: "0", y2: "16" }),
     ...runs.map((run) => svg("circle", {
       class: run.kind.well ? "dot" : "dot hollow", cx: at(cost.of(run)), cy: "50%", r: "3",
     })));
