@@ -16,7 +16,7 @@ from multiprocessing import Pool
 import numpy as np
 import pandas as pd
 
-from dcpbench.report.costs import CHANGED, Rule, costs
+from dcpbench.report.compare.costs import CHANGED, Rule, costs
 from dcpbench.report.matching import with_cells
 from dcpbench.report.reading import DTYPES
 

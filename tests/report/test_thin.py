@@ -12,9 +12,9 @@ import pytest
 
 from conftest import command, environment, run
 from dcpbench import lock
-from dcpbench.report import discard as discarding
 from dcpbench.report.__main__ import main
-from dcpbench.report.retention import Policy, StoredSweep, kept
+from dcpbench.report.thin import discard as discarding
+from dcpbench.report.thin.retention import Policy, StoredSweep, kept
 from dcpbench.results import append_row, write_json
 from test_results import row
 

@@ -6,10 +6,10 @@ import sys
 from dcpbench.results import ResultsError
 
 _COMMANDS = {
-    "compare": "dcpbench.report.compare",
+    "compare": "dcpbench.report.compare.command",
     "history": "dcpbench.report.history.command",
     "log": "dcpbench.report.log",
-    "thin": "dcpbench.report.thin",
+    "thin": "dcpbench.report.thin.command",
 }
 """Modules with a `main(arguments) -> int` of their own, each imported only when it is asked for."""
 

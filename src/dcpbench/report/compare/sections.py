@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from dcpbench.report.comparison import Comparison
+from dcpbench.report.compare.comparison import Comparison
+from dcpbench.report.compare.costs import CHANGED, LEAST_RUNS, TOO_FEW, Rule
+from dcpbench.report.compare.environments import warning
+from dcpbench.report.compare.verdicts import SAME
 from dcpbench.report.content import Content, first_of
-from dcpbench.report.costs import CHANGED, LEAST_RUNS, TOO_FEW, Rule
-from dcpbench.report.environments import warning
 from dcpbench.report.matching import shown_axes
 from dcpbench.report.pivot import Table
-from dcpbench.report.verdicts import SAME
 
 _MOST_OF_A_KIND = 20
 _NO_FAILURES = pd.DataFrame(columns=["status", "cell", "reason", "again", "more"])

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from dcpbench.report import sections
-from dcpbench.report.comparison import FAIL_ON, Comparison, compared
+from dcpbench.report.compare import sections
+from dcpbench.report.compare.comparison import FAIL_ON, Comparison, compared
+from dcpbench.report.compare.costs import METRICS, MORE_METRICS, Rule
+from dcpbench.report.compare.environments import differences
 from dcpbench.report.content import Content
-from dcpbench.report.costs import METRICS, MORE_METRICS, Rule
-from dcpbench.report.environments import differences
 from dcpbench.report.markdown import markdown
 from dcpbench.report.output import format_of, print_whole, write_output
 from dcpbench.report.reading import Sweeps, read_sweeps, records, short_names

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from dcpbench.report.costs import CHANGED, Rule, costs
+from dcpbench.report.compare.costs import CHANGED, Rule, costs
+from dcpbench.report.compare.verdicts import KINDS, SAME, changes
 from dcpbench.report.matching import not_in_common, refuse_merged, with_cells
 from dcpbench.report.reading import AXES
-from dcpbench.report.verdicts import KINDS, SAME, changes
 
 REGRESSIONS = frozenset({"slower", "larger"})
 FAIL_ON = (*(kind.replace(" ", "-") for kind in KINDS), "failing", *CHANGED, "regressions")

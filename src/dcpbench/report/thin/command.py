@@ -18,9 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from dcpbench import lock
-from dcpbench.report.discard import RUBBISH, DiskSpace, alone_in, discard
-from dcpbench.report.retention import Policy, StoredSweep, kept, stored_sweeps
 from dcpbench.report.styles import BAD, console_for
+from dcpbench.report.thin.discard import RUBBISH, DiskSpace, alone_in, discard
+from dcpbench.report.thin.retention import Policy, StoredSweep, kept, stored_sweeps
 from dcpbench.results import RESULTS_JSONL, ResultsError
 
 _RUNNING = "running now"
