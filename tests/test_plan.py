@@ -16,7 +16,7 @@ from dcpbench.config import Config, StorageConfig
 from dcpbench.results import append_row
 from dcpbench.sweep import estimate
 from dcpbench.sweep.disk import DiskUse
-from dcpbench.sweep.estimate import Times, in_words, keys
+from dcpbench.sweep.estimate import Asked, Times, in_words, keys
 from dcpbench.sweep.progress import ProgressDisplay
 from test_results import row
 
@@ -67,15 +67,18 @@ def test_a_cell_takes_as_long_as_the_cells_that_are_most_like_it() -> None:
         row(cell_s=10.0, config_digest="a"),
         row(cell_s=30.0, config_digest="b"),
         row(cell_s=99.0, parallel="fsdp"),
+        row(cell_s=None, shared_cell_s=7.0, scenario="convert"),
         row(status="skip", parallel="hsdp", compile=True),
     ]
     times = estimate.times_of(cells)
     assert times.of(keys(row(config_digest="b"))) == 30
     assert times.of(keys(row(config_digest="c"))) == 20
     assert times.of(keys(row(parallel="hsdp"))) == 30
+    assert times.of(keys(row(scenario="convert"))) == 7, "cells that shared their devices tell too"
     assert times.of(keys(row(compile=True))) is None
-    asked = [keys(row(config_digest="a")), keys(row(config_digest="b")), keys(row(compile=True))]
-    assert times.left(asked) == 10 + 30 + 20
+    like = [row(config_digest="a"), row(config_digest="b"), row(compile=True)]
+    asked = [Asked(keys(one), at_once) for one, at_once in zip(like, (1, 2, 4), strict=True)]
+    assert times.left(asked) == 10 + 30 / 2 + 20 / 4
     assert Times().left(asked) is None
 
 

@@ -50,6 +50,7 @@ def test_the_contract_of_columns() -> None:
         "repeat",
         "raw_write_s",
         "raw_read_s",
+        "shared_cell_s",
     )
 
 

@@ -71,7 +71,8 @@ class Row:
     `save_s`, `save_stall_s` and `load_s` for one checkpoint (the median of the cell's). Sizes are
     bytes: `checkpoint_bytes` of the last checkpoint, `disk_bytes` of all files among the cell's
     checkpoints at its end, the peaks of the rank that needed most. `raw_write_s` and `raw_read_s` are what
-    as many bytes take in plain files, without DCP. What was not measured is null.
+    as many bytes take in plain files, without DCP. `shared_cell_s` stands for all times where other cells
+    ran on the same devices: good for an estimate, and for no comparison. What was not measured is null.
 
     `flaky` says whether a second try came to another status than the first one, null where there was
     none; the row is the second try's, `details` has the first. `config_digest`, `code_digest` and
@@ -135,6 +136,7 @@ class Row:
     repeat: int | None = None
     raw_write_s: float | None = None
     raw_read_s: float | None = None
+    shared_cell_s: float | None = None
     details: dict[str, Any] = field(default_factory=dict)
 
 
@@ -176,9 +178,10 @@ def exit_status(rows: Iterable[Row]) -> int:
 
 
 def forget_times(row: Row) -> None:
-    """Make null what is in seconds: other cells ran on the same devices."""
+    """Make null what is in seconds but `shared_cell_s`: other cells ran on the same devices."""
+    row.shared_cell_s = row.cell_s
     for column in COLUMNS:
-        if column.endswith("_s"):
+        if column.endswith("_s") and column != "shared_cell_s":
             setattr(row, column, None)
 
 

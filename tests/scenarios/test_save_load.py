@@ -23,13 +23,15 @@ def test_saves_that_overlap_each_hold_their_own_moment(sweep: Callable[..., Fini
 
 
 def test_two_saves_are_under_way_at_once(sweep: Callable[..., Finished]) -> None:
-    """A writer that knows one checkpoint at a time is enough, unless two are being written."""
+    """A writer that knows one checkpoint at a time is enough, unless two are being written: then one of them
+    is written to the wrong place, or waits for the other for ever."""
     done = sweep(
-        "-m", "device=cpu", "parallel=ddp", "save=async", "storage=one_writer", "overlap_saves=false,true"
-    )
+        "-m", "device=cpu", "parallel=ddp", "save=async", "storage=one_writer", "overlap_saves=false,true",
+        "timeouts.cell_s=20", "retry=0",
+    )  # fmt: skip
     apart, overlapping = done.rows
     assert apart["status"] == "pass", apart["reason"]
-    assert overlapping["status"] in ("fail", "error")
+    assert overlapping["status"] in ("fail", "error", "timeout"), overlapping["reason"]
 
 
 def test_the_raw_limit_is_measured_beside_each_save(sweep: Callable[..., Finished]) -> None:

@@ -72,7 +72,9 @@ def test_cells_that_share_do_not_notice_each_other(sweep: Callable[..., Finished
         for seed in (1, 2)
     ], "one row for each cell, in the order of the product"
     for each in ended.rows:
-        assert {column for column in each if column.endswith("_s") and each[column] is not None} == set()
+        assert {column for column in each if column.endswith("_s") and each[column] is not None} == {
+            "shared_cell_s"
+        }
         if each["scenario"] == "kills_itself":
             assert "rank 2 was killed by SIGKILL" in each["reason"]
     assert alive_in(ended.folder) == []

@@ -45,7 +45,7 @@ def run_sweep(
             found = resuming.look(folder, sweep.jobs, base.rerun)
         if base.plan:
             sweep.machine.complete()
-            planning.print_plan(folder, sweep.jobs, found)
+            planning.print_plan(folder, sweep.jobs, sweep.machine.gpus, found)
             return 0
         if before is None or found is None:
             stack.enter_context(folders.held(folder))

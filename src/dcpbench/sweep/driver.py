@@ -52,7 +52,7 @@ class Sweep:
         """
         begun = next(job.begun for job in self.jobs)
         to_run = [job for job in self.jobs if job.cell.name not in self.done]
-        left = {job.cell.name: estimate.keys(job.begun) for job in to_run if not job.skip}
+        left = lanes.asked(to_run, self.machine.gpus)
         times = estimate.times_of(self.done.values())
         for job in self.jobs:
             if job.cell.name in self.done:
@@ -77,7 +77,7 @@ class Sweep:
                                 forget_times(row)
                             self._write(job, row)
                             self.written += 1
-                            display.end(row, lambda: times.left(left.values(), len(self._lanes)))
+                            display.end(row, lambda: times.left(left.values()))
                     for lane in self._lanes:
                         lane.close()
         finally:

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from dcpbench.results import RESULTS_JSONL, Row, stored_rows
 
@@ -18,6 +19,13 @@ _ALIKE: tuple[tuple[str, ...], ...] = (
 _KEPT = 25
 
 Key = tuple[object, ...]
+
+
+class Asked(NamedTuple):
+    """A cell by what it is known by, and how many run `at_once` where it does."""
+
+    keys: list[Key]
+    at_once: int
 
 
 def keys(row: Row) -> list[Key]:
@@ -34,9 +42,10 @@ class Times:
 
     def add(self, row: Row) -> None:
         """Take note of a cell that has ended; one that did not run says nothing."""
-        if row.cell_s is not None:
+        took_s = row.shared_cell_s if row.cell_s is None else row.cell_s
+        if took_s is not None:
             for key in keys(row):
-                self._taken.setdefault(key, deque(maxlen=_KEPT)).append(row.cell_s)
+                self._taken.setdefault(key, deque(maxlen=_KEPT)).append(took_s)
 
     def of(self, cell: Iterable[Key]) -> float | None:
         """The median seconds of the cells that are closest to one with these keys, None if there are
@@ -44,20 +53,19 @@ class Times:
         found = next((taken for key in cell if (taken := self._taken.get(key))), None)
         return statistics.median(found) if found else None
 
-    def left(self, cells: Iterable[Iterable[Key]], at_once: int = 1) -> float | None:
-        """Seconds for all of these cells, so many `at_once`; those that are like none so far take as long
-        as the others do. None if there is nothing to go by."""
+    def left(self, cells: Iterable[Asked]) -> float | None:
+        """Seconds for all of these cells; those that are like none so far take as long as the others do.
+        None if there is nothing to go by."""
         known: list[float] = []
-        unknown = 0
+        whole = unknown = 0.0
         for cell in cells:
-            seconds = self.of(cell)
+            seconds = self.of(cell.keys)
             if seconds is None:
-                unknown += 1
+                unknown += 1 / cell.at_once
             else:
                 known.append(seconds)
-        if not known:
-            return None
-        return (sum(known) + unknown * statistics.fmean(known)) / at_once
+                whole += seconds / cell.at_once
+        return whole + unknown * statistics.fmean(known) if known else None
 
 
 def times_of(rows: Iterable[Row]) -> Times:
@@ -68,11 +76,11 @@ def times_of(rows: Iterable[Row]) -> Times:
     return times
 
 
-def newest_like(folder: Path, cells: list[list[Key]]) -> tuple[Path, Times] | None:
+def newest_like(folder: Path, cells: list[Asked]) -> tuple[Path, Times] | None:
     """The newest sweep beside `folder`, itself left out, that has times for any of these cells."""
     for other in _newest_first(folder):
         times = times_of(stored_rows(other))
-        if any(times.of(cell) is not None for cell in cells):
+        if any(times.of(cell.keys) is not None for cell in cells):
             return other, times
     return None
 

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable, Sequence
 
 from dcpbench.config import Sharing
+from dcpbench.sweep.estimate import Asked, keys
 from dcpbench.sweep.jobs import Job
 
 _AT_ONCE = 4
@@ -18,6 +19,15 @@ def stretches(jobs: Iterable[Job]) -> list[list[Job]]:
         shared = job.config.sharing is Sharing.correctness
         found.setdefault(job.kind.device if shared else (job.kind, job.config.sharing), []).append(job)
     return list(found.values())
+
+
+def asked(jobs: Iterable[Job], gpus: int) -> dict[str, Asked]:
+    """Each cell that is not a skip by its name, as its time is estimated."""
+    found: dict[str, Asked] = {}
+    for together in stretches(jobs):
+        at_once = len(places(together, gpus))
+        found |= {job.cell.name: Asked(keys(job.begun), at_once) for job in together if not job.skip}
+    return found
 
 
 def places(jobs: Sequence[Job], gpus: int) -> list[tuple[int, ...]]:

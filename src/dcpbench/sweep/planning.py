@@ -8,9 +8,9 @@ from rich.text import Text
 
 from dcpbench.report.styles import console_for, style_of
 from dcpbench.results import Row
-from dcpbench.sweep import estimate
+from dcpbench.sweep import estimate, lanes
 from dcpbench.sweep.disk import DiskUse
-from dcpbench.sweep.estimate import Times, in_words
+from dcpbench.sweep.estimate import Asked, Times, in_words
 from dcpbench.sweep.jobs import Job
 from dcpbench.sweep.resuming import Found
 
@@ -18,10 +18,10 @@ _WOULD = {"run": "would run", "skip": "would be skipped", "done": "are done"}
 _STYLES = {"done": style_of("pass"), "skip": style_of("skip")}
 
 
-def print_plan(folder: Path, jobs: list[Job], found: Found | None) -> None:
+def print_plan(folder: Path, jobs: list[Job], gpus: int, found: Found | None) -> None:
     """Print to standard output what would become of each cell of the sweep in `folder`, and the sum."""
     done = {row.cell: row for row in found.rows} if found else {}
-    to_run = [estimate.keys(job.begun) for job in jobs if job.cell.name not in done and not job.skip]
+    to_run = list(lanes.asked([job for job in jobs if job.cell.name not in done], gpus).values())
     source, times = _times(folder, list(done.values()), to_run)
     disk = DiskUse()
     for job in jobs:
@@ -57,20 +57,18 @@ def _fate(job: Job, done: Row | None, disk: DiskUse, folder: Path, times: Times)
     return "run", "?" if seconds is None else in_words(seconds), expects
 
 
-def _times(folder: Path, done: list[Row], to_run: list[list[estimate.Key]]) -> tuple[str, Times]:
+def _times(folder: Path, done: list[Row], to_run: list[Asked]) -> tuple[str, Times]:
     """Where times are taken from, and they: this sweep if it has begun and knows such cells, else the
     newest beside it that does."""
     own = estimate.times_of(done)
-    if any(own.of(cell) is not None for cell in to_run):
+    if any(own.of(cell.keys) is not None for cell in to_run):
         return "this sweep", own
     if other := estimate.newest_like(folder, to_run):
         return str(other[0]), other[1]
     return "", own
 
 
-def _sum(
-    cells: int, counts: Counter[str], to_run: list[list[estimate.Key]], source: str, times: Times
-) -> list[str]:
+def _sum(cells: int, counts: Counter[str], to_run: list[Asked], source: str, times: Times) -> list[str]:
     parts = [f"{counts[would]} {words}" for would, words in _WOULD.items() if counts[would]]
     told = [f"{cells} cells: {', '.join(parts)}"]
     if not to_run:
@@ -78,7 +76,7 @@ def _sum(
     whole = times.left(to_run)
     if whole is None:
         return [*told, "no estimate of the time: no sweep beside this one has cells like these"]
-    missing = sum(times.of(cell) is None for cell in to_run)
+    missing = sum(times.of(cell.keys) is None for cell in to_run)
     known = len(to_run) - missing
     said = f"about {in_words(whole)}, from the times of cells like {known} of the {len(to_run)} in {source}"
     if missing:
