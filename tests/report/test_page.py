@@ -91,6 +91,8 @@ def test_a_wide_sweep_is_folded_and_hides_no_failure(show: Callable[..., Browser
     assert [label for label in squares(browser) if "fail" in label] == [
         browser.all("#matrix .s-fail")[0].accessible_name
     ]
+    filters = [one.get_attribute("data-axis") for one in browser.all("#axis-filters details")]
+    assert filters == ["parallel", "compile", "save", "model", "optimizer", "world_size", "fault"]
     heads = [one.text for one in browser.all("main h2")]
     assert heads.index("Not as it should be") < heads.index("Matrix") < heads.index("Planted faults")
 

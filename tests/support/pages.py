@@ -105,4 +105,6 @@ def many_axes() -> list[Row]:
 def _named(values: dict[str, Any]) -> Row:
     asked = {name: value for name, value in values.items() if name not in ("status", "reason", "fault_seen")}
     overrides = [f"{name}={str(value).lower()}" for name, value in asked.items()]
-    return row(**{**values, "cell": ",".join(overrides), "overrides": " ".join(overrides)})
+    # How a cell is run is not what it is.
+    how = f"sharing={'correctness' if 'fault' in asked else 'none'} timeouts.cell_s={len(overrides)}"
+    return row(**{**values, "cell": ",".join(overrides), "overrides": f"{how} {' '.join(overrides)}"})
