@@ -132,7 +132,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the moments, ranks and signals")
     parser.add_argument("--every", type=float, default=4.0, help="seconds between hits, on average")
     parser.add_argument(
-        "--driver-every", type=float, default=60.0, help="seconds between ends of a driver; 0: never"
+        "--driver-every", type=float, default=30.0, help="seconds between ends of a driver; 0: never"
     )
     arguments = parser.parse_args()
     shared = shared_memory()
