@@ -70,8 +70,8 @@ if ((${#nights_before[@]} == 0)); then
     say "$folder: the sweep ended with $swept; no finished night before it to compare with"
     exit "$swept"
 fi
-last=${nights_before[0]}
-"$python" -m dcpbench.report compare "$nights/$last" "$folder" "${nights_before[@]/#/--earlier=$nights/}" \
+last=${nights_before[0]} earlier=("${nights_before[@]:1}")
+"$python" -m dcpbench.report compare "$nights/$last" "$folder" "${earlier[@]/#/--earlier=$nights/}" \
     --fail-on regressions,newly-failing | tee "$folder/compare.txt"
 compared=${PIPESTATUS[0]}
 say "$folder: the sweep ended with $swept, its comparison with $last with $compared"

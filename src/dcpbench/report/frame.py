@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 _ALWAYS = ("parallel", "compile", "save")
-_COSTS = ("save_s", "save_stall_s", "load_s", "raw_write_s", "raw_read_s", "cell_s")
+COSTS = ("save_s", "save_stall_s", "load_s", "raw_write_s", "raw_read_s", "cell_s")
 _IF_MEASURED = ("raw_write_s", "raw_read_s")
 
 
@@ -51,14 +51,9 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
     for check in CHECKS:
         if cells[check].notna().any():
             table[SHORT[check]] = cells[check].map(mark)
-    for cost in costs_of(cells):
+    for cost in (name for name in COSTS if name not in _IF_MEASURED or cells[name].notna().any()):
         table[cost] = cells[cost].map(seconds)
     return table
-
-
-def costs_of(frame: pd.DataFrame) -> list[str]:
-    """The times that a table shows: those of plain files only where they were measured."""
-    return [cost for cost in _COSTS if cost not in _IF_MEASURED or frame[cost].notna().any()]
 
 
 def varying(frame: pd.DataFrame, always: tuple[str, ...] = ()) -> list[str]:

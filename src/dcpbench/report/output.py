@@ -1,5 +1,6 @@
 """Where a report goes: standard output, or a file whose suffix tells the format."""
 
+import argparse
 import os
 import sys
 from collections.abc import Mapping
@@ -24,24 +25,34 @@ def format_of(output: Path | None, suffixes: Mapping[str, str]) -> str:
     )
 
 
-def write_output(path: Path, text: str) -> None:
-    """Write a file whole or not at all.
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """The option `-o`, for `format_of` and `put_out`."""
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write there, whole or not at all; its suffix tells the format",
+    )
 
-    Raises:
-        QueryError: it cannot be written.
-    """
-    try:
-        write_whole(path, text)
-    except OSError as error:
-        raise QueryError(f"-o {path}: cannot be written: {error.strerror}") from None
 
-
-def print_whole(text: str) -> None:
-    """Write to standard output, which may be a pipe whose reader has seen enough.
+def put_out(text: str, output: Path | None) -> None:
+    """Write a file, whole or not at all; without one to standard output, which may be a pipe whose reader has
+    seen enough.
 
     Raises:
         dcpbench.results.ResultsError: it cannot be written to.
     """
+    if output is None:
+        _print(text)
+        return
+    try:
+        write_whole(output, text)
+    except OSError as error:
+        raise QueryError(f"-o {output}: cannot be written: {error.strerror}") from None
+
+
+def _print(text: str) -> None:
     try:
         print_text(text)
     except OSError as error:

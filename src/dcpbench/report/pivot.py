@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from dcpbench.report.frame import costs_of, varying
+from dcpbench.report.frame import COSTS, varying
 from dcpbench.report.reading import is_false, is_true
 from dcpbench.report.runs import one_a_cell, severity, status_text
 from dcpbench.report.short import plain, seconds
@@ -81,7 +81,7 @@ def metric(frame: pd.DataFrame, axes: Axes, name: str) -> Table:
 def costs(frame: pd.DataFrame, axes: Axes) -> Table:
     """Median seconds, a line for each row of the pivot and each way of saving."""
     by = [*axes.rows, *(["save"] if "save" in varying(frame) and "save" not in axes.rows else [])]
-    measured = [name for name in costs_of(frame) if frame[name].notna().any()]
+    measured = [name for name in COSTS if frame[name].notna().any()]
     groups = frame[measured].groupby([_label(frame[axis]) for axis in by], observed=True)
     table = groups.median().map(seconds)
     table.insert(0, "rows", groups.size().astype(str))

@@ -10,11 +10,11 @@ from pathlib import Path
 from dcpbench.report.content import MOST_CELLS, View, content, first_of, shown
 from dcpbench.report.junit import junit
 from dcpbench.report.markdown import markdown
-from dcpbench.report.output import format_of, print_whole, write_output
+from dcpbench.report.output import add_output, format_of, put_out
 from dcpbench.report.page import page
 from dcpbench.report.reading import Sweeps, read_sweeps, records
 from dcpbench.report.text import rendered
-from dcpbench.report.where import QueryError, known_column, known_metric, parse
+from dcpbench.report.where import QueryError, known_column, known_metric, names_in, parse
 from dcpbench.report.write import write_reports
 from dcpbench.results import RESULTS_JSONL
 
@@ -49,19 +49,17 @@ def main(arguments: list[str]) -> int:
         where=tuple(map(parse, asked.where)),
         rows=_names(asked.rows, "--rows"),
         columns=_names(asked.columns, "--columns"),
-        metrics=tuple(known_metric(name) for names in asked.metric for name in _split(names)),
+        metrics=tuple(map(known_metric, names_in(asked.metric))),
         cells=asked.cells,
     )
     if view.cells and view.is_pivot:
         raise QueryError("--cells is a line a cell; --rows, --columns and --metric are a pivot: ask for one")
     written_as = asked.format or format_of(asked.output, _SUFFIXES)
     sweeps = read_sweeps(asked.sweeps)
-    if asked.output:
-        write_output(asked.output, _FORMATS[written_as](sweeps, view))
-    elif written_as == "table":
-        print_whole(rendered(content(sweeps, view), sys.stdout))
+    if written_as == "table" and not asked.output:
+        put_out(rendered(content(sweeps, view), sys.stdout), None)
     else:
-        print_whole(_FORMATS[written_as](sweeps, view))
+        put_out(_FORMATS[written_as](sweeps, view), asked.output)
     if not asked.format and not asked.output:
         _write_beside(asked.sweeps, sweeps)
     if written_as in _ROWS_ALONE:
@@ -93,22 +91,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--cells", action="store_true", help="a line a cell, however many there are")
     add("--format", choices=list(_FORMATS), help="csv and json: the rows, without details")
-    add(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="write there, whole or not at all; its suffix tells the format",
-    )
+    add_output(show)
     return show
 
 
 def _names(asked: list[str], option: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(known_column(name, option) for names in asked for name in _split(names)))
-
-
-def _split(names: str) -> list[str]:
-    return [name.strip() for name in names.split(",") if name.strip()]
+    return tuple(dict.fromkeys(known_column(name, option) for name in names_in(asked)))
 
 
 def _write_beside(places: list[Path], sweeps: Sweeps) -> None:

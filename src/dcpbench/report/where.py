@@ -80,6 +80,11 @@ def select(frame: pd.DataFrame, conditions: Sequence[Condition]) -> pd.DataFrame
     return frame.reset_index(drop=True)
 
 
+def names_in(options: Sequence[str]) -> list[str]:
+    """The names in an option that may be given several times, each time with several, between commas."""
+    return [name.strip() for names in options for name in names.split(",") if name.strip()]
+
+
 def known_column(name: str, option: str) -> str:
     """A column by its name.
 

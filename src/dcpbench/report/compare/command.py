@@ -16,10 +16,10 @@ from dcpbench.report.compare.costs import METRICS, MORE_METRICS, Rule
 from dcpbench.report.compare.environments import differences
 from dcpbench.report.content import Content
 from dcpbench.report.markdown import markdown
-from dcpbench.report.output import format_of, print_whole, write_output
+from dcpbench.report.output import add_output, format_of, put_out
 from dcpbench.report.reading import Sweeps, read_sweeps, records, short_names
 from dcpbench.report.text import rendered
-from dcpbench.report.where import QueryError
+from dcpbench.report.where import QueryError, names_in
 from dcpbench.results import ResultsError
 
 _EPILOG = f"""\
@@ -46,10 +46,10 @@ def main(arguments: list[str]) -> int:
         _share(asked.false_alarms, "--false-alarms"),
         _share(asked.least_effect, "--least-effect"),
         _share(asked.drift, "--drift"),
-        tuple(_metric(name) for name in _split(asked.metric)) or METRICS,
+        tuple(_metric(name) for name in names_in(asked.metric)) or METRICS,
     )
-    ignored = _split(asked.ignore)
-    fail_on = [_kind(name) for name in _split(asked.fail_on)]
+    ignored = names_in(asked.ignore)
+    fail_on = [_kind(name) for name in names_in(asked.fail_on)]
     written_as = asked.format or format_of(asked.output, _SUFFIXES)
     sides = {place: read_sweeps([place]) for place in dict.fromkeys([asked.old, *asked.new])}
     earlier = _earlier(asked.earlier, sides.values())
@@ -73,10 +73,7 @@ def main(arguments: list[str]) -> int:
         damaged = [sentence for side in [*sides.values(), earlier] for sentence in side.left_out]
         differing = differences({names[place]: side for place, side in sides.items()})
         text = _said(_sections(found, differing, damaged, rule, asked.all), written_as, bool(asked.output))
-    if asked.output:
-        write_output(asked.output, text)
-    else:
-        print_whole(text)
+    put_out(text, asked.output)
     met = [name for name in fail_on if any(name in one.kinds() for one in found)]
     if met:
         sys.stderr.write(f"dcpbench.report: found what --fail-on names: {', '.join(met)}\n")
@@ -149,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
         help="exit with 1 where there is such a change",
     )
     add("--format", choices=list(_SUFFIXES.values()), help="table, or what the suffix of -o says")
-    add("-o", "--output", type=Path, metavar="FILE", help="write there, whole or not at all")
+    add_output(parser)
     return parser
 
 
@@ -177,10 +174,6 @@ def _flat(found: list[Comparison], written_as: str) -> str:
     if written_as == "csv":
         return str(table.to_csv(index=False))
     return json.dumps(records(table), indent=1, allow_nan=False) + "\n"
-
-
-def _split(names: list[str]) -> list[str]:
-    return [name.strip() for one in names for name in one.split(",") if name.strip()]
 
 
 def _metric(name: str) -> str:

@@ -24,6 +24,8 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.special import ndtri, stdtr
 
+from dcpbench.report.compare.statistics import holm
+
 FALSE_ALARMS = 0.05
 """At most in so many histories anything is named in a series that has not changed; see `changes`."""
 
@@ -79,7 +81,7 @@ def changes(values: Floats) -> list[list[Change]]:
         return [[] for _ in values]
     kept = np.where(values > 0, values, np.nan)
     first = _scan(kept)
-    found = _holm(first.p, _FIRST_LOOKS)
+    found = holm(first.p) <= _FIRST_LOOKS
     later = _LATER_LOOKS / max(1, len(values))
     return [
         _told(series, _splits(series, int(first.at[number]), float(first.p[number]), later))
@@ -159,15 +161,6 @@ def _p_of_largest(largest: Floats, count: Floats) -> Floats:
     edge = LEAST_SIDE / count
     of_all = density * (4 / b + (b - 1 / b) * 2 * np.log((1 - edge) / edge))
     return np.where(enough & (b > 1), np.clip(of_all, 2 * of_one, 1.0), 1.0)
-
-
-def _holm(p: Floats, rate: float) -> npt.NDArray[np.bool_]:
-    """Which of these p-values Holm's procedure rejects."""
-    order = np.argsort(p, kind="stable")
-    passed = np.cumprod(p[order] <= rate / (len(p) - np.arange(len(p)))).astype(bool)
-    rejected = np.zeros(len(p), dtype=bool)
-    rejected[order[passed]] = True
-    return rejected
 
 
 def _splits(series: Floats, at: int, p: float, limit: float) -> Iterator[tuple[int, float]]:

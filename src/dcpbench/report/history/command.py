@@ -16,8 +16,8 @@ from dcpbench.report.history.rows import Rows, read_history
 from dcpbench.report.history.story import stories
 from dcpbench.report.history.terminal import rendered
 from dcpbench.report.history.written import as_json, markdown
-from dcpbench.report.output import format_of, print_whole, write_output
-from dcpbench.report.where import COLUMNS, Condition, QueryError, known_metric, parse, select
+from dcpbench.report.output import add_output, format_of, put_out
+from dcpbench.report.where import COLUMNS, Condition, QueryError, known_metric, names_in, parse, select
 
 METRICS = ("save_stall_s", "save_s", "load_s")
 
@@ -38,17 +38,13 @@ def main(arguments: list[str]) -> int:
     """
     asked = _parser().parse_args(arguments)
     conditions = [parse(condition) for condition in asked.where]
-    names = [name.strip() for names in asked.metric for name in names.split(",") if name.strip()]
-    metrics = tuple(dict.fromkeys(map(known_metric, names))) or METRICS
+    metrics = tuple(dict.fromkeys(map(known_metric, names_in(asked.metric)))) or METRICS
     written_as = asked.format or format_of(asked.output, _SUFFIXES)
     rows = read_history(
         asked.folders, [*metrics, *(one.column for one in conditions if one.column != "sweep")]
     )
     text = _text(_chosen(rows, conditions), metrics, written_as, asked)
-    if asked.output:
-        write_output(asked.output, text)
-    else:
-        print_whole(text)
+    put_out(text, asked.output)
     return 0
 
 
@@ -78,13 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--last", type=_count, metavar="N", help="the newest N sweeps alone")
     add("--all", action="store_true", help="also the cells that are well and in which nothing changed")
     add("--format", choices=list(dict.fromkeys(_SUFFIXES.values())), help="json: always all cells")
-    add(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="write there, whole or not at all; its suffix tells the format",
-    )
+    add_output(show)
     return show
 
 
