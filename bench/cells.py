@@ -91,8 +91,8 @@ def composed(row: dict[str, Any]) -> Any:
     from hydra import compose, initialize_config_dir
 
     from dcpbench.__main__ import register_groups
-    from dcpbench.config import Device, conf_folder
-    from dcpbench.sweep.cells import typed
+    from dcpbench.config.schema import Device, conf_folder
+    from dcpbench.sweep.plan.cells import typed
 
     register_groups([])
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):

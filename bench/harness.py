@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
 
-from dcpbench.rank.messages import CellSpec
-from dcpbench.rank.run import run_cell
-from dcpbench.train.world import World
+from dcpbench.worker.messages import CellSpec
+from dcpbench.worker.run_cell import run_cell
+from dcpbench.workloads.world import World
 
 CELL = "DCPBENCH_BENCH_CELL"
 """Names the file with the configuration of the cell to test: the spawned processes inherit it."""

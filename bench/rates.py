@@ -16,9 +16,9 @@ from multiprocessing import Pool
 import numpy as np
 import pandas as pd
 
-from dcpbench.report.compare.costs import CHANGED, Rule, costs
-from dcpbench.report.matching import with_cells
-from dcpbench.report.reading import DTYPES
+from dcpbench.analysis.cell_identity import with_cells
+from dcpbench.analysis.costs import CHANGED, Rule, costs
+from dcpbench.analysis.frame import DTYPES
 
 NOISE = (0.01, 0.03, 0.05, 0.1)
 DRIFT = (0.0, 0.01, 0.02, 0.03, 0.05)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from dcpbench.results import RESULTS_JSONL, read_rows
+from dcpbench.records.store import RESULTS_JSONL, read_rows
 
 SAMPLE = Path(__file__).parents[1] / "docs" / "sample-sweep" / RESULTS_JSONL
 DETAILS_BYTES = 20_000

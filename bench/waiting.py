@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.distributed.checkpoint import FileSystemWriter
 
-from dcpbench.checkpoint.storage import Storage, file
-from dcpbench.config import SaveConfig, StorageConfig
+from dcpbench.checkpointers.storage import Storage, file
+from dcpbench.config.schema import SaveConfig, StorageConfig
 
 
 class WaitingWriter(FileSystemWriter):
@@ -32,7 +32,7 @@ class WaitingWriter(FileSystemWriter):
 
 
 def waiting(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
-    """`dcpbench.checkpoint.storage.file` with such a writer; `options` are its two times."""
+    """`dcpbench.checkpointers.storage.file` with such a writer; `options` are its two times."""
     writer = WaitingWriter(
         folder,
         sync_files=config.sync_files,

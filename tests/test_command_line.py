@@ -116,7 +116,7 @@ def test_help_and_configuration_need_no_torch() -> None:
         ended = subprocess.run(program, capture_output=True, text=True, check=True)
         assert "parallel:" in ended.stdout
         imported = {line.rsplit("|", 1)[-1].strip() for line in ended.stderr.splitlines()}
-        assert "dcpbench.config" in imported
+        assert "dcpbench.config.schema" in imported
         assert not imported & {"torch", "pandas", "numpy"}
 
 

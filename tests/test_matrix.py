@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from conftest import PARALLELISMS, Finished, run
-from dcpbench.results import CHECKS, COLUMNS
+from dcpbench.records.store import CHECKS, COLUMNS
 
 KNOWN = "fsdp_tp"
 

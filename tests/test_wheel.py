@@ -64,12 +64,12 @@ def test_it_runs_from_another_folder_with_a_users_own_group(elsewhere: Path, tmp
     own = tmp_path / "own" / "model"
     own.mkdir(parents=True)
     (own / "tiny.yaml").write_text(
-        "name: tiny\ntarget: dcpbench.train.models.Mlp\noptions: {sizes: [3, 4, 2]}\n"
+        "name: tiny\ntarget: dcpbench.workloads.models.Mlp\noptions: {sizes: [3, 4, 2]}\n"
     )
     parallelism = tmp_path / "own" / "parallel" / "mine.yaml"
     parallelism.parent.mkdir()
     parallelism.write_text(
-        "name: mine\ntarget: dcpbench.train.parallel.fsdp2\nmesh: [dp_shard]\ndp_shard: -1\n"
+        "name: mine\ntarget: dcpbench.workloads.parallelisms.fsdp2\nmesh: [dp_shard]\ndp_shard: -1\n"
     )
     words = ["model=tiny", "device=cpu", "world_size=2", "scenario=convert", "load_parallel=mine"]
     ended = subprocess.run(

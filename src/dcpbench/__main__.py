@@ -17,10 +17,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from dcpbench.config import Config, ConfigError, conf_folder
-from dcpbench.results import INTERRUPTED, WRONG_CONFIGURATION, ResultsError
-from dcpbench.sweep.errors import one_line
-from dcpbench.sweep.record import command_line
+from dcpbench.config.config_errors import one_line
+from dcpbench.config.schema import Config, ConfigError, conf_folder
+from dcpbench.records.store import INTERRUPTED, WRONG_CONFIGURATION, ResultsError
+from dcpbench.sweep.folder.manifest import command_line
 
 
 def refuse_one_job(config: DictConfig) -> None:

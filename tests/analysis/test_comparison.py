@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from dcpbench.records.store import append_row, write_json
 from dcpbench.report.__main__ import main
-from dcpbench.results import append_row, write_json
-from test_results import row
+from support.rows import row
 
 PARALLELISMS = ("ddp", "fsdp", "hsdp", "fsdp2")
 

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dcpbench.analysis.frame import DTYPES, records, short_names
+from dcpbench.records.store import COLUMNS, ResultsError, read_lines, read_rows
 from dcpbench.report import read_sweeps
 from dcpbench.report.__main__ import main
-from dcpbench.report.content import content, first_of
+from dcpbench.report.document import content, first_of
 from dcpbench.report.junit import junit
 from dcpbench.report.markdown import markdown
 from dcpbench.report.page import page
-from dcpbench.report.reading import DTYPES, records, short_names
-from dcpbench.report.text import rendered
-from dcpbench.results import COLUMNS, ResultsError, read_lines, read_rows
+from dcpbench.report.terminal import rendered
 from report.sweeps import cell, folder_of_lines, folder_with, line
 
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dcpbench.analysis.cell_history import Story, stories
+from dcpbench.analysis.cell_matrix import History, history, other_overrides
+from dcpbench.analysis.change_points import FALSE_ALARMS, LEAST_SIDE, changes
+from dcpbench.analysis.history_rows import Rows, read_history
+from dcpbench.analysis.status_codes import KINDS
+from dcpbench.records.store import COLUMNS, RESULTS_CSV, RESULTS_JSONL, Row, append_row, write_csv
+from dcpbench.report import history_terminal
 from dcpbench.report.__main__ import main
-from dcpbench.report.history import terminal
-from dcpbench.report.history.cells import History, history, other_overrides
-from dcpbench.report.history.changes import FALSE_ALARMS, LEAST_SIDE, changes
-from dcpbench.report.history.command import METRICS
-from dcpbench.report.history.kinds import KINDS
-from dcpbench.report.history.rows import Rows, read_history
-from dcpbench.report.history.story import Story, stories
-from dcpbench.results import COLUMNS, RESULTS_CSV, RESULTS_JSONL, Row, append_row, write_csv
+from dcpbench.report.history import METRICS
 from report.sweeps import cell, folder_with
 
 NIGHTS = 24
@@ -106,7 +106,7 @@ def test_a_change_before_the_sweeps_shown_is_summed_up(
     assert main(["history", str(tmp_path), "--format", "table", "--last", "20"]) == 0
     assert "2 cells all along the same" in capsys.readouterr().out
     many = [Story(0, "a", (0, *[12] * 999), 999, 1, KINDS[0], [], "")]
-    assert terminal.folded(many, 50).earlier == many
+    assert history_terminal.folded(many, 50).earlier == many
 
 
 def test_runs_of_a_cell_are_its_worst_status_and_its_median_cost(tmp_path: Path) -> None:
@@ -439,15 +439,15 @@ def test_written_to_a_file(nights: Path, tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize("width", [40, 80, 100, 160])
 def test_lines_fit_the_terminal(width: int, nights: Path) -> None:
     made = told(nights)
-    for line in terminal.lines(made, stories(made), ["a remark of some words " * 9], True, width):
+    for line in history_terminal.lines(made, stories(made), ["a remark of some words " * 9], True, width):
         for part in line.plain.splitlines():
             assert len(part) <= width, part
 
 
 def test_noise_is_drawn_low_and_what_is_missing_is_a_space() -> None:
-    drawn = terminal.blocks(np.array([1.0, 1.05, np.nan, 1.1]))
+    drawn = history_terminal.blocks(np.array([1.0, 1.05, np.nan, 1.1]))
     assert drawn[0] == "▁"
     assert drawn[2] == " "
     assert max(drawn) < "▅"
-    assert terminal.blocks(np.array([1.0, 2.0, 4.0]))[0::2] == "▁█"
-    assert terminal.blocks(np.array([np.nan])) == " "
+    assert history_terminal.blocks(np.array([1.0, 2.0, 4.0]))[0::2] == "▁█"
+    assert history_terminal.blocks(np.array([np.nan])) == " "

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dcpbench.config import (
+from dcpbench.config.schema import (
     Config,
     ConfigError,
     Device,
@@ -12,8 +12,8 @@ from dcpbench.config import (
     Plan,
     ScenarioConfig,
 )
-from dcpbench.sweep.machine import Machine
-from dcpbench.sweep.validity import resolve, why_skip
+from dcpbench.executors.machine import Machine
+from dcpbench.sweep.plan.validity import resolve, why_skip
 
 GPUS = Machine(gpus=2, description={})
 NO_GPU = Machine(gpus=0, description={})

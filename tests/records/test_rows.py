@@ -7,27 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dcpbench.results import COLUMNS, ResultsError, Row, append_row, exit_status, read_rows, write_csv
-
-
-def row(**values: object) -> Row:
-    given = {
-        "cell": "a",
-        "status": "pass",
-        "reason": None,
-        "scenario": "save_load",
-        "parallel": "ddp",
-        "compile": False,
-        "save": "sync",
-        "model": "dummy",
-        "optimizer": "adam",
-        "storage": "file",
-        "world_size": 4,
-        "device": "cpu",
-        "seed": 0,
-        "overrides": "parallel=ddp",
-    }
-    return Row(**{**given, **values})  # type: ignore[arg-type]
+from dcpbench.records.store import COLUMNS, ResultsError, append_row, exit_status, read_rows, write_csv
+from support.rows import row
 
 
 def test_the_contract_of_columns() -> None:

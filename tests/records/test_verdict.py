@@ -2,8 +2,8 @@
 
 import pytest
 
-from dcpbench.results import CHECKS
-from dcpbench.verify.verdict import CheckReport, RankReport, judge
+from dcpbench.records.store import CHECKS
+from dcpbench.records.verdict import CheckReport, RankReport, judge
 
 
 def reports(ranks: int = 2) -> list[RankReport]:

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
-from dcpbench.results import RESULTS_JSONL, Row, append_row
-from test_results import row
+from dcpbench.records.store import RESULTS_JSONL, Row, append_row
+from support.rows import row
 
 
 def folder_with(folder: Path, *rows: Row) -> Path:

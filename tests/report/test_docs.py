@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from dcpbench.analysis.frame import read_sweeps
 from dcpbench.report.__main__ import main
-from dcpbench.report.reading import read_sweeps
 
 DOCS = Path(__file__).parents[2] / "docs"
 CONSOLE = re.compile(r"```console\n\$ python -m dcpbench\.report ([^\n]*)\n(.*?)```", re.DOTALL)

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from dcpbench.records.store import append_row, keep_lines, read_lines, write_json
 from dcpbench.report.__main__ import main
-from dcpbench.results import append_row, keep_lines, read_lines, write_json
-from test_results import row
+from support.rows import row
 
 Told = dict[str, dict[str, Any]]
 """For each run that a tracker has: its parameters, metrics and tags in one."""

@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from dcpbench.report.frame import Sweeps, read_sweeps
+from dcpbench.records.store import COLUMNS, append_row
 from dcpbench.report.page import page
-from dcpbench.results import COLUMNS, append_row
+from dcpbench.report.summary import Sweeps, read_sweeps
 from support.browser import Browser
 from support.pages import all_statuses, cell, details, four_cells, many_axes, write_page
 

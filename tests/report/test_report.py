@@ -3,10 +3,10 @@
 from pathlib import Path
 from xml.etree import ElementTree
 
-from dcpbench.report.frame import counts, detection, failures, read_frame, summary
-from dcpbench.report.write import write_reports
+from dcpbench.report.files import write_reports
+from dcpbench.report.summary import counts, detection, failures, read_frame, summary
 from report.sweeps import folder_with
-from test_results import row
+from support.rows import row
 
 
 def test_the_table_shows_the_axes_that_vary(tmp_path: Path) -> None:

@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dcpbench.analysis.failures import again, failures
+from dcpbench.analysis.frame import read_frame, read_sweeps
+from dcpbench.analysis.query import Condition, QueryError, parse, select
+from dcpbench.records.store import COLUMNS, Row
 from dcpbench.report import pivot
 from dcpbench.report.__main__ import main
-from dcpbench.report.content import MOST_CELLS, View, content
-from dcpbench.report.failing import again, failures
-from dcpbench.report.frame import headline, summary
-from dcpbench.report.reading import read_frame, read_sweeps
-from dcpbench.report.text import rendered
-from dcpbench.report.where import Condition, QueryError, parse, select
-from dcpbench.results import COLUMNS, Row
+from dcpbench.report.document import MOST_CELLS, View, content
+from dcpbench.report.summary import headline, summary
+from dcpbench.report.terminal import rendered
 from report.sweeps import cell, folder_with
 
 DOCS = Path(__file__).parents[2] / "docs"

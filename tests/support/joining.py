@@ -6,19 +6,19 @@ from multiprocessing.connection import Connection
 from typing import Any
 from unittest import mock
 
-from dcpbench.rank.messages import Seat
+from dcpbench.worker.messages import Seat
 
 
 def main(seat: Seat, listener: socket.socket | None, connection: Connection) -> None:
     """What a rank process runs, but rank 1 stays away."""
-    from dcpbench.rank import process
+    from dcpbench.worker import main
 
-    honest = process._join
+    honest = main._join
 
     def join(*arguments: Any) -> Any:
         while seat.rank == 1:
             time.sleep(60)
         return honest(*arguments)
 
-    with mock.patch.object(process, "_join", join):
-        process.main(seat, listener, connection)
+    with mock.patch.object(main, "_join", join):
+        main.main(seat, listener, connection)

@@ -5,10 +5,10 @@ import random
 from pathlib import Path
 from typing import Any
 
-from dcpbench.report.frame import read_sweeps
+from dcpbench.records.store import Row, append_row
 from dcpbench.report.page import page
-from dcpbench.results import Row, append_row
-from test_results import row
+from dcpbench.report.summary import read_sweeps
+from support.rows import row
 
 STATUSES = ("pass", "fail", "vacuous", "error", "crash", "timeout", "skip", "xfail", "xpass")
 HELD = {"model_equal": True, "optim_equal": True}

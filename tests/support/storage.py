@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint import FileSystemReader
 
-from dcpbench.checkpoint.storage import Storage, file
-from dcpbench.config import SaveConfig, StorageConfig
+from dcpbench.checkpointers.storage import Storage, file
+from dcpbench.config.schema import SaveConfig, StorageConfig
 
 
 class LyingReader(FileSystemReader):

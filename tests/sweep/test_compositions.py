@@ -12,10 +12,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from dcpbench.__main__ import register_groups
-from dcpbench.config import conf_folder
-from dcpbench.sweep import compositions
-from dcpbench.sweep.cells import typed
-from dcpbench.sweep.compositions import Compositions
+from dcpbench.config.schema import conf_folder
+from dcpbench.sweep.plan import compositions
+from dcpbench.sweep.plan.cells import typed
+from dcpbench.sweep.plan.compositions import Compositions
 
 JOBS = (
     ["parallel=ddp", "seed=1", "compile=True"],

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from dcpbench.config import ConfigError, conf_folder
-from dcpbench.sweep.known import KnownFailure, apply, read
-from test_results import row
+from dcpbench.config.schema import ConfigError, conf_folder
+from dcpbench.sweep.plan.known_failures import KnownFailure, apply, read
+from support.rows import row
 
 LISTED = KnownFailure(
     id="moments",

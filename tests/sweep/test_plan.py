@@ -12,13 +12,13 @@ import pytest
 from rich.console import Console
 
 from conftest import TESTS, Finished, environment
-from dcpbench.config import Config, StorageConfig
-from dcpbench.results import append_row
-from dcpbench.sweep import estimate
-from dcpbench.sweep.disk import DiskUse
-from dcpbench.sweep.estimate import Asked, Times, in_words, keys
-from dcpbench.sweep.progress import ProgressDisplay
-from test_results import row
+from dcpbench.config.schema import Config, StorageConfig
+from dcpbench.records.store import append_row
+from dcpbench.sweep.plan import estimate
+from dcpbench.sweep.plan.disk import DiskUse
+from dcpbench.sweep.plan.estimate import Asked, Times, in_words, keys
+from dcpbench.sweep.run.progress import ProgressDisplay
+from support.rows import row
 
 WITHOUT_TORCH = """
 import runpy, sys

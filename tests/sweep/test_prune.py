@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from conftest import command, environment, run
-from dcpbench import lock
+from dcpbench.records import lock
+from dcpbench.records.store import append_row, write_json
 from dcpbench.report.__main__ import main
-from dcpbench.report.thin import discard as discarding
-from dcpbench.report.thin.retention import Policy, StoredSweep, kept
-from dcpbench.results import append_row, write_json
-from test_results import row
+from dcpbench.sweep.folder.claim import discard as discarding
+from dcpbench.sweep.folder.retention import Policy, StoredSweep, kept
+from support.rows import row
 
 NOW = datetime.datetime.now(datetime.UTC)
 

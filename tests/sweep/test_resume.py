@@ -14,11 +14,12 @@ from unittest import mock
 import pytest
 
 from conftest import TESTS, Finished, alive_in, command, environment, run
-from dcpbench.config import Config, ModelConfig, ScenarioConfig, StorageConfig
-from dcpbench.results import append_row, keep_lines, read_lines
-from dcpbench.sweep import fingerprint, record
-from dcpbench.sweep.known import KnownFailure
-from test_results import row
+from dcpbench.config.schema import Config, ModelConfig, ScenarioConfig, StorageConfig
+from dcpbench.records.store import append_row, keep_lines, read_lines
+from dcpbench.sweep.folder.claim import manifest
+from dcpbench.sweep.plan import identity
+from dcpbench.sweep.plan.known_failures import KnownFailure
+from support.rows import row
 
 MATRIX = (
     "-m",
@@ -272,7 +273,7 @@ def test_a_digest_is_of_all_that_decides_a_row() -> None:
     measured_with = row(torch_version="2.13.0")
 
     def digest(changed: Config = config, known: tuple[KnownFailure, ...] = ()) -> str:
-        return fingerprint.config_digest(changed, measured_with, list(known))
+        return identity.config_digest(changed, measured_with, list(known))
 
     def but(**parts: Any) -> Config:
         return Config(**{**vars(config), **parts})
@@ -297,8 +298,8 @@ def test_a_users_own_code_is_part_of_what_ran(tmp_path: Path, monkeypatch: pytes
     own = Config(model=ModelConfig(target="users_package.models.Mine"))
 
     def digest(config: Config) -> str:
-        fingerprint._package_digest.cache_clear()
-        return fingerprint.code_digest(config)
+        identity._package_digest.cache_clear()
+        return identity.code_digest(config)
 
     before = digest(own), digest(Config())
     assert before[0] != before[1]
@@ -336,12 +337,12 @@ def test_the_words_of_a_command_line_are_taken_again(tmp_path: Path, monkeypatch
     elsewhere.mkdir()
     monkeypatch.chdir(tmp_path)
     typed = ["-m", "parallel=ddp,fsdp", "hydra.sweep.dir=x", "model=mine", "--config-dir", "conf"]
-    record.Record(record.own_words(typed), str(elsewhere), ["one"], []).write(folder)
+    manifest.Record(manifest.own_words(typed), str(elsewhere), ["one"], []).write(folder)
     here = [f'resume="{folder}"', f'hydra.sweep.dir="{folder}"']
-    taken = record.command_line(["plan=true", "resume=a sweep"])
+    taken = manifest.command_line(["plan=true", "resume=a sweep"])
     assert taken == ["-m", "parallel=ddp,fsdp", "model=mine", "plan=true", *here, "--config-dir", "conf"]
     assert Path.cwd() == elsewhere
     monkeypatch.chdir(tmp_path)
-    given = record.command_line(["resume=a sweep", "seed=1,2", "-m"])
+    given = manifest.command_line(["resume=a sweep", "seed=1,2", "-m"])
     assert given == ["seed=1,2", *here, "-m"]
-    assert record.command_line(typed) == typed
+    assert manifest.command_line(typed) == typed

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dcpbench.config import Config, KeepCheckpoints
-from dcpbench.results import exit_status
-from dcpbench.sweep import retry
-from test_results import row
+from dcpbench.config.schema import Config, KeepCheckpoints
+from dcpbench.records.store import exit_status
+from dcpbench.sweep.run import retry
+from support.rows import row
 
 NOBODY = 65534
 

@@ -8,11 +8,11 @@ import psutil
 import pytest
 
 from conftest import Finished, alive_in
-from dcpbench.config import Config, Device, ScenarioConfig, Sharing
-from dcpbench.results import Row
-from dcpbench.sweep.jobs import Job
-from dcpbench.sweep.lanes import places, stretches
-from test_results import row
+from dcpbench.config.schema import Config, Device, ScenarioConfig, Sharing
+from dcpbench.records.store import Row
+from dcpbench.sweep.plan.job import Job
+from dcpbench.sweep.run.schedule import places, stretches
+from support.rows import row
 
 
 def job(world_size: int, sharing: str, device: str = "cuda", skip: str | None = None) -> Job:

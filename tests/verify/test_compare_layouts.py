@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcpbench.verify.across import _Part, _together, compare_across, differing
+from dcpbench.verify.compare_layouts import _Part, _together, compare_across, differing
 from dcpbench.verify.digest import digest, fetch
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.snapshot import Idle, TensorLeaf

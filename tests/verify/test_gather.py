@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcpbench.verify.content import _put_together, contents
+from dcpbench.verify.gather import _put_together, contents
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.snapshot import Idle, TensorLeaf
 

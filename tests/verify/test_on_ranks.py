@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
-from dcpbench.verify.across import compare_across, differing, digests
 from dcpbench.verify.compare import compare
-from dcpbench.verify.content import contents
+from dcpbench.verify.compare_layouts import compare_across, differing, digests
+from dcpbench.verify.gather import contents
 from dcpbench.verify.layout import extent_of, whole
 from dcpbench.verify.snapshot import TensorLeaf
 from support.gloo_ranks import Ask, gloo_ranks

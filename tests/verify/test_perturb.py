@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from dcpbench.train.models import Mlp
 from dcpbench.verify.compare import compare, same_value
-from dcpbench.verify.controls import controllable, perturb_model, perturb_optimizer, perturbed
-from dcpbench.verify.keeping import kept
+from dcpbench.verify.perturb import controllable, perturb_model, perturb_optimizer, perturbed
+from dcpbench.verify.retain import kept
 from dcpbench.verify.snapshot import snapshot_model, snapshot_optimizer
+from dcpbench.workloads.models import Mlp
 
 
 def trained() -> tuple[nn.Module, torch.optim.Optimizer]:

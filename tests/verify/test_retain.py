@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dcpbench.verify import keeping
-from dcpbench.verify.across import compare_across, differing
+from dcpbench.verify import retain
 from dcpbench.verify.compare import compare
-from dcpbench.verify.controls import made_different
-from dcpbench.verify.keeping import DigestedLeaf, kept
+from dcpbench.verify.compare_layouts import compare_across, differing
 from dcpbench.verify.layout import Extent, whole
+from dcpbench.verify.perturb import made_different
+from dcpbench.verify.retain import DigestedLeaf, kept
 from dcpbench.verify.snapshot import Leaves, TensorLeaf
 
 WHOLE = torch.arange(4000, dtype=torch.float32).reshape(50, 80)
@@ -21,8 +21,8 @@ COLUMNS = Extent((50, 80), (0, 20), (50, 40), 0, 2000)
 
 @pytest.fixture(autouse=True)
 def _small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "LARGE_BYTES", 1000)
-    monkeypatch.setattr(keeping, "BLOCK", 300)
+    monkeypatch.setattr(retain, "LARGE_BYTES", 1000)
+    monkeypatch.setattr(retain, "BLOCK", 300)
     monkeypatch.setattr("dcpbench.verify.compare.BLOCK", 300)
 
 

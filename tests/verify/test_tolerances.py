@@ -5,8 +5,8 @@ import math
 import torch
 
 from dcpbench.verify.layout import Extent, whole
-from dcpbench.verify.oracles import compare_close
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
+from dcpbench.verify.tolerances import compare_close
 
 TWIN = torch.tensor([[1.0, 2.0], [3.0, 400.0]])
 ROW = Extent((2, 2), (1, 0), (1, 2), 0, 2)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dcpbench.report.history.cells import History
-from dcpbench.report.history.changes import Change, changes
-from dcpbench.report.history.kinds import ABSENT, KINDS, Kind
-from dcpbench.report.reading import AXES
+from dcpbench.analysis.cell_matrix import History
+from dcpbench.analysis.change_points import Change, changes
+from dcpbench.analysis.frame import AXES
+from dcpbench.analysis.status_codes import ABSENT, KINDS, Kind
 
 
 @dataclass(frozen=True)

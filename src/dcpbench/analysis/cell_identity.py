@@ -5,9 +5,9 @@ from collections.abc import Collection
 
 import pandas as pd
 
-from dcpbench.report.reading import AXES
-from dcpbench.report.short import plain
-from dcpbench.report.where import QueryError
+from dcpbench.analysis.frame import AXES
+from dcpbench.analysis.query import QueryError
+from dcpbench.report.labels import plain
 
 NOT_THE_CELL = frozenset(
     {

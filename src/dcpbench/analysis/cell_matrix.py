@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from dcpbench.report.history.kinds import ABSENT, Numbers, kind_numbers
-from dcpbench.report.history.rows import Rows
-from dcpbench.report.matching import other_overrides
-from dcpbench.report.reading import AXES
-from dcpbench.results import RESULTS_JSONL
+from dcpbench.analysis.cell_identity import other_overrides
+from dcpbench.analysis.frame import AXES
+from dcpbench.analysis.history_rows import Rows
+from dcpbench.analysis.status_codes import ABSENT, Numbers, kind_numbers
+from dcpbench.records.store import RESULTS_JSONL
 
 
 @dataclass(frozen=True)

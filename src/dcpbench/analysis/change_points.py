@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.special import ndtri, stdtr
 
-from dcpbench.report.compare.statistics import holm
+from dcpbench.analysis.statistics import holm
 
 FALSE_ALARMS = 0.05
 """At most in so many histories anything is named in a series that has not changed; see `changes`."""

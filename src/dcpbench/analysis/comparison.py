@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from dcpbench.report.compare.costs import CHANGED, Rule, costs
-from dcpbench.report.compare.verdicts import KINDS, SAME, changes
-from dcpbench.report.matching import not_in_common, refuse_merged, with_cells
-from dcpbench.report.reading import AXES
+from dcpbench.analysis.cell_identity import not_in_common, refuse_merged, with_cells
+from dcpbench.analysis.costs import CHANGED, Rule, costs
+from dcpbench.analysis.frame import AXES
+from dcpbench.analysis.status_changes import KINDS, SAME, changes
 
 REGRESSIONS = frozenset({"slower", "larger"})
 FAIL_ON = (*(kind.replace(" ", "-") for kind in KINDS), "failing", *CHANGED, "regressions")
@@ -62,7 +62,7 @@ def compared(
         earlier: rows of sweeps before the old one, whose costs count with it.
 
     Raises:
-        dcpbench.report.where.QueryError: what is ignored tells cells of one sweep apart.
+        dcpbench.analysis.query.QueryError: what is ignored tells cells of one sweep apart.
     """
     before, after = (with_cells(side, ignored) for side in (old, new))
     measured = before

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from dcpbench.report.compare import statistics
-from dcpbench.report.compare.measured import Side, groups, side, usable
+from dcpbench.analysis import statistics
+from dcpbench.analysis.samples import Side, groups, side, usable
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from dcpbench.report.reading import Sweeps
+from dcpbench.analysis.frame import Sweeps
 
 _MACHINE = ("host", "hostname", "node", "cpu", "cpu_model", "cpu_cores", "memory_bytes", "gpu_count", "gpus")
 """What no other version of a package changes. A driver or a kernel is software that a machine gets anew."""

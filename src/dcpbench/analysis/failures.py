@@ -5,8 +5,8 @@ import shlex
 
 import pandas as pd
 
-from dcpbench.report.reading import is_false, is_true
-from dcpbench.report.runs import cell_numbers, runs_text, status_text
+from dcpbench.analysis.frame import is_false, is_true
+from dcpbench.analysis.repeats import cell_numbers, runs_text, status_text
 
 _NEXT_OVERRIDE = re.compile(r" (?=[+~]*[\w./@:-]+=)")
 _DIGITS = re.compile(r"[+-]?\d[\d.]*(?:e[+-]?\d+|x[0-9a-f]+)?")

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dcpbench.report.reading import DTYPES
-from dcpbench.results import RESULTS_CSV, RESULTS_JSONL, SCHEMA_VERSION
+from dcpbench.analysis.frame import DTYPES
+from dcpbench.records.store import RESULTS_CSV, RESULTS_JSONL, SCHEMA_VERSION
 
 _LAST = ("cell", "status", "started_at")
 _NEEDED = {*_LAST, "schema_version"}

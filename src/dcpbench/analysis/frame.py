@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from dcpbench import jsonl
-from dcpbench.results import ENVIRONMENT_JSON, RESULTS_JSONL, ResultsError, column_types, read_rows
+from dcpbench.records import jsonl
+from dcpbench.records.store import ENVIRONMENT_JSON, RESULTS_JSONL, ResultsError, column_types, read_rows
 
 AXES = (
     "scenario",
@@ -52,7 +52,7 @@ def read_sweeps(places: Sequence[Path | str]) -> Sweeps:
     The frame has one row for each run of a cell, in the order of the files, and these columns:
 
     - `sweep` (string): the folder that the row is in;
-    - every column of `dcpbench.results.Row`, in its order: texts are `string`, what is true or false is
+    - every column of `dcpbench.records.store.Row`, in its order: texts are `string`, what is true or false is
       `boolean`, integers are `Int64`, and other numbers `float64`. What was not measured, or does not
       apply, is missing: `pd.NA`, and NaN in a `float64`. Units are in the names: `_s` seconds, `_bytes`;
     - `details` (object): a dictionary, empty where there is none.
@@ -63,7 +63,7 @@ def read_sweeps(places: Sequence[Path | str]) -> Sweeps:
         frame.groupby("parallel")["save_s"].median()
 
     Raises:
-        dcpbench.results.ResultsError: one of the places holds no results, or none of those in it can be
+        dcpbench.records.store.ResultsError: one of the places holds no results, or none of those in it can be
             read.
     """
     frames, environments, left_out = [], {}, []
@@ -92,7 +92,7 @@ def read_frame(folder: Path) -> tuple[pd.DataFrame, list[str]]:
         the frame, and a sentence for each line of the file in which something was damaged.
 
     Raises:
-        dcpbench.results.ResultsError: the folder holds no results.
+        dcpbench.records.store.ResultsError: the folder holds no results.
     """
     rows, damaged = read_rows(folder)
     columns = {
@@ -143,7 +143,7 @@ def sweeps_in(place: Path) -> Iterator[Path]:
     """The folder itself if it is a sweep, else the sweeps in it, or in folders of it.
 
     Raises:
-        dcpbench.results.ResultsError: there is none.
+        dcpbench.records.store.ResultsError: there is none.
     """
     try:
         itself = (place / RESULTS_JSONL).exists() or place.is_file()

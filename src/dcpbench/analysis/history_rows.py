@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from dcpbench.report.history.flat import read_flat
-from dcpbench.report.reading import AXES, read_frame, short_names, sweeps_in
-from dcpbench.results import RESULTS_JSONL, ResultsError
+from dcpbench.analysis.flat_rows import read_flat
+from dcpbench.analysis.frame import AXES, read_frame, short_names, sweeps_in
+from dcpbench.records.store import RESULTS_JSONL, ResultsError
 
 _OF_CELL = (*AXES, "overrides", "status", "reason", "flaky", "fault_seen")
 _OF_SWEEP = ("torch_version", "git_commit", "started_at")
@@ -29,7 +29,7 @@ def read_history(places: Sequence[Path], columns: Sequence[str] = ()) -> Rows:
     """The rows of all sweeps in these places, with the columns of a history and these.
 
     Raises:
-        dcpbench.results.ResultsError: one of the places holds no results, or none of those in it can be read.
+        ResultsError: one of the places holds no results, or none of those in it can be read.
     """
     folders = list({sweep.resolve(): sweep for place in places for sweep in sweeps_in(place)})
     wanted = list(dict.fromkeys([*_OF_CELL, *_OF_SWEEP, *columns]))

@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from dcpbench.report.reading import DTYPES, is_true
-from dcpbench.results import ResultsError
+from dcpbench.analysis.frame import DTYPES, is_true
+from dcpbench.records.store import ResultsError
 
 COLUMNS = {"sweep": "string", **{name: dtype for name, dtype in DTYPES.items() if name != "details"}}
 """What can be asked about, and its dtype."""

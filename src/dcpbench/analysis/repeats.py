@@ -4,8 +4,8 @@ import re
 
 import pandas as pd
 
-from dcpbench.report.reading import AXES, is_true
-from dcpbench.results import CHECKS, STATUSES
+from dcpbench.analysis.frame import AXES, is_true
+from dcpbench.records.store import CHECKS, STATUSES
 
 _REPEAT = re.compile(r"(^|[ ,])repeat=\d+(?=$|[ ,])")
 _NOT_WELL = STATUSES.index("xpass")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from dcpbench.report.reading import AXES
+from dcpbench.analysis.frame import AXES
 
 if TYPE_CHECKING:
     import numpy as np

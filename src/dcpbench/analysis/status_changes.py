@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from dcpbench.report.failing import again
-from dcpbench.report.reading import is_false, is_true
-from dcpbench.report.runs import status_text
-from dcpbench.results import PASSING
+from dcpbench.analysis.failures import again
+from dcpbench.analysis.frame import is_false, is_true
+from dcpbench.analysis.repeats import status_text
+from dcpbench.records.store import PASSING
 
 NEWLY_FAILING = "newly failing"
 KINDS = (NEWLY_FAILING, "flaky", "newly skipped", "vanished", "new", "newly passing", "other status")
@@ -54,7 +54,7 @@ def changes(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
 
 
 def _well(frame: pd.DataFrame) -> "pd.Series[bool]":
-    """Whether each row is as it should be, as `dcpbench.results.as_it_should_be` has it."""
+    """Whether each row is as it should be, as `dcpbench.records.store.as_it_should_be` has it."""
     planted = frame["fault_seen"].notna()
     as_planned = frame["status"].isin(list(PASSING)).astype(bool).mask(planted, is_true(frame["fault_seen"]))
     return as_planned & ~is_true(frame["flaky"])

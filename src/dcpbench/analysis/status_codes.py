@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from dcpbench.report.reading import is_false, is_true
+from dcpbench.analysis.frame import is_false, is_true
 
 
 @dataclass(frozen=True)

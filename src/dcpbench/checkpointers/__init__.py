@@ -1,1 +1,1 @@
-"""What is saved (state), how (saving), and where (storage)."""
+"""How a state is written and read: one contract, and the implementations of it."""

@@ -12,8 +12,8 @@ from torch.distributed.checkpoint import (
     StorageWriter,
 )
 
-from dcpbench.checkpoint import raw
-from dcpbench.config import SaveConfig, StorageConfig
+from dcpbench.config.schema import SaveConfig, StorageConfig
+from dcpbench.measure import raw_io
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def file(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
     )
     threads = config.thread_count
     plain_files = Raw(
-        partial(raw.write, threads=threads, sync=config.sync_files), partial(raw.read, threads=threads)
+        partial(raw_io.write, threads=threads, sync=config.sync_files), partial(raw_io.read, threads=threads)
     )
     return Storage(writer=writer, reader=FileSystemReader, lengths=_file_lengths, raw=plain_files)
 

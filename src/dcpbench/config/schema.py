@@ -72,7 +72,7 @@ class Sharing(Enum):
 
 
 class Tolerance(Enum):
-    """The named tolerance profiles of `dcpbench.verify.oracles`."""
+    """The named tolerance profiles of `dcpbench.verify.tolerances`."""
 
     strict = "strict"
     standard = "standard"
@@ -84,7 +84,7 @@ def conf_folder() -> Path:
     Raises:
         ConfigError: there is neither.
     """
-    here = Path(__file__).resolve().parent
+    here = Path(__file__).resolve().parents[1]
     for folder in (here / "conf", here.parents[1] / "conf"):
         if (folder / "config.yaml").is_file():
             return folder
@@ -201,7 +201,7 @@ class OptimizerConfig:
 
     name: str = MISSING
     target: str = MISSING
-    groups: str = "dcpbench.train.groups.one"
+    groups: str = "dcpbench.workloads.param_groups.one"
     lr: float = MISSING
     weight_decay: float | None = None
     momentum: float | None = None
@@ -236,7 +236,7 @@ class SaveConfig:
 
 @dataclass
 class StorageConfig:
-    """Where checkpoints lie: `target(config, save)` returns a `dcpbench.checkpoint.storage.Storage`.
+    """Where checkpoints lie: `target(config, save)` returns a `dcpbench.checkpointers.storage.Storage`.
 
     `root` is a folder for checkpoints outside the sweep's own; null keeps them in the cell's folder.
     A cell is skipped where it would leave less than `keep_free_bytes` free. `needs_bytes` is what it
@@ -259,7 +259,7 @@ class FaultConfig:
 
     `at` says where: after a load in what was `restored`, in the `live` state right after a save, in
     what is `staged` to be saved, in the files that were `written`. The modules of
-    `dcpbench.verify.faults` say what `target` is called with. `sees` is a regular expression.
+    `dcpbench.faults` say what `target` is called with. `sees` is a regular expression.
     """
 
     name: str = MISSING

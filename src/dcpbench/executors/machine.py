@@ -62,8 +62,8 @@ def fork_server(compiles: bool) -> ForkServerContext:
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no worker pools left behind
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if platform.system() == "Linux" else "lo0")
     context = multiprocessing.get_context("forkserver")
-    preload = ["dcpbench.rank.preload"]
-    context.set_forkserver_preload([*preload, "dcpbench.rank.preload_compile"] if compiles else preload)
+    preload = ["dcpbench.worker.preload"]
+    context.set_forkserver_preload([*preload, "dcpbench.worker.preload_compile"] if compiles else preload)
     # It imports while the driver composes the cells.
     with _fixed_addresses():
         forkserver.ensure_running()
@@ -115,6 +115,6 @@ def probe(context: ForkServerContext) -> Machine:
 
 
 def _probe(connection: Connection) -> None:
-    from dcpbench.rank.probe import main
+    from dcpbench.worker.machine_probe import main
 
     main(connection)

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dcpbench.sweep import stacks
-from dcpbench.sweep.limits import Limit
-from dcpbench.sweep.ranks import Rank
-from dcpbench.verify.verdict import RankReport
+from dcpbench.executors import stack_dumps
+from dcpbench.executors.rank_handle import Rank
+from dcpbench.executors.timeouts import Limit
+from dcpbench.records.verdict import RankReport
 
 _DEATH_IS_SEEN_S = 0.25
 """How much later than its peers, whose connections break at once, the driver may see that a rank died."""
@@ -37,13 +37,13 @@ def ended(ranks: Sequence[Rank], limit: Limit) -> Ended:
     else:
         phase = first.phase
         status, reason = "crash", f"rank {first.number} {first.end()} in {first.where()}"
-        if frame := stacks.fatal(first.log):
+        if frame := stack_dumps.fatal(first.log):
             reason += f" at {frame}"
     details = {
         "rank": first.number,
         "phase": phase,
         "upload_under_way": bool(first.uploads),
-        "log_tail": stacks.tail(first.log),
+        "log_tail": stack_dumps.tail(first.log),
     }
     return Ended(reports, status, reason, details)
 
@@ -65,7 +65,7 @@ def _first_cause(ranks: Sequence[Rank]) -> Rank | None:
 
 
 def _timeout(ranks: Sequence[Rank], reports: list[RankReport], limit: Limit) -> Ended:
-    doing = stacks.dump(ranks)
+    doing = stack_dumps.dump(ranks)
     late = [rank for rank in ranks if limit.concerns(rank)]
     others = [rank for rank in ranks if rank.waiting and rank not in late]
     if limit.phase is None:

@@ -12,11 +12,12 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
-from dcpbench.config import TimeoutsConfig
-from dcpbench.rank.messages import CellSpec, Failed, PhaseBegun, Seat
-from dcpbench.sweep import limits, processes
-from dcpbench.sweep.ending import Ended, ended
-from dcpbench.sweep.ranks import Rank
+from dcpbench.config.schema import TimeoutsConfig
+from dcpbench.executors import cleanup
+from dcpbench.executors.outcome import Ended, ended
+from dcpbench.executors.rank_handle import Rank
+from dcpbench.executors.timeouts import nearest
+from dcpbench.worker.messages import CellSpec, Failed, PhaseBegun, Seat
 
 _GRACE_S = 0.5
 """How long after the first failure its peers may still tell of an earlier one."""
@@ -49,7 +50,7 @@ class RankGroup:
     gpus: tuple[int, ...] = ()
     _ranks: list[Rank] = field(default_factory=list)
     _started: float = field(default_factory=time.time)
-    _shared_before: set[str] = field(default_factory=processes.shared_memory)
+    _shared_before: set[str] = field(default_factory=cleanup.shared_memory)
 
     @classmethod
     def start(
@@ -106,7 +107,7 @@ class RankGroup:
                 rank.connection.send(spec)
             except OSError:
                 rank.gone_at = time.monotonic()
-        limit = limits.nearest(timeouts, began, self._ranks)
+        limit = nearest(timeouts, began, self._ranks)
         deadline = limit.at
         while any(rank.waiting for rank in self._ranks):
             now = time.monotonic()
@@ -114,7 +115,7 @@ class RankGroup:
             if now >= deadline:
                 break
             self._listen(min(deadline - now, _LISTEN_S), on_phase)
-            limit = limits.nearest(timeouts, began, self._ranks)
+            limit = nearest(timeouts, began, self._ranks)
         return ended(self._ranks, limit)
 
     def usable(self) -> bool:
@@ -133,16 +134,16 @@ class RankGroup:
 
     def end(self) -> None:
         """End the ranks and whatever they started, at once; `kill` is still to be called."""
-        processes.end_families(self._leaders())
+        cleanup.end_families(self._leaders())
 
     def kill(self) -> None:
         """End the ranks and whatever they started, at once, and wait until they are gone."""
-        held = processes.held_shared_memory(self._leaders())
+        held = cleanup.held_shared_memory(self._leaders())
         self.end()
         for rank in self._ranks:
             rank.process.join(1.0)
             rank.connection.close()
-        processes.remove_shared_memory(processes.shared_memory() - self._shared_before, held, self._started)
+        cleanup.remove_shared_memory(cleanup.shared_memory() - self._shared_before, held, self._started)
 
     def join(self, timeout_s: float = _LEAVE_S) -> None:
         """Wait until the ranks have left, and end those that have not by then."""
@@ -198,6 +199,6 @@ def _never_for_ever(connection: Connection) -> None:
 
 
 def _rank_main(seat: Seat, listener: socket.socket | None, connection: Connection) -> None:
-    from dcpbench.rank.process import main
+    from dcpbench.worker.main import main
 
     main(seat, listener, connection)

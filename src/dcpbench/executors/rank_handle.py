@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 
-from dcpbench.rank.messages import Failed, PhaseBegun, UploadsUnderWay
-from dcpbench.verify.verdict import RankReport
+from dcpbench.records.verdict import RankReport
+from dcpbench.worker.messages import Failed, PhaseBegun, UploadsUnderWay
 
 _UNKNOWN = 255
 """What multiprocessing takes for the exit status if the server died that would have told it."""

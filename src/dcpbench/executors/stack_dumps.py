@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from dcpbench.sweep.ranks import Rank
+from dcpbench.executors.rank_handle import Rank
 
 _WRITTEN_S = 2.0
 _TAIL_LINES = 30

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from dcpbench.config import TimeoutsConfig
-from dcpbench.sweep.ranks import Rank
+from dcpbench.config.schema import TimeoutsConfig
+from dcpbench.executors.rank_handle import Rank
 
 UPLOAD = "upload"
 

@@ -1,4 +1,4 @@
-"""Where the steps of a cell plant its fault, if it has one; see `dcpbench.verify.faults`."""
+"""Where the steps of a cell plant its fault, if it has one; see `dcpbench.faults`."""
 
 import copy
 import pkgutil
@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.stateful import Stateful
 
-from dcpbench.config import Place
+from dcpbench.config.schema import Place
+from dcpbench.faults.staged import Staged
+from dcpbench.faults.targets import Site
 from dcpbench.scenarios.cell import Cell
-from dcpbench.train.trainee import Trainee
-from dcpbench.verify.faults.site import Site
-from dcpbench.verify.faults.staged import Staged
 from dcpbench.verify.snapshot import Leaves
+from dcpbench.workloads.training_run import Trainee
 
 _FIRST_ID, _FIRST_LEAVES, _FIRST_STAGED = "checkpoint id", "leaves", "staged state"
 

@@ -1,6 +1,6 @@
 """A save that changes what it saves: defects of the live state, right after a save has returned."""
 
-from dcpbench.verify.faults.site import Site, largest
+from dcpbench.faults.targets import Site, largest
 
 
 def weight_nudged(site: Site) -> None:

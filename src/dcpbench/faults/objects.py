@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from dcpbench.verify.faults.site import Site, flip
+from dcpbench.faults.targets import Site, flip
 
 
 def noise_seeded_again(site: Site) -> None:

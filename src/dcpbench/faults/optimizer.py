@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from dcpbench.verify.faults.site import Site, flip, largest
+from dcpbench.faults.targets import Site, flip, largest
 from dcpbench.verify.snapshot import TensorLeaf
 
 

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from dcpbench.verify.faults.site import Site, flip, largest
+from dcpbench.faults.targets import Site, flip, largest
 from dcpbench.verify.snapshot import TensorLeaf
 
 

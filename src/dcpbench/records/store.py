@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dcpbench import jsonl
-from dcpbench.columns import Columns, told
+from dcpbench.records import jsonl
+from dcpbench.records.schema import Columns, told
 
 SCHEMA_VERSION = 1
 

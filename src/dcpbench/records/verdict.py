@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from dcpbench.results import CHECKS
+from dcpbench.records.store import CHECKS
 
 _KEPT = 10
 """How many mismatches a report carries for each check; the number of all of them is kept beside."""

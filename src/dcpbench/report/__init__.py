@@ -8,7 +8,7 @@ frame = read_sweeps(["outputs/nightly"]).frame
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dcpbench.report.reading import Sweeps, read_sweeps
+    from dcpbench.analysis.frame import Sweeps, read_sweeps
 
 __all__ = ["Sweeps", "read_sweeps"]
 
@@ -16,7 +16,7 @@ __all__ = ["Sweeps", "read_sweeps"]
 def __getattr__(name: str) -> Any:
     # The driver takes its colours from here and must not wait for pandas.
     if name in __all__:
-        from dcpbench.report import reading
+        from dcpbench.analysis import frame
 
-        return getattr(reading, name)
+        return getattr(frame, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,13 +3,13 @@
 import importlib
 import sys
 
-from dcpbench.results import ResultsError
+from dcpbench.records.store import ResultsError
 
 _COMMANDS = {
-    "compare": "dcpbench.report.compare.command",
-    "history": "dcpbench.report.history.command",
+    "compare": "dcpbench.report.compare",
+    "history": "dcpbench.report.history",
     "log": "dcpbench.report.log",
-    "thin": "dcpbench.report.thin.command",
+    "thin": "dcpbench.sweep.folder.prune",
 }
 """Modules with a `main(arguments) -> int` of their own, each imported only when it is asked for."""
 

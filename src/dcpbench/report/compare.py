@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pandas as pd
 
-from dcpbench.report.compare import sections
-from dcpbench.report.compare.comparison import FAIL_ON, Comparison, compared
-from dcpbench.report.compare.costs import METRICS, MORE_METRICS, Rule
-from dcpbench.report.compare.environments import differences
-from dcpbench.report.content import Content
+from dcpbench.analysis.comparison import FAIL_ON, Comparison, compared
+from dcpbench.analysis.costs import METRICS, MORE_METRICS, Rule
+from dcpbench.analysis.environments import differences
+from dcpbench.analysis.frame import Sweeps, read_sweeps, records, short_names
+from dcpbench.analysis.query import QueryError, names_in
+from dcpbench.records.store import ResultsError
+from dcpbench.report import compare_document
+from dcpbench.report.document import Content
 from dcpbench.report.markdown import markdown
 from dcpbench.report.output import add_output, format_of, put_out
-from dcpbench.report.reading import Sweeps, read_sweeps, records, short_names
-from dcpbench.report.text import rendered
-from dcpbench.report.where import QueryError, names_in
-from dcpbench.results import ResultsError
+from dcpbench.report.terminal import rendered
 
 _EPILOG = f"""\
 A side that is a folder of sweeps is all of their rows: more runs of the same cells. Cells are
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
         1 where something is found that `--fail-on` names, else 0.
 
     Raises:
-        dcpbench.results.ResultsError: a side holds no results, or what was asked makes no sense.
+        dcpbench.records.store.ResultsError: a side holds no results, or what was asked makes no sense.
     """
     asked = _parser().parse_args(arguments)
     rule = Rule(
@@ -156,9 +156,9 @@ _SUFFIXES = {".txt": "table", ".md": "markdown", ".csv": "csv", ".json": "json"}
 def _sections(
     found: list[Comparison], differing: pd.DataFrame, damaged: list[str], rule: Rule, every: bool
 ) -> list[Content]:
-    said = [sections.environments(differing, damaged)]
+    said = [compare_document.environments(differing, damaged)]
     for one in found:
-        said += [sections.verdicts(one, every), *sections.costs(one, rule, every)]
+        said += [compare_document.verdicts(one, every), *compare_document.costs(one, rule, every)]
     return said
 
 

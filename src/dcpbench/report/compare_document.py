@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from dcpbench.report.compare.comparison import Comparison
-from dcpbench.report.compare.costs import CHANGED, LEAST_RUNS, TOO_FEW, Rule
-from dcpbench.report.compare.environments import warning
-from dcpbench.report.compare.verdicts import SAME
-from dcpbench.report.content import Content, first_of
-from dcpbench.report.matching import shown_axes
+from dcpbench.analysis.cell_identity import shown_axes
+from dcpbench.analysis.comparison import Comparison
+from dcpbench.analysis.costs import CHANGED, LEAST_RUNS, TOO_FEW, Rule
+from dcpbench.analysis.environments import warning
+from dcpbench.analysis.status_changes import SAME
+from dcpbench.report.document import Content, first_of
 from dcpbench.report.pivot import Table
 
 _MOST_OF_A_KIND = 20

@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
+from dcpbench.analysis.failures import failures, of_a_kind
+from dcpbench.analysis.frame import Sweeps, short_names
+from dcpbench.analysis.query import Condition, select
 from dcpbench.report import pivot
-from dcpbench.report.detection import detection
-from dcpbench.report.failing import failures, of_a_kind
-from dcpbench.report.frame import headline, summary
+from dcpbench.report.fault_detection import detection
 from dcpbench.report.pivot import Table
-from dcpbench.report.reading import Sweeps, short_names
-from dcpbench.report.where import Condition, select
+from dcpbench.report.summary import headline, summary
 
 MOST_CELLS = 50
 """More than so many cells are shown as a pivot: a line for each would be more than a screen."""

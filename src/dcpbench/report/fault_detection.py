@@ -2,9 +2,9 @@
 
 import pandas as pd
 
-from dcpbench.report.reading import is_false
-from dcpbench.report.short import SHORT
-from dcpbench.results import CHECKS
+from dcpbench.analysis.frame import is_false
+from dcpbench.records.store import CHECKS
+from dcpbench.report.labels import SHORT
 
 
 def detection(frame: pd.DataFrame) -> pd.DataFrame:

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from dcpbench.analysis.frame import Sweeps, read_sweeps
 from dcpbench.report.junit import junit
 from dcpbench.report.page import page
-from dcpbench.report.reading import Sweeps, read_sweeps
 
 
 def write_reports(folder: Path, sweeps: Sweeps | None = None) -> None:
@@ -12,7 +12,7 @@ def write_reports(folder: Path, sweeps: Sweeps | None = None) -> None:
     read already.
 
     Raises:
-        dcpbench.results.ResultsError: the folder holds no results.
+        dcpbench.records.store.ResultsError: the folder holds no results.
         OSError: one of them cannot be written, and is what it was.
     """
     sweeps = sweeps or read_sweeps([folder])

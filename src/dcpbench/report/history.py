@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pandas as pd
 
-from dcpbench.report.content import first_of
-from dcpbench.report.history.cells import history
-from dcpbench.report.history.changes import FALSE_ALARMS, LEAST_EFFECT
-from dcpbench.report.history.rows import Rows, read_history
-from dcpbench.report.history.story import stories
-from dcpbench.report.history.terminal import rendered
-from dcpbench.report.history.written import as_json, markdown
+from dcpbench.analysis.cell_history import stories
+from dcpbench.analysis.cell_matrix import history
+from dcpbench.analysis.change_points import FALSE_ALARMS, LEAST_EFFECT
+from dcpbench.analysis.history_rows import Rows, read_history
+from dcpbench.analysis.query import COLUMNS, Condition, QueryError, known_metric, names_in, parse, select
+from dcpbench.report.document import first_of
+from dcpbench.report.history_export import as_json, markdown
+from dcpbench.report.history_terminal import rendered
 from dcpbench.report.output import add_output, format_of, put_out
-from dcpbench.report.where import COLUMNS, Condition, QueryError, known_metric, names_in, parse, select
 
 METRICS = ("save_stall_s", "save_s", "load_s")
 
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
     """Show how cells went over many sweeps.
 
     Raises:
-        dcpbench.results.ResultsError: one of the folders holds no results, or what was asked makes no sense.
+        ResultsError: one of the folders holds no results, or what was asked makes no sense.
     """
     asked = _parser().parse_args(arguments)
     conditions = [parse(condition) for condition in asked.where]

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from dcpbench.report.history import words
-from dcpbench.report.history.cells import History
-from dcpbench.report.history.kinds import KINDS
-from dcpbench.report.history.story import Story, folded
-from dcpbench.report.history.terminal import blocks
-from dcpbench.report.reading import records
+from dcpbench.analysis.cell_history import Story, folded
+from dcpbench.analysis.cell_matrix import History
+from dcpbench.analysis.frame import records
+from dcpbench.analysis.status_codes import KINDS
+from dcpbench.report import history_phrases as phrases
+from dcpbench.report.history_terminal import blocks
 
 _STRIP = 40
 _SPECIAL = re.compile(r"([\\`*\[\]|<>&@#_~])")
@@ -22,8 +22,8 @@ def markdown(told: History, cells: Sequence[Story], remarks: Sequence[str], ever
     """The same as in the terminal, a table with a line for each status and each cost."""
     strip = min(_STRIP, len(told.sweeps))
     fold = folded(cells, strip, every)
-    parts = [_escaped(said) for said in words.headline(told, cells)]
-    if newest := words.commonest(cells, told):
+    parts = [_escaped(said) for said in phrases.headline(told, cells)]
+    if newest := phrases.commonest(cells, told):
         listed = "\n".join(f"- {_escaped(said)}" for said in newest)
         parts.append(f"**What changed, and in how many cells**\n\n{listed}")
     if fold.shown:
@@ -31,9 +31,9 @@ def markdown(told: History, cells: Sequence[Story], remarks: Sequence[str], ever
         head = ["| cell | | newest right | now | last change |", "| --- | --- | --- | ---: | --- |"]
         parts.append("\n".join([*head, *lines]))
         parts.append(
-            words.legend("".join(KINDS[kind].letter for cell in fold.shown for kind in cell.kinds[-strip:]))
+            phrases.legend("".join(KINDS[kind].letter for cell in fold.shown for kind in cell.kinds[-strip:]))
         )
-    sentences = [words.caution(told), *words.summed_up(fold, cells, told), *remarks]
+    sentences = [phrases.caution(told), *phrases.summed_up(fold, cells, told), *remarks]
     return "\n\n".join([*parts, *(_escaped(said) for said in sentences if said)]) + "\n"
 
 
@@ -50,13 +50,13 @@ def as_json(told: History, cells: Sequence[Story], remarks: Sequence[str]) -> st
 
 def _table_lines(cell: Story, told: History, strip: int) -> list[str]:
     letters = "".join(KINDS[kind].letter for kind in cell.kinds[-strip:])
-    since = _escaped(words.status_change(cell, told.sweeps))
+    since = _escaped(phrases.status_change(cell, told.sweeps))
     lines = [f"| {_escaped(cell.name)} | status | `{letters}` | {cell.now.label} | {since} |"]
     for cost in cell.costs:
         if not np.isnan(cost.latest):
-            said = [words.cost_change(change, cost.metric, told.sweeps) for change in cost.changes[-1:]]
+            said = [phrases.cost_change(change, cost.metric, told.sweeps) for change in cost.changes[-1:]]
             drawn = blocks(cost.medians[-strip:]).replace(" ", "·")
-            now = words.amount(cost.metric, cost.latest)
+            now = phrases.amount(cost.metric, cost.latest)
             lines.append(f"| | {_escaped(cost.metric)} | `{drawn}` | {now} | {_escaped(''.join(said))} |")
     return lines
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from dcpbench.report.history.cells import History
-from dcpbench.report.history.changes import LEAST_SIDE, Change
-from dcpbench.report.history.kinds import ABSENT, KINDS
-from dcpbench.report.history.story import Folded, Story
-from dcpbench.report.short import plain, seconds
+from dcpbench.analysis.cell_history import Folded, Story
+from dcpbench.analysis.cell_matrix import History
+from dcpbench.analysis.change_points import LEAST_SIDE, Change
+from dcpbench.analysis.status_codes import ABSENT, KINDS
+from dcpbench.report.labels import plain, seconds
 
 _COMMIT = 8
 _DAY = 10

@@ -10,13 +10,13 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.text import Text
 
-from dcpbench.report.history import words
-from dcpbench.report.history.cells import History
-from dcpbench.report.history.changes import Change
-from dcpbench.report.history.kinds import KINDS
-from dcpbench.report.history.story import Cost, Story, folded
+from dcpbench.analysis.cell_history import Cost, Story, folded
+from dcpbench.analysis.cell_matrix import History
+from dcpbench.analysis.change_points import Change
+from dcpbench.analysis.status_codes import KINDS
+from dcpbench.report import history_phrases as phrases
 from dcpbench.report.styles import BAD, style_of
-from dcpbench.report.text import visible
+from dcpbench.report.terminal import visible
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _LEAST_SPAN = 0.3
@@ -62,8 +62,8 @@ def lines(
     """The lines of a history, no longer than `width`."""
     strip = min(strip_width(cells, width), len(told.sweeps))
     fold = folded(cells, strip, every)
-    yield from (_wrapped(said, width, "bold") for said in words.headline(told, cells))
-    if newest := words.commonest(cells, told):
+    yield from (_wrapped(said, width, "bold") for said in phrases.headline(told, cells))
+    if newest := phrases.commonest(cells, told):
         yield Text("\nWhat changed, and in how many cells:", style="bold")
         yield from (_wrapped(f"  {sentence}", width) for sentence in newest)
     for cell in fold.shown:
@@ -72,8 +72,8 @@ def lines(
     yield Text()
     letters = "".join(KINDS[kind].letter for cell in fold.shown for kind in cell.kinds[-strip:])
     if letters:
-        yield _wrapped(f"{words.legend(letters)}. {_extent(told, strip)}", width, "dim")
-    for sentence in filter(None, [words.caution(told), *words.summed_up(fold, cells, told)]):
+        yield _wrapped(f"{phrases.legend(letters)}. {_extent(told, strip)}", width, "dim")
+    for sentence in filter(None, [phrases.caution(told), *phrases.summed_up(fold, cells, told)]):
         yield _wrapped(sentence, width)
     yield from (_wrapped(remark, width, BAD) for remark in remarks)
 
@@ -94,7 +94,7 @@ def _cell(cell: Story, told: History, strip: int, width: int, labels: int) -> It
     yield line.append("  ").append(cell.now.label, style=style)
     margin = labels + _BETWEEN
     if cell.since is not None and cell.since >= first:
-        said = words.status_change(cell, told.sweeps)
+        said = phrases.status_change(cell, told.sweeps)
         yield from _pointed(margin + cell.since - first, said, width, margin, style)
     if cell.reason and not cell.now.well:
         room = max(width - margin, 20)
@@ -109,11 +109,11 @@ def _cost(cost: Cost, told: History, first: int, width: int, labels: int) -> Ite
     line = Text(f"  {cost.metric:{labels - 2}}  ")
     for start, end, style in _stretches(cost.changes, first, len(told.sweeps)):
         line.append(blocks(cost.medians[first:])[start - first : end - first], style=style)
-    yield line.append(f"  {words.amount(cost.metric, cost.latest)}")
+    yield line.append(f"  {phrases.amount(cost.metric, cost.latest)}")
     for change in cost.changes[-1:]:
         if change.at >= first:
             more = sum(other.at >= first for other in cost.changes) - 1
-            said = words.cost_change(change, cost.metric, told.sweeps)
+            said = phrases.cost_change(change, cost.metric, told.sweeps)
             said += f"; {more} more before" if more else ""
             margin = labels + _BETWEEN
             yield from _pointed(margin + change.at - first, said, width, margin, _style(change))
@@ -158,5 +158,5 @@ def _labels(cells: Sequence[Story]) -> int:
 
 
 def _latest(cells: Sequence[Story]) -> int:
-    amounts = (words.amount(cost.metric, cost.latest) for cell in cells for cost in cell.costs)
+    amounts = (phrases.amount(cost.metric, cost.latest) for cell in cells for cost in cell.costs)
     return max([len(cell.now.label) for cell in cells] + [len(said) for said in amounts], default=0)

@@ -12,9 +12,9 @@ from itertools import count
 from typing import Any
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from dcpbench.report.failing import again
-from dcpbench.report.reading import Sweeps, records, short_names
-from dcpbench.report.short import clipped
+from dcpbench.analysis.failures import again
+from dcpbench.analysis.frame import Sweeps, records, short_names
+from dcpbench.report.labels import clipped
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _KINDS = {

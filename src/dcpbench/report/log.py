@@ -8,8 +8,8 @@ import importlib
 import sys
 from pathlib import Path
 
-from dcpbench.report.frame import read_sweeps
-from dcpbench.results import ResultsError
+from dcpbench.records.store import ResultsError
+from dcpbench.report.summary import read_sweeps
 
 _TRACKERS = ("tensorboard", "mlflow", "wandb")
 
@@ -18,7 +18,7 @@ def main(arguments: list[str]) -> int:
     """Log sweeps to a tracker.
 
     Raises:
-        dcpbench.results.ResultsError: a folder holds no results, or the tracker's package is missing.
+        dcpbench.records.store.ResultsError: a folder holds no results, or the tracker's package is missing.
     """
     given = _parser().parse_args(arguments)
     try:

@@ -5,8 +5,8 @@ from collections.abc import Hashable
 
 import pandas as pd
 
-from dcpbench.report.content import Content
-from dcpbench.report.short import clipped
+from dcpbench.report.document import Content
+from dcpbench.report.labels import clipped
 
 _SPECIAL = re.compile(r"([\\`*\[\]|<>&@#])")
 _REASON = 500

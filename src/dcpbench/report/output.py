@@ -6,10 +6,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from dcpbench.report.text import print_text
-from dcpbench.report.where import QueryError
-from dcpbench.report.write import write_whole
-from dcpbench.results import ResultsError
+from dcpbench.analysis.query import QueryError
+from dcpbench.records.store import ResultsError
+from dcpbench.report.files import write_whole
+from dcpbench.report.terminal import print_text
 
 
 def format_of(output: Path | None, suffixes: Mapping[str, str]) -> str:
@@ -41,7 +41,7 @@ def put_out(text: str, output: Path | None) -> None:
     seen enough.
 
     Raises:
-        dcpbench.results.ResultsError: it cannot be written to.
+        dcpbench.records.store.ResultsError: it cannot be written to.
     """
     if output is None:
         _print(text)

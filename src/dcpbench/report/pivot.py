@@ -6,10 +6,10 @@ from typing import Any
 
 import pandas as pd
 
-from dcpbench.report.frame import COSTS, varying
-from dcpbench.report.reading import is_false, is_true
-from dcpbench.report.runs import one_a_cell, severity, status_text
-from dcpbench.report.short import plain, seconds
+from dcpbench.analysis.frame import is_false, is_true
+from dcpbench.analysis.repeats import one_a_cell, severity, status_text
+from dcpbench.report.labels import plain, seconds
+from dcpbench.report.summary import COSTS, varying
 
 _ROWS = ("sweep", "scenario", "parallel")
 _COLUMNS = ("compile", "save")

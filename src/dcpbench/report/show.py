@@ -7,16 +7,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from dcpbench.report.content import MOST_CELLS, View, content, first_of, shown
+from dcpbench.analysis.frame import Sweeps, read_sweeps, records
+from dcpbench.analysis.query import QueryError, known_column, known_metric, names_in, parse
+from dcpbench.records.store import RESULTS_JSONL
+from dcpbench.report.document import MOST_CELLS, View, content, first_of, shown
+from dcpbench.report.files import write_reports
 from dcpbench.report.junit import junit
 from dcpbench.report.markdown import markdown
 from dcpbench.report.output import add_output, format_of, put_out
 from dcpbench.report.page import page
-from dcpbench.report.reading import Sweeps, read_sweeps, records
-from dcpbench.report.text import rendered
-from dcpbench.report.where import QueryError, known_column, known_metric, names_in, parse
-from dcpbench.report.write import write_reports
-from dcpbench.results import RESULTS_JSONL
+from dcpbench.report.terminal import rendered
 
 _SUFFIXES = {
     ".md": "markdown",
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
     """Show sweeps.
 
     Raises:
-        dcpbench.results.ResultsError: one of the folders holds no results, or what was asked makes no sense.
+        ResultsError: one of the folders holds no results, or what was asked makes no sense.
     """
     asked = _parser().parse_args(arguments)
     view = View(

@@ -2,12 +2,12 @@
 
 import pandas as pd
 
-from dcpbench.report.detection import detected, detection
-from dcpbench.report.failing import again, failures
-from dcpbench.report.reading import AXES, Sweeps, is_true, read_environment, read_frame, read_sweeps
-from dcpbench.report.runs import one_a_cell, runs_text, status_text, without_repeat
-from dcpbench.report.short import SHORT, mark, plain, seconds
-from dcpbench.results import CHECKS
+from dcpbench.analysis.failures import again, failures
+from dcpbench.analysis.frame import AXES, Sweeps, is_true, read_environment, read_frame, read_sweeps
+from dcpbench.analysis.repeats import one_a_cell, runs_text, status_text, without_repeat
+from dcpbench.records.store import CHECKS
+from dcpbench.report.fault_detection import detected, detection
+from dcpbench.report.labels import SHORT, mark, plain, seconds
 
 __all__ = [
     "AXES",

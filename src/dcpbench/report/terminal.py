@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from dcpbench.report.content import Content, content
+from dcpbench.analysis.frame import read_sweeps
+from dcpbench.report.document import Content, content
+from dcpbench.report.labels import clipped, narrowed
 from dcpbench.report.pivot import Table
-from dcpbench.report.reading import read_sweeps
-from dcpbench.report.short import clipped, narrowed
 from dcpbench.report.styles import BAD, console_for, style_of
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -26,7 +26,7 @@ def print_report(folder: Path) -> None:
     """Print a sweep's table and what did not pass, from its rows, to standard output.
 
     Raises:
-        dcpbench.results.ResultsError: the folder holds no results.
+        dcpbench.records.store.ResultsError: the folder holds no results.
     """
     print_text(rendered(content(read_sweeps([folder])), sys.stdout))
 

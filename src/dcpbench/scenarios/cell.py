@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dcpbench.checkpoint.saving import PendingSave
-from dcpbench.config import Config, Plan
-from dcpbench.train.world import World
+from dcpbench.checkpointers.saving import PendingSave
+from dcpbench.config.schema import Config, Plan
+from dcpbench.records.verdict import CheckReport, RankReport
 from dcpbench.verify.compare import Mismatch
-from dcpbench.verify.verdict import CheckReport, RankReport
+from dcpbench.workloads.world import World
 
 
 class Skip(Exception):  # noqa: N818 - it is no error

@@ -5,19 +5,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.steps import Checkpoint, Oracle, Snapshot, other_seed, recall, snapshot
-from dcpbench.train import trainee as trainees
-from dcpbench.train.trainee import Trainee
-from dcpbench.verify.across import compare_across, differing
 from dcpbench.verify.compare import Mismatch, compare
-from dcpbench.verify.controls import controllable, made_different
-from dcpbench.verify.oracles import (
+from dcpbench.verify.compare_layouts import compare_across, differing
+from dcpbench.verify.perturb import controllable, made_different
+from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf, snapshot_model
+from dcpbench.verify.tolerances import (
     TOLERANCES,
     compare_close,
     loss_name,
     losses_close,
     losses_equal,
 )
-from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf, snapshot_model
+from dcpbench.workloads import training_run as trainees
+from dcpbench.workloads.training_run import Trainee
 
 _UNRESTORED = 5
 """How many models from other seeds a loss is held against before it is said that nothing tells them apart."""

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
-from dcpbench.checkpoint.state import PartState, SubmoduleState
 from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.cell import Cell, Skip
-from dcpbench.train.trainee import Trainee
 from dcpbench.verify.compare import Mismatch
+from dcpbench.workloads.stateful import PartState, SubmoduleState
+from dcpbench.workloads.training_run import Trainee
 
 FROZEN = "pretrain."
 """What the FQNs of the pre-trained model begin with in the one that is fine-tuned."""
@@ -70,7 +70,7 @@ def _tuning(cell: Cell, layers: int) -> Cell:
     """The cell with its model frozen inside another one; tensor parallelism shards what it did."""
     model, parallel = cell.config.model, cell.config.parallel
     inner = {"target": model.target, "options": model.options}
-    tuned = "dcpbench.train.models.FineTuned"
+    tuned = "dcpbench.workloads.models.FineTuned"
     return cell.vary(
         folder="fine_tuning",
         model=replace(model, target=tuned, options={"pretrain": inner, "layers": layers}),

@@ -8,9 +8,9 @@ import torch.distributed as dist
 
 from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.cell import Cell
-from dcpbench.train.world import World
-from dcpbench.verify.keeping import kept
+from dcpbench.verify.retain import kept
 from dcpbench.verify.snapshot import Leaves, snapshot_nested
+from dcpbench.workloads.world import World
 
 
 class Gathering:

@@ -8,7 +8,7 @@ import torch
 from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.verify.compare import Mismatch
-from dcpbench.verify.keeping import kept
+from dcpbench.verify.retain import kept
 from dcpbench.verify.snapshot import snapshot_nested
 
 

@@ -13,19 +13,19 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from dcpbench.checkpoint.saving import PendingSave, hold_back
-from dcpbench.checkpoint.storage import Storage
-from dcpbench.scenarios import planting
+from dcpbench.checkpointers.saving import PendingSave, hold_back
+from dcpbench.checkpointers.storage import Storage
+from dcpbench.faults import inject
 from dcpbench.scenarios.cell import Cell
-from dcpbench.train import trainee as trainees
-from dcpbench.train.batches import Batches
-from dcpbench.train.trainee import Trainee
 from dcpbench.verify.audit import Expected, audit, controls, expected_of
 from dcpbench.verify.compare import Recall
-from dcpbench.verify.content import gathered
-from dcpbench.verify.controls import perturb_model, perturb_optimizer
-from dcpbench.verify.keeping import kept
+from dcpbench.verify.gather import gathered
+from dcpbench.verify.perturb import perturb_model, perturb_optimizer
+from dcpbench.verify.retain import kept
 from dcpbench.verify.snapshot import Leaves, snapshot_model, snapshot_nested, snapshot_optimizer
+from dcpbench.workloads import training_run as trainees
+from dcpbench.workloads.batches import Batches
+from dcpbench.workloads.training_run import Trainee
 
 _PREFIXES = {"model_equal": "model.", "optim_equal": "optimizer."}
 """What the keys of a checkpoint begin with, by the check that looks at what lies there."""
@@ -179,14 +179,14 @@ def save(
         saved = snapshot(trainee).kept()
     with cell.phase("save"):
         checkpoint_id = str(cell.folder / (name or f"step-{step:04d}"))
-        everything = planting.staged(cell, (state or trainee.state)())
+        everything = inject.staged(cell, (state or trainee.state)())
         held_back = hold_back(storage.writer) if cell.config.overlap_saves else None
         pending = write(cell, everything, checkpoint_id, storage, cell.world.group_of(lane))
         pending.held_back = held_back
         cell.uploads.follow(pending)
     cell.report.save_stall_s.append(pending.stall_s)
-    planting.live(cell, trainee)
-    planting.remember(cell, checkpoint_id, {**saved.model_equal, **saved.optim_equal})
+    inject.live(cell, trainee)
+    inject.remember(cell, checkpoint_id, {**saved.model_equal, **saved.optim_equal})
     return Checkpoint(step, checkpoint_id, storage, saved, _promised(trainee, saved, beside), pending)
 
 
@@ -211,7 +211,7 @@ def finish(cell: Cell, checkpoint: Checkpoint) -> None:
         took_s = checkpoint.pending.wait()
         if not cell.config.overlap_saves:  # it was held back, for how long says nothing
             cell.report.save_s.append(took_s)
-        planting.written(cell, checkpoint.checkpoint_id)
+        inject.written(cell, checkpoint.checkpoint_id)
         cell.report.checkpoint_bytes = checkpoint.storage.size(checkpoint.checkpoint_id)
     with cell.phase("verify", "audit"):
         verify_whole(cell, checkpoint)
@@ -285,7 +285,7 @@ def load(
         if install:
             install()
     cell.report.load_s.append(cell.report.phases["load"] - before)
-    planting.restored(cell, target)
+    inject.restored(cell, target)
 
 
 def read(cell: Cell, state: dict[str, Any], checkpoint_id: str, storage: Storage) -> None:

@@ -1,1 +1,1 @@
-"""The driver: the cells of the product, their validity, the ranks, time-outs, progress, rows."""
+"""A sweep, from overrides to rows."""

@@ -14,11 +14,14 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.text import Text
 
-from dcpbench.config import ConfigError, Rerun
-from dcpbench.results import INTERRUPTED, ResultsError, exit_status, stored_rows, write_csv
-from dcpbench.sweep import cells as composing
-from dcpbench.sweep import driver, jobs, machine, planning, record, resuming
-from dcpbench.sweep import folder as folders
+from dcpbench.config.schema import ConfigError, Rerun
+from dcpbench.executors import machine
+from dcpbench.records.store import INTERRUPTED, ResultsError, exit_status, stored_rows, write_csv
+from dcpbench.sweep.folder import claim as folders
+from dcpbench.sweep.folder import manifest, resume
+from dcpbench.sweep.plan import cells as composing
+from dcpbench.sweep.plan import dry_run, job
+from dcpbench.sweep.run import driver
 
 
 def run_sweep(
@@ -38,14 +41,14 @@ def run_sweep(
         elif not base.plan:
             stack.enter_context(folders.held(folder))
         if before is not None:
-            resuming.same_matrix(folder, before, composing.cell_names(job_overrides))
+            resume.same_matrix(folder, before, composing.cell_names(job_overrides))
         sweep = _decided(loader, base, job_overrides, conf, folder)
         found = None
         if before is not None:
-            found = resuming.look(folder, sweep.jobs, base.rerun)
+            found = resume.look(folder, sweep.jobs, base.rerun)
         if base.plan:
             sweep.machine.complete()
-            planning.print_plan(folder, sweep.jobs, sweep.machine.gpus, found)
+            dry_run.print_plan(folder, sweep.jobs, sweep.machine.gpus, found)
             return 0
         if before is None or found is None:
             stack.enter_context(folders.held(folder))
@@ -71,10 +74,10 @@ def _decided(
         here = machine.probe(context)
     except RuntimeError as error:
         raise ConfigError(str(error)) from None
-    return driver.Sweep(folder, jobs.plan(cells, here, conf), here, context, Console(stderr=True))
+    return driver.Sweep(folder, job.plan(cells, here, conf), here, context, Console(stderr=True))
 
 
-def _resumed(base: DictConfig, folder: Path) -> record.Record | None:
+def _resumed(base: DictConfig, folder: Path) -> manifest.Record | None:
     """The record of the sweep to go on with, if one is.
 
     Raises:
@@ -90,7 +93,7 @@ def _resumed(base: DictConfig, folder: Path) -> record.Record | None:
         raise ConfigError("resume=: names no folder")
     if Path(str(base.resume)).resolve() != folder:
         raise ConfigError(f"resume={base.resume}: hydra.sweep.dir={folder} is another folder")
-    return record.read(folder)
+    return manifest.read(folder)
 
 
 def _begin(base: DictConfig, sweep: driver.Sweep) -> None:
@@ -98,22 +101,22 @@ def _begin(base: DictConfig, sweep: driver.Sweep) -> None:
     folder = sweep.folder
     folders.refuse_used(folder)  # once more, now that nobody else can write there
     roots = _claim_storage(sweep, known=[])
-    words = record.own_words(sys.argv[1:])
-    record.Record(words, str(Path.cwd()), [job.cell.name for job in sweep.jobs], roots).write(folder)
+    words = manifest.own_words(sys.argv[1:])
+    manifest.Record(words, str(Path.cwd()), [job.cell.name for job in sweep.jobs], roots).write(folder)
     OmegaConf.save(base, folder / "multirun.yaml")  # as Hydra does
 
 
-def _go_on(sweep: driver.Sweep, before: record.Record, found: resuming.Found) -> None:
+def _go_on(sweep: driver.Sweep, before: manifest.Record, found: resume.Found) -> None:
     """Leave of the sweep that was broken off what stands, and tell what does not."""
     folder, jobs = sweep.folder, sweep.jobs
     roots = _claim_storage(sweep, before.storage)
     replace(before, storage=sorted({*before.storage, *roots})).write(folder)
     for sentence in found.sentences(len(jobs)):
         sweep.console.print(Text(sentence), soft_wrap=True)
-    resuming.take_up(folder, jobs, found)
+    resume.take_up(folder, jobs, found)
     sweep.done = {row.cell: row for row in found.rows}
     now = {**sweep.machine.description, "git_commit": jobs[0].begun.git_commit}
-    sweep.earlier_machines = resuming.earlier_machines(folder, now)
+    sweep.earlier_machines = resume.earlier_machines(folder, now)
 
 
 def _claim_storage(sweep: driver.Sweep, known: list[str]) -> list[str]:
@@ -127,7 +130,7 @@ def _claim_storage(sweep: driver.Sweep, known: list[str]) -> list[str]:
 def _run(sweep: driver.Sweep) -> int:
     started = time.monotonic()
     # pandas takes up to a second to import, which the driver has while the ranks are at work.
-    threading.Thread(target=importlib.import_module, args=("dcpbench.report.text",), daemon=True).start()
+    threading.Thread(target=importlib.import_module, args=("dcpbench.report.terminal",), daemon=True).start()
     status = None
     try:
         try:
@@ -136,7 +139,7 @@ def _run(sweep: driver.Sweep) -> int:
             status = INTERRUPTED
             have = len(sweep.done) + sweep.written
             sweep.console.print(f"interrupted: {have} of {len(sweep.jobs)} cells have a row")
-        resuming.in_order(sweep.folder, sweep.jobs)
+        resume.in_order(sweep.folder, sweep.jobs)
         write_csv(sweep.folder)
     except ResultsError as error:
         told = f"broken off: {error}; make room, and go on with resume={sweep.folder}"
@@ -151,8 +154,8 @@ def _run(sweep: driver.Sweep) -> int:
 def _tell(sweep: driver.Sweep, spent_s: float) -> None:
     if not sweep.done and not sweep.written:
         return
-    from dcpbench.report.text import print_report
-    from dcpbench.report.write import write_reports
+    from dcpbench.report.files import write_reports
+    from dcpbench.report.terminal import print_report
 
     write_reports(sweep.folder)
     print_report(sweep.folder)

@@ -1,1 +1,1 @@
-"""Whether what came back is what was saved: comparison, oracles, planted faults, the verdict."""
+"""Whether what came back is what was saved: live state, digests, comparison, audit, controls."""

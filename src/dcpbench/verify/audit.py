@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from dcpbench.verify.compare import Mismatch
-from dcpbench.verify.keeping import DigestedLeaf
+from dcpbench.verify.retain import DigestedLeaf
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from dcpbench.verify.keeping import BLOCK, DigestedLeaf, block_digests
 from dcpbench.verify.layout import Extent
+from dcpbench.verify.retain import BLOCK, DigestedLeaf, block_digests
 from dcpbench.verify.snapshot import Idle, Leaf, Leaves, TensorLeaf, kind_of
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 
 from dcpbench.verify.compare import Mismatch, Recall, compare, same_value
-from dcpbench.verify.content import contents, gathered
 from dcpbench.verify.digest import Digest, add, digest, fetch
-from dcpbench.verify.keeping import DigestedLeaf
+from dcpbench.verify.gather import contents, gathered
 from dcpbench.verify.layout import Extent, whole
+from dcpbench.verify.retain import DigestedLeaf
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf, kind_of
 
 

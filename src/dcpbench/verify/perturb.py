@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from dcpbench.verify.compare import same_value
-from dcpbench.verify.keeping import DigestedLeaf
+from dcpbench.verify.retain import DigestedLeaf
 from dcpbench.verify.snapshot import Idle, Leaf, Leaves, TensorLeaf, local_part, persistent_tensors
 
 

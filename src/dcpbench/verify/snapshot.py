@@ -4,7 +4,7 @@ A snapshot does not go through DCP's state-dict functions. They are part of what
 a fault that they make on the way in and undo on the way out would be invisible to them. It reads
 the parameters, buffers and optimizer entries of this rank as training uses them: a DTensor's local
 shard, FSDP1's view into its flat parameter, a replica. Its tensors are those of the live state and
-change with it: `dcpbench.verify.keeping` makes of them what outlives the moment.
+change with it: `dcpbench.verify.retain` makes of them what outlives the moment.
 """
 
 import copy

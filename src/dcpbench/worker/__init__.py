@@ -1,1 +1,1 @@
-"""The process of one rank: it joins the group, runs cells and reports."""
+"""The process of one rank."""

@@ -28,9 +28,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from dcpbench.rank.messages import OF_RANK, CellSpec, Failed, PhaseBegun, Seat, UploadsUnderWay
-from dcpbench.rank.run import run_cell
-from dcpbench.train.world import World
+from dcpbench.worker.messages import OF_RANK, CellSpec, Failed, PhaseBegun, Seat, UploadsUnderWay
+from dcpbench.worker.run_cell import run_cell
+from dcpbench.workloads.world import World
 
 # Longer than any cell: a hang is the driver's to end, which then has every rank's stack.
 _COLLECTIVE_TIMEOUT = datetime.timedelta(hours=2)

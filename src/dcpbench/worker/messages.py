@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dcpbench.config import Config
+from dcpbench.config.schema import Config
 
 OF_RANK = "DCPBENCH_RANK_PID"
 """The variable in the environment of whatever a rank starts that says whose it is, once the rank is dead."""

@@ -5,6 +5,3 @@ import torch._inductor.config
 import torch.distributed.checkpoint
 import torch.distributed.fsdp
 import torch.distributed.tensor.parallel  # noqa: F401
-
-import dcpbench.rank.process
-import dcpbench.scenarios.save_load  # noqa: F401

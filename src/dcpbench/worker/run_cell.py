@@ -12,11 +12,11 @@ import torch._inductor.config
 import torch.utils.deterministic
 from torch._dynamo.utils import counters
 
-from dcpbench.config import Config
-from dcpbench.rank.messages import CellSpec
+from dcpbench.config.schema import Config
+from dcpbench.records.verdict import RankReport
 from dcpbench.scenarios.cell import Cell, Skip, Uploads
-from dcpbench.train.world import World
-from dcpbench.verify.verdict import RankReport
+from dcpbench.worker.messages import CellSpec
+from dcpbench.workloads.world import World
 
 
 def run_cell(

@@ -1,1 +1,1 @@
-"""What is trained: models, parallelisms, optimizers, batches, the training loop."""
+"""What is trained: models, parallelisms, optimizers, batches, the training loop, and what of it is saved."""

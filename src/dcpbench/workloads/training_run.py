@@ -10,12 +10,12 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.optim.lr_scheduler import LRScheduler, StepLR
 
-from dcpbench.checkpoint.state import ModelState, Noise, OptimizerState, TensorObject, TrainState
-from dcpbench.config import Config
-from dcpbench.train.batches import Batches, Share
-from dcpbench.train.world import World
-from dcpbench.verify.controls import perturbed_values
+from dcpbench.config.schema import Config
+from dcpbench.verify.perturb import perturbed_values
 from dcpbench.verify.snapshot import local_part, named_parameters
+from dcpbench.workloads.batches import Batches, Share
+from dcpbench.workloads.stateful import ModelState, Noise, OptimizerState, TensorObject, TrainState
+from dcpbench.workloads.world import World
 
 
 @dataclass

@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from dcpbench.config import dp_degree
-from dcpbench.train.batches import Share
+from dcpbench.config.schema import dp_degree
+from dcpbench.workloads.batches import Share
 
 
 @dataclass

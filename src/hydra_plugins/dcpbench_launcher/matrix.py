@@ -11,7 +11,7 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override
 
-from dcpbench.config import REPEATS, ConfigError
+from dcpbench.config.schema import REPEATS, ConfigError
 
 Job = list[str]
 

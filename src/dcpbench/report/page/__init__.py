@@ -16,9 +16,9 @@ from typing import Any
 
 import pandas as pd
 
-from dcpbench.report.frame import Sweeps, counts, detection
+from dcpbench.analysis.frame import is_true
 from dcpbench.report.page.rows import LIMITS, compact, cut
-from dcpbench.report.reading import is_true
+from dcpbench.report.summary import Sweeps, counts, detection
 
 _SCRIPTS = (
     "dom.js",

@@ -11,9 +11,9 @@ from typing import Any
 
 import pandas as pd
 
-from dcpbench.report.frame import AXES, Sweeps, again
-from dcpbench.report.matching import beside_the_axes
-from dcpbench.results import CHECKS, COLUMNS, RESULTS_JSONL
+from dcpbench.analysis.cell_identity import beside_the_axes
+from dcpbench.records.store import CHECKS, COLUMNS, RESULTS_JSONL
+from dcpbench.report.summary import AXES, Sweeps, again
 
 _POINTS = 200
 _DIGITS = 10

@@ -15,8 +15,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from dcpbench.report.frame import AXES
-from dcpbench.results import CHECKS, SUPERSEDED_JSONL, Row, as_it_should_be, stored_rows
+from dcpbench.records.store import CHECKS, SUPERSEDED_JSONL, Row, as_it_should_be, stored_rows
+from dcpbench.report.summary import AXES
 
 _PARAMETERS = (*AXES, "repeat", "overrides")
 _YES_OR_NO = (*CHECKS, "powered", "fault_seen", "flaky")

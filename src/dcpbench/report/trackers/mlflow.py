@@ -11,8 +11,8 @@ from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
+from dcpbench.records.store import ResultsError
 from dcpbench.report.trackers import Logged, LoggedCell, LoggedSweep, status_counts
-from dcpbench.results import ResultsError
 
 _KEY, _DIGEST, _PARENT = "dcpbench.key", "dcpbench.digest", "mlflow.parentRunId"
 _DATABASE = "mlflow.db"

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dcpbench import lock
-from dcpbench.config import ConfigError
-from dcpbench.results import ENVIRONMENT_JSON, RESULTS_JSONL, SWEEP_JSON
+from dcpbench.config.schema import ConfigError
+from dcpbench.records import lock
+from dcpbench.records.store import ENVIRONMENT_JSON, RESULTS_JSONL, SWEEP_JSON
 
 _KEY = "hydra.sweep.dir"
 _BEFORE_A_SWEEP = {lock.LOCK, f"{SWEEP_JSON}.tmp"}
@@ -90,7 +90,7 @@ def clear(folder: Path, within: Path) -> None:
 
 def git_commit() -> str | None:
     """The commit of the dcpbench checkout, `-dirty` if it was changed; None in an installed wheel."""
-    root = Path(__file__).resolve().parents[3]
+    root = Path(__file__).resolve().parents[4]
     if not (root / ".git").exists():
         # An environment may lie inside a repository of somebody else's: its commit is not ours.
         return None

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dcpbench.results import ResultsError
+from dcpbench.records.store import ResultsError
 
 RUBBISH = ".thinned"
 _BLOCK_BYTES = 512

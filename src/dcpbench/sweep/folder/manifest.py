@@ -11,8 +11,8 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from dcpbench.config import OF_THE_SWEEP, ConfigError
-from dcpbench.results import SWEEP_JSON, write_json
+from dcpbench.config.schema import OF_THE_SWEEP, ConfigError
+from dcpbench.records.store import SWEEP_JSON, write_json
 
 _DIR = "hydra.sweep.dir"
 _ABOUT = tuple(f"{key}=" for key in OF_THE_SWEEP)

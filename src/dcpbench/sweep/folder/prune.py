@@ -17,11 +17,11 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from dcpbench import lock
+from dcpbench.records import lock
+from dcpbench.records.store import RESULTS_JSONL, ResultsError
 from dcpbench.report.styles import BAD, console_for
-from dcpbench.report.thin.discard import RUBBISH, DiskSpace, alone_in, discard
-from dcpbench.report.thin.retention import Policy, StoredSweep, kept, stored_sweeps
-from dcpbench.results import RESULTS_JSONL, ResultsError
+from dcpbench.sweep.folder.discard import RUBBISH, DiskSpace, alone_in, discard
+from dcpbench.sweep.folder.retention import Policy, StoredSweep, kept, stored_sweeps
 
 _RUNNING = "running now"
 
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
     """Thin the old sweeps of a folder, or say what would be; 1 if some could not be.
 
     Raises:
-        dcpbench.results.ResultsError: the folder cannot be looked into, or is a sweep itself.
+        dcpbench.records.store.ResultsError: the folder cannot be looked into, or is a sweep itself.
     """
     given = _parser().parse_args(arguments)
     folder: Path = given.folder.resolve()

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dcpbench.config import ConfigError, Rerun
-from dcpbench.results import (
+from dcpbench.config.schema import ConfigError, Rerun
+from dcpbench.records.store import (
     ENVIRONMENT_JSON,
     RESULTS_JSONL,
     Line,
@@ -21,9 +21,9 @@ from dcpbench.results import (
     keep_lines,
     read_lines,
 )
-from dcpbench.sweep import folder as folders
-from dcpbench.sweep.jobs import Job
-from dcpbench.sweep.record import Record
+from dcpbench.sweep.folder import claim as folders
+from dcpbench.sweep.folder.manifest import Record
+from dcpbench.sweep.plan.job import Job
 
 
 @dataclass(frozen=True)

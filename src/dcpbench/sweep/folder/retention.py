@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dcpbench.results import RESULTS_JSONL, SWEEP_JSON, as_it_should_be, stored_rows
+from dcpbench.records.store import RESULTS_JSONL, SWEEP_JSON, as_it_should_be, stored_rows
 
 
 @dataclass(frozen=True)

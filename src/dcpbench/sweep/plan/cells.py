@@ -10,8 +10,8 @@ from pathlib import Path
 from hydra.core.config_loader import ConfigLoader
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from dcpbench.config import Config
-from dcpbench.sweep.compositions import Compositions
+from dcpbench.config.schema import Config
+from dcpbench.sweep.plan.compositions import Compositions
 
 _LONGEST_NAME = 150
 

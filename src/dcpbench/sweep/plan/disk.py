@@ -12,8 +12,8 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
-from dcpbench.config import Config
-from dcpbench.results import Row
+from dcpbench.config.schema import Config
+from dcpbench.records.store import Row
 
 _DECIDES = (
     "scenario",

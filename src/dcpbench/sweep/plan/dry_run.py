@@ -6,13 +6,14 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from dcpbench.records.store import Row
 from dcpbench.report.styles import console_for, style_of
-from dcpbench.results import Row
-from dcpbench.sweep import estimate, lanes
-from dcpbench.sweep.disk import DiskUse
-from dcpbench.sweep.estimate import Asked, Times, in_words
-from dcpbench.sweep.jobs import Job
-from dcpbench.sweep.resuming import Found
+from dcpbench.sweep.folder.resume import Found
+from dcpbench.sweep.plan import estimate
+from dcpbench.sweep.plan.disk import DiskUse
+from dcpbench.sweep.plan.estimate import Asked, Times, in_words
+from dcpbench.sweep.plan.job import Job
+from dcpbench.sweep.run import schedule
 
 _WOULD = {"run": "would run", "skip": "would be skipped", "done": "are done"}
 _STYLES = {"done": style_of("pass"), "skip": style_of("skip")}
@@ -21,7 +22,7 @@ _STYLES = {"done": style_of("pass"), "skip": style_of("skip")}
 def print_plan(folder: Path, jobs: list[Job], gpus: int, found: Found | None) -> None:
     """Print to standard output what would become of each cell of the sweep in `folder`, and the sum."""
     done = {row.cell: row for row in found.rows} if found else {}
-    to_run = list(lanes.asked([job for job in jobs if job.cell.name not in done], gpus).values())
+    to_run = list(schedule.asked([job for job in jobs if job.cell.name not in done], gpus).values())
     source, times = _times(folder, list(done.values()), to_run)
     disk = DiskUse()
     for job in jobs:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from dcpbench.results import RESULTS_JSONL, Row, stored_rows
+from dcpbench.records.store import RESULTS_JSONL, Row, stored_rows
 
 _ALIKE: tuple[tuple[str, ...], ...] = (
     ("config_digest",),

@@ -15,9 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from dcpbench.config import OF_THE_SWEEP, REPEATS, Config
-from dcpbench.results import Row
-from dcpbench.sweep.known import KnownFailure
+from dcpbench.config.schema import OF_THE_SWEEP, REPEATS, Config
+from dcpbench.records.store import Row
+from dcpbench.sweep.plan.known_failures import KnownFailure
 
 _OURS = ("dcpbench", "hydra_plugins.dcpbench_launcher")
 _BY_VERSION = "torch"

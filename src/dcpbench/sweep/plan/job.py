@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dcpbench.config import Config, ConfigError
-from dcpbench.results import Row
-from dcpbench.sweep import known, rows, validity
-from dcpbench.sweep.cells import SweepCell
-from dcpbench.sweep.fingerprint import code_digest, config_digest
-from dcpbench.sweep.folder import git_commit
-from dcpbench.sweep.machine import Machine
-from dcpbench.sweep.pool import GroupKind
+from dcpbench.config.schema import Config, ConfigError
+from dcpbench.executors.machine import Machine
+from dcpbench.executors.rank_group import GroupKind
+from dcpbench.records.store import Row
+from dcpbench.sweep.folder.claim import git_commit
+from dcpbench.sweep.plan import known_failures, validity
+from dcpbench.sweep.plan.cells import SweepCell
+from dcpbench.sweep.plan.identity import code_digest, config_digest
+from dcpbench.sweep.run import row_builder
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Job:
     cell: SweepCell
     config: Config
     skip: str | None
-    known_failures: list[known.KnownFailure]
+    known_failures: list[known_failures.KnownFailure]
     begun: Row
 
     @property
@@ -44,7 +45,7 @@ def plan(cells: Sequence[SweepCell], machine: Machine, conf: Path) -> list[Job]:
     Raises:
         ConfigError: one of the cells is wrong; its message names the cell if there are several.
     """
-    lists: dict[Path, list[known.KnownFailure]] = {}
+    lists: dict[Path, list[known_failures.KnownFailure]] = {}
     jobs: list[Job] = []
     commit, version = git_commit(), str(machine.description["torch"])
     for cell in cells:
@@ -53,11 +54,11 @@ def plan(cells: Sequence[SweepCell], machine: Machine, conf: Path) -> list[Job]:
             skip = validity.why_skip(cell.config, config)
             path = Path(cell.config.known_failures or conf / "known_failures.yaml")
             if path not in lists:
-                lists[path] = known.read(path)
+                lists[path] = known_failures.read(path)
         except ConfigError as error:
             where = f" (in {cell.name})" if len(cells) > 1 else ""
             raise ConfigError(f"{error}{where}") from None
-        row = rows.begun(cell, config, version, commit)
+        row = row_builder.begun(cell, config, version, commit)
         row.config_digest = config_digest(config, row, lists[path])
         row.code_digest = code_digest(config)
         jobs.append(Job(cell, config, skip, lists[path], row))

@@ -10,8 +10,8 @@ from omegaconf.errors import OmegaConfBaseException
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from yaml import YAMLError
 
-from dcpbench.config import ConfigError
-from dcpbench.results import CHECKS, Row
+from dcpbench.config.schema import ConfigError
+from dcpbench.records.store import CHECKS, Row
 
 
 @dataclass

@@ -8,8 +8,8 @@ import os
 import shutil
 from dataclasses import replace
 
-from dcpbench.config import Config, ConfigError, Device, dp_degree
-from dcpbench.sweep.machine import Machine
+from dcpbench.config.schema import Config, ConfigError, Device, dp_degree
+from dcpbench.executors.machine import Machine
 
 RANKS_BY_DEFAULT = 4
 

@@ -12,14 +12,16 @@ from typing import Any
 
 from rich.console import Console
 
-from dcpbench.config import KeepCheckpoints, Sharing
-from dcpbench.results import ENVIRONMENT_JSON, ResultsError, Row, append_row, forget_times, write_json
-from dcpbench.sweep import estimate, lanes, processes, retry
-from dcpbench.sweep.disk import DiskUse
-from dcpbench.sweep.jobs import Job
-from dcpbench.sweep.lane import Lane
-from dcpbench.sweep.machine import Machine
-from dcpbench.sweep.progress import ProgressDisplay
+from dcpbench.config.schema import KeepCheckpoints, Sharing
+from dcpbench.executors import cleanup
+from dcpbench.executors.machine import Machine
+from dcpbench.records.store import ENVIRONMENT_JSON, ResultsError, Row, append_row, forget_times, write_json
+from dcpbench.sweep.plan import estimate
+from dcpbench.sweep.plan.disk import DiskUse
+from dcpbench.sweep.plan.job import Job
+from dcpbench.sweep.run import retry, schedule
+from dcpbench.sweep.run.progress import ProgressDisplay
+from dcpbench.sweep.run.worker import Lane
 
 _ENDED_S = 30.0
 
@@ -29,7 +31,7 @@ class Sweep:
     """One run over a list of jobs, but those that are `done`; a row is forgotten once it is written.
 
     Cells that need the same ranks run one after another, and at once where the machine has room
-    (`dcpbench.sweep.lanes`): each lane then has a thread, but rows are written by this one only.
+    (`dcpbench.sweep.run.schedule`): each lane then has a thread, but rows are written by this one only.
     """
 
     folder: Path
@@ -52,7 +54,7 @@ class Sweep:
         """
         begun = next(job.begun for job in self.jobs)
         to_run = [job for job in self.jobs if job.cell.name not in self.done]
-        left = lanes.asked(to_run, self.machine.gpus)
+        left = schedule.asked(to_run, self.machine.gpus)
         times = estimate.times_of(self.done.values())
         for job in self.jobs:
             if job.cell.name in self.done:
@@ -64,10 +66,10 @@ class Sweep:
             write_json(self.folder / ENVIRONMENT_JSON, machine)
 
         describe()
-        processes.adopt_orphans()
+        cleanup.adopt_orphans()
         try:
             with ProgressDisplay(self.console, len(self.jobs), len(self.done)) as display:
-                for together in lanes.stretches(to_run):
+                for together in schedule.stretches(to_run):
                     with closing(self._run_in_lanes(together, display)) as ended:
                         for job, row in ended:
                             left.pop(job.cell.name, None)
@@ -83,7 +85,7 @@ class Sweep:
         finally:
             for lane in (*self._leaving, *self._lanes):
                 lane.end()
-            processes.end_orphans()
+            cleanup.end_orphans()
             self.machine.complete()
             describe()
 
@@ -94,7 +96,7 @@ class Sweep:
         self._leaving += self._lanes
         self._lanes = [
             Lane(self.folder, gpus, self.context, self.console, self._disk)
-            for gpus in lanes.places(together, self.machine.gpus)
+            for gpus in schedule.places(together, self.machine.gpus)
         ]
         if len(self._lanes) == 1:
             for job in together:

@@ -11,9 +11,9 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from dcpbench.records.store import Row, as_it_should_be
 from dcpbench.report.styles import style_of
-from dcpbench.results import Row, as_it_should_be
-from dcpbench.sweep.estimate import in_words
+from dcpbench.sweep.plan.estimate import in_words
 
 _FAILURES_SHOWN = 5
 _LEFT_EVERY_S = 1.0

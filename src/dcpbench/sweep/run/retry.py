@@ -9,8 +9,8 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from dcpbench.config import Config, KeepCheckpoints
-from dcpbench.results import CHECKS, PASSING, Row, as_it_should_be
+from dcpbench.config.schema import Config, KeepCheckpoints
+from dcpbench.records.store import CHECKS, PASSING, Row, as_it_should_be
 
 FIRST_TRY = "first-try"
 _FIRST_CAUSE = ("rank", "phase", "upload_under_way", "limit", "doing", "log_tail")

@@ -5,11 +5,11 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dcpbench.config import Config, FaultConfig
-from dcpbench.results import Row
-from dcpbench.sweep.cells import SweepCell
-from dcpbench.sweep.ending import Ended
-from dcpbench.verify.verdict import RankReport, Verdict, judge
+from dcpbench.config.schema import Config, FaultConfig
+from dcpbench.executors.outcome import Ended
+from dcpbench.records.store import Row
+from dcpbench.records.verdict import RankReport, Verdict, judge
+from dcpbench.sweep.plan.cells import SweepCell
 
 
 def begun(cell: SweepCell, config: Config, torch_version: str, git_commit: str | None) -> Row:

@@ -3,9 +3,9 @@
 import os
 from collections.abc import Iterable, Sequence
 
-from dcpbench.config import Sharing
-from dcpbench.sweep.estimate import Asked, keys
-from dcpbench.sweep.jobs import Job
+from dcpbench.config.schema import Sharing
+from dcpbench.sweep.plan.estimate import Asked, keys
+from dcpbench.sweep.plan.job import Job
 
 _AT_ONCE = 4
 """Cells that share GPUs, or a CPU, where only their verdicts matter."""

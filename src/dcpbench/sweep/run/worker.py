@@ -9,15 +9,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dcpbench.config import Isolation
-from dcpbench.rank.messages import CellSpec
-from dcpbench.results import Row, as_it_should_be
-from dcpbench.sweep import known, retry, rows
-from dcpbench.sweep.disk import DiskUse, bytes_in
-from dcpbench.sweep.ending import Ended
-from dcpbench.sweep.jobs import Job
-from dcpbench.sweep.pool import RankGroup
-from dcpbench.sweep.progress import ProgressDisplay
+from dcpbench.config.schema import Isolation
+from dcpbench.executors.outcome import Ended
+from dcpbench.executors.rank_group import RankGroup
+from dcpbench.records.store import Row, as_it_should_be
+from dcpbench.sweep.plan import known_failures
+from dcpbench.sweep.plan.disk import DiskUse, bytes_in
+from dcpbench.sweep.plan.job import Job
+from dcpbench.sweep.run import retry, row_builder
+from dcpbench.sweep.run.progress import ProgressDisplay
+from dcpbench.worker.messages import CellSpec
 
 
 @dataclass
@@ -99,12 +100,12 @@ class Lane:
             return
         ended = group.run(spec, job.config.timeouts, on_phase)
         try:
-            failed = rows.finish(row, ended)
+            failed = row_builder.finish(row, ended)
         except Exception as error:  # noqa: BLE001 - a scenario's report may hold anything
             row.status, failed = "error", {}
             row.reason = f"the ranks' reports cannot be judged: {type(error).__name__}: {error}"
-        known.apply(row, failed, job.known_failures)
-        rows.look_for_fault(row, job.config.fault)
+        known_failures.apply(row, failed, job.known_failures)
+        row_builder.look_for_fault(row, job.config.fault)
         # A planted fault that was seen did its damage to the cell's own state only.
         keep = as_it_should_be(row) and job.config.isolation is Isolation.warm
         self._release(group, ended, keep)

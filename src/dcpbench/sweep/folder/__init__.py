@@ -1,0 +1,1 @@
+"""A sweep's folder: claimed, described, resumed, pruned."""

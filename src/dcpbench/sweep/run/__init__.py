@@ -1,0 +1,1 @@
+"""A sweep at work: jobs to ranks, and outcomes to rows."""
