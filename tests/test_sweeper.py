@@ -7,7 +7,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
 from conftest import run
-from dcpbench.config.schema import ConfigError
+from dcpbench.config.errors import ConfigError
 from hydra_plugins.dcpbench_launcher.matrix import jobs, repeated
 
 BLOCKS = {

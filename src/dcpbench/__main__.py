@@ -17,8 +17,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from dcpbench.config.conf_folder import conf_folder
 from dcpbench.config.config_errors import one_line
-from dcpbench.config.schema import Config, ConfigError, conf_folder
+from dcpbench.config.errors import ConfigError
+from dcpbench.config.schema import Config
 from dcpbench.records.store import INTERRUPTED, WRONG_CONFIGURATION, ResultsError
 from dcpbench.sweep.folder.manifest import command_line
 

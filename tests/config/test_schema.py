@@ -2,16 +2,9 @@
 
 import pytest
 
-from dcpbench.config.schema import (
-    Config,
-    ConfigError,
-    Device,
-    ModelConfig,
-    Only,
-    ParallelConfig,
-    Plan,
-    ScenarioConfig,
-)
+from dcpbench.config.errors import ConfigError
+from dcpbench.config.groups import Device, ModelConfig, Only, ParallelConfig, ScenarioConfig
+from dcpbench.config.schema import Config, Plan
 from dcpbench.executors.machine import Machine
 from dcpbench.sweep.plan.validity import resolve, why_skip
 

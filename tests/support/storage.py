@@ -8,7 +8,7 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader
 
 from dcpbench.checkpointers.storage import Storage, file
-from dcpbench.config.schema import SaveConfig, StorageConfig
+from dcpbench.config.groups import SaveConfig, StorageConfig
 
 
 class LyingReader(FileSystemReader):

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dcpbench.config.schema import ConfigError, conf_folder
+from dcpbench.config.conf_folder import conf_folder
+from dcpbench.config.errors import ConfigError
 from dcpbench.sweep.plan.known_failures import KnownFailure, apply, read
 from support.rows import row
 

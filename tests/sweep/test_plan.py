@@ -12,7 +12,8 @@ import pytest
 from rich.console import Console
 
 from conftest import TESTS, Finished, environment
-from dcpbench.config.schema import Config, StorageConfig
+from dcpbench.config.groups import StorageConfig
+from dcpbench.config.schema import Config
 from dcpbench.records.store import append_row
 from dcpbench.sweep.plan import estimate
 from dcpbench.sweep.plan.disk import DiskUse

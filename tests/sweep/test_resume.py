@@ -14,7 +14,8 @@ from unittest import mock
 import pytest
 
 from conftest import TESTS, Finished, alive_in, command, environment, run
-from dcpbench.config.schema import Config, ModelConfig, ScenarioConfig, StorageConfig
+from dcpbench.config.groups import ModelConfig, ScenarioConfig, StorageConfig
+from dcpbench.config.schema import Config
 from dcpbench.records.store import append_row, keep_lines, read_lines
 from dcpbench.sweep.folder.claim import manifest
 from dcpbench.sweep.plan import identity

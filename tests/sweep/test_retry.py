@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dcpbench.config.schema import Config, KeepCheckpoints
+from dcpbench.config.groups import KeepCheckpoints
+from dcpbench.config.schema import Config
 from dcpbench.records.store import exit_status
 from dcpbench.sweep.run import retry
 from support.rows import row

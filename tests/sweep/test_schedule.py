@@ -8,7 +8,8 @@ import psutil
 import pytest
 
 from conftest import Finished, alive_in
-from dcpbench.config.schema import Config, Device, ScenarioConfig, Sharing
+from dcpbench.config.groups import Device, ScenarioConfig, Sharing
+from dcpbench.config.schema import Config
 from dcpbench.records.store import Row
 from dcpbench.sweep.plan.job import Job
 from dcpbench.sweep.run.schedule import places, stretches

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint import (
     StorageWriter,
 )
 
-from dcpbench.config.schema import SaveConfig, StorageConfig
+from dcpbench.config.groups import SaveConfig, StorageConfig
 from dcpbench.measure import raw_io
 
 

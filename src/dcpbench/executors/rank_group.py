@@ -12,7 +12,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
-from dcpbench.config.schema import TimeoutsConfig
+from dcpbench.config.groups import TimeoutsConfig
 from dcpbench.executors import cleanup
 from dcpbench.executors.outcome import Ended, ended
 from dcpbench.executors.rank_handle import Rank

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from dcpbench.config.schema import TimeoutsConfig
+from dcpbench.config.groups import TimeoutsConfig
 from dcpbench.executors.rank_handle import Rank
 
 UPLOAD = "upload"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.stateful import Stateful
 
-from dcpbench.config.schema import Place
+from dcpbench.config.groups import Place
 from dcpbench.faults.staged import Staged
 from dcpbench.faults.targets import Site
 from dcpbench.scenarios.cell import Cell

@@ -1,9 +1,10 @@
-"""The row: the one record that a cell leaves behind, and how rows are written and read.
+"""How rows are written and read.
 
 Rows are appended to `results.jsonl` whole and flushed the moment a cell ends, by the driver alone: a
-sweep that dies keeps every row it had. `results.csv` is the same without `details`, written beside
-and renamed, so that it is there whole or not at all. What is read is held against the types of `Row`,
-and nothing in it is ever evaluated.
+sweep that dies keeps every row it had. `results.csv` is its columns, written beside and renamed, so that it is
+there whole or not at all. `measurements.jsonl` has every value that a rank measured, one a line, as the rows'
+metrics were made of them. What is read is held against the types of the columns, and nothing in it is ever
+evaluated.
 
 A sweep that is resumed takes the rows that do not stand any more out of `results.jsonl`, which so has
 one row for each cell at every moment, and keeps them in `superseded.jsonl`.
@@ -13,142 +14,32 @@ import csv
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from dcpbench.records import jsonl
-from dcpbench.records.schema import Columns, told
-
-SCHEMA_VERSION = 1
+from dcpbench.records.metrics import METRICS, Measurement
+from dcpbench.records.row import AXES, REQUIRED, SCHEMA_VERSION, Row, column_types, columns
+from dcpbench.records.schema import misfits, value_text
+from dcpbench.records.status import STATUSES, UNKNOWN
+from dcpbench.records.upgrade import upgraded
 
 RESULTS_JSONL = "results.jsonl"
 RESULTS_CSV = "results.csv"
+MEASUREMENTS_JSONL = "measurements.jsonl"
 SUPERSEDED_JSONL = "superseded.jsonl"
 ENVIRONMENT_JSON = "environment.json"
 SWEEP_JSON = "sweep.json"
 
-STATUSES = ("crash", "timeout", "error", "fail", "vacuous", "xpass", "xfail", "skip", "pass")
-"""Every status that a cell may come to, the worst first."""
-
-UNKNOWN = "unknown"
-"""Stands for the status of a row that does not tell it; it counts as not well."""
-
-PASSING = frozenset({"pass", "xfail", "skip"})
-"""The statuses of a cell that came out as it should: its ranks may stay, its checkpoints go, and the
-exit status of the sweep stays 0."""
-
-WRONG_CONFIGURATION = 2
-INTERRUPTED = 130
-"""Exit statuses beside `exit_status`: nothing was started; the user broke off."""
-
-CHECKS = (
-    "model_equal",
-    "optim_equal",
-    "extra_equal",
-    "loss_resume_equal",
-    "loss_twin_close",
-    "state_twin_close",
-    "loss_resume_close",
-    "contract_held",
-    "checkpoint_whole",
-    "save_harmless",
-)
-"""The checks of a cell, each a column: true, false, or null where it did not apply."""
+_CELL = ("cell", "overrides", "repeat", *AXES)
+"""The columns in which rows of one cell are equal."""
 
 
 class ResultsError(Exception):
     """A results folder cannot be read or written to: one line that says which file and why."""
-
-
-@dataclass
-class Row:
-    """One cell. Flat but for `details`; a new column goes to the end, none is ever renamed.
-
-    Times are seconds of the slowest rank: `build_s`, `train_s` and `verify_s` over the whole cell,
-    `save_s`, `save_stall_s` and `load_s` for one checkpoint (the median of the cell's). Sizes are
-    bytes: `checkpoint_bytes` of the last checkpoint, `disk_bytes` of all files among the cell's
-    checkpoints at its end, the peaks of the rank that needed most. `raw_write_s` and `raw_read_s` are what
-    as many bytes take in plain files, without DCP. `shared_cell_s` stands for all times where other cells
-    ran on the same devices: good for an estimate, and for no comparison. What was not measured is null.
-
-    `flaky` says whether a second try came to another status than the first one, null where there was
-    none; the row is the second try's, `details` has the first. `config_digest`, `code_digest` and
-    `torch_version` say what was measured; `config_dir` is the user's folder of groups, without which
-    the cell cannot be asked for again. Rows that differ in nothing but `repeat` are runs of one cell.
-    """
-
-    cell: str
-    status: str
-    reason: str | None
-    scenario: str
-    parallel: str
-    compile: bool
-    save: str
-    model: str
-    optimizer: str
-    storage: str
-    world_size: int | None
-    device: str | None
-    seed: int
-    overrides: str
-    model_equal: bool | None = None
-    optim_equal: bool | None = None
-    extra_equal: bool | None = None
-    loss_resume_equal: bool | None = None
-    loss_twin_close: bool | None = None
-    state_twin_close: bool | None = None
-    powered: bool | None = None
-    max_abs_diff: float | None = None
-    first_mismatch: str | None = None
-    loss_at_save: float | None = None
-    loss_resumed: float | None = None
-    loss_continued: float | None = None
-    loss_twin: float | None = None
-    build_s: float | None = None
-    train_s: float | None = None
-    save_s: float | None = None
-    save_stall_s: float | None = None
-    load_s: float | None = None
-    verify_s: float | None = None
-    cell_s: float | None = None
-    checkpoint_bytes: int | None = None
-    peak_device_bytes: int | None = None
-    peak_host_bytes: int | None = None
-    torch_version: str | None = None
-    git_commit: str | None = None
-    started_at: str | None = None
-    schema_version: int = SCHEMA_VERSION
-    load_parallel: str | None = None
-    loss_resume_close: bool | None = None
-    contract_held: bool | None = None
-    checkpoint_whole: bool | None = None
-    save_harmless: bool | None = None
-    fault: str | None = None
-    fault_seen: bool | None = None
-    flaky: bool | None = None
-    config_digest: str | None = None
-    code_digest: str | None = None
-    config_dir: str | None = None
-    disk_bytes: int | None = None
-    repeat: int | None = None
-    raw_write_s: float | None = None
-    raw_read_s: float | None = None
-    shared_cell_s: float | None = None
-    details: dict[str, Any] = field(default_factory=dict)
-
-
-COLUMNS = tuple(item.name for item in fields(Row) if item.name != "details")
-
-_TYPED = Columns.of(Row)
-_CELL = {*_TYPED.required, "load_parallel", "fault", "repeat"} - {"status", "reason"}
-
-
-def column_types() -> dict[str, type]:
-    """The type of each column of a row and of `details`: bool, int, float, str or dict."""
-    return {name: kind.python for name, kind in _TYPED.kinds.items()}
 
 
 @dataclass(frozen=True)
@@ -164,42 +55,33 @@ class Line:
     torn: bool
 
 
-def exit_status(rows: Iterable[Row]) -> int:
-    """0 when every row is as it should be and at least one cell ran, else 1.
-
-    A cell with a planted fault is as it should be when the fault was seen for what it is. A flaky cell
-    never is: that its second try passed does not say what its first one was.
-    """
-    well, ran = True, False
-    for row in rows:
-        well = well and as_it_should_be(row)
-        ran = ran or row.status != "skip"
-    return 0 if well and ran else 1
-
-
-def forget_times(row: Row) -> None:
-    """Make null what is in seconds but `shared_cell_s`: other cells ran on the same devices."""
-    row.shared_cell_s = row.cell_s
-    for column in COLUMNS:
-        if column.endswith("_s") and column != "shared_cell_s":
-            setattr(row, column, None)
-
-
-def as_it_should_be(row: Row) -> bool:
-    """Whether a row is what one wants to see."""
-    if row.flaky:
-        return False
-    return row.status in PASSING if row.fault_seen is None else row.fault_seen
-
-
 def append_row(folder: Path, row: Row) -> None:
     """Add one row to `results.jsonl` in a single write, and have it on disk before returning.
 
     Raises:
         ResultsError: it cannot be written, and nothing of it is left.
     """
-    line = (json.dumps(_finite(asdict(row)), allow_nan=False) + "\n").encode()
-    path = folder / RESULTS_JSONL
+    _append(folder / RESULTS_JSONL, [row.flat()])
+
+
+def append_measurements(folder: Path, row: Row, measurements: Iterable[Measurement]) -> None:
+    """Add what was measured in a cell to `measurements.jsonl`, in a single write.
+
+    Raises:
+        ResultsError: it cannot be written, and nothing of it is left.
+    """
+    units = {name: spec.unit for name, spec in METRICS.items()}
+    about = {"cell": row.cell, "repeat": row.repeat}
+    _append(
+        folder / MEASUREMENTS_JSONL,
+        [{**about, **asdict(one), "unit": units.get(one.metric, "s")} for one in measurements],
+    )
+
+
+def _append(path: Path, contents: Sequence[dict[str, Any]]) -> None:
+    if not contents:
+        return
+    line = "".join(json.dumps(_finite(one), allow_nan=False) + "\n" for one in contents).encode()
     with _writing(path), path.open("ab", buffering=0) as out:
         before = out.seek(0, os.SEEK_END)
         try:
@@ -212,7 +94,7 @@ def append_row(folder: Path, row: Row) -> None:
 
 
 def write_csv(folder: Path) -> None:
-    """Write `results.csv`: the rows of `results.jsonl` without `details`, one column each.
+    """Write `results.csv`: the columns of the rows of `results.jsonl`.
 
     Raises:
         ResultsError: it cannot be written.
@@ -220,9 +102,9 @@ def write_csv(folder: Path) -> None:
     with_name = folder / RESULTS_CSV
     beside = with_name.with_suffix(".csv.tmp")
     with _writing(with_name), beside.open("w", encoding="utf-8", newline="") as out:
-        writer = csv.DictWriter(out, fieldnames=COLUMNS, extrasaction="ignore")
+        writer = csv.DictWriter(out, fieldnames=columns(), extrasaction="ignore")
         writer.writeheader()
-        writer.writerows(asdict(row) for row in stored_rows(folder))
+        writer.writerows(row.flat() for row in stored_rows(folder))
     beside.replace(with_name)
 
 
@@ -280,14 +162,16 @@ def _read_row(line: bytes, number: int) -> tuple[dict[str, Any] | None, list[str
     except ValueError as error:
         return None, [_why_no_row(line, str(error))]
     if not isinstance(row, dict):
-        return None, [f"{told(row)}, where a row was expected; left out"]
-    if row.get("schema_version") != SCHEMA_VERSION:
+        return None, [f"{value_text(row)}, where a row was expected; left out"]
+    if row.get("schema_version") == 1:
+        row = upgraded(row)
+    elif row.get("schema_version") != SCHEMA_VERSION:
         return None, [_why_not_this_version(row)]
-    for name in _TYPED.misfits(row):
+    for name in misfits(row, column_types(), REQUIRED):
         remarks.append(_put_right(row, name, number))
     if row["status"] not in (*STATUSES, UNKNOWN):
         remarks.append(
-            f"status {told(row['status'])} is none of {', '.join(STATUSES)}; it counts as not well"
+            f"status {value_text(row['status'])} is none of {', '.join(STATUSES)}; it counts as not ok"
         )
     return row, remarks
 
@@ -307,16 +191,17 @@ def _why_not_this_version(row: dict[str, Any]) -> str:
     by = f"dcpbench at commit {commit}" if isinstance(commit, str) else "the dcpbench that wrote it"
     newer = isinstance(version, int) and version > SCHEMA_VERSION
     return (
-        f"a row of schema version {told(version)}, this dcpbench reads {SCHEMA_VERSION}; left out; "
+        f"a row of schema version {value_text(version)}, this dcpbench reads {SCHEMA_VERSION}; left out; "
         f"{'a newer dcpbench' if newer else by} reads it"
     )
 
 
 def _put_right(row: dict[str, Any], name: str, number: int) -> str:
-    found = f"{name} is {told(row[name])}" if name in row else f"no {name}"
-    row[name] = {"status": UNKNOWN, "cell": f"line {number}", "details": {}}.get(name)
+    found = f"{name} is {value_text(row[name])}" if name in row else f"no {name}"
+    instead = {"status": UNKNOWN, "cell": f"line {number}", "details": {}, "config": {}}
+    row[name] = instead.get(name)
     shown = "empty" if row[name] == {} else row[name] or "null"
-    return f"{found}, where {_TYPED.kinds[name].name} was expected; shown as {shown}"
+    return f"{found}, where {column_types()[name].name} was expected; shown as {shown}"
 
 
 def read_lines(folder: Path, name: str = RESULTS_JSONL) -> Iterator[Line]:
@@ -386,11 +271,15 @@ def _row(line: bytes) -> Row | None:
         read, remarks = jsonl.parse(line)
     except ValueError:
         return None
-    if remarks or not isinstance(read, dict) or read.get("schema_version") != SCHEMA_VERSION:
+    if remarks or not isinstance(read, dict):
         return None
-    if _TYPED.misfits(read):
+    if read.get("schema_version") == 1:
+        read = upgraded(read)
+    elif read.get("schema_version") != SCHEMA_VERSION:
         return None
-    return Row(**{name: read[name] for name in COLUMNS if name in read})
+    if misfits(read, column_types(), REQUIRED):
+        return None
+    return Row.of({**read, "details": {}})
 
 
 def _finite(value: Any) -> Any:

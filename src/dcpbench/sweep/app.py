@@ -14,7 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.text import Text
 
-from dcpbench.config.schema import ConfigError, Rerun
+from dcpbench.config.errors import ConfigError
+from dcpbench.config.groups import Rerun
 from dcpbench.executors import machine
 from dcpbench.records.store import INTERRUPTED, ResultsError, exit_status, stored_rows, write_csv
 from dcpbench.sweep.folder import claim as folders

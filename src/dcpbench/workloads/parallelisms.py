@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from dcpbench.config.schema import ParallelConfig
+from dcpbench.config.groups import ParallelConfig
 
 _STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 

@@ -25,7 +25,7 @@ class DcpbenchLauncher(Launcher):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Refuse a sweeper that would write into the folder before it is known to be the sweep's."""
-        from dcpbench.config.schema import ConfigError
+        from dcpbench.config.errors import ConfigError
 
         if config.hydra.sweeper.get("_target_") != SweeperConfig._target_:
             raise ConfigError("hydra/sweeper: dcpbench sweeps with its own sweeper only")
@@ -34,7 +34,7 @@ class DcpbenchLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run all cells. A sweep that is not all well ends the process with its exit status, as
         Hydra's own launcher ends with an exception; verdicts are rows, never Hydra's."""
-        from dcpbench.config.schema import conf_folder
+        from dcpbench.config.conf_folder import conf_folder
         from dcpbench.sweep.app import run_sweep
 
         assert self.config is not None
@@ -84,7 +84,8 @@ class DcpbenchSweeper(BasicSweeper):
         """Run the product of the lists in `arguments`."""
         from hydra.core.override_parser.overrides_parser import OverridesParser
 
-        from dcpbench.config.schema import OF_THE_SWEEP, REPEATS, ConfigError
+        from dcpbench.config.errors import ConfigError
+        from dcpbench.config.schema import OF_THE_SWEEP, REPEATS
         from hydra_plugins.dcpbench_launcher.matrix import repeated
 
         if not isinstance(self.launcher, DcpbenchLauncher):

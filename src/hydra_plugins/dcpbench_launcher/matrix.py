@@ -11,7 +11,8 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override
 
-from dcpbench.config.schema import REPEATS, ConfigError
+from dcpbench.config.errors import ConfigError
+from dcpbench.config.schema import REPEATS
 
 Job = list[str]
 

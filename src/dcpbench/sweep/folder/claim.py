@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dcpbench.config.schema import ConfigError
+from dcpbench.config.errors import ConfigError
 from dcpbench.records import lock
 from dcpbench.records.store import ENVIRONMENT_JSON, RESULTS_JSONL, SWEEP_JSON
 

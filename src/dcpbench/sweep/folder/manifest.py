@@ -11,7 +11,8 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from dcpbench.config.schema import OF_THE_SWEEP, ConfigError
+from dcpbench.config.errors import ConfigError
+from dcpbench.config.schema import OF_THE_SWEEP
 from dcpbench.records.store import SWEEP_JSON, write_json
 
 _DIR = "hydra.sweep.dir"

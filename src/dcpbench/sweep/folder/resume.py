@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dcpbench.config.schema import ConfigError, Rerun
+from dcpbench.config.errors import ConfigError
+from dcpbench.config.groups import Rerun
 from dcpbench.records.store import (
     ENVIRONMENT_JSON,
     RESULTS_JSONL,

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dcpbench.config.schema import Config, ConfigError
+from dcpbench.config.errors import ConfigError
+from dcpbench.config.schema import Config
 from dcpbench.executors.machine import Machine
 from dcpbench.executors.rank_group import GroupKind
 from dcpbench.records.store import Row

@@ -10,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from yaml import YAMLError
 
-from dcpbench.config.schema import ConfigError
+from dcpbench.config.errors import ConfigError
 from dcpbench.records.store import CHECKS, Row
 
 

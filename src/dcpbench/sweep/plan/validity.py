@@ -8,7 +8,10 @@ import os
 import shutil
 from dataclasses import replace
 
-from dcpbench.config.schema import Config, ConfigError, Device, dp_degree
+from dcpbench.config.errors import ConfigError
+from dcpbench.config.groups import Device
+from dcpbench.config.mesh import dp_degree
+from dcpbench.config.schema import Config
 from dcpbench.executors.machine import Machine
 
 RANKS_BY_DEFAULT = 4

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from dcpbench.config.schema import KeepCheckpoints, Sharing
+from dcpbench.config.groups import KeepCheckpoints, Sharing
 from dcpbench.executors import cleanup
 from dcpbench.executors.machine import Machine
 from dcpbench.records.store import ENVIRONMENT_JSON, ResultsError, Row, append_row, forget_times, write_json

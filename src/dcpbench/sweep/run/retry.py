@@ -9,7 +9,8 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from dcpbench.config.schema import Config, KeepCheckpoints
+from dcpbench.config.groups import KeepCheckpoints
+from dcpbench.config.schema import Config
 from dcpbench.records.store import CHECKS, PASSING, Row, as_it_should_be
 
 FIRST_TRY = "first-try"

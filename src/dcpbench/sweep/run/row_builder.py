@@ -5,7 +5,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dcpbench.config.schema import Config, FaultConfig
+from dcpbench.config.groups import FaultConfig
+from dcpbench.config.schema import Config
 from dcpbench.executors.outcome import Ended
 from dcpbench.records.store import Row
 from dcpbench.records.verdict import RankReport, Verdict, judge

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Sequence
 
-from dcpbench.config.schema import Sharing
+from dcpbench.config.groups import Sharing
 from dcpbench.sweep.plan.estimate import Asked, keys
 from dcpbench.sweep.plan.job import Job
 

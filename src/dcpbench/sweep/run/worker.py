@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dcpbench.config.schema import Isolation
+from dcpbench.config.groups import Isolation
 from dcpbench.executors.outcome import Ended
 from dcpbench.executors.rank_group import RankGroup
 from dcpbench.records.store import Row, as_it_should_be

@@ -1,0 +1,85 @@
+"""What a cell is: the one definition that resume, compare, history, estimates and the disk check share.
+
+Each field of the configuration is declared once, in `dcpbench.config.schema`, as part of the identity of a
+cell (what is measured) or as how it is run (`how_run`: retry, time-outs, where its files go). Two rows
+compare only where their identities are equal.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from functools import cached_property
+from typing import Any
+
+from dcpbench.config.groups import HOW_RUN
+
+_SHOWN = 16
+
+Value = str | int | float | bool
+
+
+@dataclass(frozen=True)
+class CellKey:
+    """The identity of a cell: `values` has every leaf of its configuration that is not null or empty by its
+    dotted key, device and world size decided; a list is its JSON text.
+
+    Null and not there are the same, so that a new key whose default is null changes no identity.
+    """
+
+    values: Mapping[str, Value]
+
+    @classmethod
+    def of(cls, config: Any) -> "CellKey":
+        """The identity that a configuration says; what is only about how it is run is left out."""
+        return cls(dict(_leaves(config)))
+
+    @cached_property
+    def digest(self) -> str:
+        """The same for equal identities."""
+        return digest_of(self.values)
+
+    def part(self, keys: Iterable[str]) -> str:
+        """The digest of those values whose keys are these or lie below them: for cells that are alike."""
+        wanted = tuple(keys)
+        return digest_of({key: value for key, value in self.values.items() if lies_below(key, wanted)})
+
+    def differences(self, other: "CellKey") -> dict[str, tuple[Value | None, Value | None]]:
+        """The keys whose values are not the same in both: this one's value and the other's."""
+        keys = dict.fromkeys([*self.values, *other.values])
+        pairs = {key: (self.values.get(key), other.values.get(key)) for key in keys}
+        return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def lies_below(key: str, keys: Iterable[str]) -> bool:
+    """Whether a dotted key is one of these, or below one."""
+    return any(key == one or key.startswith(f"{one}.") for one in keys)
+
+
+def digest_of(content: Any) -> str:
+    """A short digest of plain data."""
+    text = json.dumps(content, sort_keys=True, default=_plain)
+    return hashlib.sha256(text.encode()).hexdigest()[:_SHOWN]
+
+
+def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Value]]:
+    if is_dataclass(node):
+        own = [item.name for item in fields(node) if not item.metadata.get(HOW_RUN)]
+        pairs: Iterable[tuple[Any, Any]] = [(name, getattr(node, name)) for name in own]
+    else:
+        pairs = node.items()
+    for name, value in pairs:
+        if is_dataclass(value) or isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{name}.")
+        elif isinstance(value, list | tuple):
+            if value:
+                yield f"{prefix}{name}", json.dumps(value, default=_plain)
+        elif value is not None:
+            yield f"{prefix}{name}", _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    return value if isinstance(value, str | int | float | bool) else str(value)

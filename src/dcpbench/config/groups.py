@@ -1,0 +1,318 @@
+"""The groups of `conf/`, one dataclass each, and the values of their switches.
+
+Hydra merges every YAML file and every override into these classes, so an unknown key or a wrong
+type is refused before anything starts. They are not frozen, because OmegaConf marks a node made
+from a frozen dataclass read-only and then refuses to merge the YAML into it.
+
+`target` is always the dotted path of the function or class that a YAML stands for; it is resolved
+in the rank processes only, so that this module (and with it the driver) needs no torch.
+"""
+
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any
+
+from omegaconf import MISSING
+
+from dcpbench.config.mesh import mesh_sizes
+
+HOW_RUN = "how_run"
+"""In a field's metadata: it says how a cell is run and is no part of what it is."""
+
+
+def how_run(default: Any) -> Any:
+    """A field that says how a cell is run: `dcpbench.config.cell_key` leaves it out of a cell's identity."""
+    if isinstance(default, type) and not issubclass(default, Enum):
+        return field(default_factory=default, metadata={HOW_RUN: True})
+    return field(default=default, metadata={HOW_RUN: True})
+
+
+class Device(Enum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class KeepCheckpoints(Enum):
+    """Whose checkpoints stay on disk after their cell has ended."""
+
+    none = "none"
+    failed = "failed"
+    all = "all"
+
+
+class Rerun(Enum):
+    """Which cells of a sweep that is resumed run again, besides those that have no row that stands."""
+
+    none = "none"
+    failed = "failed"
+
+
+class Isolation(Enum):
+    """Whether ranks stay up from cell to cell; after anything but a pass they are replaced anyway."""
+
+    warm = "warm"
+    fresh = "fresh"
+
+
+class Place(Enum):
+    """Where a fault is planted."""
+
+    restored = "restored"
+    live = "live"
+    staged = "staged"
+    written = "written"
+
+
+class Sharing(Enum):
+    """Which cells run at the same time: none; those that have GPUs of their own each; with `correctness`
+    also several on the same GPUs, or the CPU, whose times then say nothing and are null."""
+
+    none = "none"
+    disjoint = "disjoint"
+    correctness = "correctness"
+
+
+class Ending(Enum):
+    """How a stage of a cell is expected to end: every rank reports, or a rank dies."""
+
+    report = "report"
+    crash = "crash"
+
+
+class StageWorld(Enum):
+    """Whose ranks and parallelism a stage of a cell has: those that save, or those that load."""
+
+    save = "save"
+    load = "load"
+
+
+class Tolerance(Enum):
+    """The named tolerance profiles of `dcpbench.verify.tolerances`."""
+
+    strict = "strict"
+    standard = "standard"
+
+
+@dataclass
+class Only:
+    """The values of an axis that a scenario or a fault makes sense with, and why with no others."""
+
+    values: list[str] = MISSING
+    because: str = MISSING
+
+
+@dataclass
+class StageConfig:
+    """One stage of a cell: `target(cell, **options)` on every rank of a world of its own.
+
+    `world` says which ranks and which parallelism it has; `environment` is set in its processes before they
+    start anything. What a stage leaves for the next one lies on disk.
+    """
+
+    target: str = MISSING
+    world: StageWorld = StageWorld.save
+    environment: dict[str, str] = field(default_factory=dict)
+    ends: Ending = Ending.report
+
+
+@dataclass
+class ScenarioConfig:
+    """What a cell does: `target(cell, **options)` with a `dcpbench.scenarios.cell.Cell`, or several `stages`
+    one after the other, each with the same options.
+
+    `only` limits axes of the configuration: a cell with another value is a skip. `converts` says that
+    it loads under `load_parallel` on `load_world_size` ranks. Without a `process_group` it runs in one
+    process that has none.
+    """
+
+    name: str = MISSING
+    target: str | None = None
+    stages: list[StageConfig] = field(default_factory=list)
+    only: dict[str, Only] = how_run(dict)
+    converts: bool = False
+    process_group: bool = True
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def all_stages(self) -> list[StageConfig]:
+        """Its stages; `target` is short for the only one."""
+        return self.stages or [StageConfig(target=self.target or "")]
+
+
+@dataclass
+class ParallelConfig:
+    """How a model is spread over the ranks: `target(model, mesh, config)` returns the wrapped model.
+
+    `mesh` names the dimensions that this parallelism has, outermost first, out of `mesh.DIMENSIONS`;
+    the three sizes say how large each is. An empty `mesh` means an unwrapped replica on every rank.
+    `tp_plan` is the model's, unless another is given.
+    """
+
+    name: str = MISSING
+    target: str = MISSING
+    mesh: list[str] = field(default_factory=list)
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    tp: int = 1
+    tp_plan: dict[str, str] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def mesh_sizes(self, world_size: int) -> dict[str, int]:
+        """The size of each mesh dimension on `world_size` ranks, outermost first.
+
+        Raises:
+            ConfigError: the sizes do not fit the mesh or the world size.
+        """
+        given = {"dp_replicate": self.dp_replicate, "dp_shard": self.dp_shard, "tp": self.tp}
+        return mesh_sizes(self.name, self.mesh, given, world_size)
+
+
+@dataclass
+class ModelConfig:
+    """A model: `target(**options)`, whose `input_size` and `output_size` shape its batches.
+
+    `batch_size` is the global batch; every data-parallel rank sees an equal share of it. `tp_plan`
+    says which modules tensor parallelism shards, and how: colwise or rowwise. One that
+    `requires_accelerator` is too large for ranks that share a CPU and its memory.
+    """
+
+    name: str = MISSING
+    target: str = MISSING
+    batch_size: int = 24
+    requires_accelerator: bool = False
+    tp_plan: dict[str, str] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class OptimizerConfig:
+    """An optimizer: `target(groups(model), lr=..., ...)`; what is null is left to its default."""
+
+    name: str = MISSING
+    target: str = MISSING
+    groups: str = "dcpbench.workloads.param_groups.one"
+    lr: float = MISSING
+    weight_decay: float | None = None
+    momentum: float | None = None
+    betas: list[float] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Keyword arguments for the optimizer's constructor."""
+        given = {
+            "lr": self.lr,
+            "weight_decay": self.weight_decay,
+            "momentum": self.momentum,
+            "betas": tuple(self.betas) if self.betas is not None else None,
+        }
+        return {name: value for name, value in given.items() if value is not None} | self.options
+
+
+@dataclass
+class CheckpointerConfig:
+    """What writes and reads checkpoints: `target(folder, config)` returns a
+    `dcpbench.checkpointers.base.Checkpointer`, given the cell's folder for checkpoints and its `Config`.
+
+    What it cannot do is a skip: `only` has the values of other axes that it can be used with.
+    """
+
+    name: str = MISSING
+    target: str = MISSING
+    only: dict[str, Only] = how_run(dict)
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class SaveConfig:
+    """How DCP is called to save: `target(state_dict, checkpoint_id, writer, process_group, **options)`; see
+    `dcpbench.checkpointers.dcp_saves`. Other checkpointers look at the flags alone.
+
+    `asynchronous` says that training may go on before the checkpoint is complete.
+    """
+
+    name: str = MISSING
+    target: str = MISSING
+    asynchronous: bool = False
+    cache_staged_state_dict: bool = False
+    requires_accelerator: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class StorageConfig:
+    """Where checkpoints lie: `target(folder, config, save)` returns a
+    `dcpbench.checkpointers.storage.Storage`.
+
+    `root` is a folder for checkpoints outside the sweep's own; null keeps them in the cell's folder.
+    A cell is skipped where it would leave less than `keep_free_bytes` free. `needs_bytes` is what it
+    writes; null takes what cells like it took up.
+    """
+
+    name: str = MISSING
+    target: str = MISSING
+    root: str | None = how_run(None)
+    thread_count: int = 1
+    sync_files: bool = True
+    keep_free_bytes: int = how_run(2**30)
+    needs_bytes: int | None = how_run(None)
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Expect:
+    """One way in which a planted fault may be seen; what is null may be anything.
+
+    By a check: `check` fails, and its first finding is on `rank`, has this `problem` and a `name` that this
+    regular expression matches whole. By a loader that refuses: in one of `phases` a rank raises an exception
+    of class `error`, in whose text the regular expression `message` is found.
+    """
+
+    check: str | None = None
+    name: str | None = None
+    rank: int | None = None
+    problem: str | None = None
+    phases: list[str] = field(default_factory=list)
+    error: str | None = None
+    message: str | None = None
+
+
+@dataclass
+class FaultConfig:
+    """A defect planted on purpose by `target`, null for none, and by what it has to be seen.
+
+    `at` says where: after a load in what was `restored`, in the `live` state right after a save, in
+    what is `staged` to be saved, in the files that were `written`. `dcpbench.faults.registry` declares them.
+    """
+
+    name: str = MISSING
+    target: str | None = None
+    at: Place = Place.restored
+    expects: list[Expect] = how_run(list)
+    only: dict[str, Only] = how_run(dict)
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class TimeoutsConfig:
+    """Limits in seconds; a cell that goes past one ends as a `timeout` row.
+
+    `cell_s` is for one try of a cell. The others are for its phases, each time that one begins on a
+    rank, and null means that there is only the cell's: `join_s` until a rank has started and met its
+    peers, `upload_s` for a save that goes on beside training, from when training may go on.
+    """
+
+    cell_s: float = 300.0
+    join_s: float | None = 120.0
+    build_s: float | None = None
+    train_s: float | None = None
+    save_s: float | None = None
+    upload_s: float | None = None
+    load_s: float | None = None
+    verify_s: float | None = None
+    raw_s: float | None = None
+
+    def of_phases(self) -> dict[str, float]:
+        """The limit of each phase that has one."""
+        given = {item.name.removesuffix("_s"): getattr(self, item.name) for item in fields(self)}
+        return {name: limit for name, limit in given.items() if limit is not None and name != "cell"}

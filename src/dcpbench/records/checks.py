@@ -1,0 +1,55 @@
+"""Checks: what is verified in a cell, each declared once. Each is a column: true, false, or null where it did
+not apply. Everything that judges, shows, compares or stores a check iterates over `CHECKS`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class CheckSpec:
+    """One check.
+
+    Args:
+        name: the column.
+        label: what it is called at the head of its column in a table.
+        help: what holds when it holds, in one sentence.
+        probe: for a check that no scenario makes: called on each rank as `probe(cell, target, checkpoint)`
+            after each load that was verified; it records what it sees with `cell.check(name, findings)` and
+            its negative control with `cell.control(name, fired)`.
+    """
+
+    name: str
+    label: str
+    help: str
+    probe: Callable[[Any, Any, Any], None] | None = None
+
+
+CHECKS: dict[str, CheckSpec] = {}
+"""Every check by its name, in the order of the columns."""
+
+
+def register_check(spec: CheckSpec) -> CheckSpec:
+    """Declare a check.
+
+    Raises:
+        ValueError: its name is taken.
+    """
+    if CHECKS.setdefault(spec.name, spec) != spec:
+        raise ValueError(f"check {spec.name}: declared twice")
+    return spec
+
+
+for _spec in (
+    CheckSpec("model_equal", "model=", "parameters and persistent buffers came back bit for bit"),
+    CheckSpec("optim_equal", "optim=", "optimizer state and hyperparameters came back bit for bit"),
+    CheckSpec("extra_equal", "extra=", "all else that was saved came back bit for bit"),
+    CheckSpec("loss_resume_equal", "resume=", "resumed losses are the uninterrupted run's, bit for bit"),
+    CheckSpec("loss_twin_close", "twin loss~", "losses are close to the unwrapped twin's"),
+    CheckSpec("state_twin_close", "twin state~", "model and optimizer are close to the unwrapped twin's"),
+    CheckSpec("loss_resume_close", "resume~", "under another layout, resumed losses are close"),
+    CheckSpec("contract_held", "contract", "what the scenario asks of DCP beside equality"),
+    CheckSpec("checkpoint_whole", "whole", "the checkpoint has the keys, shapes, chunks and files it should"),
+    CheckSpec("save_harmless", "harmless", "a run that saves ends in the state of one that never does"),
+):
+    register_check(_spec)

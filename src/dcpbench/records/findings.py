@@ -1,0 +1,86 @@
+"""Findings: what was seen to be wrong, as values. Known failures and planted faults are matched against
+these, and never against sentences, which `dcpbench.records.sentences` makes of them last."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Problem(StrEnum):
+    """What kind of mismatch a finding is."""
+
+    differs = "differs"  # a tensor's elements
+    digests_differ = "digests_differ"  # of a tensor of which only digests are known
+    value = "value"  # of what is no tensor
+    missing = "missing"
+    unexpected = "unexpected"
+    dtype = "dtype"
+    shape = "shape"
+    local_shape = "local_shape"
+    placements = "placements"
+    extent = "extent"
+    replicas = "replicas"  # ranks hold other bits of one part
+    ranks_disagree = "ranks_disagree"  # about a value, a shape or a dtype
+    uncovered = "uncovered"  # elements that no rank, or no chunk, holds
+    far = "far"  # from a twin or a loss, beyond the tolerance
+    chunks = "chunks"  # of a checkpoint: overlapping, or beyond their tensor
+    files = "files"  # of a checkpoint: missing, or of another length
+    contract = "contract"  # of what a scenario asks beside equality
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One piece of state that is not what it should be, on one rank.
+
+    Args:
+        name: its FQN, or whatever else names it (a step's loss, a file, an object).
+        problem: the kind of mismatch.
+        kind: what kind of state it is: param, buffer, exp_avg, step, lr, ….
+        max_abs_diff: the largest distance of two elements, where that can be told.
+        facts: what else is known, as plain data, by the names that the sentences use: `saved`, `restored`,
+            `index`, `saved_bits`, `differing`, `elements`, ….
+        where: of which checkpoint or moment, in words.
+    """
+
+    name: str
+    problem: Problem
+    kind: str | None = None
+    max_abs_diff: float | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    where: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON: nothing that is not known."""
+        known = {
+            "name": self.name,
+            "problem": self.problem.value,
+            "kind": self.kind,
+            "max_abs_diff": self.max_abs_diff,
+            "where": self.where or None,
+            **self.facts,
+        }
+        return {key: value for key, value in known.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class RaisedError:
+    """An exception of a rank.
+
+    Args:
+        rank: which reported it.
+        phase: in which.
+        type: the name of the exception's class; where DCP has wrapped it, of the one inside.
+        message: its text, on one line.
+        wrapped: the class in which DCP passed it on to every rank, if it did.
+        origin: of a wrapped one, the rank on which it was raised.
+        note: what else was seen at that moment (a full disk), as a sentence.
+    """
+
+    rank: int
+    phase: str
+    type: str
+    message: str
+    wrapped: str | None = None
+    origin: int | None = None
+    note: str | None = None

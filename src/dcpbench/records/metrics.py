@@ -1,0 +1,151 @@
+"""Metrics: what is measured in a cell, each declared once, and how measurements become a row's columns.
+
+A rank measures where the work is done (`Cell.measure`, `Cell.phase`, or a metric's own `probe`). The driver
+aggregates: over the saves of a rank, then over the ranks. Everything that shows, compares or stores a metric
+iterates over `METRICS`.
+"""
+
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+UNITS = {"_s": "s", "_bytes": "bytes"}
+"""The unit of a metric, by how its name ends."""
+
+PHASE_S = "phase_s"
+"""Seconds that a rank spent in a phase; no column, but what those of whole phases are made of."""
+
+_OVER_SAVES: dict[str, Callable[[list[float]], float]] = {
+    "median": statistics.median,
+    "sum": sum,
+    "max": max,
+    "last": lambda values: values[-1],
+}
+_OVER_RANKS: dict[str, Callable[[Iterable[float]], float]] = {"max": max, "min": min, "sum": sum}
+
+
+@dataclass(frozen=True)
+class MetricSpec:
+    """One metric, which is a column of the row, and how it is aggregated, shown and compared.
+
+    Args:
+        name: the column; it ends with its unit (`_s` seconds, `_bytes`).
+        help: what it is, in one sentence.
+        over_saves: how one rank's measurements become one value.
+        over_ranks: how the ranks' values become one; the slowest or largest is the headline.
+        better: which direction is an improvement; None if neither is.
+        counted: counted and not measured, so that it has no noise and one run says what it is.
+        shown: in the results table always, where it was measured, or only when asked for.
+        compared: by `compare` always, or only when asked for.
+        history: in `history` without being asked for.
+        probe: called with the `Cell` on each rank whenever `phase` ends; returns the value, None for none.
+        phase: the phase in which it is measured.
+        whole_phase: it is all the time spent in `phase`, which `Cell.phase` measures as `PHASE_S`.
+    """
+
+    name: str
+    help: str
+    over_saves: Literal["median", "sum", "max", "last"] = "median"
+    over_ranks: Literal["max", "min", "sum"] = "max"
+    better: Literal["lower", "higher"] | None = "lower"
+    counted: bool = False
+    shown: Literal["always", "measured", "asked"] = "asked"
+    compared: Literal["always", "asked"] = "asked"
+    history: bool = False
+    phase: str | None = None
+    whole_phase: bool = False
+    probe: Callable[[Any], float | None] | None = None
+
+    @property
+    def unit(self) -> str:
+        """`s`, `bytes`, or empty where the name tells none."""
+        return next((unit for suffix, unit in UNITS.items() if self.name.endswith(suffix)), "")
+
+    @property
+    def whole(self) -> bool:
+        """Whether its values are integers."""
+        return self.unit == "bytes"
+
+    @property
+    def kept_when_shared(self) -> bool:
+        """Whether it still means something where other cells ran on the same devices: times do not."""
+        return self.unit != "s" or self.name == SHARED_CELL_S
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One value of a metric: on which rank, in which phase (`verify/twin` is a part of one), of which save.
+
+    `save` counts the saves, or the loads, of the cell from 0; None where a value is of no single one.
+    """
+
+    metric: str
+    value: float
+    rank: int
+    phase: str | None = None
+    save: int | None = None
+
+
+METRICS: dict[str, MetricSpec] = {}
+"""Every metric by its name, in the order of the columns."""
+
+
+def register_metric(spec: MetricSpec) -> MetricSpec:
+    """Declare a metric.
+
+    Raises:
+        ValueError: its name is taken.
+    """
+    if METRICS.setdefault(spec.name, spec) != spec:
+        raise ValueError(f"metric {spec.name}: declared twice")
+    return spec
+
+
+def aggregated(measurements: Iterable[Measurement]) -> dict[str, float | int | None]:
+    """The row's value of every metric; None for one that was not measured."""
+    by_source: dict[str, dict[int, list[float]]] = {}
+    for one in measurements:
+        source = _of_phase(one.phase or "") if one.metric == PHASE_S else one.metric
+        by_source.setdefault(source, {}).setdefault(one.rank, []).append(one.value)
+    return {spec.name: _aggregate(spec, by_source.get(_source(spec), {})) for spec in METRICS.values()}
+
+
+def _of_phase(phase: str) -> str:
+    """What measurements of a phase and of its parts (`verify/twin`) are put under."""
+    return f"{PHASE_S} {phase.partition('/')[0]}"
+
+
+def _source(spec: MetricSpec) -> str:
+    return _of_phase(spec.phase or "") if spec.whole_phase else spec.name
+
+
+def _aggregate(spec: MetricSpec, ranks: dict[int, list[float]]) -> float | int | None:
+    if not ranks:
+        return None
+    over_saves = sum if spec.whole_phase else _OVER_SAVES[spec.over_saves]
+    value = _OVER_RANKS[spec.over_ranks](over_saves(values) for values in ranks.values())
+    return int(value) if spec.whole else value
+
+
+SHARED_CELL_S = "shared_cell_s"
+
+_HEADLINE: dict[str, Any] = {"shown": "always", "compared": "always", "history": True}
+
+for _spec in (
+    MetricSpec("build_s", "building models, optimizers and meshes", phase="build", whole_phase=True),
+    MetricSpec("train_s", "training steps", phase="train", whole_phase=True),
+    MetricSpec("save_s", "from the start of a save until the checkpoint is complete", **_HEADLINE),
+    MetricSpec("save_stall_s", "from the start of a save until training may go on", **_HEADLINE),
+    MetricSpec("load_s", "loading one checkpoint", **_HEADLINE),
+    MetricSpec("verify_s", "comparisons, oracles and controls", phase="verify", whole_phase=True),
+    MetricSpec("cell_s", "one try of a cell, with ranks that had to be started", shown="always"),
+    MetricSpec("checkpoint_bytes", "the last checkpoint", "last", counted=True, compared="always"),
+    MetricSpec("peak_device_bytes", "peak of a rank's device memory", "max", compared="always"),
+    MetricSpec("peak_host_bytes", "peak of a rank's resident memory", "max", compared="always"),
+    MetricSpec("disk_bytes", "all files among the cell's checkpoints at its end", "last", counted=True),
+    MetricSpec("raw_write_s", "writing as many bytes into plain files, without DCP", shown="measured"),
+    MetricSpec("raw_read_s", "reading those plain files", shown="measured"),
+    MetricSpec(SHARED_CELL_S, "cell_s where other cells ran on the same devices: for estimates only"),
+):
+    register_metric(_spec)

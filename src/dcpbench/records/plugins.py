@@ -1,0 +1,34 @@
+"""Plug-ins: modules that declare metrics, checks and faults of their own when they are imported.
+
+A module is one either through an entry point of an installed package (group `dcpbench`), or by its name in
+the environment variable `DCPBENCH_PLUGINS` (names separated by commas). The driver, its ranks and the report
+import them; the driver has no torch, so a plug-in should import it inside its functions.
+"""
+
+import importlib
+import os
+from importlib.metadata import entry_points
+
+VARIABLE = "DCPBENCH_PLUGINS"
+GROUP = "dcpbench"
+
+
+class PluginError(Exception):
+    """A plug-in cannot be imported: one line that names it."""
+
+
+def load_plugins() -> list[str]:
+    """Import every plug-in; the names of the modules.
+
+    Raises:
+        PluginError: one of them cannot be imported.
+    """
+    named = [name.strip() for name in os.environ.get(VARIABLE, "").split(",")]
+    modules = [*(entry.module for entry in entry_points(group=GROUP)), *filter(None, named)]
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            raise PluginError(f"plug-in {name} cannot be imported: {text}") from error
+    return list(dict.fromkeys(modules))

@@ -1,0 +1,74 @@
+"""What one rank hands to the driver at the end of a stage. Plain data: ranks send it, the driver reads it."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dcpbench.records.findings import Finding
+from dcpbench.records.metrics import Measurement
+
+_KEPT = 10
+"""How many findings a report carries for each check; the number of all of them is kept beside."""
+
+
+@dataclass
+class CheckReport:
+    """What one rank saw of one check, over all checkpoints of the cell.
+
+    `first` is its first finding, `worst` are the worst ones, the worst first, `names` all that differ.
+    `control` says for each name whether the negative control was reported as different.
+    """
+
+    first: Finding | None = None
+    worst: list[Finding] = field(default_factory=list)
+    count: int = 0
+    names: list[str] = field(default_factory=list)
+    control: dict[str, bool] = field(default_factory=dict)
+
+    def add(self, findings: Iterable[Finding]) -> None:
+        """More pieces of state that are not what they should be."""
+        for finding in findings:
+            self.count += 1
+            self.first = self.first or finding
+            if finding.name not in self.names:
+                self.names.append(finding.name)
+            self.worst = sorted([*self.worst, finding], key=badness, reverse=True)[:_KEPT]
+
+    @property
+    def max_abs_diff(self) -> float:
+        """The largest distance that was seen; 0 where nothing differs or no distance can be told."""
+        return max((finding.max_abs_diff or 0.0 for finding in self.worst), default=0.0)
+
+
+def badness(finding: Finding) -> float:
+    """What cannot be measured (a missing key, another dtype, not a number) is worse than any distance."""
+    distance = finding.max_abs_diff
+    return math.inf if distance is None or math.isnan(distance) else distance
+
+
+@dataclass
+class RankReport:
+    """What one rank saw and measured in one stage of a cell.
+
+    `losses` has those of the uninterrupted run and of the twin from step 1 on, `resumed` those of the
+    steps after each checkpoint, by the checkpoint's step. `skip` says why there is nothing to report.
+    """
+
+    rank: int
+    checks: dict[str, CheckReport] = field(default_factory=dict)
+    measurements: list[Measurement] = field(default_factory=list)
+    losses: dict[str, list[float]] = field(default_factory=dict)
+    resumed: dict[int, list[float]] = field(default_factory=dict)
+    compiled: bool | None = None
+    skip: str | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """What of it stands in the details of a row: neither checks nor measurements, which have their own
+        places."""
+        return {
+            "rank": self.rank,
+            "losses": self.losses,
+            "resumed": self.resumed,
+            "compiled": self.compiled,
+        }

@@ -1,0 +1,147 @@
+"""The row: the one record that a cell leaves behind."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Any
+
+from dcpbench.records.checks import CHECKS
+from dcpbench.records.metrics import METRICS, MetricSpec
+from dcpbench.records.schema import INTEGER, NUMBER, YES_OR_NO, ColumnType, column_types_of
+from dcpbench.records.status import is_ok
+
+SCHEMA_VERSION = 2
+
+_FIRST_VERSION = tuple(
+    """
+    cell status reason scenario parallel compile save model optimizer storage world_size device seed overrides
+    model_equal optim_equal extra_equal loss_resume_equal loss_twin_close state_twin_close powered
+    max_abs_diff first_mismatch loss_at_save loss_resumed loss_continued loss_twin build_s train_s save_s
+    save_stall_s load_s verify_s cell_s checkpoint_bytes peak_device_bytes peak_host_bytes torch_version
+    git_commit started_at schema_version load_parallel loss_resume_close contract_held checkpoint_whole
+    save_harmless fault fault_seen flaky config_digest code_digest config_dir disk_bytes repeat raw_write_s
+    raw_read_s shared_cell_s
+    """.split()  # noqa: SIM905
+)
+"""The order of the first version's columns, which never changes; others follow as they are declared."""
+
+
+def _axis(default: Any) -> Any:
+    return field(default=default, metadata={"axis": True})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One cell. Flat in a file: `checks` and `metrics` are columns of their own there, see `flat`.
+
+    Times are seconds, sizes bytes. What was not measured, or does not apply, is null.
+
+    `flaky` says whether a second try came to another status than the first one, null where there was
+    none; the row is the second try's, `details` has the first. `overrides` are words as a shell has them;
+    `config_dir` is the user's folder of groups, without which the cell cannot be asked for again.
+    `config` is the identity of the cell (`dcpbench.config.cell_key`) and `config_digest` its digest;
+    `expected_digest` is of what is known to fail in it, `code_digest` of the sources that ran. Rows that
+    differ in nothing but `repeat` are runs of one cell.
+    """
+
+    cell: str
+    status: str
+    reason: str | None
+    scenario: str = _axis("")
+    parallel: str = _axis("")
+    compile: bool = _axis(False)
+    save: str = _axis("")
+    model: str = _axis("")
+    optimizer: str = _axis("")
+    storage: str = _axis("")
+    world_size: int | None = _axis(None)
+    device: str | None = _axis(None)
+    seed: int = _axis(0)
+    load_parallel: str | None = _axis(None)
+    fault: str | None = _axis(None)
+    checkpointer: str | None = _axis(None)
+    load_world_size: int | None = _axis(None)
+    overrides: str = ""
+    repeat: int | None = None
+    checks: Mapping[str, bool | None] = field(default_factory=dict)
+    metrics: Mapping[str, float | int | None] = field(default_factory=dict)
+    powered: bool | None = None
+    max_abs_diff: float | None = None
+    first_mismatch: str | None = None
+    loss_at_save: float | None = None
+    loss_resumed: float | None = None
+    loss_continued: float | None = None
+    loss_twin: float | None = None
+    torch_version: str | None = None
+    git_commit: str | None = None
+    started_at: str | None = None
+    fault_seen: bool | None = None
+    flaky: bool | None = None
+    config_digest: str | None = None
+    expected_digest: str | None = None
+    code_digest: str | None = None
+    config_dir: str | None = None
+    schema_version: int = SCHEMA_VERSION
+    config: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, column: str) -> Any:
+        """The value of a column, whichever part of the row it stands in."""
+        if column in CHECKS:
+            return self.checks.get(column)
+        return self.metrics.get(column) if column in METRICS else getattr(self, column)
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether it is what one wants to see."""
+        return is_ok(self.status, self.flaky, self.fault_seen)
+
+    def flat(self) -> dict[str, Any]:
+        """Every column and its value, then `config` and `details`."""
+        return {name: self[name] for name in (*columns(), *NESTED)}
+
+    @classmethod
+    def of(cls, flat: Mapping[str, Any]) -> "Row":
+        """The row that a flat one says; what is no column is left out."""
+        own = {item.name for item in fields(cls)} - {"checks", "metrics"}
+        return cls(
+            **{name: value for name, value in flat.items() if name in own},
+            checks={name: flat.get(name) for name in CHECKS},
+            metrics={name: flat.get(name) for name in METRICS},
+        )
+
+
+NESTED = ("config", "details")
+"""What stands in `results.jsonl` beside the columns, and not in `results.csv`."""
+
+AXES = tuple(item.name for item in fields(Row) if item.metadata.get("axis"))
+"""The columns that say which point of the matrix a cell is."""
+
+REQUIRED = (*_FIRST_VERSION[:14],)
+"""The columns that every row has, of whatever version."""
+
+
+def column_types() -> dict[str, ColumnType]:
+    """What each column holds, in the order of the columns, and after them what is nested."""
+    declared = {
+        name: kind for name, kind in column_types_of(Row).items() if name not in ("checks", "metrics")
+    }
+    declared |= dict.fromkeys(CHECKS, YES_OR_NO.or_null)
+    declared |= {name: (INTEGER if spec.whole else NUMBER).or_null for name, spec in METRICS.items()}
+    first = [name for name in _FIRST_VERSION if name in declared]
+    order = [*first, *(name for name in declared if name not in first and name not in NESTED), *NESTED]
+    return {name: declared[name] for name in order}
+
+
+def columns() -> tuple[str, ...]:
+    """The columns of a row, in their order; with those of plug-ins that have been loaded."""
+    return tuple(name for name in column_types() if name not in NESTED)
+
+
+def exit_status(rows: Iterable[Row]) -> int:
+    """0 when every row is ok and at least one cell ran, else 1."""
+    ok, ran = True, False
+    for row in rows:
+        ok = ok and row.is_ok
+        ran = ran or row.status != "skip"
+    return 0 if ok and ran else 1
