@@ -123,11 +123,15 @@ REQUIRED = (*_FIRST_VERSION[:14],)
 
 def column_types() -> dict[str, ColumnType]:
     """What each column holds, in the order of the columns, and after them what is nested."""
-    declared = {
-        name: kind for name, kind in column_types_of(Row).items() if name not in ("checks", "metrics")
-    }
-    declared |= dict.fromkeys(CHECKS, YES_OR_NO.or_null)
-    declared |= {name: (INTEGER if spec.whole else NUMBER).or_null for name, spec in METRICS.items()}
+    return _column_types(tuple(CHECKS), tuple(METRICS.values()))
+
+
+@cache
+def _column_types(checks: tuple[str, ...], metrics: tuple[MetricSpec, ...]) -> dict[str, ColumnType]:
+    declared = column_types_of(Row)
+    del declared["checks"], declared["metrics"]
+    declared |= dict.fromkeys(checks, YES_OR_NO.or_null)
+    declared |= {spec.name: (INTEGER if spec.whole else NUMBER).or_null for spec in metrics}
     first = [name for name in _FIRST_VERSION if name in declared]
     order = [*first, *(name for name in declared if name not in first and name not in NESTED), *NESTED]
     return {name: declared[name] for name in order}

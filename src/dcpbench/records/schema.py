@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 @dataclass(frozen=True)
 class ColumnType:
-    """What a column may hold: JSON's own types exactly, as true is no number; null too if it is `optional`."""
+    """What a column may hold: JSON's own types exactly, as true is no number; null if it is `optional`."""
 
     python: type
     name: str

@@ -1,10 +1,10 @@
 """How rows are written and read.
 
 Rows are appended to `results.jsonl` whole and flushed the moment a cell ends, by the driver alone: a
-sweep that dies keeps every row it had. `results.csv` is its columns, written beside and renamed, so that it is
-there whole or not at all. `measurements.jsonl` has every value that a rank measured, one a line, as the rows'
-metrics were made of them. What is read is held against the types of the columns, and nothing in it is ever
-evaluated.
+sweep that dies keeps every row it had. `results.csv` is its columns, written beside and renamed, so that it
+is there whole or not at all. `measurements.jsonl` has every value that a rank measured, one a line, as the
+rows' metrics were made of them. What is read is held against the types of the columns, and nothing in it is
+ever evaluated.
 
 A sweep that is resumed takes the rows that do not stand any more out of `results.jsonl`, which so has
 one row for each cell at every moment, and keeps them in `superseded.jsonl`.

@@ -1,8 +1,8 @@
 """Rows of schema version 1, as rows of today: the one place that knows what they lacked.
 
-They have no `config`, and their overrides are joined by blanks, so that a value with blanks in it cannot be told
-from two overrides. What is known of the identity of their cells is made of their axes and overrides; their
-digests were made otherwise and compare with no others.
+They have no `config`, and their overrides are joined by blanks, so that a value with blanks in it cannot be
+told from two overrides. What is known of the identity of their cells is made of their axes and overrides;
+their digests were made otherwise and compare with no others.
 """
 
 import re
@@ -13,24 +13,19 @@ from typing import Any
 _NEXT_OVERRIDE = re.compile(r"\s+(?=[+~]*[\w./@:-]+=)")
 _GROUPS = ("scenario", "parallel", "save", "model", "optimizer", "storage", "load_parallel", "fault")
 _SINGLE = ("compile", "world_size", "device", "seed")
-_HOW_RUN = frozenset(
-    [
-        "repeat",
-        "repeats",
-        "experiment",
-        "retry",
-        "sharing",
-        "isolation",
-        "raw",
-        "known_failures",
-        "keep_checkpoints",
-        "storage.root",
-        "storage.keep_free_bytes",
-        "storage.needs_bytes",
-        "resume",
-        "rerun",
-        "plan",
-    ]
+_HOW_RUN = (
+    "repeat",
+    "repeats",
+    "experiment",
+    "retry",
+    "sharing",
+    "isolation",
+    "raw",
+    "known_failures",
+    "keep_checkpoints",
+    "storage.root",
+    "storage.keep_free_bytes",
+    "storage.needs_bytes",
 )
 
 
