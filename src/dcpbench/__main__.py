@@ -21,7 +21,8 @@ from dcpbench.config.conf_folder import conf_folder
 from dcpbench.config.config_errors import one_line
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import Config
-from dcpbench.records.store import INTERRUPTED, WRONG_CONFIGURATION, ResultsError
+from dcpbench.records.status import INTERRUPTED, WRONG_CONFIGURATION
+from dcpbench.records.store import ResultsError
 from dcpbench.sweep.folder.manifest import command_line
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from dcpbench.records.store import Row
+from dcpbench.records.row import Row
 from dcpbench.report.styles import console_for, style_of
 from dcpbench.sweep.folder.resume import Found
 from dcpbench.sweep.plan import estimate
@@ -27,7 +27,7 @@ def print_plan(folder: Path, jobs: list[Job], gpus: int, found: Found | None) ->
     disk = DiskUse()
     for job in jobs:
         if row := done.get(job.cell.name):
-            disk.add(job.config, row)
+            disk.add(job.key, row["disk_bytes"])
     table = Table("cell", "would", "about", "because", box=None, pad_edge=False, header_style="bold")
     counts: Counter[str] = Counter()
     for job in jobs:
@@ -49,12 +49,11 @@ def print_plan(folder: Path, jobs: list[Job], gpus: int, found: Found | None) ->
 def _fate(job: Job, done: Row | None, disk: DiskUse, folder: Path, times: Times) -> tuple[str, str, str]:
     if done:
         return "done", "", f"{done.status}: {done.reason}" if done.reason else done.status
-    skip = job.skip or disk.why_skip(job.config, job.checkpoints(folder))
+    skip = job.skip or disk.why_skip(job.key, job.config.storage, job.checkpoints(folder))
     if skip:
         return "skip", "", skip
-    known = [failure for failure in job.known_failures if failure.covers(job.begun)]
-    expects = "; ".join(f"known failure {failure.id}: {failure.reason}" for failure in known)
-    seconds = times.of(estimate.keys(job.begun))
+    expects = "; ".join(f"known failure {failure.id}: {failure.reason}" for failure in job.known_failures)
+    seconds = times.of(estimate.keys(job.key))
     return "run", "?" if seconds is None else in_words(seconds), expects
 
 

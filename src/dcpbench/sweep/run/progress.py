@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from dcpbench.records.store import Row, as_it_should_be
+from dcpbench.records.row import Row
 from dcpbench.report.styles import style_of
 from dcpbench.sweep.plan.estimate import in_words
 
@@ -87,13 +87,13 @@ class ProgressDisplay:
         self._done += 1
         self._running.pop(row.cell, None)
         self._bar.update(self._task, completed=self._done)
-        if not as_it_should_be(row):
+        if not row.is_ok:
             self._failures += 1
             self._failed.append((row.status, f" {row.cell}: {row.reason}"))
         if self._console.is_terminal:
             self._show_left(left)
             return
-        spent = f" {row.cell_s:.1f} s" if row.cell_s is not None else ""
+        spent = f" {row['cell_s']:.1f} s" if row["cell_s"] is not None else ""
         line = Text(f"[{self._done}/{self._total}] ")
         line.append(row.status, style_of(row.status))
         line.append(f"{' (flaky)' if row.flaky else ''} {row.cell}{spent}")

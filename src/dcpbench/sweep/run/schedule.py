@@ -17,7 +17,8 @@ def stretches(jobs: Iterable[Job]) -> list[list[Job]]:
     found: dict[object, list[Job]] = {}
     for job in jobs:
         shared = job.config.sharing is Sharing.correctness
-        found.setdefault(job.kind.device if shared else (job.kind, job.config.sharing), []).append(job)
+        ranks = job.kinds[0].device if shared else (*job.kinds, job.config.sharing)
+        found.setdefault(ranks, []).append(job)
     return list(found.values())
 
 
@@ -26,22 +27,22 @@ def asked(jobs: Iterable[Job], gpus: int) -> dict[str, Asked]:
     found: dict[str, Asked] = {}
     for together in stretches(jobs):
         at_once = len(places(together, gpus))
-        found |= {job.cell.name: Asked(keys(job.begun), at_once) for job in together if not job.skip}
+        found |= {job.cell.name: Asked(keys(job.key), at_once) for job in together if not job.skip}
     return found
 
 
 def places(jobs: Sequence[Job], gpus: int) -> list[tuple[int, ...]]:
-    """For each lane that the cells of a stretch run in the GPUs that are its own, or that it shares.
+    """For each worker that the cells of a stretch run in the GPUs that are its own, or that it shares.
 
     Cells on GPUs run at once where each has its own, with `sharing=none` never. With
-    `sharing=correctness` as many lanes share the GPUs, or the CPU, as are worth it.
+    `sharing=correctness` as many workers share the GPUs, or the CPU, as are worth it.
     """
-    kind, sharing = jobs[0].kind, jobs[0].config.sharing
-    size = max(job.kind.world_size for job in jobs)
-    everywhere = tuple(range(gpus)) if kind.device == "cuda" else ()
+    device, sharing = jobs[0].kinds[0].device, jobs[0].config.sharing
+    size = max(job.world_size for job in jobs)
+    everywhere = tuple(range(gpus)) if device == "cuda" else ()
     if sharing is Sharing.correctness:
         at_once = max(2, min(_AT_ONCE, (os.cpu_count() or 1) // size))
-        found = [everywhere[lane:] + everywhere[:lane] for lane in range(at_once)]
+        found = [everywhere[worker:] + everywhere[:worker] for worker in range(at_once)]
     elif everywhere and sharing is Sharing.disjoint:
         found = [everywhere[first : first + size] for first in range(0, gpus - size + 1, size)]
     else:
