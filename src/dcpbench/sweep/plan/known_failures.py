@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +108,6 @@ def _refuse(failure: KnownFailure) -> None:
         raise ConfigError("it lists neither checks nor an error")
     for unknown in set(failure.checks) - set(CHECKS):
         raise ConfigError(f"no check {unknown!r} ({', '.join(CHECKS)})")
-    for item in fields(KnownError) if failure.error else ():
-        if getattr(failure.error, item.name) == MISSING:
-            raise ConfigError(f"error.{item.name}: is missing")
     SpecifierSet(failure.torch)
     for pattern in (*failure.checks.values(), failure.error.message if failure.error else ""):
         re.compile(pattern)
