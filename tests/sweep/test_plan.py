@@ -19,7 +19,7 @@ from dcpbench.records.row import Row
 from dcpbench.records.store import append_row
 from dcpbench.sweep.plan import estimate
 from dcpbench.sweep.plan.disk import DiskUse
-from dcpbench.sweep.plan.estimate import Asked, Times, in_words, keys
+from dcpbench.sweep.plan.estimate import Estimated, Times, duration_text, keys
 from dcpbench.sweep.run.progress import ProgressDisplay
 from support.rows import row
 
@@ -93,7 +93,7 @@ def test_a_cell_takes_as_long_as_the_cells_that_are_most_like_it() -> None:
     assert times.of(keys(convert)) == 7, "cells that shared their devices tell too"
     assert times.of(keys(key(compile=True))) is None
     like = [key("a"), key("b"), key(compile=True)]
-    asked = [Asked(keys(one), at_once) for one, at_once in zip(like, (1, 2, 4), strict=True)]
+    asked = [Estimated(keys(one), at_once) for one, at_once in zip(like, (1, 2, 4), strict=True)]
     assert times.left(asked) == 10 + 30 / 2 + 20 / 4
     assert Times().left(asked) is None
 
@@ -102,7 +102,7 @@ def test_a_cell_takes_as_long_as_the_cells_that_are_most_like_it() -> None:
     ("seconds", "words"), [(4.4, "4 s"), (89, "89 s"), (90, "2 min"), (5000, "83 min"), (12000, "3 h 20 min")]
 )
 def test_an_estimate_is_told_as_exactly_as_it_deserves(seconds: float, words: str) -> None:
-    assert in_words(seconds) == words
+    assert duration_text(seconds) == words
 
 
 def test_what_is_left_is_told_sparingly() -> None:

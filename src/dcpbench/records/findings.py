@@ -37,7 +37,7 @@ class Finding:
         name: its FQN, or whatever else names it (a step's loss, a file, an object).
         problem: the kind of mismatch.
         kind: what kind of state it is: param, buffer, exp_avg, step, lr, ….
-        max_abs_diff: the largest distance of two elements, where that can be told.
+        max_abs_diff: the largest distance of two elements, where that can be determined.
         facts: what else is known, as plain data, by the names that the sentences use: `saved`, `restored`,
             `index`, `saved_bits`, `differing`, `elements`, ….
         where: of which checkpoint or moment, in words.

@@ -44,11 +44,11 @@ class Found:
 
     def sentences(self, cells: int) -> list[str]:
         """What there is to say about it, a line each, for a sweep of so many cells."""
-        told = [f"resume: {len(self.standing)} of {cells} cells are done"]
-        told += [f"resume: {_cells(number)} again: {why}" for why, number in self.reasons.items()]
+        sentences = [f"resume: {len(self.standing)} of {cells} cells are done"]
+        sentences += [f"resume: {_cells(number)} again: {why}" for why, number in self.reasons.items()]
         if self.torn:
-            told.append(f"resume: the last line of {RESULTS_JSONL} was broken off and is cut off")
-        return told
+            sentences.append(f"resume: the last line of {RESULTS_JSONL} was broken off and is cut off")
+        return sentences
 
 
 def same_matrix(folder: Path, record: Record, names: Sequence[str]) -> None:

@@ -56,7 +56,7 @@ class DiskUse:
 
 
 def bytes_in(folder: Path) -> int | None:
-    """The bytes of all files below a folder, None if that cannot be told."""
+    """The bytes of all files below a folder, None if that cannot be determined."""
     try:
         return sum(item.stat().st_size for item in folder.rglob("*") if item.is_file())
     except OSError:

@@ -21,7 +21,7 @@ closer still are those of one identity."""
 _KEPT = 25
 
 
-class Asked(NamedTuple):
+class Estimated(NamedTuple):
     """A cell by what it is known by, and how many run `at_once` where it does."""
 
     keys: list[str]
@@ -52,7 +52,7 @@ class Times:
         found = next((taken for key in cell if (taken := self._taken.get(key))), None)
         return statistics.median(found) if found else None
 
-    def left(self, cells: Iterable[Asked]) -> float | None:
+    def left(self, cells: Iterable[Estimated]) -> float | None:
         """Seconds for all of these cells; those that are like none so far take as long as the others do.
         None if there is nothing to go by."""
         known: list[float] = []
@@ -75,7 +75,7 @@ def times_of(rows: Iterable[Row]) -> Times:
     return times
 
 
-def newest_like(folder: Path, cells: list[Asked]) -> tuple[Path, Times] | None:
+def newest_like(folder: Path, cells: list[Estimated]) -> tuple[Path, Times] | None:
     """The newest sweep beside `folder`, itself left out, that has times for any of these cells."""
     for other in _newest_first(folder):
         times = times_of(stored_rows(other))
@@ -89,7 +89,7 @@ def _newest_first(folder: Path) -> Iterator[Path]:
     return (path.parent for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True))
 
 
-def in_words(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """`45 s`, `12 min`, `3 h 20 min`: as exact as an estimate deserves."""
     if seconds < 90:
         return f"{seconds:.0f} s"

@@ -39,7 +39,7 @@ class Sweep:
     """One run over a list of jobs, but those that are `done`; a row is forgotten once it is written.
 
     Cells that need the same ranks run one after another, and at once where the machine has room
-    (`dcpbench.sweep.run.schedule`): each lane then has a thread, but rows are written by this one only.
+    (`dcpbench.sweep.run.schedule`): each worker then has a thread, but this one alone writes rows.
     """
 
     folder: Path
@@ -61,7 +61,7 @@ class Sweep:
             KeyboardInterrupt: the user broke off.
         """
         to_run = [job for job in self.jobs if job.cell.name not in self.done]
-        left = schedule.asked(to_run, self.machine.gpus)
+        left = schedule.estimates(to_run, self.machine.gpus)
         times = estimate.times_of(self.done.values())
         for job in self.jobs:
             if row := self.done.get(job.cell.name):

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Sequence
 
 from dcpbench.config.groups import Sharing
-from dcpbench.sweep.plan.estimate import Asked, keys
+from dcpbench.sweep.plan.estimate import Estimated, keys
 from dcpbench.sweep.plan.job import Job
 
 _AT_ONCE = 4
@@ -22,12 +22,12 @@ def stretches(jobs: Iterable[Job]) -> list[list[Job]]:
     return list(found.values())
 
 
-def asked(jobs: Iterable[Job], gpus: int) -> dict[str, Asked]:
-    """Each cell that is not a skip by its name, as its time is estimated."""
-    found: dict[str, Asked] = {}
+def estimates(jobs: Iterable[Job], gpus: int) -> dict[str, Estimated]:
+    """Each cell that is not a skip by its name, as what its time is estimated from."""
+    found: dict[str, Estimated] = {}
     for together in stretches(jobs):
         at_once = len(places(together, gpus))
-        found |= {job.cell.name: Asked(keys(job.key), at_once) for job in together if not job.skip}
+        found |= {job.cell.name: Estimated(keys(job.key), at_once) for job in together if not job.skip}
     return found
 
 
