@@ -3,15 +3,17 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+
+from support.drivers import Driver, start_server
 
 if TYPE_CHECKING:
     from support.browser import Browser
@@ -57,18 +59,19 @@ def command(folder: Path, *overrides: str) -> list[str]:
     return [*program, *overrides, f"hydra.sweep.dir={folder}"]
 
 
+def start(*words: str, cwd: Path, prepare: Callable[[], None] | None = None) -> Driver:
+    """Start `python -m dcpbench` with these words."""
+    if forkserver._forkserver._forkserver_pid is None:
+        start_server(environment())
+    return Driver(list(words), cwd, environment(), prepare)
+
+
 def run(folder: Path, *overrides: str, timeout_s: float = 240) -> Finished:
     """Run a sweep to its end."""
-    ended = subprocess.run(
-        command(folder, *overrides),
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-        env=environment(),
-        cwd=folder.parent,
-    )
-    return Finished(ended.returncode, ended.stdout, ended.stderr, folder)
+    driver = start(*command(folder, *overrides)[3:], cwd=folder.parent)
+    out, err = driver.communicate(timeout_s)
+    assert driver.returncode is not None
+    return Finished(driver.returncode, out, err, folder)
 
 
 @pytest.fixture
