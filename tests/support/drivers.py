@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing import forkserver, process, resource_tracker, util
 from multiprocessing.connection import Connection
@@ -23,16 +23,30 @@ from pathlib import Path
 from unittest import mock
 
 _PATH = tuple(sys.path)
+_TESTS = Path(__file__).parents[1]
 _ENDED_S = 10.0
 
 
-def start_server(environment: Mapping[str, str]) -> ForkServerContext:
-    """Start the server that drivers, and ranks without a driver, are forked from; it lives as long as this
-    process. What a driver sets in the environment of its own fork server is set in this one's."""
+def environment() -> dict[str, str]:
+    """This process's environment, with the tests' own scenarios importable."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(_TESTS), os.environ.get("PYTHONPATH", "")])}
+
+
+def start_server() -> ForkServerContext:
+    """The context whose processes are forked from the server, which is started if it does not run yet and
+    then lives as long as this process. In its environment is set what a driver sets for its own."""
     from dcpbench.executors import machine
 
-    imported = ["hydra.main", "dcpbench.sweep.app", "dcpbench.report.terminal", "dcpbench.report.files", __name__]
-    with mock.patch.dict(os.environ, environment):
+    if forkserver._forkserver._forkserver_pid is not None:
+        return multiprocessing.get_context("forkserver")
+    imported = [
+        "hydra.main",
+        "dcpbench.sweep.app",
+        "dcpbench.report.terminal",
+        "dcpbench.report.files",
+        __name__,
+    ]
+    with mock.patch.dict(os.environ, environment()):
         with mock.patch.object(forkserver, "ensure_running"):
             context = machine.fork_server(compiles=True)
         context.set_forkserver_preload([*forkserver._forkserver._preload_modules, *imported])
@@ -49,13 +63,16 @@ class Driver:
     """
 
     def __init__(
-        self, words: list[str], cwd: Path, environment: Mapping[str, str], prepare: Callable[[], None] | None = None
+        self,
+        words: Sequence[str],
+        cwd: Path,
+        prepare: Callable[[], object] | None = None,
     ) -> None:
-        context = multiprocessing.get_context("forkserver")
+        context = start_server()
         pipes = [context.Pipe(duplex=False) for _ in range(2)]
         self._reads = [here for here, _ in pipes]
         self._process = context.Process(
-            target=_drive, args=(words, str(cwd), dict(environment), [there for _, there in pipes], prepare)
+            target=_drive, args=(words, str(cwd), environment(), [there for _, there in pipes], prepare)
         )
         self._process.start()
         for _, there in pipes:
@@ -113,11 +130,11 @@ class Driver:
 
 
 def _drive(
-    words: list[str],
+    words: Sequence[str],
     cwd: str,
-    environment: dict[str, str],
+    variables: dict[str, str],
     writes: list[Connection],
-    prepare: Callable[[], None] | None,
+    prepare: Callable[[], object] | None,
 ) -> None:
     os.setsid()
     for file, write in zip((1, 2), writes, strict=True):
@@ -126,7 +143,7 @@ def _drive(
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
     _forget_server()
     os.environ.clear()
-    os.environ.update(environment)
+    os.environ.update(variables)
     os.chdir(cwd)
     sys.path[:] = [cwd, *_PATH[1:]]
     import dcpbench.__main__ as program
