@@ -167,6 +167,7 @@ def _forget_server() -> None:
 
 def _forked(_: str, arguments: list[str], kept: list[int]) -> int:
     """What `multiprocessing.util.spawnv_passfds` does, without importing everything again."""
+    sys.stdout.flush()
     if pid := os.fork():
         return pid
     status = 1
@@ -182,7 +183,7 @@ def _forked(_: str, arguments: list[str], kept: list[int]) -> int:
         status = 0
     except SystemExit:
         status = 0
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - nobody else could tell of it
         sys.excepthook(*sys.exc_info())
     finally:
         sys.stderr.flush()

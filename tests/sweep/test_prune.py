@@ -14,7 +14,7 @@ from conftest import run, start, words_of
 from dcpbench.records import lock
 from dcpbench.records.store import append_row, write_json
 from dcpbench.report.__main__ import main
-from dcpbench.sweep.folder.claim import discard as discarding
+from dcpbench.sweep.folder import discard as discarding
 from dcpbench.sweep.folder.retention import Policy, StoredSweep, kept
 from support.rows import row
 

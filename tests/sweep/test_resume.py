@@ -5,6 +5,7 @@ import resource
 import shutil
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,7 +15,7 @@ import pytest
 from conftest import TESTS, Finished, alive_in, dcpbench, run, start, words_of
 from dcpbench.config.schema import Config, ModelConfig, ScenarioConfig, StorageConfig
 from dcpbench.records.store import append_row, keep_lines, read_lines
-from dcpbench.sweep.folder.claim import manifest
+from dcpbench.sweep.folder import manifest
 from dcpbench.sweep.plan import identity
 from dcpbench.sweep.plan.known_failures import KnownFailure
 from support.rows import row
@@ -294,16 +295,12 @@ def test_a_users_own_code_is_part_of_what_ran(tmp_path: Path, monkeypatch: pytes
     assert digest(Config()) == before[1]
 
 
-def limit_files() -> None:
-    """As `ulimit -f 80` does."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (80 * 1024, 80 * 1024))
-
-
 @pytest.mark.slow
 def test_a_row_for_which_there_is_no_room_breaks_the_sweep_off_between_rows(tmp_path: Path) -> None:
     """A limit on the length of files stands for a full disk."""
     folder = tmp_path / "sweep"
-    full = run(folder, "-m", "seed=range(1,11)", *SMALL, prepare=limit_files)
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (80 * 1024, 80 * 1024))
+    full = run(folder, "-m", "seed=range(1,11)", *SMALL, prepare=limit)
     assert full.status == 1
     assert full.err.splitlines()[-1] == (
         f"broken off: {folder / 'results.jsonl'} cannot be written to: File too large; make room, and go "
