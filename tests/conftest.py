@@ -5,6 +5,7 @@ leaves untested; `own_process=True` starts `python -m dcpbench` as a shell does.
 """
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 TESTS = Path(__file__).parent
 PARALLELISMS = ("none", "ddp", "fsdp", "hsdp", "fsdp_tp", "fsdp2", "hsdp2", "fsdp2_tp")
 
+
+# What tests compute is small, and threads that wait for each other spin on cores that ranks need.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and whatever they start would too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
