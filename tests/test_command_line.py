@@ -6,12 +6,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 
 import psutil
 import pytest
 
-from conftest import Finished, alive_in, command, environment
+from conftest import Finished, alive_in, run, start, words_of
 
 WRONG = {
     "unknown option": (["parallel=nope"], ["nope", "fsdp2_tp"]),
@@ -55,12 +56,10 @@ def test_a_wrong_configuration_is_one_line_and_starts_nothing(
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
     blocked = tmp_path / "a-file"
     blocked.write_text("mine")
-    ended = subprocess.run(
-        command(blocked / "sweep", "parallel=ddp"), capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == 2
-    assert len(ended.stderr.strip().splitlines()) == 1
-    assert "hydra.sweep.dir" in ended.stderr
+    ended = run(blocked / "sweep", "parallel=ddp", cwd=tmp_path)
+    assert ended.status == 2
+    assert len(ended.err.strip().splitlines()) == 1
+    assert "hydra.sweep.dir" in ended.err
     assert blocked.read_text() == "mine"
 
 
@@ -120,17 +119,6 @@ def test_help_and_configuration_need_no_torch() -> None:
         assert not imported & {"torch", "pandas", "numpy"}
 
 
-def _start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command(folder, *overrides),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-        start_new_session=True,
-    )
-
-
 def _wait_for(happened: Callable[[], bool], limit_s: float = 60) -> None:
     deadline = time.monotonic() + limit_s
     while not happened():
@@ -148,7 +136,7 @@ def _hanging(folder: Path) -> bool:
 def test_ctrl_c_keeps_the_rows_and_ends_the_ranks(tmp_path: Path, sharing: str) -> None:
     folder = tmp_path / "sweep"
     lists = ("scenario=save_load,hangs", f"sharing={sharing}")
-    driver = _start(folder, "-m", *lists, "parallel=ddp", "device=cpu", "saves=1")
+    driver = start(*words_of(folder, "-m", *lists, "parallel=ddp", "device=cpu", "saves=1"), cwd=tmp_path)
     _wait_for(lambda: _hanging(folder))
     os.killpg(driver.pid, signal.SIGINT)
     out, err = driver.communicate(timeout=30)
@@ -163,7 +151,8 @@ def test_ctrl_c_keeps_the_rows_and_ends_the_ranks(tmp_path: Path, sharing: str) 
 @pytest.mark.slow
 def test_ranks_do_not_outlive_a_driver_that_was_killed(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
-    driver = _start(folder, "-m", "scenario=save_load,hangs", "parallel=ddp", "device=cpu", "saves=1")
+    asked = ("-m", "scenario=save_load,hangs", "parallel=ddp", "device=cpu", "saves=1")
+    driver = start(*words_of(folder, *asked), cwd=tmp_path)
     _wait_for(lambda: _hanging(folder))
     driver.kill()
     driver.communicate(timeout=30)
@@ -201,5 +190,6 @@ def test_the_report_of_nothing_is_one_line(tmp_path: Path) -> None:
 
 
 def test_no_test_leaves_a_rank_behind() -> None:
-    mine = psutil.Process().children(recursive=True)
+    kept = forkserver._forkserver._forkserver_pid
+    mine = [process for process in psutil.Process().children(recursive=True) if process.pid != kept]
     assert [process.cmdline() for process in mine if "forkserver" in " ".join(process.cmdline())] == []

@@ -6,11 +6,9 @@ is read off a tensor of the same shape, cut in the same way, that holds its own 
 
 import functools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
@@ -23,7 +21,7 @@ from dcpbench.verify.compare_layouts import compare_across, differing, digests
 from dcpbench.verify.gather import contents
 from dcpbench.verify.layout import extent_of, whole
 from dcpbench.verify.snapshot import TensorLeaf
-from support.gloo_ranks import Ask, gloo_ranks
+from support.gloo_ranks import Ask
 from verify.test_compare import DTYPES
 
 MESHES = ((4,), (2, 2), (4, 1), (1, 4))
@@ -63,12 +61,6 @@ def cases(draw: st.DrawFn) -> Case:
         draw(st.integers(0, 3)),
         byte,
     )
-
-
-@pytest.fixture(scope="module")
-def ask() -> Iterator[Ask]:
-    with gloo_ranks() as on_all:
-        yield on_all
 
 
 @settings(
