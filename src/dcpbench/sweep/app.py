@@ -63,9 +63,8 @@ class SweepRun:
         self._record: manifest.Record | None = None
         self._driver: driver.Sweep | None = None
         self._overrides: list[list[str]] = []
-        self._written = 0
         self._started = 0.0
-        self._in_batch = False
+        self._in_batch = self._broken_off = False
         if not own_sweeper:
             _refuse_what_needs_all_cells(base, self.sweeper)
             folders.refuse_used(self._folder)
@@ -93,22 +92,19 @@ class SweepRun:
             raise ConfigError(f"hydra/sweeper={self.sweeper}: asks for no cell")
         self._in_batch = True
         batch = [_of_the_cell(overrides) for overrides in job_overrides]
-        sweep = self._first(batch) if self._driver is None else self._next(self._driver, batch)
-        if sweep is None:
-            return [None for _ in batch]
-        self._driver = sweep
-        try:
-            sweep.run()
-        except ResultsError as error:
-            self._break_off(error)
-        finally:
-            self._written += sweep.written
+        jobs = self._next(self._driver, batch) if self._driver else self._first(batch)
+        if self._driver:  # else it is only planned
+            try:
+                self._driver.run(jobs)
+            except ResultsError as error:
+                self._break_off(error)
+                sys.exit(1)
         self._in_batch = False
         rows = {row.cell: row for row in stored_rows(self._folder)}
-        return [self._objective.value_of(rows.get(item.cell.name)) for item in sweep.jobs[-len(batch) :]]
+        return [self._objective.value_of(rows.get(job.cell.name)) for job in jobs]
 
     def end(self, status: int) -> int:
-        """Put the rows in order, write the reports, print the table, and give the folder up.
+        """End the ranks, put the rows in order, write the reports, print the table, and give the folder up.
 
         Args:
             status: the exit status as far as it is known, 0 if it depends on the rows alone.
@@ -117,15 +113,17 @@ class SweepRun:
             the exit status.
         """
         with self._claim:
-            if self._driver is not None:
-                return self._report(self._driver, status)
-            if self._record is None and not self._own_sweeper:  # whose sweeper may have left it behind
-                (self._folder / _MULTIRUN_YAML).unlink(missing_ok=True)
-            return status
+            try:
+                return self._end(self._driver, status) if self._driver else status
+            except KeyboardInterrupt:
+                return INTERRUPTED
+            finally:
+                if self._record is None and not self._own_sweeper:  # whose sweeper may have left it behind
+                    (self._folder / _MULTIRUN_YAML).unlink(missing_ok=True)
 
-    def _first(self, batch: list[list[str]]) -> driver.Sweep | None:
-        """The sweep of the first batch, and of the only one of dcpbench's own sweeper; None if it is only
-        planned."""
+    def _first(self, batch: list[list[str]]) -> list[job.Job]:
+        """The jobs of the first batch, which of dcpbench's own sweeper is the only one. Begins the sweep,
+        unless it is only to be planned."""
         base, folder = self._base, self._folder
         before = _resumed(base, folder)
         if before is not None and not base.plan:
@@ -141,12 +139,12 @@ class SweepRun:
         except RuntimeError as error:
             raise ConfigError(str(error)) from None
         jobs = job.plan(cells, here, self._conf)
-        sweep = driver.Sweep(folder, jobs, here, context, self._console)
+        sweep = driver.Sweep(folder, list(jobs), here, context, self._console)
         found = None if before is None else resume.look(folder, jobs, base.rerun)
         if base.plan:
             here.complete()
             dry_run.print_plan(folder, jobs, here.gpus, found)
-            return None
+            return jobs
         if before is None or found is None:
             self._begin(sweep)
         else:
@@ -155,18 +153,17 @@ class SweepRun:
         # pandas takes up to a second to import, which the driver has while the ranks are at work.
         import_of = ("dcpbench.report.terminal",)
         threading.Thread(target=importlib.import_module, args=import_of, daemon=True).start()
-        return sweep
+        self._driver = sweep
+        return jobs
 
-    def _next(self, so_far: driver.Sweep, batch: list[list[str]]) -> driver.Sweep:
-        """The sweep with one more batch, whose cells are the last of its jobs."""
+    def _next(self, sweep: driver.Sweep, batch: list[list[str]]) -> list[job.Job]:
+        """The jobs of another batch."""
         assert self._record is not None
-        jobs = job.plan(self._compose(batch), so_far.machine, self._conf)
-        jobs = [*so_far.jobs, *jobs]
-        job.refuse_shared_folders(jobs)
-        sweep = driver.Sweep(self._folder, jobs, so_far.machine, so_far.context, self._console)
-        sweep.done = {row.cell: row for row in stored_rows(self._folder)}
+        jobs = job.plan(self._compose(batch), sweep.machine, self._conf)
+        job.refuse_shared_folders([*sweep.jobs, *jobs])
+        sweep.jobs += jobs
         self._write_record(sweep, self._record)
-        return sweep
+        return jobs
 
     def _compose(self, batch: list[list[str]]) -> list[composing.SweepCell]:
         first = len(self._overrides)
@@ -207,26 +204,30 @@ class SweepRun:
         self._record.write(self._folder)
 
     def _break_off(self, error: ResultsError) -> None:
-        """End the process where there is no room for another row."""
-        sentence = f"broken off: {error}; make room, and go on with resume={self._folder}"
-        self._console.print(Text(sentence), soft_wrap=True)
-        self._driver = None
-        sys.exit(1)
+        """Say once that there is no room for another row."""
+        if not self._broken_off:
+            sentence = f"broken off: {error}; make room, and go on with resume={self._folder}"
+            self._console.print(Text(sentence), soft_wrap=True)
+        self._broken_off = True
 
-    def _report(self, sweep: driver.Sweep, status: int) -> int:
+    def _end(self, sweep: driver.Sweep, status: int) -> int:
+        try:
+            sweep.end()
+            if not self._broken_off:
+                resume.in_order(self._folder, sweep.jobs)
+                write_csv(self._folder)
+        except ResultsError as error:
+            self._break_off(error)
+        if self._broken_off:
+            return 1
         if status == INTERRUPTED:
             have = sum(1 for _ in stored_rows(self._folder))
             self._console.print(f"interrupted: {have} of {len(sweep.jobs)} cells have a row")
-        try:
-            resume.in_order(self._folder, sweep.jobs)
-            write_csv(self._folder)
-        except ResultsError as error:
-            self._break_off(error)
         if any(stored_rows(self._folder)):
-            self._print_report()
+            self._print_report(sweep.written)
         return status or exit_status(stored_rows(self._folder))
 
-    def _print_report(self) -> None:
+    def _print_report(self, written: int) -> None:
         from dcpbench.report.files import write_reports
         from dcpbench.report.terminal import print_report
 
@@ -235,9 +236,7 @@ class SweepRun:
         if all(row.status == "skip" for row in stored_rows(self._folder)):
             self._console.print("every cell was skipped: nothing was measured")
         spent_s = time.monotonic() - self._started
-        self._console.print(
-            f"{self._written} cells in {spent_s:.1f} s, written to {self._folder}", soft_wrap=True
-        )
+        self._console.print(f"{written} cells in {spent_s:.1f} s, written to {self._folder}", soft_wrap=True)
 
 
 def _of_the_cell(overrides: Sequence[str]) -> list[str]:
