@@ -81,11 +81,15 @@ def test_checkpoints_lie_where_storage_root_says(tmp_path: Path, sweep: Callable
     assert not list(ended.folder.rglob("*.distcp"))
 
 
-@pytest.mark.parametrize("override", ["hydra/launcher=basic", "hydra/sweeper=basic", "hydra.mode=RUN"])
-def test_another_launcher_or_sweeper_is_refused(override: str, sweep: Callable[..., Finished]) -> None:
-    ended = sweep("parallel=ddp", "device=cpu", override)
+@pytest.mark.parametrize(
+    "overrides",
+    [["hydra/launcher=basic"], ["hydra/launcher=basic", "hydra/sweeper=basic"], ["hydra.mode=RUN"]],
+    ids=" ".join,
+)
+def test_another_launcher_is_refused(overrides: list[str], sweep: Callable[..., Finished]) -> None:
+    ended = sweep("parallel=ddp", "device=cpu", *overrides)
     assert ended.status == 2
-    assert ("sweeper" if "sweeper" in override else "launcher") in ended.err.splitlines()[-1]
+    assert "launcher" in ended.err.splitlines()[-1]
     assert not list(ended.folder.glob("results*"))
 
 
@@ -132,10 +136,18 @@ def _hanging(folder: Path) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharing", ["disjoint", "correctness"])
-def test_ctrl_c_keeps_the_rows_and_ends_the_ranks(tmp_path: Path, sharing: str) -> None:
+@pytest.mark.parametrize(
+    "how",
+    [
+        ["sharing=disjoint"],
+        ["sharing=correctness"],
+        ["hydra/sweeper=basic", "hydra.sweeper.max_batch_size=1"],
+    ],
+    ids=" ".join,
+)
+def test_ctrl_c_keeps_the_rows_and_ends_the_ranks(tmp_path: Path, how: list[str]) -> None:
     folder = tmp_path / "sweep"
-    lists = ("scenario=save_load,hangs", f"sharing={sharing}")
+    lists = ("scenario=save_load,hangs", *how)
     driver = start(*words_of(folder, "-m", *lists, "parallel=ddp", "device=cpu", "saves=1"), cwd=tmp_path)
     _wait_for(lambda: _hanging(folder))
     os.killpg(driver.pid, signal.SIGINT)

@@ -78,7 +78,7 @@ def plan(cells: Sequence[SweepCell], machine: Machine, conf: Path) -> list[Job]:
         expected = tuple(failure for failure in lists[path] if failure.covers(columns))
         columns |= {"expected_digest": expected_digest(config, expected), "code_digest": code_digest(config)}
         jobs.append(Job(cell, config, key, skip, expected, columns))
-    _refuse_shared_folders(cells)
+    refuse_shared_folders(jobs)
     return jobs
 
 
@@ -113,8 +113,13 @@ def _columns(cell: SweepCell, config: Config, key: CellKey) -> dict[str, Any]:
     }
 
 
-def _refuse_shared_folders(cells: Sequence[SweepCell]) -> None:
+def refuse_shared_folders(jobs: Sequence[Job]) -> None:
+    """Make sure that each cell of a sweep has a folder of its own.
+
+    Raises:
+        ConfigError: naming two that would share one.
+    """
     taken: dict[Path, str] = {}
-    for cell in cells:
+    for cell in (job.cell for job in jobs):
         if (other := taken.setdefault(cell.folder, cell.name)) != cell.name:
             raise ConfigError(f"hydra.sweep.subdir: {other} and {cell.name} would share {cell.folder}")

@@ -36,10 +36,11 @@ _ENDED_S = 30.0
 
 @dataclass
 class Sweep:
-    """One run over a list of jobs, but those that are `done`; a row is forgotten once it is written.
+    """Runs the jobs that are not `done`, in one batch or several; a row is forgotten once it is written.
 
     Cells that need the same ranks run one after another, and at once where the machine has room
-    (`dcpbench.sweep.run.schedule`): each worker then has a thread, but this one alone writes rows.
+    (`dcpbench.sweep.run.schedule`): each worker then has a thread, but this one alone writes rows. Ranks
+    that the next batch can use stay up for it, until `end`.
     """
 
     folder: Path
@@ -51,42 +52,49 @@ class Sweep:
     earlier_machines: list[dict[str, Any]] = field(default_factory=list)
     written: int = 0
     _disk: DiskUse = field(default_factory=DiskUse)
-    _workers: list[Worker] = field(default_factory=list)
-    _leaving: list[Worker] = field(default_factory=list)
+    _times: estimate.Times = field(default_factory=lambda: estimate.times_of(()))
+    _executors: dict[tuple[int, tuple[int, ...]], LocalExecutor] = field(default_factory=dict)
+    """By the number of the worker and the GPUs that its ranks use."""
 
-    def run(self) -> None:
-        """Run every job; whatever happens, the rows so far are kept and no rank is left behind.
+    def run(self, batch: Sequence[Job]) -> None:
+        """Run a batch of the jobs; whatever happens, the rows so far are kept.
 
         Raises:
-            KeyboardInterrupt: the user broke off.
+            KeyboardInterrupt: the user broke off; as after any exception, no rank is left behind.
         """
-        to_run = [job for job in self.jobs if job.cell.name not in self.done]
-        left = schedule.estimates(to_run, self.machine.gpus)
-        times = estimate.times_of(self.done.values())
-        for job in self.jobs:
+        for job in batch:
             if row := self.done.get(job.cell.name):
+                self._times.add(row)
                 self._disk.add(job.key, row["disk_bytes"])
+        to_run = [job for job in batch if job.cell.name not in self.done]
+        left = schedule.estimates(to_run, self.machine.gpus)
         self._describe_machine()
         cleanup.adopt_orphans()
         try:
-            with ProgressDisplay(self.console, len(self.jobs), len(self.done)) as display:
+            with ProgressDisplay(self.console, len(self.jobs), len(self.done) + self.written) as display:
                 for together in schedule.stretches(to_run):
                     with closing(self._run_together(together, display)) as ended:
                         for finished in ended:
                             left.pop(finished.row.cell, None)
-                            times.add(finished.row)
+                            self._times.add(finished.row)
                             self._disk.add(finished.job.key, finished.row["disk_bytes"])
                             self._write(finished)
                             self.written += 1
-                            display.end(finished.row, lambda: times.left(left.values()))
-                    for worker in self._workers:
-                        worker.executor.release()
-        finally:
-            for worker in (*self._leaving, *self._workers):
-                worker.executor.end()
-            cleanup.end_orphans()
-            self.machine.complete()
-            self._describe_machine()
+                            display.end(finished.row, lambda: self._times.left(left.values()))
+        except BaseException:
+            self._end_ranks()
+            raise
+
+    def end(self) -> None:
+        """End all ranks and what they have left behind, and complete the description of the machine."""
+        self._end_ranks()
+        self.machine.complete()
+        self._describe_machine()
+
+    def _end_ranks(self) -> None:
+        for executor in self._executors.values():
+            executor.end()
+        cleanup.end_orphans()
 
     def _describe_machine(self) -> None:
         earlier = {"earlier": self.earlier_machines} if self.earlier_machines else {}
@@ -97,16 +105,16 @@ class Sweep:
         self, together: Sequence[Job], display: ProgressDisplay
     ) -> Generator[Finished, None, None]:
         """Run jobs that need the same ranks; each as it ends."""
-        self._leaving += self._workers
-        places = schedule.places(together, self.machine.gpus)
+        places = list(enumerate(schedule.places(together, self.machine.gpus)))
+        for place in self._executors.keys() - set(places):
+            self._executors[place].release()
         shared = len(places) > 1 and together[0].config.sharing is Sharing.correctness
-        self._workers = [
-            Worker(self.folder, LocalExecutor(self.context, gpus), self.console, self._disk, shared)
-            for gpus in places
+        workers = [
+            Worker(self.folder, self._executor(place), self.console, self._disk, shared) for place in places
         ]
-        if len(self._workers) == 1:
+        if len(workers) == 1:
             for job in together:
-                yield self._workers[0].run(job, display)
+                yield workers[0].run(job, display)
             return
         waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
         for job in together:
@@ -121,7 +129,7 @@ class Sweep:
             except BaseException as error:  # noqa: BLE001 - for the thread that waits
                 ended.put(error)
 
-        threads = [threading.Thread(target=work, args=(worker,)) for worker in self._workers]
+        threads = [threading.Thread(target=work, args=(worker,)) for worker in workers]
         for thread in threads:
             thread.start()
         try:
@@ -131,12 +139,16 @@ class Sweep:
                     raise finished
                 yield finished
         except BaseException:  # an interrupt, or whoever takes the rows gives up
-            for worker in self._workers:
+            for worker in workers:
                 worker.stop()
             raise
         finally:
             for thread in threads:
                 thread.join(_ENDED_S)
+
+    def _executor(self, place: tuple[int, tuple[int, ...]]) -> LocalExecutor:
+        """That of an earlier stretch or batch, whose ranks may be of use again, or a new one."""
+        return self._executors.setdefault(place, LocalExecutor(self.context, place[1]))
 
     def _write(self, finished: Finished) -> None:
         """Write what was measured, and the row last. A row comes before the checkpoints of its cell, where
