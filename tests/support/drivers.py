@@ -35,7 +35,7 @@ def environment() -> dict[str, str]:
 def start_server() -> ForkServerContext:
     """The context whose processes are forked from the server, which is started if it does not run yet and
     then lives as long as this process. In its environment is set what a driver sets for its own."""
-    from dcpbench.executors import machine
+    from dcpbench.executors import fork_server
 
     if forkserver._forkserver._forkserver_pid is not None:
         return multiprocessing.get_context("forkserver")
@@ -48,9 +48,9 @@ def start_server() -> ForkServerContext:
     ]
     with mock.patch.dict(os.environ, environment()):
         with mock.patch.object(forkserver, "ensure_running"):
-            context = machine.fork_server(compiles=True)
+            context = fork_server.fork_server(compiles=True)
         context.set_forkserver_preload([*forkserver._forkserver._preload_modules, *imported])
-        with machine._fixed_addresses():
+        with fork_server._fixed_addresses():
             forkserver.ensure_running()
     return context
 
