@@ -42,13 +42,13 @@ WRONG = {
 def test_a_wrong_configuration_is_one_line_and_starts_nothing(
     case: str, sweep: Callable[..., Finished]
 ) -> None:
-    overrides, told = WRONG[case]
+    overrides, words = WRONG[case]
     ended = sweep(*overrides)
     assert ended.status == 2, ended.err
     lines = ended.err.strip().splitlines()
     assert len(lines) == 1, ended.err
     assert lines[0].startswith("dcpbench: ")
-    assert all(word in lines[0] for word in told), lines[0]
+    assert all(word in lines[0] for word in words), lines[0]
     assert ended.out == ""
     assert not ended.folder.exists()
 

@@ -245,7 +245,7 @@ def _of_the_cell(overrides: Sequence[str]) -> list[str]:
 
 
 def _refuse_what_needs_all_cells(base: DictConfig, sweeper: str) -> None:
-    """Refuse what another sweeper than dcpbench's own cannot do, or not without more being said.
+    """Refuse what another sweeper than dcpbench's own cannot do, or not without an objective.
 
     Raises:
         ConfigError: naming the key.

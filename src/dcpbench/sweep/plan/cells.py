@@ -94,7 +94,7 @@ def _own(overrides: Sequence[str]) -> list[str]:
 
 
 def may_compile(base: DictConfig, job_overrides: Sequence[Sequence[str]]) -> bool:
-    """Whether a cell is likely to compile, told from the overrides before they are composed.
+    """Whether a cell is likely to compile, judged by the overrides before they are composed.
 
     Only what the fork server imports depends on it: a wrong guess costs time, nothing else.
     """
