@@ -21,7 +21,9 @@ from dcpbench.config.conf_folder import conf_folder
 from dcpbench.config.config_errors import one_line
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import Config
-from dcpbench.records.store import INTERRUPTED, WRONG_CONFIGURATION, ResultsError
+from dcpbench.records.plugins import PluginError, load_plugins
+from dcpbench.records.status import INTERRUPTED, WRONG_CONFIGURATION
+from dcpbench.records.store import ResultsError
 from dcpbench.sweep.folder.manifest import command_line
 
 
@@ -60,6 +62,7 @@ def main() -> None:
                 "RANK and WORLD_SIZE are set: dcpbench starts its ranks itself and does not run under "
                 "torchrun or srun yet"
             )
+        load_plugins()
         sys.argv[1:] = command_line(sys.argv[1:])  # which Hydra reads
         register_groups(sys.argv[1:])
         app = hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")
@@ -67,7 +70,14 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("dcpbench: interrupted before the first cell\n")
         sys.exit(INTERRUPTED)
-    except (ConfigError, ResultsError, HydraException, OmegaConfBaseException, YAMLError) as error:
+    except (
+        ConfigError,
+        PluginError,
+        ResultsError,
+        HydraException,
+        OmegaConfBaseException,
+        YAMLError,
+    ) as error:
         sys.stderr.write(f"dcpbench: {one_line(error)}\n")
         sys.exit(WRONG_CONFIGURATION)
 

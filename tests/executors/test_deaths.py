@@ -180,7 +180,7 @@ def test_what_is_well_or_has_a_fault_planted_is_tried_once(tried_again: Finished
 def test_a_rank_that_never_joins_is_a_timeout(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     program = (
-        "from dcpbench.sweep import pool; from support import joining; pool._rank_main = joining.main; "
+        "from dcpbench.executors import rank_group; from support import joining; rank_group._rank_main = joining.main; "
         "from dcpbench.__main__ import main; main()"
     )
     overrides = ("parallel=ddp", "device=cpu", "world_size=2", "timeouts.join_s=2", "retry=0")

@@ -14,11 +14,13 @@ from unittest import mock
 import pytest
 
 from conftest import TESTS, Finished, alive_in, command, environment, run
+from dcpbench.config.cell_key import CellKey
 from dcpbench.config.groups import ModelConfig, ScenarioConfig, StorageConfig
 from dcpbench.config.schema import Config
 from dcpbench.records.store import append_row, keep_lines, read_lines
 from dcpbench.sweep.folder.claim import manifest
-from dcpbench.sweep.plan import identity
+from dcpbench.sweep.plan import code_digest
+from dcpbench.sweep.plan.job import expected_digest
 from dcpbench.sweep.plan.known_failures import KnownFailure
 from support.rows import row
 
@@ -267,27 +269,33 @@ def test_rows_are_taken_out_whole_or_not_at_all(tmp_path: Path, replaced: int) -
     assert (tmp_path / "superseded.jsonl").read_bytes() == original[1]
 
 
-def test_a_digest_is_of_all_that_decides_a_row() -> None:
+def test_digests_are_of_all_that_decides_a_row_and_of_nothing_else() -> None:
     config = Config(scenario=ScenarioConfig(name="a", target="x.y"), model=ModelConfig(options={"size": 3}))
     failure = KnownFailure(id="f", cells={"parallel": "ddp"}, torch=">=2", checks={"model_equal": "a"})
-    elsewhere = KnownFailure(id="g", cells={"parallel": "fsdp"}, torch=">=2", checks={"model_equal": "a"})
-    measured_with = row(torch_version="2.13.0")
 
-    def digest(changed: Config = config, known: tuple[KnownFailure, ...] = ()) -> str:
-        return identity.config_digest(changed, measured_with, list(known))
+    def but(**parts: Any) -> str:
+        return CellKey.of(Config(**{**vars(config), **parts})).digest
 
-    def but(**parts: Any) -> Config:
-        return Config(**{**vars(config), **parts})
-
-    assert digest(but(resume="x", plan=True, known_failures="y")) == digest()
-    assert digest(known=(elsewhere,)) == digest()
+    how_run = {"resume": "x", "plan": True, "known_failures": "y", "retry": 0, "raw": True, "repeat": 3}
+    assert but(**how_run) == but()
+    assert but(storage=StorageConfig(root="x", needs_bytes=3)) == but()
     others = [
-        digest(but(model=ModelConfig(options={"size": 4}))),
-        digest(but(seed=1)),
-        digest(but(storage=StorageConfig(thread_count=2))),
-        digest(known=(failure,)),
+        but(model=ModelConfig(options={"size": 4})),
+        but(seed=1),
+        but(storage=StorageConfig(thread_count=2)),
+        but(load_world_size=2),
     ]
-    assert len({digest(), *others}) == 5
+    assert len({but(), *others}) == 5
+    assert expected_digest(config, [failure]) != expected_digest(config, [])
+
+
+def test_what_differs_between_two_identities_is_told_by_key() -> None:
+    one = CellKey.of(Config(model=ModelConfig(options={"sizes": [3, 4]})))
+    other = CellKey.of(Config(model=ModelConfig(options={"sizes": [3, 8], "more": True})))
+    assert one.differences(other) == {
+        "model.options.sizes": ("[3, 4]", "[3, 8]"),
+        "model.options.more": (None, True),
+    }
 
 
 def test_a_users_own_code_is_part_of_what_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,8 +307,8 @@ def test_a_users_own_code_is_part_of_what_ran(tmp_path: Path, monkeypatch: pytes
     own = Config(model=ModelConfig(target="users_package.models.Mine"))
 
     def digest(config: Config) -> str:
-        identity._package_digest.cache_clear()
-        return identity.code_digest(config)
+        code_digest._package_digest.cache_clear()
+        return code_digest.code_digest(config)
 
     before = digest(own), digest(Config())
     assert before[0] != before[1]

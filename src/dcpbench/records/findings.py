@@ -41,7 +41,7 @@ class Finding:
         name: its FQN, or whatever else names it (a step's loss, a file, an object).
         problem: the kind of mismatch.
         kind: what kind of state it is: param, buffer, exp_avg, step, lr, ….
-        max_abs_diff: the largest distance of two elements, where that can be told.
+        max_abs_diff: the largest distance of two elements, where that can be determined.
         facts: what else is known, as plain data, by the names that the sentences use: `saved`, `restored`,
             `index`, `saved_bits`, `differing`, `elements`, ….
         where: of which checkpoint or moment, in words.
@@ -88,3 +88,47 @@ class RaisedError:
     wrapped: str | None = None
     origin: int | None = None
     note: str | None = None
+
+
+@dataclass(frozen=True)
+class RankDeath:
+    """A rank whose process ended before it had reported.
+
+    Args:
+        rank: which.
+        phase: in which phase.
+        ending: how its process ended: `was killed by SIGKILL`, `exited with status 7`, ….
+        upload_under_way: whether a save went on in the background.
+        frame: where the interpreter saw it die, as after a segmentation fault.
+    """
+
+    rank: int
+    phase: str
+    ending: str
+    upload_under_way: bool = False
+    frame: str | None = None
+
+
+@dataclass(frozen=True)
+class LimitReached:
+    """A limit of time that a cell or one of its phases went past.
+
+    Args:
+        key: of the configuration, such as `timeouts.load_s`.
+        limit_s: seconds.
+        phase: the phase that it is about; None for the whole cell.
+        late: the phase of each rank that was late, by rank.
+        others: the phase of each other rank that had yet to end.
+        doing: where each rank was, as far as that could be found out.
+    """
+
+    key: str
+    limit_s: float
+    phase: str | None
+    late: Mapping[int, str]
+    others: Mapping[int, str]
+    doing: Mapping[int, str]
+
+
+Cause = RaisedError | RankDeath | LimitReached
+"""Why a stage of a cell did not come to an end with a report of every rank."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from string import Formatter
 
-from dcpbench.records.findings import Finding, Problem, RaisedError
+from dcpbench.records.findings import Cause, Finding, LimitReached, Problem, RaisedError, RankDeath
 
 _LISTED = 10
 """So many names of what differs stand in a sentence."""
@@ -101,8 +101,18 @@ def powerless_sentence(check: str, missed: Sequence[str]) -> str:
     return f"{check}: its control did not report {missed[0]}{more}"
 
 
-def error_sentence(error: RaisedError, before: Iterable[str] = ()) -> str:
-    """What a rank raised, after what its checks had found."""
+def cause_sentence(cause: Cause, before: Iterable[str] = ()) -> str:
+    """Why a stage did not end with a report of every rank; `before` is what the checks had found until
+    then."""
+    if isinstance(cause, RaisedError):
+        return _raised(cause, before)
+    if isinstance(cause, RankDeath):
+        where = f"{cause.phase}{_beside_upload(cause)}"
+        return f"rank {cause.rank} {cause.ending} in {where}{f' at {cause.frame}' if cause.frame else ''}"
+    return _late(cause)
+
+
+def _raised(error: RaisedError, before: Iterable[str]) -> str:
     text = f"{error.type}: {error.message}".rstrip(": ")
     if error.wrapped:
         text = f"{error.wrapped}: on rank {error.origin}: {text}"
@@ -111,9 +121,38 @@ def error_sentence(error: RaisedError, before: Iterable[str] = ()) -> str:
     return f"rank {error.rank} in {error.phase}: {text}{f' ({error.note})' if error.note else ''}"
 
 
-def summary_of(values: Mapping[int, str]) -> str:
-    """`rank 0, 1 at …, rank 2 at …`: ranks that say the same are named together."""
-    by_text: dict[str, list[int]] = {}
-    for rank, text in values.items():
-        by_text.setdefault(text, []).append(rank)
-    return ", ".join(f"rank {', '.join(map(str, ranks))} {text}" for text, ranks in by_text.items())
+def _beside_upload(death: RankDeath) -> str:
+    return ", an upload under way" if death.upload_under_way and death.phase != "upload" else ""
+
+
+def _late(limit: LimitReached) -> str:
+    text = f"after {limit.limit_s:g} s ({limit.key}={limit.limit_s:g}) still in "
+    text += f"{limit.phase} ({_ranks(limit.late)})" if limit.phase else _phases(limit.late)
+    if limit.others:
+        text += f", others in {_phases(limit.others)}"
+    if limit.doing:
+        places = [f"{_ranks(ranks)} {frame}" for frame, ranks in _by_value(limit.doing).items()]
+        text += f"; {', '.join(places)}"
+    return f"{text}; stacks are in the ranks' logs"
+
+
+def _phases(phases: Mapping[int, str]) -> str:
+    return "; ".join(f"{phase} ({_ranks(ranks)})" for phase, ranks in _by_value(phases).items())
+
+
+def _by_value(values: Mapping[int, str]) -> dict[str, list[int]]:
+    """The ranks that have the same value."""
+    ranks: dict[str, list[int]] = {}
+    for rank, value in values.items():
+        ranks.setdefault(value, []).append(rank)
+    return ranks
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    return f"rank {', '.join(map(str, ranks))}"
+
+
+def with_first_try(reason: str | None, status: str, first_reason: str | None) -> str:
+    """The reason of a cell whose second try came to another status than its first one."""
+    was = f"the first try ended as {status}: {first_reason}"
+    return f"{reason}; {was}" if reason else f"flaky: {was}"

@@ -16,8 +16,10 @@ from rich.text import Text
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Rerun
-from dcpbench.executors import machine
-from dcpbench.records.store import INTERRUPTED, ResultsError, exit_status, stored_rows, write_csv
+from dcpbench.executors import fork_server
+from dcpbench.records.row import exit_status
+from dcpbench.records.status import INTERRUPTED
+from dcpbench.records.store import ResultsError, stored_rows, write_csv
 from dcpbench.sweep.folder import claim as folders
 from dcpbench.sweep.folder import manifest, resume
 from dcpbench.sweep.plan import cells as composing
@@ -67,12 +69,12 @@ def _decided(
     folder: Path,
 ) -> driver.Sweep:
     """The sweep with all that is decided before it starts; writes nothing."""
-    context = machine.fork_server(compiles=composing.may_compile(base, job_overrides))
+    context = fork_server.fork_server(compiles=composing.may_compile(base, job_overrides))
     cells = composing.compose(loader, base, job_overrides)
     for cell in cells:
         cell.config.check()
     try:
-        here = machine.probe(context)
+        here = fork_server.probe(context)
     except RuntimeError as error:
         raise ConfigError(str(error)) from None
     return driver.Sweep(folder, job.plan(cells, here, conf), here, context, Console(stderr=True))
@@ -116,7 +118,7 @@ def _go_on(sweep: driver.Sweep, before: manifest.Record, found: resume.Found) ->
         sweep.console.print(Text(sentence), soft_wrap=True)
     resume.take_up(folder, jobs, found)
     sweep.done = {row.cell: row for row in found.rows}
-    now = {**sweep.machine.description, "git_commit": jobs[0].begun.git_commit}
+    now = {**sweep.machine.description, "git_commit": jobs[0].columns["git_commit"]}
     sweep.earlier_machines = resume.earlier_machines(folder, now)
 
 

@@ -13,10 +13,13 @@ import torch.utils.deterministic
 from torch._dynamo.utils import counters
 
 from dcpbench.config.schema import Config
-from dcpbench.records.verdict import RankReport
+from dcpbench.records.rank_report import RankReport
 from dcpbench.scenarios.cell import Cell, Skip, Uploads
 from dcpbench.worker.messages import CellSpec
 from dcpbench.workloads.world import World
+
+RANK_REPORT = "dcpbench_rank_report"
+"""The attribute of an exception that a stage raised: what its rank had seen and measured until then."""
 
 
 def run_cell(
@@ -38,15 +41,14 @@ def run_cell(
     report = RankReport(rank=world.rank)
     cell = Cell(config, world, Path(spec.checkpoints), announce, report, Uploads(uploads))
     try:
-        pkgutil.resolve_name(config.scenario.target)(cell, **config.scenario.options)
+        stage = config.scenario.all_stages[spec.run.stage]
+        pkgutil.resolve_name(stage.target)(cell, **config.scenario.options)
     except Skip as reason:
         report.skip = str(reason)
         return report
     except BaseException as error:
         # What a check has found until then is often why the cell came to this.
-        for name, view in report.checks.items():
-            if view.first:
-                error.add_note(f"{name}: rank {world.rank}: {view.first}")
+        setattr(error, RANK_REPORT, report)
         raise
     if config.compile:
         # Dynamo falls back to eager silently when it gives up on a frame.

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dcpbench.records.store import RESULTS_JSONL, SWEEP_JSON, as_it_should_be, stored_rows
+from dcpbench.records.store import RESULTS_JSONL, SWEEP_JSON, stored_rows
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _stored_sweep(folder: Path) -> StoredSweep | str:
     for row in stored_rows(folder):
         if at := _moment(row.started_at):
             latest = max(at, latest or at)
-        well = well and as_it_should_be(row)
+        well = well and row.is_ok
     if latest is None:
         return f"{folder}: no row of this version says when it ran; left alone"
     return StoredSweep(folder, latest, tuple(cells), tuple(Path(root) / folder.name for root in roots), well)

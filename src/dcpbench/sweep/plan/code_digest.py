@@ -1,40 +1,19 @@
-"""What a row was measured of: a digest of the cell's configuration and one of the code that ran.
-
-A row stands as long as both, and torch's version, are what they were. The digest of the code is of
-what the files say: the same in a checkout and in the wheel made from it, another in a checkout that was
-changed, and untouched by a commit that changes none of it.
-"""
+"""A digest of the code that ran: of what the files say, so that it is the same in a checkout and in the wheel
+made from it, another in a checkout that was changed, and untouched by a commit that changes none of it."""
 
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from enum import Enum
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from dcpbench.config.schema import OF_THE_SWEEP, REPEATS, Config
-from dcpbench.records.store import Row
-from dcpbench.sweep.plan.known_failures import KnownFailure
+from dcpbench.config.cell_key import digest_of
+from dcpbench.config.schema import Config
 
 _OURS = ("dcpbench", "hydra_plugins.dcpbench_launcher")
 _BY_VERSION = "torch"
-_SHOWN = 16
-
-
-def config_digest(config: Config, row: Row, known_failures: list[KnownFailure]) -> str:
-    """Of all that a cell is told, device and world size decided, and of what is expected of its row.
-
-    The repeats of a cell have the same. `known_failures` is the whole list; only what it says of this
-    cell counts.
-    """
-    told = asdict(config)
-    for key in (*OF_THE_SWEEP, REPEATS, "repeat", "known_failures"):
-        del told[key]
-    told["expected"] = [asdict(failure) for failure in known_failures if failure.covers(row)]
-    return _digest(json.dumps(told, sort_keys=True, default=_plain).encode())
 
 
 def code_digest(config: Config) -> str:
@@ -44,10 +23,13 @@ def code_digest(config: Config) -> str:
     """
     packages = {target.partition(".")[0] for target in _targets(asdict(config))}
     packages -= {_BY_VERSION, *(name.partition(".")[0] for name in _OURS)}
-    return _digest("".join(_package_digest(name) for name in (*_OURS, *sorted(packages))).encode())
+    return digest_of([_package_digest(name) for name in (*_OURS, *sorted(packages))])
 
 
 def _targets(value: Any) -> Iterator[str]:
+    if isinstance(value, list):
+        for item in value:
+            yield from _targets(item)
     if not isinstance(value, dict):
         return
     if isinstance(target := value.get("target"), str):
@@ -74,11 +56,3 @@ def _roots(name: str) -> list[Path]:
         return []
     folders = [Path(place) for place in found.submodule_search_locations or []]
     return folders or ([Path(found.origin)] if found.origin and found.has_location else [])
-
-
-def _plain(value: object) -> object:
-    return value.value if isinstance(value, Enum) else str(value)
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:_SHOWN]
