@@ -98,7 +98,9 @@ def test_a_replica_that_drifted_is_told_at_its_index(shape: list[int], at: int, 
 
 def test_nan_and_zeros_are_told_apart_by_their_bits() -> None:
     nan = torch.tensor([math.nan])
-    assert _put_together("w", {0: (whole(nan), nan, "param"), 1: (whole(nan), nan.clone(), "param")})[1] is None
+    assert (
+        _put_together("w", {0: (whole(nan), nan, "param"), 1: (whole(nan), nan.clone(), "param")})[1] is None
+    )
     zeros = torch.tensor([0.0]), torch.tensor([-0.0])
     assert _put_together("w", {rank: (whole(one), one, "param") for rank, one in enumerate(zeros)})[1]
 

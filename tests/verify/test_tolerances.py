@@ -33,7 +33,9 @@ def test_a_part_is_held_against_its_place_and_the_whole_tensor_gives_the_scale()
     assert compare_close(twin(), part(near), 1e-4) == []
     (found,) = compare_close(twin(), part(near), 1e-5)
     assert (found.name, found.kind) == ("w", "param")
-    assert describe(found).startswith("differs from the twin by up to 0.03 (7.5e-05 of its largest magnitude)")
+    assert describe(found).startswith(
+        "differs from the twin by up to 0.03 (7.5e-05 of its largest magnitude)"
+    )
     assert compare_close(twin(), part(TWIN[:1].clone()), 1e-4)
 
 

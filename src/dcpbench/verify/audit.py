@@ -78,8 +78,8 @@ def _tensor(key: str, entry: Entry, shape: tuple[int, ...], expected: Expected) 
             wrong.append(Finding(key, Problem.chunks, facts={"one": one.offsets, "other": other.offsets}))
     stored = sum(math.prod(chunk.sizes) for chunk in entry.chunks)
     if stored < math.prod(shape):
-        facts = {"stored": stored, "elements": math.prod(shape)}
-        wrong.append(Finding(key, Problem.uncovered, facts=facts))
+        counts = {"stored": stored, "elements": math.prod(shape)}
+        wrong.append(Finding(key, Problem.uncovered, facts=counts))
     return wrong
 
 

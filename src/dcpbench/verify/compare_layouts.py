@@ -93,12 +93,11 @@ def compare_across(
     found, also = contents({name: leaf for name, leaf in actual.items() if name in names}, group)
     unknown: list[Finding] = []
     for name, leaf in digests({name: saved[name] for name in large & saved.keys()}, group)[0].items():
-        if name in names:
+        if name in names and isinstance(leaf, WholeDigest):
             expected[name] = _recalled(name, leaf, recall)
-            if expected[name] is leaf and (finding := _by_digest(name, leaf, found.get(name), recall)):
+            if finding := _by_digest(name, expected[name], found.get(name), recall):
                 unknown.append(finding)
-                del expected[name]
-                found.pop(name)
+                del expected[name], found[name]
     closer = [*wrong, *also, *compare(expected, found), *unknown]
     explained = {one.name for one in closer}
     return closer + [Finding(name, Problem.digests_differ) for name in names if name not in explained]
@@ -113,9 +112,9 @@ def _recalled(name: str, leaf: WholeDigest, recall: Recall | None) -> Leaf:
     return TensorLeaf(held, whole(held), None, leaf.kind) if value == leaf.digest else leaf
 
 
-def _by_digest(name: str, leaf: WholeDigest, actual: Leaf, recall: Recall | None) -> Finding | None:
+def _by_digest(name: str, leaf: Leaf, actual: Leaf, recall: Recall | None) -> Finding | None:
     """What can be said of a tensor of which nothing but its digest is known any more."""
-    if not isinstance(actual, TensorLeaf):
+    if not isinstance(leaf, WholeDigest) or not isinstance(actual, TensorLeaf):
         return None
     for problem, one, other in (
         (Problem.dtype, leaf.dtype, str(actual.dtype)),
@@ -133,9 +132,7 @@ def _together(name: str, parts: dict[int, Any]) -> tuple[Any, Finding | None]:
         others = [other for other, value in parts.items() if not same_value(first, value)]
         if not others:
             return first, None
-        return first, Finding(
-            name, Problem.ranks_disagree, facts={"one_rank": rank, "other_rank": others[0]}
-        )
+        return first, Finding(name, Problem.ranks_disagree, facts={"one_rank": rank, "other_rank": others[0]})
     distinct: dict[Extent, tuple[int, _Part]] = {}
     for other, part in parts.items():
         if part.extent.numel == 0:
