@@ -21,6 +21,7 @@ from dcpbench.config.conf_folder import conf_folder
 from dcpbench.config.config_errors import one_line
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import Config
+from dcpbench.faults import registry as faults
 from dcpbench.records.plugins import PluginError, load_plugins
 from dcpbench.records.status import INTERRUPTED, WRONG_CONFIGURATION
 from dcpbench.records.store import ResultsError
@@ -35,10 +36,12 @@ def random_seeds(count: int) -> str:
 
 def register_groups(arguments: list[str]) -> None:
     """Tell Hydra the schema, that every parallelism is a value of `load_parallel` too, and how an
-    experiment asks for random seeds: `${random_seeds:10}`."""
+    experiment asks for random seeds and all faults: `${random_seeds:10}`, `${faults:}`."""
     OmegaConf.register_new_resolver("random_seeds", random_seeds, use_cache=True, replace=True)
+    OmegaConf.register_new_resolver("faults", faults.listed, replace=True)
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
+    faults.register(store)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config-dir", "-cd", type=Path)
     given = parser.parse_known_args(arguments)[0].config_dir

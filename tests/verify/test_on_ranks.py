@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
+from dcpbench.records.findings import Problem
 from dcpbench.verify.compare import compare
 from dcpbench.verify.compare_layouts import compare_across, differing, digests
 from dcpbench.verify.gather import contents
@@ -128,9 +129,9 @@ def look(case: Case) -> dict[str, Any]:
         "parts_differ": as_bytes(saved.local) != as_bytes(damaged.local),
         "drifted": drifted,
         "found": [
-            (found.name, found.look.index, found.look.differing)
+            (found.name, found.facts["index"], found.facts["differing"])
             for found in compare({"w": saved}, {"w": damaged})
-            if found.look
+            if found.problem is Problem.differs
         ],
         "differing": differing({"w": elsewhere}, {"w": damaged}, group),
         "across": list(

@@ -13,8 +13,8 @@ class Problem(StrEnum):
     differs = "differs"  # a tensor's elements
     digests_differ = "digests_differ"  # of a tensor of which only digests are known
     value = "value"  # of what is no tensor
-    missing = "missing"
-    unexpected = "unexpected"
+    missing = "missing"  # after a load
+    unexpected = "unexpected"  # after a load
     dtype = "dtype"
     shape = "shape"
     local_shape = "local_shape"
@@ -24,7 +24,11 @@ class Problem(StrEnum):
     ranks_disagree = "ranks_disagree"  # about a value, a shape or a dtype
     uncovered = "uncovered"  # elements that no rank, or no chunk, holds
     far = "far"  # from a twin or a loss, beyond the tolerance
-    chunks = "chunks"  # of a checkpoint: overlapping, or beyond their tensor
+    only_twin = "only_twin"  # the parallel model does not have it
+    only_parallel = "only_parallel"  # the twin does not have it
+    not_stored = "not_stored"  # to be saved, but not in the checkpoint
+    not_asked_for = "not_asked_for"  # in the checkpoint, but not to be saved
+    chunks = "chunks"  # of a checkpoint: overlapping, beyond their tensor, or stored nowhere
     files = "files"  # of a checkpoint: missing, or of another length
     contract = "contract"  # of what a scenario asks beside equality
 

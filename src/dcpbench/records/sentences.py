@@ -1,34 +1,83 @@
 """Every sentence of a row's `reason`, made from findings and outcomes, last and in this one place."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from string import Formatter
 
 from dcpbench.records.findings import Cause, Finding, LimitReached, Problem, RaisedError, RankDeath
 
 _LISTED = 10
 """So many names of what differs stand in a sentence."""
 
-_TEMPLATES: dict[Problem, str] = {
-    Problem.differs: "index {index}: saved {saved} ({saved_bits}), restored {restored} ({restored_bits}); "
-    "{differing} of {elements} elements differ, by at most {max_abs_diff:.3g}",
-    Problem.digests_differ: "its digests differ",
-    Problem.value: "saved {saved}, restored {restored}",
-    Problem.missing: "saved, but missing after the load",
-    Problem.unexpected: "there after the load, but never saved",
-    Problem.dtype: "dtype: saved {saved}, restored {restored}",
-    Problem.shape: "global shape: saved {saved}, restored {restored}",
-    Problem.local_shape: "local shape: saved {saved}, restored {restored}",
-    Problem.placements: "placements: saved {saved}, restored {restored}",
-    Problem.extent: "extent: saved {saved}, restored {restored}",
+_TEMPLATES: dict[Problem, tuple[str, ...]] = {
+    Problem.differs: (
+        "index {index}: saved {saved} ({saved_bits}), restored {restored} ({restored_bits}); "
+        "{differing} of {elements} elements differ, by at most {max_abs_diff:.3g}",
+    ),
+    Problem.digests_differ: (
+        "digests differ in {differing} of {blocks} blocks, first between index {first} and {last}",
+        "its digests differ",
+    ),
+    Problem.value: (
+        "saved {saved}, restored {restored}",
+        "uninterrupted {uninterrupted}, resumed {resumed}",
+    ),
+    Problem.missing: ("saved, but missing after the load",),
+    Problem.unexpected: ("there after the load, but never saved",),
+    Problem.dtype: (
+        "dtype: saved {saved}, restored {restored}",
+        "dtype: to be saved {expected}, in the checkpoint {stored}",
+    ),
+    Problem.shape: (
+        "global shape: saved {saved}, restored {restored}",
+        "shape: to be saved {expected}, in the checkpoint {stored}",
+        "shape: twin {twin}, here {here}",
+    ),
+    Problem.local_shape: ("local shape: saved {saved}, restored {restored}",),
+    Problem.placements: ("placements: saved {saved}, restored {restored}",),
+    Problem.extent: ("extent: saved {saved}, restored {restored}",),
+    Problem.replicas: (
+        "replicas differ: index {index} is {one} on rank {one_rank} and {other} on a later one",
+        "replicas differ: rank {one_rank} and rank {other_rank} have other bits in one part",
+    ),
+    Problem.ranks_disagree: (
+        "rank {one_rank} has {one}, rank {other_rank} {other}",
+        "rank {one_rank} and rank {other_rank} have other values",
+        "the ranks do not agree on shape and dtype: {shapes}",
+    ),
+    Problem.uncovered: (
+        "no rank holds {uncovered} of {elements} elements, the first at {index}",
+        "the ranks' parts hold {held} of {elements} elements",
+        "its chunks hold {stored} of {elements} elements",
+    ),
+    Problem.far: (
+        "{reference} {expected}, here {actual}",
+        "differs from the twin by up to {max_abs_diff:.3g} ({share:.3g} of its largest magnitude)",
+    ),
+    Problem.only_twin: ("the twin has it, the parallel model does not",),
+    Problem.only_parallel: ("the parallel model has it, the twin does not",),
+    Problem.not_stored: ("to be saved, but not in the checkpoint",),
+    Problem.not_asked_for: ("in the checkpoint, but not to be saved",),
+    Problem.chunks: (
+        "the chunk at {offsets} of size {sizes} reaches beyond {shape}",
+        "the chunks at {one} and {other} overlap",
+        "nothing is stored for the chunk at {nowhere}",
+    ),
+    Problem.files: ("{named} bytes by .metadata, {found}",),
+    Problem.contract: ("{text}",),
 }
-"""How a finding reads that brings no `text` of its own among its facts."""
+"""How a problem reads: the first template of which every field is among the finding's facts."""
 
 
 def describe(finding: Finding) -> str:
     """What is wrong with one piece of state, without its name."""
-    if text := finding.facts.get("text"):
-        return str(text)
     known = {**finding.facts, "max_abs_diff": finding.max_abs_diff}
-    return _TEMPLATES[finding.problem].format(**known)
+    template = next(one for one in _TEMPLATES[finding.problem] if _fields(one) <= known.keys())
+    corrupt = "; what the checkpoint holds is not what was saved" if known.get("checkpoint_differs") else ""
+    return f"{template.format(**known)}{corrupt}"
+
+
+def _fields(template: str) -> set[str]:
+    return {field for _, field, _, _ in Formatter().parse(template) if field}
 
 
 def finding_sentence(finding: Finding) -> str:
