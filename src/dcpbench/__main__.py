@@ -41,7 +41,6 @@ def register_groups(arguments: list[str]) -> None:
     OmegaConf.register_new_resolver("faults", faults.listed, replace=True)
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
-    faults.register(store)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config-dir", "-cd", type=Path)
     given = parser.parse_known_args(arguments)[0].config_dir

@@ -4,17 +4,15 @@ faults: what they damage brings its own methods (`dcpbench.faults.targets`)."""
 
 import importlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from dcpbench.config.groups import Expect, FaultConfig, Only, Place
 
-if TYPE_CHECKING:
-    from hydra.core.config_store import ConfigStore
-
 Plant = TypeVar("Plant", bound=Callable[..., None])
 
-FAULTS: dict[str, FaultConfig] = {}
-"""What is declared of each fault."""
+NONE = "none"
+FAULTS: dict[str, FaultConfig] = {NONE: FaultConfig(NONE)}
+"""What is declared of each fault, and of the value that plants nothing."""
 
 _MODULES = ("files", "live", "objects", "optimizer", "parameters", "staged")
 
@@ -26,7 +24,7 @@ def fault(
     only: dict[str, Only] | None = None,
     **options: Any,
 ) -> Callable[[Plant], Plant]:
-    """Declare a function that plants a defect, as a value of the group `fault`.
+    """Declare a function that plants a defect, as a value of Hydra's group `fault`.
 
     Args:
         expects: by what it has to be seen; any one of them is enough.
@@ -58,18 +56,12 @@ def load_faults() -> dict[str, FaultConfig]:
     return dict(sorted(FAULTS.items()))
 
 
-def register(store: "ConfigStore") -> None:
-    """Make every fault a value of Hydra's group `fault`, and `none` one that plants nothing."""
-    for spec in (FaultConfig("none"), *load_faults().values()):
-        store.store(group="fault", name=spec.name, node=spec)
-
-
 def listed(at: str | None = None) -> str:
     """The names of the faults that any scenario can have, or of those that are planted at one place: a list
     for a sweep, which an experiment writes as `${faults:}` or `${faults:restored}`."""
     names = [
         name
         for name, spec in load_faults().items()
-        if "scenario" not in spec.only and at in (None, spec.at.value)
+        if spec.target and "scenario" not in spec.only and at in (None, spec.at.value)
     ]
     return ",".join(names)
