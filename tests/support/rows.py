@@ -1,10 +1,17 @@
 """A row as a test wants it."""
 
-from dcpbench.records.store import Row
+import shlex
+from typing import Any
+
+from dcpbench.config.cell_key import digest_of
+from dcpbench.records.row import AXES, Row
+
+_HOW_RUN = ("repeat", "repeats", "sharing", "timeouts.", "experiment")
 
 
 def row(**values: object) -> Row:
-    given = {
+    """A row of these columns; unless they say otherwise its configuration is what its axes and overrides say."""
+    given: dict[str, Any] = {
         "cell": "a",
         "status": "pass",
         "reason": None,
@@ -15,9 +22,23 @@ def row(**values: object) -> Row:
         "model": "dummy",
         "optimizer": "adam",
         "storage": "file",
+        "checkpointer": "dcp",
         "world_size": 4,
         "device": "cpu",
         "seed": 0,
         "overrides": "parallel=ddp",
+        **values,
     }
-    return Row(**{**given, **values})  # type: ignore[arg-type]
+    given.setdefault("config", config_of(given))
+    given.setdefault("config_digest", digest_of(given["config"]))
+    return Row.of(given)
+
+
+def config_of(values: dict[str, Any]) -> dict[str, Any]:
+    """The identity of a cell, as far as its axes and overrides say it."""
+    config = {axis: values[axis] for axis in AXES if values.get(axis) is not None}
+    for word in shlex.split(str(values.get("overrides") or "")):
+        key, _, value = word.partition("=")
+        if key not in AXES and not key.startswith(_HOW_RUN):
+            config[key.lstrip("+~")] = value
+    return config

@@ -131,7 +131,7 @@ def _claim_storage(sweep: driver.Sweep, known: list[str]) -> list[str]:
 def _run(sweep: driver.Sweep) -> int:
     started = time.monotonic()
     # pandas takes up to a second to import, which the driver has while the ranks are at work.
-    threading.Thread(target=importlib.import_module, args=("dcpbench.report.terminal",), daemon=True).start()
+    threading.Thread(target=importlib.import_module, args=("dcpbench.report.files",), daemon=True).start()
     status = None
     try:
         try:
@@ -155,8 +155,7 @@ def _run(sweep: driver.Sweep) -> int:
 def _tell(sweep: driver.Sweep, spent_s: float) -> None:
     if not sweep.done and not sweep.written:
         return
-    from dcpbench.report.files import write_reports
-    from dcpbench.report.terminal import print_report
+    from dcpbench.report.files import print_report, write_reports
 
     write_reports(sweep.folder)
     print_report(sweep.folder)
