@@ -12,14 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcpbench.analysis.frame import DTYPES, records, short_names
-from dcpbench.records.store import COLUMNS, ResultsError, read_lines, read_rows
+from dcpbench.analysis.frame import dtypes, records, short_names
+from dcpbench.records.row import columns
+from dcpbench.records.store import ResultsError, read_lines, read_rows
 from dcpbench.report import read_sweeps
 from dcpbench.report.__main__ import main
-from dcpbench.report.document import content, first_of
+from dcpbench.report.document import first_of
 from dcpbench.report.junit import junit
 from dcpbench.report.markdown import markdown
 from dcpbench.report.page import page
+from dcpbench.report.show_document import content
 from dcpbench.report.terminal import rendered
 from report.sweeps import cell, folder_of_lines, folder_with, line
 
@@ -29,8 +31,8 @@ def test_the_frame_is_tidy_and_typed(tmp_path: Path) -> None:
         tmp_path / "s", cell(save_s=0.5, checkpoint_bytes=10), cell("fsdp", model_equal=False)
     )
     frame = read_sweeps([folder]).frame
-    assert list(frame.columns) == ["sweep", *COLUMNS, "details"]
-    assert {name: str(dtype) for name, dtype in frame.dtypes.items()} == {"sweep": "string", **DTYPES}
+    assert list(frame.columns) == ["sweep", *columns(), "config", "details"]
+    assert {name: str(dtype) for name, dtype in frame.dtypes.items()} == {"sweep": "string", **dtypes()}
     assert [str(frame[name].dtype) for name in ("compile", "seed", "save_s", "reason")] == [
         "boolean",
         "Int64",
@@ -62,11 +64,11 @@ def test_rows_of_before_a_column_was_added_are_whole(tmp_path: Path) -> None:
         (b"{}\n", "no schema_version in it"),
         (
             line(schema_version=0, git_commit="abc"),
-            "schema version 0, this dcpbench reads 1; left out; dcpbench at",
+            "schema version 0, this dcpbench reads 2; left out; dcpbench at",
         ),
         (
-            line(schema_version=2),
-            "schema version 2, this dcpbench reads 1; left out; a newer dcpbench reads it",
+            line(schema_version=3),
+            "schema version 3, this dcpbench reads 2; left out; a newer dcpbench reads it",
         ),
         (line()[:-40] + b"\0" * 40 + b"\n", "NUL bytes"),
         (b"[" * 100_000 + b"\n", "nested too deeply"),
@@ -271,7 +273,7 @@ def corrupted(draw: st.DrawFn) -> tuple[list[bytes], list[int]]:
     """Lines of a sweep, and the numbers of those that are surely damaged."""
     lines, damaged = [], []
     for number, clean in enumerate(CLEAN, start=1):
-        text = line(**vars(clean))
+        text = line(**clean.flat())
         kind = draw(
             st.sampled_from(
                 ["none", "none", "high byte", "control", "cut", "type", "nan", "value", "anything"]
@@ -297,7 +299,7 @@ def corrupted(draw: st.DrawFn) -> tuple[list[bytes], list[int]]:
             text = draw(st.binary(max_size=60)).replace(b"\n", b"") + b"\n"
         if kind in ("high byte", "control", "cut", "type", "nan"):
             damaged.append(number)
-        lines.append(text if kind != "none" else line(**vars(clean)))
+        lines.append(text if kind != "none" else line(**clean.flat()))
         if kind in ("value", "anything"):
             damaged.append(-number)
     return lines, damaged

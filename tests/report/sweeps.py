@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 
-from dcpbench.records.store import RESULTS_JSONL, Row, append_row
+from dcpbench.records.row import Row
+from dcpbench.records.store import RESULTS_JSONL, append_row
 from support.rows import row
 
 
@@ -24,7 +24,7 @@ def folder_of_lines(folder: Path, lines: Iterable[bytes]) -> Path:
 
 def line(**values: object) -> bytes:
     """A row's line, with values in it that no row has."""
-    return (json.dumps({**asdict(row()), **values}) + "\n").encode()
+    return (json.dumps({**row().flat(), **values}) + "\n").encode()
 
 
 def cell(parallel: str = "ddp", save: str = "sync", repeat: int | None = None, **values: object) -> Row:

@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from dcpbench.records.store import COLUMNS, append_row
+from dcpbench.analysis.frame import Sweeps, dtypes, read_sweeps
+from dcpbench.records.store import append_row
 from dcpbench.report.page import page
-from dcpbench.report.summary import Sweeps, read_sweeps
 from support.browser import Browser
 from support.pages import all_statuses, cell, details, four_cells, many_axes, write_page
 
@@ -289,5 +289,5 @@ def test_without_scripts_there_is_a_plain_table(browser: Browser, tmp_path: Path
 
 
 def test_a_frame_without_columns_of_today_gives_a_page() -> None:
-    frame = pd.DataFrame(columns=["sweep", *COLUMNS, "details"])
+    frame = pd.DataFrame(columns=["sweep", *dtypes()])
     assert "no rows" in page(Sweeps(frame, {}, ["a line was left out"]), "nothing")

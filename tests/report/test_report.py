@@ -3,8 +3,10 @@
 from pathlib import Path
 from xml.etree import ElementTree
 
+from dcpbench.analysis.failures import failures
+from dcpbench.analysis.frame import read_frame
 from dcpbench.report.files import write_reports
-from dcpbench.report.summary import counts, detection, failures, read_frame, summary
+from dcpbench.report.summary import counts, detection, summary
 from report.sweeps import folder_with
 from support.rows import row
 

@@ -5,9 +5,10 @@ import random
 from pathlib import Path
 from typing import Any
 
-from dcpbench.records.store import Row, append_row
+from dcpbench.analysis.frame import read_sweeps
+from dcpbench.records.row import Row
+from dcpbench.records.store import append_row
 from dcpbench.report.page import page
-from dcpbench.report.summary import read_sweeps
 from support.rows import row
 
 STATUSES = ("pass", "fail", "vacuous", "error", "crash", "timeout", "skip", "xfail", "xpass")

@@ -1,50 +1,45 @@
-"""Rows and jobs as a test wants them."""
+"""A row as a test wants it."""
 
-from pathlib import Path
+import shlex
 from typing import Any
 
-from dcpbench.config.cell_key import CellKey
-from dcpbench.config.groups import Device, ScenarioConfig
-from dcpbench.config.schema import Config
-from dcpbench.records.row import Row
-from dcpbench.sweep.plan.cells import SweepCell
-from dcpbench.sweep.plan.job import Job
-from dcpbench.sweep.plan.known_failures import KnownFailure
+from dcpbench.config.cell_key import digest_of
+from dcpbench.records.row import AXES, Row
 
-GIVEN: dict[str, Any] = {
-    "cell": "a",
-    "status": "pass",
-    "reason": None,
-    "scenario": "save_load",
-    "parallel": "ddp",
-    "compile": False,
-    "save": "sync",
-    "model": "dummy",
-    "optimizer": "adam",
-    "storage": "file",
-    "world_size": 4,
-    "device": "cpu",
-    "seed": 0,
-    "overrides": "parallel=ddp",
-    "checkpointer": "dcp",
-}
+_HOW_RUN = ("repeat", "repeats", "sharing", "timeouts.", "experiment")
 
 
-def row(**values: Any) -> Row:
-    """A row, of a passed cell unless it is said otherwise; metrics and checks by their columns."""
-    return Row.of({**GIVEN, **values})
+def row(**values: object) -> Row:
+    """A row of these columns; unless they say otherwise its configuration is what its axes and overrides
+    say."""
+    given: dict[str, Any] = {
+        "cell": "a",
+        "status": "pass",
+        "reason": None,
+        "scenario": "save_load",
+        "parallel": "ddp",
+        "compile": False,
+        "save": "sync",
+        "model": "dummy",
+        "optimizer": "adam",
+        "storage": "file",
+        "checkpointer": "dcp",
+        "world_size": 4,
+        "device": "cpu",
+        "seed": 0,
+        "overrides": "parallel=ddp",
+        **values,
+    }
+    given.setdefault("config", config_of(given))
+    given.setdefault("config_digest", digest_of(given["config"]))
+    return Row.of(given)
 
 
-def job(
-    config: Config | None = None,
-    known: tuple[KnownFailure, ...] = (),
-    skip: str | None = None,
-    **columns: Any,
-) -> Job:
-    """A job with these columns in its row."""
-    decided = config or Config(
-        scenario=ScenarioConfig(name="a", target="x.y"), world_size=4, device=Device.cpu
-    )
-    about = {name: value for name, value in GIVEN.items() if name not in ("status", "reason")}
-    cell = SweepCell("a", [], decided, Path("a"), None, lambda: None)  # type: ignore[arg-type, return-value]
-    return Job(cell, decided, CellKey.of(decided), skip, known, {**about, **columns})
+def config_of(values: dict[str, Any]) -> dict[str, Any]:
+    """The identity of a cell, as far as its axes and overrides say it."""
+    config = {axis: values[axis] for axis in AXES if values.get(axis) is not None}
+    for word in shlex.split(str(values.get("overrides") or "")):
+        key, _, value = word.partition("=")
+        if key not in AXES and not key.startswith(_HOW_RUN):
+            config[key.lstrip("+~")] = value
+    return config

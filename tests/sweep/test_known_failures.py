@@ -11,7 +11,7 @@ from dcpbench.records.findings import Finding, Problem, RaisedError
 from dcpbench.records.rank_report import CheckReport, RankReport
 from dcpbench.sweep.plan.known_failures import KnownError, KnownFailure, read
 from dcpbench.sweep.run.verdict import verdict_of
-from support.rows import job
+from support.jobs import job
 
 LISTED = KnownFailure(
     id="moments",

@@ -14,7 +14,8 @@ from dcpbench.records.row import exit_status
 from dcpbench.sweep.run import retry
 from dcpbench.sweep.run.row_builder import Try, row_of
 from dcpbench.sweep.run.verdict import Verdict
-from support.rows import job, row
+from support.jobs import job
+from support.rows import row
 
 NOBODY = 65534
 

@@ -12,7 +12,7 @@ from dcpbench.config.groups import Device, ScenarioConfig, Sharing
 from dcpbench.config.schema import Config
 from dcpbench.sweep.plan.job import Job
 from dcpbench.sweep.run.schedule import places, stretches
-from support.rows import job as a_job
+from support.jobs import job as a_job
 
 
 def job(world_size: int, sharing: str, device: str = "cuda", skip: str | None = None) -> Job:

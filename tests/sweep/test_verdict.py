@@ -9,7 +9,7 @@ from dcpbench.records.checks import CHECKS
 from dcpbench.records.findings import Finding, Problem, RaisedError
 from dcpbench.records.rank_report import CheckReport, RankReport
 from dcpbench.sweep.run.verdict import judge, verdict_of
-from support.rows import job
+from support.jobs import job
 
 
 def reports(ranks: int = 2) -> list[RankReport]:

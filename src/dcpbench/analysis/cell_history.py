@@ -1,15 +1,44 @@
-"""What a history has to tell: which cells, in which order, and what changed at which sweep."""
+"""The history of cells: a matrix of cells by sweeps, and for each cell what changed at which sweep."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
-from dcpbench.analysis.cell_matrix import History
+from dcpbench.analysis.cell_identity import cell_names, config_differences, with_cells
 from dcpbench.analysis.change_points import Change, changes
-from dcpbench.analysis.frame import AXES
-from dcpbench.analysis.status_codes import ABSENT, KINDS, Kind
+from dcpbench.analysis.history_rows import Rows
+from dcpbench.analysis.status_codes import ABSENT, KINDS, Kind, Numbers, kind_numbers
+from dcpbench.records.row import AXES
+from dcpbench.records.store import RESULTS_JSONL
+
+
+@dataclass(frozen=True)
+class History:
+    """Cells over sweeps, these in order of time, which is that of their first cell's start.
+
+    Args:
+        sweeps: a row a sweep: `name`, `folder`, `started_at`, `git_commit`, `torch_version`, the last three
+            missing where no row says so.
+        cells: a row a cell: its axes as text, `others`, the overrides that no axis shows, and
+            `config_digest`, if it is known.
+        kinds: (cells, sweeps), places in `status_codes.KINDS`: the worst of a cell's runs, or `ABSENT`.
+        costs: by metric, medians of a cell's runs (cells, sweeps), NaN where not measured.
+        reasons: for each cell why its worst run in the last of its sweeps did not pass, or nothing.
+        reconfigured: by cell that is another one's address with another configuration: which cell was there
+            before, and the keys in which they differ with both values.
+    """
+
+    sweeps: pd.DataFrame
+    cells: pd.DataFrame
+    kinds: Numbers
+    costs: dict[str, npt.NDArray[np.float64]]
+    reasons: list[str]
+    reconfigured: dict[int, tuple[int, dict[str, tuple[str, str]]]]
 
 
 @dataclass(frozen=True)
@@ -28,9 +57,18 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Story:
-    """One cell. `last_seen` is the last sweep that has it and `since` the one from which on it came to what
-    it is now; `before` is what it came to before that. Both are None if it never was otherwise."""
+class CellHistory:
+    """One cell over the sweeps.
+
+    Args:
+        kinds: for each sweep its place in `status_codes.KINDS`.
+        last_seen: the last sweep that has it.
+        since: the sweep from which on it has its present status; None if it never had another one.
+        before: the status before that.
+        reconfigured: from the first sweep on that has it, it takes the place of a cell with these
+            differences in its configuration; None if it takes no other's place.
+        replaced: another configuration has taken its place since.
+    """
 
     number: int
     name: str
@@ -40,81 +78,179 @@ class Story:
     before: Kind | None
     costs: list[Cost]
     reason: str
+    reconfigured: dict[str, tuple[str, str]] | None = None
+    replaced: bool = False
 
     @property
     def now(self) -> Kind:
-        """What it came to in the last sweep that has it."""
+        """Its status in the last sweep that has it."""
         return KINDS[self.kinds[self.last_seen]]
 
     @property
+    def first_seen(self) -> int:
+        """The first sweep that has it."""
+        return next(at for at, kind in enumerate(self.kinds) if kind != ABSENT)
+
+    @property
     def changed(self) -> int:
-        """The last sweep at which its status or a cost of it changed; -1 if there is none."""
+        """The last sweep at which its status, configuration or a cost changed; -1 if there is none."""
         of_costs = [change.at for cost in self.costs for change in cost.changes]
-        return max([-1 if self.since is None else self.since, *of_costs])
+        of_configuration = -1 if self.reconfigured is None else self.first_seen
+        return max([-1 if self.since is None else self.since, of_configuration, *of_costs])
 
 
-def stories(told: History) -> list[Story]:
-    """All cells: what changed last comes first, and of these what is not well."""
-    found = _changes(told)
-    names = cell_names(told)
+def history(rows: Rows, metrics: Sequence[str], last: int | None = None) -> History:
+    """The history of these rows, of the newest sweeps if not of all; each metric is a column."""
+    sweeps = _sweeps(rows)
+    kept = sweeps.iloc[-last:] if last else sweeps
+    place = pd.Series(range(len(kept)), index=kept.index)
+    frame = rows.frame.assign(place=rows.frame["at"].map(place)).dropna(subset="place")
+    frame = with_cells(frame.sort_values("place", kind="stable", ignore_index=True), rows.keys)
+    cell, keys = pd.factorize(frame["key"])
+    at = frame["place"].to_numpy(dtype=int)
+    kinds = np.full((len(keys), len(kept)), ABSENT, dtype=np.int8)
+    of_row = kind_numbers(frame)
+    np.minimum.at(kinds, (cell, at), of_row)
+    digests = frame["config_digest"].groupby(cell).first()
+    once = frame[~frame["key"].duplicated()].reset_index(drop=True).assign(config_digest=digests)
+    return History(
+        kept.reset_index(drop=True),
+        once[[*AXES, "others", "config_digest"]],
+        kinds,
+        {name: _medians(frame[name], cell, at, kinds.shape) for name in metrics},
+        _reasons(frame["reason"], cell, at, of_row, kinds),
+        _reconfigured(rows, once, kinds, list(kept.index)),
+    )
+
+
+def cell_histories(found: History) -> list[CellHistory]:
+    """All cells: what changed last comes first, and of these what is not ok."""
+    of_costs = _changes(found)
+    names = cell_names(found.cells)
+    replaced = {before for before, _ in found.reconfigured.values()}
     cells = [
-        Story(
+        CellHistory(
             number,
             names[number],
-            tuple(int(kind) for kind in told.kinds[number]),
-            *_statuses(told.kinds[number]),
-            [Cost(name, values[number], found[name][number]) for name, values in told.costs.items()],
-            told.reasons[number],
+            tuple(int(kind) for kind in found.kinds[number]),
+            *_statuses(found.kinds[number]),
+            [Cost(name, values[number], of_costs[name][number]) for name, values in found.costs.items()],
+            found.reasons[number],
+            found.reconfigured.get(number, (0, None))[1],
+            number in replaced,
         )
-        for number in range(len(told.cells))
+        for number in range(len(found.cells))
     ]
-    return sorted(cells, key=lambda cell: (-cell.changed, cell.now.well, cell.number))
-
-
-def cell_names(told: History) -> list[str]:
-    """The axes in which cells differ, and parallelism in any case, then the other overrides if they do."""
-    axes = [axis for axis in AXES if axis == "parallel" or told.cells[axis].nunique() > 1]
-    texts = [[f"{axis}={said}" for said in told.cells[axis]] for axis in axes]
-    if told.cells["others"].nunique() > 1:
-        texts.append(list(told.cells["others"]))
-    return [" ".join(filter(None, parts)) for parts in zip(*texts, strict=True)]
+    return sorted(cells, key=lambda cell: (-cell.changed, cell.now.ok, cell.number))
 
 
 @dataclass(frozen=True)
 class Folded:
-    """Which cells are `shown` one by one: those that are not well, and those in which something changed in
-    the sweeps that are visible. The others are well now: `even` all along, or since something changed
-    `earlier`. Cells that none of the visible sweeps has are nowhere."""
+    """Which cells are `shown` one by one: those that are not ok, and those in which something changed in
+    the sweeps that are visible. The others are ok now: `steady` all along, or since something changed
+    `earlier`. Cells that none of the visible sweeps has are nowhere, and `replaced` ones only here."""
 
-    shown: list[Story]
-    even: list[Story]
-    earlier: list[Story]
+    shown: list[CellHistory]
+    steady: list[CellHistory]
+    earlier: list[CellHistory]
+    replaced: list[CellHistory]
 
 
-def folded(cells: Sequence[Story], visible: int, every: bool = False) -> Folded:
+def folded(cells: Sequence[CellHistory], visible: int, every: bool = False) -> Folded:
     """What is shown of these cells where so many of the newest sweeps are visible; all if `every`, or if
     there is but one sweep."""
     if every or not cells or len(cells[0].kinds) == 1:
-        return Folded(list(cells), [], [])
+        return Folded(list(cells), [], [], [])
     first = max(0, len(cells[0].kinds) - visible)
     there = [cell for cell in cells if cell.last_seen >= first]
-    others = [cell for cell in there if cell.now.well and cell.changed < first]
-    shown = [cell for cell in there if not cell.now.well or cell.changed >= first]
-    even, earlier = ([cell for cell in others if (cell.changed < 0) is never] for never in (True, False))
-    return Folded(shown, even, earlier)
+    present = [cell for cell in there if not cell.replaced]
+    shown = [cell for cell in present if not cell.now.ok or cell.changed >= first]
+    others = [cell for cell in present if cell.now.ok and cell.changed < first]
+    steady, earlier = ([cell for cell in others if (cell.changed < 0) is never] for never in (True, False))
+    return Folded(shown, steady, earlier, [cell for cell in there if cell.replaced])
 
 
-def _changes(told: History) -> dict[str, list[list[Change]]]:
+def _sweeps(rows: Rows) -> pd.DataFrame:
+    """A row a sweep that has any, in order of time; its index is the number of its folder."""
+    columns = ["at", "started_at", "git_commit", "torch_version"]
+    known = rows.frame[columns].drop_duplicates().astype(object)
+    known = known.where(known.notna(), None).astype({"at": int})
+    first = known.sort_values("started_at", kind="stable").groupby("at").first().sort_index()
+    first.insert(0, "name", [rows.names[number] for number in first.index])
+    first.insert(1, "folder", [str(rows.folders[number]) for number in first.index])
+    began = [
+        at or _written_at(rows, number) for at, number in zip(first["started_at"], first.index, strict=True)
+    ]
+    return first.assign(began=began).sort_values(["began", "name"], kind="stable").drop(columns="began")
+
+
+def _written_at(rows: Rows, number: int) -> str:
+    """Where no row says when it began: when the file was last written, in the same form."""
+    path = rows.folders[number] / RESULTS_JSONL
+    return datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
+
+
+def _medians(
+    values: "pd.Series[Any]", cell: npt.NDArray[np.intp], at: npt.NDArray[Any], shape: tuple[int, ...]
+) -> npt.NDArray[np.float64]:
+    measured = pd.Series(values.to_numpy(dtype=float, na_value=np.nan)).groupby(cell * shape[1] + at).median()
+    medians = np.full(shape, np.nan)
+    medians.reshape(-1)[measured.index.to_numpy(dtype=int)] = measured.to_numpy()
+    return medians
+
+
+def _reasons(
+    reason: "pd.Series[Any]",
+    cell: npt.NDArray[np.intp],
+    at: npt.NDArray[Any],
+    of_row: Numbers,
+    kinds: Numbers,
+) -> list[str]:
+    """For each cell the reason of its worst run in the last sweep that has one of it."""
+    newest = kinds.shape[1] - 1 - (kinds[:, ::-1] != ABSENT).argmax(axis=1)
+    meant = (at == newest[cell]) & (of_row == kinds[cell, at])
+    reasons = [""] * len(kinds)
+    for number, text in zip(cell[meant][::-1], reason[meant].astype(object)[::-1], strict=True):
+        reasons[number] = text if isinstance(text, str) else ""
+    return reasons
+
+
+def _reconfigured(
+    rows: Rows, cells: pd.DataFrame, kinds: Numbers, folders: Sequence[int]
+) -> dict[int, tuple[int, dict[str, tuple[str, str]]]]:
+    """See `History.reconfigured`: a cell comes after the one whose place it took at its address.
+
+    Args:
+        folders: for each sweep the number of its folder in `rows`.
+    """
+    seen = kinds != ABSENT
+    first, last = seen.argmax(axis=1), kinds.shape[1] - 1 - seen[:, ::-1].argmax(axis=1)
+
+    def config(number: int) -> Mapping[str, Any]:
+        at = folders[last[number]]
+        return rows.config(at, config_digest=cells["config_digest"][number])
+
+    found = {}
+    for numbers in cells.groupby("address").groups.values():
+        for number in numbers if len(numbers) > 1 else ():
+            earlier = [other for other in numbers if last[other] < first[number]]
+            if earlier:
+                before = max(earlier, key=lambda other: last[other])
+                found[int(number)] = (int(before), config_differences(config(before), config(number)))
+    return found
+
+
+def _changes(found: History) -> dict[str, list[list[Change]]]:
     """The changes of each metric's series: all of them are looked at together, for one rate."""
-    if not told.costs:
+    if not found.costs:
         return {}
-    cells = len(told.cells)
-    found = changes(np.concatenate(list(told.costs.values())))
-    return {name: found[place * cells : (place + 1) * cells] for place, name in enumerate(told.costs)}
+    cells = len(found.cells)
+    series = changes(np.concatenate(list(found.costs.values())))
+    return {name: series[place * cells : (place + 1) * cells] for place, name in enumerate(found.costs)}
 
 
 def _statuses(kinds: npt.NDArray[np.int8]) -> tuple[int, int | None, Kind | None]:
-    """The last sweep that has the cell, the one from which on it came to that, and what it was before."""
+    """The last sweep that has the cell, the one from which on it has that status, and the one before."""
     seen = np.flatnonzero(kinds != ABSENT)
     turns = np.flatnonzero(kinds[seen][1:] != kinds[seen][:-1])
     if not turns.size:

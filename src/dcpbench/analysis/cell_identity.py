@@ -1,58 +1,100 @@
-"""Which rows of different sweeps are runs of the same cell: by its axes, and by what else was overridden."""
+"""Which rows are runs of one cell, in whatever sweep they are.
 
-import re
-from collections.abc import Collection
+The address of a cell is its place in the matrix: its axes, and the other overrides that are part of its
+identity. Rows of one address are runs of one cell if their configurations are the same too
+(`config_digest`). A row that has no digest, as those of schema version 1, counts as one of the first
+configuration that is known at its address.
+"""
+
+import shlex
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 import pandas as pd
 
-from dcpbench.analysis.frame import AXES
+from dcpbench.analysis.frame import as_text
 from dcpbench.analysis.query import QueryError
-from dcpbench.report.labels import plain
+from dcpbench.config.cell_key import CellKey, digest_of, lies_below
+from dcpbench.records.row import AXES
 
-NOT_THE_CELL = frozenset(
-    {
-        "repeat",
-        "repeats",
-        "experiment",
-        "retry",
-        "sharing",
-        "isolation",
-        "raw",
-        "known_failures",
-        "keep_checkpoints",
-        "storage.root",
-        "storage.keep_free_bytes",
-        "storage.needs_bytes",
-    }
-)
-"""Overrides that say how often, how long or where a cell runs and not what it is; `timeouts.` too."""
-_NEXT_OVERRIDE = re.compile(r"\s+(?=[+~]*[\w./@:-]+=)")
+_SEPARATOR = "\x1f"
+_QUOTED = frozenset("'\"\\")
 
 
-def with_cells(frame: pd.DataFrame, ignored: Collection[str] = ()) -> pd.DataFrame:
-    """The rows with two columns more: `key`, equal for all runs of one cell in any sweep, and `others`, the
-    overrides in it that no axis shows. Axes become text, `-` for none, and `repeat` a number.
+def override_words(overrides: object) -> list[str]:
+    """The overrides of a row one by one; split at blanks where its quotes do not match."""
+    if not isinstance(overrides, str):
+        return []
+    try:
+        return shlex.split(overrides) if _QUOTED & set(overrides) else overrides.split()
+    except ValueError:
+        return overrides.split()
+
+
+def override_values(overrides: object) -> dict[str, str]:
+    """The key and the value of each override but those of axes."""
+    pairs = (word.partition("=") for word in override_words(overrides))
+    found = {key.lstrip("+~"): value for key, equals, value in pairs if equals}
+    return {key: value for key, value in found.items() if key not in AXES}
+
+
+def identity_keys(rows: Iterable[tuple[object, Mapping[str, Any]]]) -> frozenset[str]:
+    """The keys of overrides that are part of what a cell is: those that are keys of a row's `config`, or lie
+    above or below one.
 
     Args:
+        rows: `overrides` and `config` of each.
+    """
+    known: set[str] = set()
+    for overrides, config in rows:
+        for key in override_values(overrides).keys() - known:
+            if any(lies_below(key, [one]) or lies_below(one, [key]) for one in config):
+                known.add(key)
+    return frozenset(known)
+
+
+def identity_keys_of(frame: pd.DataFrame) -> frozenset[str]:
+    """`identity_keys` of rows that have a `config`."""
+    once = frame.drop_duplicates("overrides")
+    return identity_keys(zip(once["overrides"], once["config"], strict=True))
+
+
+def with_cells(frame: pd.DataFrame, keys: Collection[str], ignored: Collection[str] = ()) -> pd.DataFrame:
+    """The rows with three columns more: `address`; `key`, equal for all runs of one cell in any sweep; and
+    `others`, the overrides of the address that no axis shows. Axes become text, `-` for none, and `repeat` a
+    number.
+
+    Args:
+        keys: what `identity_keys` says of all these rows.
         ignored: axes and overrides by which cells are not to be told apart.
     """
-    shown = frame.assign(**{axis: _as_text(frame[axis]) for axis in AXES})
-    overrides = frame["overrides"].fillna("").astype(object)
-    shown["others"] = overrides.map({text: other_overrides(text, ignored) for text in overrides.unique()})
-    shown["repeat"] = frame["repeat"].fillna(0).astype(int)
-    parts = [shown[axis] for axis in AXES if axis not in ignored] + [shown["others"]]
-    shown["key"] = ["\x1f".join(values) for values in zip(*parts, strict=True)]
-    return shown
+    cells = frame.assign(**{axis: axis_text(frame[axis]) for axis in AXES})
+    overrides, address = frame["overrides"].astype(object), set(keys) - set(ignored)
+    cells["others"] = overrides.map({line: _others(line, address) for line in overrides.unique()}).fillna("")
+    cells["repeat"] = frame["repeat"].fillna(0).astype(int)
+    parts = [cells[axis] for axis in AXES if axis not in ignored] + [cells["others"]]
+    cells["address"] = [_SEPARATOR.join(values) for values in zip(*parts, strict=True)]
+    digests = _digests(frame, ignored)
+    first_known = digests.groupby(cells["address"]).transform("first")
+    cells["key"] = cells["address"] + _SEPARATOR + digests.fillna(first_known).fillna("")
+    return cells
 
 
-def refuse_merged(frame: pd.DataFrame, ignored: Collection[str]) -> None:
+def axis_text(column: "pd.Series[Any]") -> "pd.Series[Any]":
+    """An axis as text, see `as_text`; whole, since what is cut short could make one cell of two."""
+    return (
+        column.astype(object).map({value: as_text(value) for value in column.dropna().unique()}).fillna("-")
+    )
+
+
+def refuse_merged(cells: pd.DataFrame, ignored: Collection[str]) -> None:
     """Make sure that no cell of a sweep was taken for another one because of what is ignored.
 
     Raises:
         QueryError: one sweep has several values of what is ignored where all else is equal.
     """
     for axis in (axis for axis in AXES if axis in ignored):
-        values = frame.groupby(["sweep", "key"])[axis].unique()
+        values = cells.groupby(["sweep", "key"])[axis].unique()
         several = values[values.map(len) > 1]
         if len(several):
             raise QueryError(
@@ -61,21 +103,12 @@ def refuse_merged(frame: pd.DataFrame, ignored: Collection[str]) -> None:
             )
 
 
-def other_overrides(overrides: str, ignored: Collection[str] = ()) -> str:
-    """The overrides of a cell that no axis shows and that are part of what it is, in one order."""
-    others = beside_the_axes(overrides)
-    return " ".join(sorted(f"{key}={value}" for key, value in others.items() if key not in ignored))
-
-
-def beside_the_axes(overrides: str) -> dict[str, str]:
-    """The overrides of a cell that no axis shows and that are part of what it is: each key and its value."""
-    parts = (item.partition("=") for item in _NEXT_OVERRIDE.split(overrides))
-    asked = {key.lstrip("+~"): value for key, equals, value in parts if equals}
-    return {key: value for key, value in asked.items() if not _is_known(key)}
-
-
-def _is_known(key: str) -> bool:
-    return key in AXES or key in NOT_THE_CELL or key.startswith(("timeouts.", "hydra."))
+def config_differences(
+    old: Mapping[str, Any], new: Mapping[str, Any], ignored: Collection[str] = ()
+) -> dict[str, tuple[str, str]]:
+    """The keys in which two configurations differ, what is ignored aside, and both values as text."""
+    found = CellKey(_without(old, ignored)).differences(CellKey(_without(new, ignored)))
+    return {key: (as_text(before), as_text(after)) for key, (before, after) in found.items()}
 
 
 def shown_axes(cells: pd.DataFrame) -> list[str]:
@@ -87,27 +120,54 @@ def shown_axes(cells: pd.DataFrame) -> list[str]:
     ]
 
 
+def cell_names(cells: pd.DataFrame) -> list[str]:
+    """A name for each cell: the axes in which they differ, and parallelism in any case, then the other
+    overrides if they do."""
+    texts = [
+        list(cells[axis]) if axis == "others" else [f"{axis}={value}" for value in cells[axis]]
+        for axis in shown_axes(cells)
+    ]
+    return [" ".join(filter(None, parts)) for parts in zip(*texts, strict=True)]
+
+
 def not_in_common(old: pd.DataFrame, new: pd.DataFrame) -> str:
-    """Why no cell of one side is a cell of the other: axes without a common value, else all that differ."""
+    """Why no cell of one side is at the address of one of the other: axes without a common value, else all
+    that differ."""
     apart, partly = [], []
     for axis in (*AXES, "others"):
         before, after = set(old[axis]), set(new[axis])
-        said = f"{'overrides' if axis == 'others' else axis} ({_some(before)} before, {_some(after)} now)"
+        text = f"{'overrides' if axis == 'others' else axis} ({_some(before)} before, {_some(after)} now)"
         if not before & after:
-            apart.append(said)
+            apart.append(text)
         elif before != after:
-            partly.append(said)
+            partly.append(text)
     if apart:
         return "they differ in " + ", ".join(apart)
     return "no value is missing in either, but no combination is in both; they differ in " + ", ".join(partly)
 
 
+def _others(overrides: object, keys: Collection[str]) -> str:
+    values = override_values(overrides)
+    return " ".join(sorted(f"{key}={value}" for key, value in values.items() if key in keys))
+
+
+def _digests(frame: pd.DataFrame, ignored: Collection[str]) -> "pd.Series[Any]":
+    digests = frame["config_digest"].astype(object)
+    digests = digests.where(digests.notna(), None)
+    if not ignored:
+        return digests
+    once = frame.assign(digest=digests).dropna(subset="digest").drop_duplicates("digest")
+    rest = {
+        digest: digest_of(_without(config, ignored))
+        for digest, config in zip(once["digest"], once["config"], strict=True)
+    }
+    return digests.map(rest)
+
+
+def _without(config: Mapping[str, Any], ignored: Collection[str]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if not lies_below(key, ignored)}
+
+
 def _some(values: set[str]) -> str:
     shown = sorted(value or "none" for value in values)
     return ", ".join(shown[:4]) + (f" and {len(shown) - 4} more" if len(shown) > 4 else "")
-
-
-def _as_text(column: "pd.Series[str]") -> "pd.Series[str]":
-    """Values as one writes them on the command line: true and not True."""
-    known = {value: plain(value) for value in column.dropna().unique()}
-    return column.astype(object).map(known).astype(object).fillna("-")

@@ -9,17 +9,12 @@ import pandas as pd
 
 from dcpbench.analysis import statistics
 from dcpbench.analysis.samples import Side, groups, side, usable
+from dcpbench.records.metrics import METRICS
 
 if TYPE_CHECKING:
     import numpy as np
 
     Array = np.ndarray[Any, np.dtype[Any]]
-
-METRICS = ("save_s", "save_stall_s", "load_s", "checkpoint_bytes", "peak_device_bytes", "peak_host_bytes")
-MORE_METRICS = ("cell_s", "build_s", "train_s", "verify_s", "disk_bytes")
-"""Compared when asked for: a cell's whole time has compilers and the start of ranks in it."""
-_COUNTED = ("checkpoint_bytes", "disk_bytes")
-"""Sizes that are counted and not measured: they have no noise, and one run says what they are."""
 
 LEAST_RUNS = 3
 _LEAST_FREEDOM = 4
@@ -44,7 +39,25 @@ class Rule:
     false_alarms: float = 0.01
     least_effect: float = 0.05
     drift: float = 0.03
-    metrics: tuple[str, ...] = METRICS
+    metrics: tuple[str, ...] = ()
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """The metrics that are compared: those that were asked for, else those that always are."""
+        return self.metrics or always_compared()
+
+
+def always_compared() -> tuple[str, ...]:
+    """The metrics that are compared without being asked for."""
+    return tuple(spec.name for spec in METRICS.values() if spec.compared == "always")
+
+
+def is_regression(lines: pd.DataFrame) -> pd.Series[bool]:
+    """Which lines say that a cost is worse than before, by what its metric says is better."""
+    worse = {"lower": ("slower", "larger"), "higher": ("faster", "smaller"), None: ()}
+    verdicts = zip(lines["metric"], lines["verdict"], strict=True)
+    found = [verdict in worse[METRICS[metric].better] for metric, verdict in verdicts]
+    return pd.Series(found, index=lines.index, dtype=bool)
 
 
 def costs(old: pd.DataFrame, new: pd.DataFrame, rule: Rule) -> pd.DataFrame:
@@ -55,7 +68,7 @@ def costs(old: pd.DataFrame, new: pd.DataFrame, rule: Rule) -> pd.DataFrame:
     with this noise. `p` is adjusted for all tests of the line's level.
 
     Args:
-        old, new: rows with `key`, see `matching.with_cells`.
+        old, new: rows with `key`, see `cell_identity.with_cells`.
     """
     before, after = usable(old), usable(new)
     cells = before[before["key"].isin(after["key"])].drop_duplicates("key").set_index("key")
@@ -65,9 +78,9 @@ def costs(old: pd.DataFrame, new: pd.DataFrame, rule: Rule) -> pd.DataFrame:
     keys = list(cells.index)
     lines = [
         _lines(metric, cells, *(side(rows, metric, keys, by_sweep) for rows in (before, after)))
-        for metric in rule.metrics
+        for metric in rule.compared
     ]
-    # One sweep is one throw of the machine's dice; where there are enough, the drift is in their noise.
+    # One sweep is one sample of the machine's state; with enough of them the drift is part of their noise.
     table = pd.concat(lines, ignore_index=True).assign(by_sweep=by_sweep)
     return _judged(table, rule, 0.0 if by_sweep else rule.drift)
 
@@ -78,7 +91,7 @@ def _lines(metric: str, cells: pd.DataFrame, old: Side, new: Side) -> pd.DataFra
 
     both = (old.runs.gt(0) & new.runs.gt(0)).to_numpy()
     parts = []
-    if metric not in _COUNTED and both.any():
+    if not METRICS[metric].counted and both.any():
         names, members = groups(cells, both)
         parts.append(_found(old, new, both[None, :]).assign(level="all", name="all cells"))
         if names:
@@ -109,7 +122,7 @@ def _judged(lines: pd.DataFrame, rule: Rule, drift: float) -> pd.DataFrame:
     import numpy as np
 
     lines = lines.reindex(columns=[*dict.fromkeys([*lines.columns, *COLUMNS])])
-    counted = lines["metric"].isin(_COUNTED)
+    counted = lines["metric"].isin([spec.name for spec in METRICS.values() if spec.counted])
     enough = lines[["runs_old", "runs_new"]].min(axis=1) >= np.where(lines["level"] == "cell", LEAST_RUNS, 1)
     tested = ~counted & enough & (lines["own_freedom"] >= _LEAST_FREEDOM) & lines["error"].notna()
     lines["ratio"] = np.exp(lines["difference"])
@@ -146,5 +159,5 @@ def _judged(lines: pd.DataFrame, rule: Rule, drift: float) -> pd.DataFrame:
 def _direction(lines: pd.DataFrame) -> Array:
     import numpy as np
 
-    up, size = lines["difference"] > 0, lines["metric"].str.endswith("_bytes")
-    return np.select([size & up, size, up], ["larger", "smaller", "slower"], "faster")
+    up, time = lines["difference"] > 0, lines["metric"].map(lambda metric: METRICS[metric].unit == "s")
+    return np.select([time & up, time, up], ["slower", "faster", "larger"], "smaller")

@@ -5,10 +5,10 @@ import shlex
 
 import pandas as pd
 
-from dcpbench.analysis.frame import is_false, is_true
+from dcpbench.analysis.cell_identity import override_words
+from dcpbench.analysis.frame import ok
 from dcpbench.analysis.repeats import cell_numbers, runs_text, status_text
 
-_NEXT_OVERRIDE = re.compile(r" (?=[+~]*[\w./@:-]+=)")
 _DIGITS = re.compile(r"[+-]?\d[\d.]*(?:e[+-]?\d+|x[0-9a-f]+)?")
 
 
@@ -20,9 +20,9 @@ def failures(frame: pd.DataFrame) -> pd.DataFrame:
     how many of all its runs they are; without repeats there is no such column.
     """
     runs_of_cell = frame.groupby(cell_numbers(frame))["cell"].transform("size")
-    well = frame["status"].eq("pass").astype(bool) & ~is_true(frame["flaky"]) | is_true(frame["fault_seen"])
-    chosen = frame.assign(of=runs_of_cell)[~well | is_false(frame["fault_seen"])]
-    told = pd.DataFrame(
+    known = frame["fault_seen"].isna() & frame["status"].isin(["skip", "xfail"]).astype(bool)
+    chosen = frame.assign(of=runs_of_cell)[~ok(frame) | known]
+    listed = pd.DataFrame(
         {
             "status": status_text(chosen),
             "cell": _with_sweep(chosen),
@@ -31,12 +31,39 @@ def failures(frame: pd.DataFrame) -> pd.DataFrame:
         }
     )
     if chosen.empty or chosen["of"].max() == 1:
-        return told.reset_index(drop=True)
-    same = [cell_numbers(chosen), told["status"], _without_numbers(told["reason"])]
-    kinds = told.groupby(same, sort=False)
-    counted = kinds.ngroup().map(kinds.size().reset_index(drop=True))
-    told["runs"] = runs_text(chosen.assign(runs=chosen["of"], so_many=counted))
-    return told[~kinds.ngroup().duplicated()].reset_index(drop=True)
+        return listed.reset_index(drop=True)
+    kinds = listed.groupby(
+        [cell_numbers(chosen), listed["status"], _without_numbers(listed["reason"])], sort=False
+    )
+    agreeing = kinds.ngroup().map(kinds.size().reset_index(drop=True))
+    listed["runs"] = runs_text(chosen.assign(runs=chosen["of"], agreeing_runs=agreeing))
+    return listed[~kinds.ngroup().duplicated()].reset_index(drop=True)
+
+
+def of_a_kind(listed: pd.DataFrame, each: bool) -> pd.DataFrame:
+    """Of `failures` one row for those alike: the same status and, numbers aside, the same reason. What has to
+    be looked at keeps a row of its own if `each` is asked for; a skip or a known failure does not.
+
+    `more` says how many others are like it; `again` is empty where nothing has to be run again, and these
+    come first.
+    """
+    if listed.empty:
+        return listed.assign(more="")
+    harmless = listed["status"].isin(["skip", "xfail"])
+    listed = listed.assign(again=listed["again"].mask(harmless, ""))
+    alone = pd.Series(range(len(listed)), index=listed.index).mask(harmless | (not each), -1)
+    kinds = listed.groupby([listed["status"], _without_numbers(listed["reason"]), alone], sort=False)
+    sizes = kinds["cell"].transform("size")
+    listed["more"] = sizes.map(lambda size: f"and {size - 1} more like it" if size > 1 else "")
+    first = listed[~kinds.ngroup().duplicated()]
+    return first.sort_values("again", key=lambda asked: asked.ne(""), kind="stable").reset_index(drop=True)
+
+
+def again(overrides: object, config_dir: object) -> str:
+    """The command that runs just this cell, ready for a shell; `config_dir` is the user's own folder of
+    groups, if any."""
+    folder = ["--config-dir", config_dir] if isinstance(config_dir, str) else []
+    return shlex.join(["python", "-m", "dcpbench", *folder, *override_words(overrides)])
 
 
 def _with_sweep(frame: pd.DataFrame) -> "pd.Series[str]":
@@ -44,32 +71,5 @@ def _with_sweep(frame: pd.DataFrame) -> "pd.Series[str]":
     return frame["sweep"] + ": " + frame["cell"] if several else frame["cell"]
 
 
-def of_a_kind(told: pd.DataFrame, each: bool) -> pd.DataFrame:
-    """Of `failures` one row for those alike: the same status and, numbers aside, the same reason. What has to
-    be looked at keeps a row of its own if `each` is asked for; a skip or a known failure does not.
-
-    `more` says how many others are like it; `again` is empty where nothing has to be run again, and these
-    come first.
-    """
-    harmless = told["status"].isin(["skip", "xfail"])
-    told = told.assign(again=told["again"].mask(harmless, ""))
-    alone = pd.Series(range(len(told)), index=told.index).mask(harmless | (not each), -1)
-    kinds = told.groupby([told["status"], _without_numbers(told["reason"]), alone], sort=False)
-    sizes = kinds["cell"].transform("size") if len(told) else alone
-    told["more"] = sizes.map(lambda size: f"and {size - 1} more like it" if size > 1 else "")
-    first = told[~kinds.ngroup().duplicated()] if len(told) else told
-    return first.sort_values("again", key=lambda asked: asked.ne(""), kind="stable").reset_index(drop=True)
-
-
 def _without_numbers(reasons: "pd.Series[str]") -> "pd.Series[str]":
-    return reasons.map(lambda said: _DIGITS.sub("#", said))
-
-
-def again(overrides: object, config_dir: object) -> str:
-    """The command that runs just this cell, ready for a shell; `config_dir` is the user's own folder of
-    groups, if any."""
-    words = ["python", "-m", "dcpbench"]
-    if isinstance(config_dir, str):
-        words += ["--config-dir", config_dir]
-    asked = _NEXT_OVERRIDE.split(overrides) if isinstance(overrides, str) and overrides else []
-    return shlex.join([*words, *asked])
+    return reasons.map(lambda reason: _DIGITS.sub("#", reason))

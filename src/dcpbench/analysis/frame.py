@@ -8,28 +8,16 @@ from typing import Any
 import pandas as pd
 
 from dcpbench.records import jsonl
-from dcpbench.records.store import ENVIRONMENT_JSON, RESULTS_JSONL, ResultsError, column_types, read_rows
+from dcpbench.records.row import NESTED, column_types
+from dcpbench.records.status import is_ok
+from dcpbench.records.store import ENVIRONMENT_JSON, RESULTS_JSONL, ResultsError, read_rows
 
-AXES = (
-    "scenario",
-    "parallel",
-    "compile",
-    "save",
-    "model",
-    "optimizer",
-    "storage",
-    "world_size",
-    "device",
-    "seed",
-    "load_parallel",
-    "fault",
-)
+_DTYPES = {bool: "boolean", int: "Int64", float: "float64", str: "string"}
 
-DTYPES = {
-    name: {bool: "boolean", int: "Int64", float: "float64", str: "string"}.get(kind, "object")
-    for name, kind in column_types().items()
-}
-"""The dtype of each column of a row and of `details`; see `read_sweeps`."""
+
+def dtypes() -> dict[str, str]:
+    """The dtype of each column of a row, and of what is nested in it; see `read_sweeps`."""
+    return {name: _DTYPES.get(kind.python, "object") for name, kind in column_types().items()}
 
 
 @dataclass(frozen=True)
@@ -52,10 +40,11 @@ def read_sweeps(places: Sequence[Path | str]) -> Sweeps:
     The frame has one row for each run of a cell, in the order of the files, and these columns:
 
     - `sweep` (string): the folder that the row is in;
-    - every column of `dcpbench.records.store.Row`, in its order: texts are `string`, what is true or false is
-      `boolean`, integers are `Int64`, and other numbers `float64`. What was not measured, or does not
-      apply, is missing: `pd.NA`, and NaN in a `float64`. Units are in the names: `_s` seconds, `_bytes`;
-    - `details` (object): a dictionary, empty where there is none.
+    - every column of a row (`dcpbench.records.row.columns`), in its order: texts are `string`, what is true
+      or false is `boolean`, integers are `Int64`, and other numbers `float64`. What was not measured, or
+      does not apply, is missing: `pd.NA`, and NaN in a `float64`. Units are in the names: `_s` seconds,
+      `_bytes`;
+    - `config` and `details` (object): dictionaries, empty where there is none.
 
     Lines that are damaged do not hide others: what can be read is in the frame, and `left_out` tells.
 
@@ -95,16 +84,11 @@ def read_frame(folder: Path) -> tuple[pd.DataFrame, list[str]]:
         dcpbench.records.store.ResultsError: the folder holds no results.
     """
     rows, damaged = read_rows(folder)
-    columns = {
-        name: pd.Series([row.get(name) for row in rows], dtype=dtype) for name, dtype in DTYPES.items()
-    }
-    columns["details"] = pd.Series([row.get("details") or {} for row in rows], dtype="object")
-    return pd.DataFrame(columns), damaged
-
-
-def read_environment(folder: Path) -> dict[str, Any]:
-    """What a sweep's `environment.json` says; nothing if it cannot be read."""
-    return _environment(folder)[0]
+    values = {name: [row.get(name) for row in rows] for name in dtypes()}
+    values |= {name: [row.get(name) or {} for row in rows] for name in NESTED}
+    return pd.DataFrame(
+        {name: pd.Series(values[name], dtype=dtype) for name, dtype in dtypes().items()}
+    ), damaged
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -114,6 +98,20 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
         {str(name): value for name, value in row.items()}
         for row in plain.where(plain.notna(), None).to_dict("records")
     ]
+
+
+def as_text(value: object) -> str:
+    """The value of an axis as it is written on the command line; `-` for none."""
+    if value is None or value is pd.NA or value != value:
+        return "-"
+    return str(value).lower() if pd.api.types.is_bool(value) else str(value)
+
+
+def ok(frame: pd.DataFrame) -> "pd.Series[bool]":
+    """Where a row came out as it should, as `dcpbench.records.status.is_ok` has it."""
+    known = frame[["status", "flaky", "fault_seen"]].astype(object)
+    rows = known.where(known.notna(), None).itertuples(index=False)
+    return pd.Series([is_ok(*row) for row in rows], index=frame.index, dtype=bool)
 
 
 def is_true(column: "pd.Series[Any]") -> "pd.Series[bool]":

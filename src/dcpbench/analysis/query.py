@@ -9,11 +9,10 @@ from typing import Any
 
 import pandas as pd
 
-from dcpbench.analysis.frame import DTYPES, is_true
+from dcpbench.analysis.frame import dtypes, is_true
+from dcpbench.records.metrics import METRICS
+from dcpbench.records.row import NESTED
 from dcpbench.records.store import ResultsError
-
-COLUMNS = {"sweep": "string", **{name: dtype for name, dtype in DTYPES.items() if name != "details"}}
-"""What can be asked about, and its dtype."""
 
 _FORM = re.compile(r"\s*([A-Za-z_]\w*)\s*(!=|<=|>=|==|=|<|>|~)\s*(.*?)\s*", re.DOTALL)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
@@ -27,6 +26,11 @@ _ORDER: dict[str, Callable[[Any, Any], Any]] = {
 
 class QueryError(ResultsError):
     """What was asked for makes no sense: one line that says what was found and what it may be."""
+
+
+def queryable() -> dict[str, str]:
+    """The columns that can be asked about, and their dtypes."""
+    return {"sweep": "string", **{name: dtype for name, dtype in dtypes().items() if name not in NESTED}}
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ def parse(asked: str) -> Condition:
     name, sign, text = form.groups()
     column, sign = known_column(name, "--where"), "=" if sign == "==" else sign
     value = _pattern(asked, column, text) if sign == "~" else _value(asked, column, text)
-    if sign in _ORDER and (value is None or COLUMNS[column] == "boolean"):
+    if sign in _ORDER and (value is None or queryable()[column] == "boolean"):
         raise QueryError(f"--where {asked!r}: {text} is neither more nor less than anything; use = or !=")
     return Condition(column, sign, value)
 
@@ -91,11 +95,12 @@ def known_column(name: str, option: str) -> str:
     Raises:
         QueryError: there is none of this name; the message has those there are.
     """
-    if name in COLUMNS:
+    known = queryable()
+    if name in known:
         return name
-    close = difflib.get_close_matches(name, COLUMNS, n=1)
+    close = difflib.get_close_matches(name, known, n=1)
     meant = f"did you mean {close[0]}? " if close else ""
-    raise QueryError(f"{option}: no column {name!r}; {meant}the columns are {', '.join(COLUMNS)}")
+    raise QueryError(f"{option}: no column {name!r}; {meant}the columns are {', '.join(known)}")
 
 
 def known_metric(name: str) -> str:
@@ -104,15 +109,15 @@ def known_metric(name: str) -> str:
     Raises:
         QueryError: there is none of this name, or it has no numbers.
     """
-    column = known_column(name, "--metric")
-    if COLUMNS[column] in ("float64", "Int64"):
-        return column
-    metrics = [name for name, dtype in COLUMNS.items() if dtype == "float64" or name.endswith("_bytes")]
+    known = queryable()
+    if known[known_column(name, "--metric")] in ("float64", "Int64"):
+        return name
+    metrics = [column for column, dtype in known.items() if dtype == "float64" or column in METRICS]
     raise QueryError(f"--metric: {name} is no number; the metrics are {', '.join(metrics)}")
 
 
 def _pattern(asked: str, column: str, text: str) -> re.Pattern[str]:
-    if COLUMNS[column] != "string":
+    if queryable()[column] != "string":
         raise QueryError(f"--where {asked!r}: {column} is no text, and ~ looks into texts alone")
     try:
         return re.compile(text)
@@ -123,7 +128,7 @@ def _pattern(asked: str, column: str, text: str) -> re.Pattern[str]:
 def _value(asked: str, column: str, text: str) -> str | float | bool | None:
     if text == "null":
         return None
-    dtype = COLUMNS[column]
+    dtype = queryable()[column]
     if dtype == "string":
         return text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text
     if dtype == "boolean":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from dcpbench.analysis.frame import AXES
+from dcpbench.records.row import AXES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +38,7 @@ def side(frame: pd.DataFrame, metric: str, keys: list[str], by_sweep: bool) -> S
     """One metric of one side.
 
     Args:
-        frame: rows with `key`, see `matching.with_cells`.
+        frame: rows with `key`, see `cell_identity.with_cells`.
         by_sweep: a round is a whole sweep, and not one of its repeats.
     """
     import numpy as np

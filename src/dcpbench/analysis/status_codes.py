@@ -1,4 +1,4 @@
-"""What a cell came to in a sweep, as one letter: the letters, and their order, are those of report.html."""
+"""The status of a cell in a sweep as one letter: the letters, and their order, are those of report.html."""
 
 from dataclasses import dataclass
 
@@ -11,11 +11,11 @@ from dcpbench.analysis.frame import is_false, is_true
 
 @dataclass(frozen=True)
 class Kind:
-    """`well`: as one wants to see it, by the rule of the sweep's exit status. `status` names its style."""
+    """`ok`: by the rule of the sweep's exit status. `status` names its style."""
 
     letter: str
     label: str
-    well: bool
+    ok: bool
     status: str
 
 
@@ -44,8 +44,8 @@ Numbers = npt.NDArray[np.int8]
 
 
 def kind_numbers(frame: pd.DataFrame) -> Numbers:
-    """For each row which of `KINDS` it is: a second try that came out otherwise is flaky, whatever it came
-    to, and a planted fault is seen or missed."""
+    """For each row which of `KINDS` it is: one whose second try had another status is flaky, whatever that
+    was, and a planted fault is seen or missed."""
     known = frame["status"].astype("category")
     of_status = np.array([_OF_LABEL.get(status, 0) for status in known.cat.categories] + [0], dtype=np.int8)
     kinds = of_status[known.cat.codes.to_numpy()]

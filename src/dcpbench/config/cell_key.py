@@ -13,7 +13,8 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
-from dcpbench.config.groups import HOW_RUN
+HOW_RUN = "how_run"
+"""In a field's metadata: it says how a cell is run and is no part of what it is."""
 
 _SHOWN = 16
 

@@ -14,10 +14,8 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from dcpbench.config.cell_key import HOW_RUN
 from dcpbench.config.mesh import mesh_sizes
-
-HOW_RUN = "how_run"
-"""In a field's metadata: it says how a cell is run and is no part of what it is."""
 
 
 def how_run(default: Any) -> Any:

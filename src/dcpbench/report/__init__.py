@@ -1,4 +1,4 @@
-"""Rows in, tables and pictures out; needs pandas, and neither torch nor the rest of the house.
+"""Rows in, tables and pictures out; needs pandas, and no torch. Plug-ins are loaded for their columns.
 
 from dcpbench.report import read_sweeps
 
@@ -17,6 +17,8 @@ def __getattr__(name: str) -> Any:
     # The driver takes its colours from here and must not wait for pandas.
     if name in __all__:
         from dcpbench.analysis import frame
+        from dcpbench.records.plugins import load_plugins
 
+        load_plugins()
         return getattr(frame, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

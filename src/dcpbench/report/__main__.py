@@ -3,6 +3,7 @@
 import importlib
 import sys
 
+from dcpbench.records.plugins import PluginError, load_plugins
 from dcpbench.records.store import ResultsError
 
 _COMMANDS = {
@@ -21,8 +22,9 @@ def main(arguments: list[str]) -> int:
     )
     module = importlib.import_module(_COMMANDS.get(name, "dcpbench.report.show"))
     try:
+        load_plugins()
         return int(module.main(rest))
-    except ResultsError as error:
+    except (PluginError, ResultsError) as error:
         sys.stderr.write(f"dcpbench.report: {error}\n")
         return 2
 

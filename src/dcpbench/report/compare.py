@@ -1,31 +1,34 @@
-"""`python -m dcpbench.report compare OLD NEW...`: which verdicts changed, and which costs beyond noise."""
+"""`python -m dcpbench.report compare OLD NEW...`: which statuses changed, and which costs beyond noise."""
 
 import argparse
 import io
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 
 from dcpbench.analysis.comparison import FAIL_ON, Comparison, compared
-from dcpbench.analysis.costs import METRICS, MORE_METRICS, Rule
+from dcpbench.analysis.costs import Rule, always_compared
 from dcpbench.analysis.environments import differences
 from dcpbench.analysis.frame import Sweeps, read_sweeps, records, short_names
 from dcpbench.analysis.query import QueryError, names_in
+from dcpbench.records.metrics import METRICS
 from dcpbench.records.store import ResultsError
 from dcpbench.report import compare_document
 from dcpbench.report.document import Content
+from dcpbench.report.files import add_output, format_of, put_out
 from dcpbench.report.markdown import markdown
-from dcpbench.report.output import add_output, format_of, put_out
 from dcpbench.report.terminal import rendered
+
+_FORMATS = {".txt": "table", ".md": "markdown", ".csv": "csv", ".json": "json"}
 
 _EPILOG = f"""\
 A side that is a folder of sweeps is all of their rows: more runs of the same cells. Cells are
-matched by their axes, and by overrides that are no axis. The rule by which a cost is called
-another one stands below the tables, and in docs/compare.md.
+matched by their axes, by overrides that are no axis, and by their whole configuration. The rule
+by which a cost is called another one stands below the tables, and in docs/compare.md.
 
 --fail-on takes one or several of {", ".join(FAIL_ON[:7])},
 {", ".join(FAIL_ON[7:])}.
@@ -46,33 +49,29 @@ def main(arguments: list[str]) -> int:
         _share(asked.false_alarms, "--false-alarms"),
         _share(asked.least_effect, "--least-effect"),
         _share(asked.drift, "--drift"),
-        tuple(_metric(name) for name in names_in(asked.metric)) or METRICS,
+        _known("--metric", names_in(asked.metric), _metrics(), "is not compared; the metrics"),
     )
     ignored = names_in(asked.ignore)
-    fail_on = [_kind(name) for name in names_in(asked.fail_on)]
-    written_as = asked.format or format_of(asked.output, _SUFFIXES)
+    fail_on = _known("--fail-on", names_in(asked.fail_on), FAIL_ON, "is no kind of change; the kinds")
+    written_as = format_of(asked, _FORMATS)
     sides = {place: read_sweeps([place]) for place in dict.fromkeys([asked.old, *asked.new])}
     earlier = _earlier(asked.earlier, sides.values())
     names = {Path(place): name for place, name in short_names([str(place) for place in sides]).items()}
     if not any(len(side.frame) for side in sides.values()):
         raise ResultsError(f"{', '.join(map(str, sides))}: no rows yet, so there is nothing to compare")
+    old = sides[asked.old].frame
     found = [
-        compared(
-            names[place],
-            sides[asked.old].frame,
-            sides[place].frame,
-            rule,
-            ignored,
-            earlier.frame,
-        )
-        for place in asked.new
+        compared(names[place], old, sides[place].frame, rule, ignored, earlier.frame) for place in asked.new
     ]
     if written_as in ("csv", "json"):
         text = _flat(found, written_as)
     else:
         damaged = [sentence for side in [*sides.values(), earlier] for sentence in side.left_out]
         differing = differences({names[place]: side for place, side in sides.items()})
-        text = _said(_sections(found, differing, damaged, rule, asked.all), written_as, bool(asked.output))
+        contents = [compare_document.environments(differing, damaged, found)]
+        for one in found:
+            contents += compare_document.contents(one, rule, asked.all)
+        text = _text(contents, written_as, bool(asked.output))
     put_out(text, asked.output)
     met = [name for name in fail_on if any(name in one.kinds() for one in found)]
     if met:
@@ -96,77 +95,51 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = parser.add_argument
-    add("old", type=Path, help="folder of the sweep to compare with, or of several")
-    add("new", type=Path, nargs="+", help="what to judge; each of several is compared with OLD")
-    add(
+    parser.add_argument("old", type=Path, help="folder of the sweep to compare with, or of several")
+    parser.add_argument(
+        "new", type=Path, nargs="+", help="what to judge; each of several is compared with OLD"
+    )
+    parser.add_argument(
         "--earlier",
         type=Path,
         action="append",
         default=[],
         metavar="SWEEP",
-        help="a sweep before OLD (several times): its costs count with OLD's, its verdicts do not; with five "
+        help="a sweep before OLD (several times): its costs count with OLD's, its statuses do not; with five "
         "or more sweeps before NEW it is seen, and not assumed, how far equal ones drift apart",
     )
-    add("--all", action="store_true", help="every cell and every group of cells, also where nothing changed")
-    add("--metric", action="append", default=[], metavar="NAME,...", help=f"instead of {', '.join(METRICS)}")
-    add(
-        "--ignore",
-        action="append",
-        default=[],
-        metavar="AXIS,...",
-        help="match cells whatever these axes or overrides are: to compare two models, two storages",
+    parser.add_argument(
+        "--all", action="store_true", help="every cell and every group of cells, also where nothing changed"
     )
-    add(
-        "--least-effect",
-        type=float,
-        default=Rule.least_effect,
-        metavar="SHARE",
-        help="0.05: less than 5 %% is no change",
-    )
-    add(
-        "--drift",
-        type=float,
-        default=Rule.drift,
-        metavar="SHARE",
-        help="how far equal sweeps may differ as a whole (0.03); with six or more sweeps, that is seen",
-    )
-    add(
-        "--false-alarms",
-        type=float,
-        default=Rule.false_alarms,
-        metavar="SHARE",
-        help="chance of any false call (0.01)",
-    )
-    add(
-        "--fail-on",
-        action="append",
-        default=[],
-        metavar="KIND,...",
-        help="exit with 1 where there is such a change",
-    )
-    add("--format", choices=list(_SUFFIXES.values()), help="table, or what the suffix of -o says")
-    add_output(parser)
+    for option, metavar, text in (
+        ("metric", "NAME", f"instead of {', '.join(always_compared())}"),
+        (
+            "ignore",
+            "AXIS",
+            "match cells whatever these axes or overrides are: to compare two models, two storages",
+        ),
+        ("fail-on", "KIND", "exit with 1 where there is such a change"),
+    ):
+        parser.add_argument(f"--{option}", action="append", default=[], metavar=f"{metavar},...", help=text)
+    for option, default, text in (
+        ("least-effect", Rule.least_effect, "0.05: less than 5 %% is no change"),
+        (
+            "drift",
+            Rule.drift,
+            "how far equal sweeps may differ as a whole (0.03); with six or more sweeps, that is seen",
+        ),
+        ("false-alarms", Rule.false_alarms, "chance of any false call (0.01)"),
+    ):
+        parser.add_argument(f"--{option}", type=float, default=default, metavar="SHARE", help=text)
+    add_output(parser, _FORMATS, "table, or what the suffix of -o says")
     return parser
 
 
-_SUFFIXES = {".txt": "table", ".md": "markdown", ".csv": "csv", ".json": "json"}
-
-
-def _sections(
-    found: list[Comparison], differing: pd.DataFrame, damaged: list[str], rule: Rule, every: bool
-) -> list[Content]:
-    said = [compare_document.environments(differing, damaged)]
-    for one in found:
-        said += [compare_document.verdicts(one, every), *compare_document.costs(one, rule, every)]
-    return said
-
-
-def _said(said: list[Content], written_as: str, to_file: bool) -> str:
+def _text(contents: list[Content], written_as: str, to_file: bool) -> str:
     if written_as == "markdown":
-        return "\n".join(map(markdown, said))
+        return "\n".join(map(markdown, contents))
     out = io.StringIO() if to_file else sys.stdout
-    return "\n".join(rendered(part, out) for part in said)
+    return "\n".join(rendered(part, out) for part in contents)
 
 
 def _flat(found: list[Comparison], written_as: str) -> str:
@@ -176,17 +149,15 @@ def _flat(found: list[Comparison], written_as: str) -> str:
     return json.dumps(records(table), indent=1, allow_nan=False) + "\n"
 
 
-def _metric(name: str) -> str:
-    metrics = (*METRICS, *MORE_METRICS)
-    if name in metrics:
-        return name
-    raise QueryError(f"--metric: {name} is not compared; the metrics are {', '.join(metrics)}")
+def _metrics() -> list[str]:
+    return list(dict.fromkeys([*always_compared(), *METRICS]))
 
 
-def _kind(name: str) -> str:
-    if name in FAIL_ON:
-        return name
-    raise QueryError(f"--fail-on: {name} is no kind of change; the kinds are {', '.join(FAIL_ON)}")
+def _known(option: str, names: Sequence[str], known: Sequence[str], otherwise: str) -> tuple[str, ...]:
+    for name in names:
+        if name not in known:
+            raise QueryError(f"{option}: {name} {otherwise} are {', '.join(known)}")
+    return tuple(names)
 
 
 def _share(value: float, option: str) -> float:

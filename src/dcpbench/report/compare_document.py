@@ -1,51 +1,76 @@
-"""What is said of a comparison to people: the environments, then the verdicts, then the costs."""
+"""What is shown of a comparison: the environments, then statuses, configurations and costs."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
-from dcpbench.analysis.cell_identity import shown_axes
+from dcpbench.analysis.cell_identity import cell_names, shown_axes
 from dcpbench.analysis.comparison import Comparison
 from dcpbench.analysis.costs import CHANGED, LEAST_RUNS, TOO_FEW, Rule
 from dcpbench.analysis.environments import warning
-from dcpbench.analysis.status_changes import SAME
-from dcpbench.report.document import Content, first_of
-from dcpbench.report.pivot import Table
+from dcpbench.analysis.status_changes import NEWLY_FAILING, OTHER_CONFIGURATION, SAME
+from dcpbench.report.document import Content, Table, first_of
+from dcpbench.report.labels import quantity
 
 _MOST_OF_A_KIND = 20
-_NO_FAILURES = pd.DataFrame(columns=["status", "cell", "reason", "again", "more"])
-_EXPLAINED = ("newly failing", "flaky")
-_UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+_EXPLAINED = (NEWLY_FAILING, "flaky", OTHER_CONFIGURATION)
+_NAMED_CELLS = 3
 
 
-def environments(differing: pd.DataFrame, damaged: Sequence[str]) -> Content:
+def environments(differing: pd.DataFrame, damaged: Sequence[str], found: Sequence[Comparison]) -> Content:
     """What was different around the sweeps, and what of them could not be read."""
+    text = warning(differing) or ""
+    if not text and differing.empty:
+        reconfigured = any(len(one.configurations) for one in found)
+        but = "; configurations are not, see below" if reconfigured else ""
+        text = f"The environments are the same{but}."
     tables = [Table("environment", differing)] if len(differing) else []
-    said = warning(differing) or ("" if tables else "The environments are the same.")
-    return Content(tables, _NO_FAILURES, "", first_of(damaged), said)
+    return Content(tables, damaged=first_of(damaged), headline=text)
 
 
-def verdicts(compared: Comparison, every: bool) -> Content:
-    """The cells that came to something else, those to look at first before the others."""
-    moved = compared.verdicts[compared.verdicts["change"] != SAME]
-    shown = moved if every else moved.groupby("change", sort=False).head(_MOST_OF_A_KIND)
-    left = len(moved) - len(shown)
+def contents(compared: Comparison, rule: Rule, every: bool) -> list[Content]:
+    """What is different in one side, the most important first."""
+    parts = [_statuses(compared, every)]
+    parts += [_configurations(compared, every)] if len(compared.configurations) else []
+    parts += [_costs(compared, rule, every)] if len(compared.costs) else []
+    return parts
+
+
+def _statuses(compared: Comparison, every: bool) -> Content:
+    """The cells whose status changed, those to look at first before the others."""
+    changed = compared.statuses[compared.statuses["change"] != SAME]
+    first = changed if every else changed.groupby("change", sort=False).head(_MOST_OF_A_KIND)
+    shown = first[first["change"] != OTHER_CONFIGURATION]
+    left = int((changed["change"] != OTHER_CONFIGURATION).sum()) - len(shown)
     table = pd.concat([shown["change"], _axes(compared, shown["key"]), shown[["old", "new"]]], axis=1)
     return Content(
         [Table(f"verdicts: {compared.name}", table, ("old", "new"))] if len(table) else [],
-        _explained(compared, shown),
+        _explained(compared, first),
         f"and {left} more such changes: --all shows them" if left else "",
         [f"No cell is in both: {compared.apart}"] if compared.apart else [],
-        _counts(compared.verdicts),
+        _counts(compared.statuses),
     )
 
 
-def costs(compared: Comparison, rule: Rule, every: bool) -> list[Content]:
+def _configurations(compared: Comparison, every: bool) -> Content:
+    """In what the configurations of cells differ; cells that differ in the same are one line."""
+    names = dict(zip(compared.cells.index, cell_names(compared.cells), strict=True))
+    lines = []
+    for (key, old, new), rows in compared.configurations.groupby(["name", "old", "new"], sort=False):
+        cells = [names[cell] for cell in rows["key"]]
+        listed = cells if every else cells[:_NAMED_CELLS]
+        more = f", and {len(cells) - len(listed)} more" if len(cells) > len(listed) else ""
+        lines.append((key, f"{old} → {new}", str(len(cells)), ", ".join(listed) + more))
+    table = pd.DataFrame(lines, columns=["key", "old → new", "cells", "which"])
+    number = compared.configurations["key"].nunique()
+    headline = f"{number} cells have another configuration: neither statuses nor costs of them are compared."
+    return Content([Table(f"configurations: {compared.name}", table)], headline=headline)
+
+
+def _costs(compared: Comparison, rule: Rule, every: bool) -> Content:
     """What was measured of the costs of the cells in common, and by which rule it was judged."""
     found = compared.costs
-    if found.empty:
-        return []
     called = found["verdict"].isin(CHANGED)
     groups = found[found["level"].eq("all") | (found["level"].eq("axis") & (called | every))]
     single = found[found["level"].eq("cell") & (called | every)]
@@ -56,7 +81,7 @@ def costs(compared: Comparison, rule: Rule, every: bool) -> list[Content]:
         tables.append(
             Table(f"costs of single cells: {compared.name}", _cells(compared, single), ("verdict",))
         )
-    return [Content(tables, _NO_FAILURES, _counted(found), [], _rule(found, rule, every))]
+    return Content(tables, more=_counted(found), headline=_rule(found, rule, every))
 
 
 def _axes(compared: Comparison, keys: "pd.Series[str]") -> pd.DataFrame:
@@ -65,32 +90,30 @@ def _axes(compared: Comparison, keys: "pd.Series[str]") -> pd.DataFrame:
 
 
 def _explained(compared: Comparison, shown: pd.DataFrame) -> pd.DataFrame:
-    told = shown[shown["change"].isin(_EXPLAINED)]
-    if told.empty:
-        return _NO_FAILURES
-    axes = _axes(compared, told["key"])
-    named = [
-        " ".join(value if name == "overrides" else f"{name}={value}" for name, value in cell.items() if value)
-        for cell in axes.to_dict("records")
-    ]
+    explained = shown[shown["change"].isin(_EXPLAINED) & shown["failing"]]
+    if explained.empty:
+        return Content().failures
     return pd.DataFrame(
         {
-            "status": told["change"].to_numpy(),
-            "cell": named,
-            "reason": told["reason"].to_numpy(),
-            "again": told["again"].to_numpy(),
+            "status": explained["change"].to_numpy(),
+            "cell": cell_names(compared.cells.loc[list(explained["key"])]),
+            "reason": explained["reason"].to_numpy(),
+            "again": explained["again"].to_numpy(),
             "more": "",
         }
     )
 
 
-def _counts(told: pd.DataFrame) -> str:
-    moved = told.loc[told["change"] != SAME, "change"].value_counts(sort=False)
-    phrases = [f"{count} {kind}" for kind, count in moved.items()]
-    still = int((told["failing"] & told["change"].eq(SAME)).sum())
-    phrases += [f"{still} still not well"] if still else []
-    told_of = f" ({', '.join(phrases)})" if phrases else ""
-    return f"{len(told)} cells, {int(moved.sum())} with another status{told_of}"
+def _counts(statuses: pd.DataFrame) -> str:
+    changed = statuses.loc[statuses["change"] != SAME, "change"].value_counts(sort=False)
+    compared = changed.drop(OTHER_CONFIGURATION, errors="ignore")
+    phrases = [f"{count} {change}" for change, count in compared.items()]
+    still = int((statuses["failing"] & statuses["change"].eq(SAME)).sum())
+    phrases += [f"{still} still not ok"] if still else []
+    listed = f" ({', '.join(phrases)})" if phrases else ""
+    other = int(changed.sum() - compared.sum())
+    apart = f", {other} with another configuration" if other else ""
+    return f"{len(statuses)} cells, {int(compared.sum())} with another status{listed}{apart}"
 
 
 def _groups(lines: pd.DataFrame) -> pd.DataFrame:
@@ -110,10 +133,10 @@ def _groups(lines: pd.DataFrame) -> pd.DataFrame:
 
 def _cells(compared: Comparison, lines: pd.DataFrame) -> pd.DataFrame:
     values = {
-        side: [_quantity(*pair) for pair in zip(lines["metric"], lines[side], strict=True)]
+        side: [quantity(*pair) for pair in zip(lines["metric"], lines[side], strict=True)]
         for side in ("old", "new")
     }
-    said = pd.DataFrame(
+    measured = pd.DataFrame(
         {
             **values,
             "ratio": lines["ratio"].map(_ratio),
@@ -124,30 +147,30 @@ def _cells(compared: Comparison, lines: pd.DataFrame) -> pd.DataFrame:
         },
         index=lines.index,
     )
-    return pd.concat([lines["metric"], _axes(compared, lines["key"]), said], axis=1)
+    return pd.concat([lines["metric"], _axes(compared, lines["key"]), measured], axis=1)
 
 
 def _counted(found: pd.DataFrame) -> str:
-    """How many cells came to what, metric by metric."""
+    """How many cells have which verdict, metric by metric."""
     cells = found[found["level"].eq("cell")]
-    told = []
+    phrases = []
     for metric, lines in cells.groupby("metric", sort=False):
         counted = [f"{count} {verdict}" for verdict, count in lines["verdict"].value_counts().items()]
-        told.append(f"{metric}: {', '.join(counted)}")
+        phrases.append(f"{metric}: {', '.join(counted)}")
     few = cells[cells["verdict"].eq(TOO_FEW)]
     if len(few):
         runs = few[["runs_old", "runs_new"]].min(axis=1).min()
-        told.append(
+        phrases.append(
             f"too few runs to say: {runs} on one side; {LEAST_RUNS} are needed, 5 are good (repeats=5)"
         )
-    return "Single cells: " + "; ".join(told)
+    return "Single cells: " + "; ".join(phrases)
 
 
 def _rule(found: pd.DataFrame, rule: Rule, every: bool) -> str:
     beyond = f"more than the {rule.drift:.0%} that equal sweeps drift apart"
     if found["by_sweep"].any():
         beyond = "not noise, that from sweep to sweep included"
-    told = (
+    text = (
         f"slower, faster, larger, smaller: {rule.least_effect:.0%} or more, and a t test on logarithms says "
         f"that it is {beyond}; the chance of any false call in this comparison is held at "
         f"{rule.false_alarms:.2g} (Holm). no change: the interval lies within {rule.least_effect:.0%}. "
@@ -156,11 +179,11 @@ def _rule(found: pd.DataFrame, rule: Rule, every: bool) -> str:
     )
     whole = found[found["level"].eq("all") & found["verdict"].isin(CHANGED)]
     if len(whole) and not found["by_sweep"].any():
-        told = (
+        text = (
             f"{', '.join(whole['metric'])}: all cells moved together. A machine that has changed looks "
-            f"alike: run the old side again to tell them apart.\n{told}"
+            f"alike: run the old side again to tell them apart.\n{text}"
         )
-    return told if every else f"{told} --all shows every cell."
+    return text if every else f"{text} --all shows every cell."
 
 
 def _runs(lines: pd.DataFrame) -> "pd.Series[str]":
@@ -179,14 +202,3 @@ def _ratio(value: float) -> str:
 
 def _share(value: float) -> str:
     return "-" if np.isnan(value) else f"+{value - 1:.0%}" if value < 10 else "×10 or more"
-
-
-def _quantity(metric: str, value: float) -> str:
-    if np.isnan(value):
-        return "-"
-    if not metric.endswith("_bytes"):
-        return f"{value:.4f} s" if value < 1 else f"{value:.3f} s"
-    for unit, size in _UNITS:
-        if value >= size:
-            return f"{value / size:.1f} {unit}"
-    return f"{value:.0f} B"

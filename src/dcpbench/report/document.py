@@ -1,93 +1,52 @@
-"""What a report says, whatever it is written on: which tables, which failures, in which order."""
+"""What a report consists of, whatever it is written on."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 import pandas as pd
 
-from dcpbench.analysis.failures import failures, of_a_kind
-from dcpbench.analysis.frame import Sweeps, short_names
-from dcpbench.analysis.query import Condition, select
-from dcpbench.report import pivot
-from dcpbench.report.fault_detection import detection
-from dcpbench.report.pivot import Table
-from dcpbench.report.summary import headline, summary
-
-MOST_CELLS = 50
-"""More than so many cells are shown as a pivot: a line for each would be more than a screen."""
-
-_MOST_KINDS = 20
 _MOST_DAMAGED = 5
+_FAILURES = ("status", "cell", "reason", "again", "more")
 
 
 @dataclass(frozen=True)
-class View:
-    """What is asked of a report. Rows, columns or metrics ask for a pivot, `cells` for a line a cell; with
-    none of them it is a line a cell up to `MOST_CELLS`, and a pivot beyond."""
+class Table:
+    """A table of text; of `rich.text.Text` where signs have styles of their own. At the head of a column,
+    lines are broken by newlines.
 
-    where: tuple[Condition, ...] = ()
-    rows: tuple[str, ...] = ()
-    columns: tuple[str, ...] = ()
-    metrics: tuple[str, ...] = ()
-    cells: bool = False
+    Args:
+        title: what stands above it.
+        table: one row a line.
+        statuses: the columns that hold statuses.
+        heading: a column for Markdown, which in the terminal stands above the rows that have the same value.
+        below: a column whose texts stand in the terminal in lines of their own below these rows, each after
+            what stands first in its row.
+    """
 
-    @property
-    def is_pivot(self) -> bool:
-        """Whether a pivot is asked for."""
-        return bool(self.rows or self.columns or self.metrics)
+    title: str
+    table: pd.DataFrame
+    statuses: tuple[str, ...] = ()
+    heading: str = ""
+    below: str = ""
 
 
 @dataclass(frozen=True)
 class Content:
-    """The tables, then what did not simply pass (`status`, `cell`, `reason`, `again`, the last of them empty
-    where nothing has to be run again) and how many `more` there are, then sentences: what is damaged, and
-    how many cells came to what."""
+    """Tables, then failures, then sentences.
 
-    tables: list[Table]
-    failures: pd.DataFrame
-    more: str
-    damaged: list[str]
-    headline: str
+    Args:
+        failures: what did not simply pass (`status`, `cell`, `reason`, `again`, `more`, perhaps `runs`);
+            `again` is empty where nothing has to be run again.
+        more: how many failures there are beside these.
+        damaged: what could not be read.
+        headline: how many cells there are with which result.
+    """
 
-
-def content(sweeps: Sweeps, view: View = View()) -> Content:
-    """What a report of these sweeps says."""
-    frame = shown(sweeps, view.where).frame
-    tables, by_cell = _tables(frame, view)
-    told = of_a_kind(failures(frame), each=by_cell)
-    first = told if by_cell else told.groupby(told["again"].eq("")).head(_MOST_KINDS)
-    left = len(told) - len(first)
-    return Content(
-        [table for table in tables if len(table.table)],
-        first,
-        f"and {left} more kinds of reasons: --cells shows all of them" if left else "",
-        first_of(sweeps.left_out),
-        _headline(frame, len(sweeps.frame) if view.where else None),
-    )
-
-
-def _tables(frame: pd.DataFrame, view: View) -> tuple[list[Table], bool]:
-    """The tables, and whether they have a line for each cell."""
-    if view.is_pivot:
-        return _pivots(frame, view), False
-    not_planted = frame[frame["fault_seen"].isna()]
-    listed = summary(not_planted)
-    if view.cells or len(listed) <= MOST_CELLS:
-        return [Table("", listed, ("status",)), Table("", detection(frame))], True
-    return [*_pivots(not_planted, view), Table("", detection(frame))], False
-
-
-def _headline(frame: pd.DataFrame, rows: int | None) -> str:
-    across = f"{count} sweeps, " if (count := frame["sweep"].nunique()) > 1 else ""
-    return across + headline(frame) + (f" ({len(frame)} of {rows} rows)" if rows is not None else "")
-
-
-def shown(sweeps: Sweeps, where: Sequence[Condition] = ()) -> Sweeps:
-    """The rows that are meant, their sweeps called by names that just tell them apart."""
-    names = short_names(sweeps.environments)
-    frame = sweeps.frame.assign(sweep=sweeps.frame["sweep"].map(names).astype("string"))
-    environments = {names[folder]: said for folder, said in sweeps.environments.items()}
-    return replace(sweeps, frame=select(frame, where), environments=environments)
+    tables: list[Table] = field(default_factory=list)
+    failures: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=_FAILURES))
+    more: str = ""
+    damaged: Sequence[str] = ()
+    headline: str = ""
 
 
 def first_of(sentences: Sequence[str]) -> list[str]:
@@ -95,12 +54,3 @@ def first_of(sentences: Sequence[str]) -> list[str]:
     if len(sentences) <= _MOST_DAMAGED + 1:
         return list(sentences)
     return [*sentences[:_MOST_DAMAGED], f"and {len(sentences) - _MOST_DAMAGED} more damaged lines"]
-
-
-def _pivots(frame: pd.DataFrame, view: View) -> list[Table]:
-    if frame.empty:
-        return []
-    axes = pivot.axes_of(frame, view.rows, view.columns)
-    if view.metrics:
-        return [pivot.metric(frame, axes, name) for name in view.metrics]
-    return [pivot.statuses(frame, axes), pivot.costs(frame, axes)]

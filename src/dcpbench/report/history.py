@@ -1,32 +1,37 @@
-"""`python -m dcpbench.report history <folder>...`: its command line."""
+"""`python -m dcpbench.report history <folder>...`: how the cells of many sweeps went."""
 
 import argparse
 import io
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from dcpbench.analysis.cell_history import stories
-from dcpbench.analysis.cell_matrix import history
+from dcpbench.analysis.cell_history import CellHistory, History, cell_histories, history
 from dcpbench.analysis.change_points import FALSE_ALARMS, LEAST_EFFECT
+from dcpbench.analysis.frame import records
 from dcpbench.analysis.history_rows import Rows, read_history
-from dcpbench.analysis.query import COLUMNS, Condition, QueryError, known_metric, names_in, parse, select
+from dcpbench.analysis.query import Condition, QueryError, known_metric, names_in, parse, queryable, select
+from dcpbench.analysis.status_codes import KINDS
+from dcpbench.records.metrics import METRICS
 from dcpbench.report.document import first_of
-from dcpbench.report.history_export import as_json, markdown
-from dcpbench.report.history_terminal import rendered
-from dcpbench.report.output import add_output, format_of, put_out
+from dcpbench.report.files import add_output, format_of, put_out
+from dcpbench.report.history_document import MARKDOWN_STRIP, contents, strip_length
+from dcpbench.report.markdown import markdown
+from dcpbench.report.terminal import rendered, width_of
 
-METRICS = ("save_stall_s", "save_s", "load_s")
-
-_SUFFIXES = {".txt": "table", ".md": "markdown", ".json": "json"}
+_FORMATS = {".txt": "table", ".md": "markdown", ".json": "json"}
 
 _EPILOG = f"""\
-Cells are matched by their axes and other overrides; of runs of one cell (repeats=N) it is the worst
-status and the median cost. A change of a cost is told where a test finds one, of {LEAST_EFFECT:.0%} at least;
-in at most {FALSE_ALARMS:.0%} of histories there is one that is none: docs/history.md.
+Cells are matched by their axes, other overrides and configuration; of runs of one cell (repeats=N)
+it is the worst status and the median cost. A change of a cost is shown where a test finds one, of
+{LEAST_EFFECT:.0%} at least; in at most {FALSE_ALARMS:.0%} of histories there is one that is none:
+docs/history.md.
 """
 
 
@@ -38,14 +43,29 @@ def main(arguments: list[str]) -> int:
     """
     asked = _parser().parse_args(arguments)
     conditions = [parse(condition) for condition in asked.where]
-    metrics = tuple(dict.fromkeys(map(known_metric, names_in(asked.metric)))) or METRICS
-    written_as = asked.format or format_of(asked.output, _SUFFIXES)
-    rows = read_history(
-        asked.folders, [*metrics, *(one.column for one in conditions if one.column != "sweep")]
-    )
-    text = _text(_chosen(rows, conditions), metrics, written_as, asked)
+    metrics = tuple(dict.fromkeys(map(known_metric, names_in(asked.metric)))) or default_metrics()
+    written_as = format_of(asked, _FORMATS)
+    columns = [one.column for one in conditions if one.column != "sweep"]
+    rows = _chosen(read_history(asked.folders, [*metrics, *columns]), conditions)
+    found = history(rows, metrics, asked.last)
+    cells = cell_histories(found)
+    if written_as == "json":
+        text = _json(found, cells, rows.remarks)
+    elif written_as == "markdown":
+        strip = min(MARKDOWN_STRIP, len(found.sweeps))
+        text = "\n".join(map(markdown, contents(found, cells, first_of(rows.remarks), asked.all, strip)))
+    else:
+        out = io.StringIO() if asked.output else sys.stdout
+        strip = strip_length(found, cells, width_of(out))
+        parts = contents(found, cells, first_of(rows.remarks), asked.all, strip)
+        text = "\n".join(rendered(part, out) for part in parts)
     put_out(text, asked.output)
     return 0
+
+
+def default_metrics() -> tuple[str, ...]:
+    """The metrics that are shown without being asked for."""
+    return tuple(spec.name for spec in METRICS.values() if spec.history)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -55,26 +75,19 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = show.add_argument
-    add("folders", type=Path, nargs="+", metavar="folder", help="folder of sweeps, as outputs/nightly")
-    add(
-        "--where",
-        action="append",
-        default=[],
-        metavar="COND",
-        help="only such rows: parallel=fsdp2, sweep~2026-11 (several: all must hold)",
+    show.add_argument(
+        "folders", type=Path, nargs="+", metavar="folder", help="folder of sweeps, as outputs/nightly"
     )
-    add(
-        "--metric",
-        action="append",
-        default=[],
-        metavar="NAME,...",
-        help=f"which costs, instead of {', '.join(METRICS)}",
+    for option, metavar, text in (
+        ("where", "COND", "only such rows: parallel=fsdp2, sweep~2026-11 (several: all must hold)"),
+        ("metric", "NAME,...", f"which costs, instead of {', '.join(default_metrics())}"),
+    ):
+        show.add_argument(f"--{option}", action="append", default=[], metavar=metavar, help=text)
+    show.add_argument("--last", type=_count, metavar="N", help="the newest N sweeps alone")
+    show.add_argument(
+        "--all", action="store_true", help="also the cells that are ok and in which nothing changed"
     )
-    add("--last", type=_count, metavar="N", help="the newest N sweeps alone")
-    add("--all", action="store_true", help="also the cells that are well and in which nothing changed")
-    add("--format", choices=list(dict.fromkeys(_SUFFIXES.values())), help="json: always all cells")
-    add_output(show)
+    add_output(show, _FORMATS, "json: always all cells")
     return show
 
 
@@ -92,22 +105,47 @@ def _chosen(rows: Rows, conditions: Sequence[Condition]) -> Rows:
     """
     if not conditions:
         return rows
-    asked = {"sweep": rows.frame["at"].map(dict(enumerate(rows.names)))} | {
-        one.column: rows.frame[one.column] for one in conditions if one.column != "sweep"
-    }
-    typed = pd.DataFrame(asked).astype({name: COLUMNS[name] for name in asked})
+    types = queryable()
+    names = rows.frame["at"].map(dict(enumerate(rows.names)))
+    asked = {one.column: names if one.column == "sweep" else rows.frame[one.column] for one in conditions}
+    typed = pd.DataFrame(asked).astype({name: types[name] for name in asked})
     kept = select(typed.assign(row=range(len(typed))), conditions)["row"]
     if kept.empty:
         raise QueryError(f"no row of {len(rows.frame):,} in {len(rows.folders):,} sweeps meets every --where")
     return replace(rows, frame=rows.frame.iloc[kept].reset_index(drop=True))
 
 
-def _text(rows: Rows, metrics: Sequence[str], written_as: str, asked: argparse.Namespace) -> str:
-    told = history(rows, metrics, asked.last)
-    cells = stories(told)
-    remarks = first_of(rows.remarks)
-    if written_as == "json":
-        return as_json(told, cells, rows.remarks)
-    if written_as == "markdown":
-        return markdown(told, cells, remarks, asked.all)
-    return rendered(told, cells, remarks, asked.all, io.StringIO() if asked.output else sys.stdout)
+def _json(found: History, cells: Sequence[CellHistory], remarks: Sequence[str]) -> str:
+    """All sweeps and all cells, with every median and every change; sweeps are named by their place."""
+    axes = records(found.cells)
+    content = {
+        "sweeps": records(found.sweeps),
+        "cells": [_plain(cell, axes[cell.number]) for cell in cells],
+        "statuses": {kind.letter: {"label": kind.label, "ok": kind.ok} for kind in KINDS},
+        "remarks": list(remarks),
+    }
+    return json.dumps(content, allow_nan=False) + "\n"
+
+
+def _plain(cell: CellHistory, axes: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": cell.name,
+        "config_digest": axes.pop("config_digest"),
+        "axes": axes,
+        "statuses": "".join(KINDS[kind].letter for kind in cell.kinds),
+        "ok": cell.now.ok,
+        "last_seen": cell.last_seen,
+        "since": cell.since,
+        "reason": cell.reason or None,
+        "reconfigured": cell.reconfigured and {"at": cell.first_seen, "keys": cell.reconfigured},
+        "costs": {
+            cost.metric: {
+                "medians": [None if np.isnan(value) else float(value) for value in cost.medians],
+                "changes": [
+                    {"at": change.at, "before": change.before, "after": change.after, "p": change.p}
+                    for change in cost.changes
+                ],
+            }
+            for cost in cell.costs
+        },
+    }

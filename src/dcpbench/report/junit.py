@@ -60,8 +60,8 @@ def _suite(name: str, environment: dict[str, Any], rows: list[dict[str, Any]]) -
         suite.set("timestamp", _text(started[0]))
     properties = SubElement(suite, "properties")
     for key, value in environment.items():
-        said = value if isinstance(value, str) else json.dumps(value)
-        SubElement(properties, "property", name=_text(key), value=_text(said))
+        text = value if isinstance(value, str) else json.dumps(value)
+        SubElement(properties, "property", name=_text(key), value=_text(text))
     for row, unique in zip(rows, _unique(str(row["cell"]) for row in rows), strict=True):
         suite.append(_case(row, unique))
     return suite
@@ -77,13 +77,13 @@ def _case(row: dict[str, Any], name: str) -> Element:
             case, kind, type=_text(what), message=_text(clipped(f"{what}: {reason}", _MESSAGE))
         )
         found.text = _text(f"{reason}\nagain: {again(row['overrides'], row['config_dir'])}")
-    if said := "\n".join(_said(row)):
-        SubElement(case, "system-out").text = _text(said)
+    if output := "\n".join(_output(row)):
+        SubElement(case, "system-out").text = _text(output)
     return case
 
 
 def _outcome(row: dict[str, Any]) -> tuple[str, str]:
-    """What JUnit calls it, and what we call it."""
+    """The kind of its result in JUnit, and its status."""
     status = str(row["status"])
     if row["fault_seen"] is not None:
         return ("passed", status) if row["fault_seen"] else ("failure", "fault not seen")
@@ -92,7 +92,7 @@ def _outcome(row: dict[str, Any]) -> tuple[str, str]:
     return _KINDS.get(status, "failure"), status
 
 
-def _said(row: dict[str, Any]) -> Iterable[str]:
+def _output(row: dict[str, Any]) -> Iterable[str]:
     details = row["details"] if isinstance(row["details"], dict) else {}
     if row["fault_seen"]:
         yield f"planted fault {row['fault']} was seen: {row['reason']}"
@@ -120,6 +120,6 @@ def _unique(names: Iterable[str]) -> Iterable[str]:
         yield unique
 
 
-def _text(said: str) -> str:
+def _text(text: str) -> str:
     """XML 1.0 has no place for control characters, which an exception's message may hold."""
-    return _NOT_XML.sub("\ufffd", said)
+    return _NOT_XML.sub("\ufffd", text)

@@ -1,56 +1,85 @@
 """How values and columns are written in a table: short, and never longer than a line can be."""
 
+import math
+from typing import Any
+
 import pandas as pd
 
-SHORT = {
-    "model_equal": "model=",
-    "optim_equal": "optim=",
-    "extra_equal": "extra=",
-    "loss_resume_equal": "resume=",
-    "loss_twin_close": "twin loss~",
-    "state_twin_close": "twin state~",
-    "loss_resume_close": "resume~",
-    "contract_held": "contract",
-    "checkpoint_whole": "whole",
-    "save_harmless": "harmless",
-}
-"""What a check is called at the head of its column."""
+from dcpbench.analysis.frame import as_text
+from dcpbench.records.checks import CHECKS
+from dcpbench.records.metrics import METRICS
+
+BYTES = (("B", 1), ("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30), ("TiB", 2**40))
+_LONG_NAME = 10
 
 
 def plain(value: object) -> str:
     """The value of an axis."""
-    if value is None or value is pd.NA or value != value:
-        return "-"
-    return str(value).lower() if pd.api.types.is_bool(value) else clipped(str(value), 80)
+    return clipped(as_text(value), 80)
 
 
 def mark(value: object) -> str:
-    """What a check came to: yes, NO, or `-` where it did not apply."""
+    """The result of a check: yes, NO, or `-` where it did not apply."""
     if not pd.api.types.is_bool(value):
         return "-"
     return "yes" if value else "NO"
 
 
-def seconds(value: float) -> str:
-    """A time, to the millisecond."""
+def byte_unit(value: float) -> tuple[str, int]:
+    """The largest unit that is not more than this many bytes, and how many bytes it is."""
+    return next(step for step in reversed(BYTES) if value >= step[1] or step[1] == 1)
+
+
+def quantity(metric: str, value: float) -> str:
+    """A value of a metric with its unit; `-` where it was not measured."""
+    unit = METRICS[metric].unit if metric in METRICS else ""
+    if pd.isna(value):
+        return "-"
+    if unit == "s":
+        return f"{value:.3g} s" if value < 1 else f"{value:.3f} s"
+    if unit == "bytes":
+        name, size = byte_unit(value)
+        return f"{value / size:.1f} {name}" if size > 1 else f"{value:.0f} B"
+    return f"{value:.4g}"
+
+
+def entry(metric: str, value: Any) -> str:
+    """A value of a metric in a column of its own: seconds to the millisecond, all else with its unit."""
+    if METRICS[metric].unit != "s":
+        return quantity(metric, value)
     return "-" if pd.isna(value) else f"{value:.3f}"
 
 
+def change_style(metric: str, ratio: float) -> str:
+    """The style of a change: red for what is worse, green for what is better, none where neither is."""
+    better = METRICS[metric].better if metric in METRICS else "lower"
+    if better is None or math.isnan(ratio):
+        return ""
+    return "red" if (ratio > 1) == (better == "lower") else "green"
+
+
+def is_metric(head: str) -> bool:
+    """Whether this is the head of a metric's column, also where it is broken into lines."""
+    return head.replace("\n", "") in METRICS
+
+
 def clipped(text: str, length: int) -> str:
-    """A text, and what it lacks if it is too long to be read."""
+    """A text, and how long it is if it is cut."""
     return text if len(text) <= length else f"{text[:length]}... ({len(text):,} characters)"
 
 
 def narrowed(table: pd.DataFrame) -> pd.DataFrame:
-    """A results table for a narrow terminal: one column tells how many checks held, or did not."""
-    checks = [column for column in table.columns if column in SHORT.values()]
+    """A results table for a narrow terminal: one column says how many checks held, or did not."""
+    labels = {spec.label for spec in CHECKS.values()}
+    checks = [column for column in table.columns if column in labels]
     if not checks:
         return table
     marks = table[checks]
     made, broken = (marks != "-").sum(axis=1), (marks == "NO").sum(axis=1)
-    told = [f"{no}/{all_} NO" if no else f"{all_} held" for no, all_ in zip(broken, made, strict=True)]
-    folded = table.drop(columns=checks)
-    folded.insert(list(table.columns).index(checks[0]), "checks", told)
-    if "runs" in folded:
-        folded["runs"] = folded["runs"].str.removesuffix(" runs").str.replace(" of ", "/")
-    return folded.rename(columns={"save_stall_s": "save_\nstall_s"})
+    texts = [f"{no}/{all_} NO" if no else f"{all_} held" for no, all_ in zip(broken, made, strict=True)]
+    narrow = table.drop(columns=checks)
+    narrow.insert(list(table.columns).index(checks[0]), "checks", texts)
+    if "runs" in narrow:
+        narrow["runs"] = narrow["runs"].str.removesuffix(" runs").str.replace(" of ", "/")
+    long = [name for name in narrow.columns if name in METRICS and len(name) > _LONG_NAME]
+    return narrow.rename(columns={name: name.replace("_", "_\n", 1) for name in long})

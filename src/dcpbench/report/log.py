@@ -1,6 +1,6 @@
 """`python -m dcpbench.report log <sweep>... --to <tracker>`: the rows, where a team looks at its runs anyway.
 
-Logging a sweep again adds nothing that is there: cells that have run again since replace what they said.
+Logging a sweep again adds nothing that is there: cells that have run again since replace their earlier runs.
 """
 
 import argparse
@@ -8,8 +8,8 @@ import importlib
 import sys
 from pathlib import Path
 
+from dcpbench.analysis.frame import read_sweeps
 from dcpbench.records.store import ResultsError
-from dcpbench.report.summary import read_sweeps
 
 _TRACKERS = ("tensorboard", "mlflow", "wandb")
 
@@ -36,10 +36,10 @@ def main(arguments: list[str]) -> int:
     for place, environment in sweeps.environments.items():
         sweep = logged_sweep(Path(place), environment)
         logged = tracker.log(sweep, folder, given.project)
-        told = [f"{logged.new} cells logged"]
-        told += [f"{logged.replaced} replaced, which have run again"] if logged.replaced else []
-        told += [f"{logged.same} were there already"] if logged.same else []
-        print(f"{place}: {', '.join(told)}")
+        counts = [f"{logged.new} cells logged"]
+        counts += [f"{logged.replaced} replaced, which have run again"] if logged.replaced else []
+        counts += [f"{logged.same} were there already"] if logged.same else []
+        print(f"{place}: {', '.join(counts)}")
     print(f"in {folder}; to see it: {tracker.seen_with(folder)}")
     return 0
 

@@ -2,37 +2,48 @@
 
 import re
 from collections.abc import Hashable
+from typing import Any
 
-import pandas as pd
+from rich.text import Text
 
-from dcpbench.report.document import Content
-from dcpbench.report.labels import clipped
+from dcpbench.report.document import Content, Table
+from dcpbench.report.labels import clipped, is_metric
 
 _SPECIAL = re.compile(r"([\\`*\[\]|<>&@#])")
 _REASON = 500
 
 
-def markdown(said: Content) -> str:
+def markdown(content: Content) -> str:
     """The same as in the terminal. What rows say stays text: escaped in tables, elsewhere code."""
     parts = []
-    for shown in said.tables:
+    for shown in content.tables:
         if shown.title:
             parts.append(f"**{_escaped(shown.title)}**")
-        parts.append(_table(shown.table))
-    if len(said.failures):
-        parts.append("\n".join(map(_failure, said.failures.to_dict("records"))))
-    parts += [said.more] if said.more else []
-    parts += [_code(sentence) for sentence in said.damaged]
-    return "\n\n".join([*parts, said.headline]) + "\n"
+        parts.append(_table(shown))
+    if len(content.failures):
+        parts.append("\n".join(map(_failure, content.failures.to_dict("records"))))
+    parts += [content.more] if content.more else []
+    parts += [_code(sentence) for sentence in content.damaged]
+    parts += ["\n".join(map(_escaped, content.headline.splitlines()))] if content.headline else []
+    return "\n\n".join(parts) + "\n"
 
 
-def _table(table: pd.DataFrame) -> str:
-    rules = ["---:" if str(column).endswith("_s") else "---" for column in table.columns]
-    lines = [[str(column) for column in table.columns], rules, *table.astype(str).to_numpy().tolist()]
-    return "\n".join(
-        f"| {' | '.join(line if line is rule else map(_escaped, line))} |"
-        for line, rule in zip(lines, [None, rules, *[None] * len(table)], strict=True)
-    )
+def _table(shown: Table) -> str:
+    table = shown.table
+    if shown.heading:  # said once
+        table = table.assign(
+            **{shown.heading: table[shown.heading].mask(table[shown.heading].duplicated(), "")}
+        )
+    heads = [_escaped(str(column)) for column in table.columns]
+    rules = ["---:" if is_metric(str(column)) else "---" for column in table.columns]
+    lines = [heads, rules, *([_entry(value) for value in line] for line in table.to_numpy().tolist())]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _entry(value: Any) -> str:
+    if isinstance(value, Text):  # signs of one width, of which the first line is what others point to
+        return f"`{value.plain.splitlines()[0].replace(' ', '·')}`"
+    return _escaped(str(value))
 
 
 def _failure(item: dict[Hashable, str]) -> str:

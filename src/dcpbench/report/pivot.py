@@ -1,4 +1,4 @@
-"""Many cells at a glance: what they came to, or what a metric of theirs is, by some axes against others."""
+"""Many cells at a glance: their statuses, or a metric of theirs, by some axes against others."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,25 +8,14 @@ import pandas as pd
 
 from dcpbench.analysis.frame import is_false, is_true
 from dcpbench.analysis.repeats import one_a_cell, severity, status_text
-from dcpbench.report.labels import plain, seconds
-from dcpbench.report.summary import COSTS, varying
+from dcpbench.records.metrics import METRICS
+from dcpbench.report.document import Table
+from dcpbench.report.labels import byte_unit, entry, plain
+from dcpbench.report.summary import shown_metrics, varying
 
 _ROWS = ("sweep", "scenario", "parallel")
 _COLUMNS = ("compile", "save")
 _LINES = 100
-_BYTES = (("B", 1), ("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30), ("TiB", 2**40))
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of text and what stands above it. At the head of a column, lines are broken by newlines.
-
-    `statuses` are the columns that say what cells came to.
-    """
-
-    title: str
-    table: pd.DataFrame
-    statuses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,11 +46,11 @@ def axes_of(frame: pd.DataFrame, rows: Sequence[str] = (), columns: Sequence[str
 
 
 def statuses(frame: pd.DataFrame, axes: Axes) -> Table:
-    """What the cells came to. Where an entry puts several cells together, how many came to what, the worst
+    """The statuses of the cells. Where an entry puts several cells together, how many have which, the worst
     first; a planted fault that was seen is `seen`."""
     cells = frame.copy() if "repeat" in (*axes.rows, *axes.columns) else one_a_cell(frame)
-    told = status_text(cells).mask(is_true(cells["fault_seen"]), "seen")
-    cells["told"] = told.mask(is_false(cells["fault_seen"]), "NOT SEEN")
+    text = status_text(cells).mask(is_true(cells["fault_seen"]), "seen")
+    cells["text"] = text.mask(is_false(cells["fault_seen"]), "NOT SEEN")
     cells["rank"] = severity(cells)
     table = _unfolded(cells, axes, "status", _status)
     entries = tuple(table.columns[len(axes.rows) :])
@@ -79,11 +68,13 @@ def metric(frame: pd.DataFrame, axes: Axes, name: str) -> Table:
 
 
 def costs(frame: pd.DataFrame, axes: Axes) -> Table:
-    """Median seconds, a line for each row of the pivot and each way of saving."""
+    """Medians of the metrics, a line for each row of the pivot and each way of saving."""
     by = [*axes.rows, *(["save"] if "save" in varying(frame) and "save" not in axes.rows else [])]
-    measured = [name for name in COSTS if frame[name].notna().any()]
+    measured = [name for name in shown_metrics(frame) if frame[name].notna().any()]
     groups = frame[measured].groupby([_label(frame[axis]) for axis in by], observed=True)
-    table = groups.median().map(seconds)
+    table = groups.median()
+    for name in measured:
+        table[name] = [entry(name, value) for value in table[name]]
     table.insert(0, "rows", groups.size().astype(str))
     return Table("costs: medians in seconds", table.reset_index().astype(str))
 
@@ -123,7 +114,7 @@ def _head(axes: list[str], values: tuple[str, ...]) -> str:
 
 
 def _status(cells: pd.DataFrame) -> str:
-    kinds = cells.sort_values("rank", kind="stable")["told"].value_counts(sort=False)
+    kinds = cells.sort_values("rank", kind="stable")["text"].value_counts(sort=False)
     if len(cells) == 1:
         return str(kinds.index[0])
     return ", ".join(f"{number} {kind}" for kind, number in kinds.items())
@@ -154,11 +145,11 @@ def _put_together(frame: pd.DataFrame, axes: Axes) -> str:
 
 
 def _unit(name: str, values: "pd.Series[float]") -> tuple[str, float, str]:
-    """The unit that the name of a metric tells, what to divide by for it, and how many digits are shown."""
-    if name.endswith("_s"):
+    """The unit of a column of numbers, what to divide by for it, and how many digits are shown."""
+    unit = METRICS[name].unit if name in METRICS else ""
+    if unit == "s":
         return " in seconds", 1, ".3f"
-    if not name.endswith("_bytes"):
+    if unit != "bytes":
         return "", 1, ".4g"
-    largest = 0 if values.isna().all() else values.max()
-    unit, divisor = next(step for step in reversed(_BYTES) if largest >= step[1] or step[1] == 1)
-    return f" in {unit}", divisor, ".1f"
+    name, size = byte_unit(0 if values.isna().all() else values.max())
+    return f" in {name}", size, ".1f"

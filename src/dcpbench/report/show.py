@@ -9,22 +9,23 @@ from pathlib import Path
 
 from dcpbench.analysis.frame import Sweeps, read_sweeps, records
 from dcpbench.analysis.query import QueryError, known_column, known_metric, names_in, parse
+from dcpbench.records.row import NESTED
 from dcpbench.records.store import RESULTS_JSONL
-from dcpbench.report.document import MOST_CELLS, View, content, first_of, shown
-from dcpbench.report.files import write_reports
+from dcpbench.report.document import first_of
+from dcpbench.report.files import add_output, format_of, put_out, write_reports
 from dcpbench.report.junit import junit
 from dcpbench.report.markdown import markdown
-from dcpbench.report.output import add_output, format_of, put_out
 from dcpbench.report.page import page
+from dcpbench.report.show_document import MOST_CELLS, View, content, shown
 from dcpbench.report.terminal import rendered
 
-_SUFFIXES = {
+_FORMATS = {
+    ".txt": "table",
     ".md": "markdown",
     ".csv": "csv",
     ".json": "json",
     ".html": "html",
     ".xml": "junit",
-    ".txt": "table",
 }
 
 _ROWS_ALONE = ("csv", "json", "junit")
@@ -54,12 +55,9 @@ def main(arguments: list[str]) -> int:
     )
     if view.cells and view.is_pivot:
         raise QueryError("--cells is a line a cell; --rows, --columns and --metric are a pivot: ask for one")
-    written_as = asked.format or format_of(asked.output, _SUFFIXES)
+    written_as = format_of(asked, _FORMATS)
     sweeps = read_sweeps(asked.sweeps)
-    if written_as == "table" and not asked.output:
-        put_out(rendered(content(sweeps, view), sys.stdout), None)
-    else:
-        put_out(_FORMATS[written_as](sweeps, view), asked.output)
+    put_out(_WRITERS[written_as](sweeps, view, bool(asked.output)), asked.output)
     if not asked.format and not asked.output:
         _write_beside(asked.sweeps, sweeps)
     if written_as in _ROWS_ALONE:
@@ -71,27 +69,22 @@ def _parser() -> argparse.ArgumentParser:
     show = argparse.ArgumentParser(
         prog="python -m dcpbench.report", epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add = show.add_argument
-    add("sweeps", type=Path, nargs="+", metavar="sweep", help="folder of a sweep, or of several")
-    add(
-        "--where",
-        action="append",
-        default=[],
-        metavar="COND",
-        help="only such rows: status!=pass, save_s>=0.1, model=null, reason~Error (several: all must hold)",
+    show.add_argument(
+        "sweeps", type=Path, nargs="+", metavar="sweep", help="folder of a sweep, or of several"
     )
-    add("--rows", action="append", default=[], metavar="AXIS,...", help="what a pivot has down its side")
-    add("--columns", action="append", default=[], metavar="AXIS,...", help="what it has along its top")
-    add(
-        "--metric",
-        action="append",
-        default=[],
-        metavar="NAME,...",
-        help="a pivot of medians of save_stall_s, load_s, checkpoint_bytes, ...",
-    )
-    add("--cells", action="store_true", help="a line a cell, however many there are")
-    add("--format", choices=list(_FORMATS), help="csv and json: the rows, without details")
-    add_output(show)
+    for option, metavar, text in (
+        (
+            "where",
+            "COND",
+            "only such rows: status!=pass, save_s>=0.1, model=null, reason~Error (several: all must hold)",
+        ),
+        ("rows", "AXIS,...", "what a pivot has down its side"),
+        ("columns", "AXIS,...", "what it has along its top"),
+        ("metric", "NAME,...", "a pivot of medians of save_stall_s, load_s, checkpoint_bytes, ..."),
+    ):
+        show.add_argument(f"--{option}", action="append", default=[], metavar=metavar, help=text)
+    show.add_argument("--cells", action="store_true", help="a line a cell, however many there are")
+    add_output(show, _FORMATS, "csv and json: the rows, without details")
     return show
 
 
@@ -105,37 +98,37 @@ def _write_beside(places: list[Path], sweeps: Sweeps) -> None:
     try:
         write_reports(places[0], sweeps)
     except OSError as error:
-        told = f"report.html and junit.xml are as they were: {error.filename}: {error.strerror}"
-        sys.stderr.write(f"dcpbench.report: {told}\n")
+        why = f"{error.filename}: {error.strerror}"
+        sys.stderr.write(f"dcpbench.report: report.html and junit.xml are as they were: {why}\n")
 
 
-def _table(sweeps: Sweeps, view: View) -> str:
-    return rendered(content(sweeps, view), io.StringIO())
+def _table(sweeps: Sweeps, view: View, to_file: bool) -> str:
+    return rendered(content(sweeps, view), io.StringIO() if to_file else sys.stdout)
 
 
-def _markdown(sweeps: Sweeps, view: View) -> str:
+def _markdown(sweeps: Sweeps, view: View, _: bool) -> str:
     return markdown(content(sweeps, view))
 
 
-def _csv(sweeps: Sweeps, view: View) -> str:
-    return str(shown(sweeps, view.where).frame.drop(columns="details").to_csv(index=False))
+def _csv(sweeps: Sweeps, view: View, _: bool) -> str:
+    return str(shown(sweeps, view.where).frame.drop(columns=[*NESTED]).to_csv(index=False))
 
 
-def _json(sweeps: Sweeps, view: View) -> str:
-    rows = records(shown(sweeps, view.where).frame.drop(columns="details"))
+def _json(sweeps: Sweeps, view: View, _: bool) -> str:
+    rows = records(shown(sweeps, view.where).frame.drop(columns=[*NESTED]))
     return json.dumps(rows, indent=1, allow_nan=False) + "\n"
 
 
-def _html(sweeps: Sweeps, view: View) -> str:
+def _html(sweeps: Sweeps, view: View, _: bool) -> str:
     chosen = shown(sweeps, view.where)
     return page(chosen, ", ".join(chosen.environments))
 
 
-def _junit(sweeps: Sweeps, view: View) -> str:
+def _junit(sweeps: Sweeps, view: View, _: bool) -> str:
     return junit(shown(sweeps, view.where))
 
 
-_FORMATS: dict[str, Callable[[Sweeps, View], str]] = {
+_WRITERS: dict[str, Callable[[Sweeps, View, bool], str]] = {
     "table": _table,
     "markdown": _markdown,
     "csv": _csv,

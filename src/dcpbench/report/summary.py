@@ -1,69 +1,57 @@
-"""The tables of a report, as frames of text; the rows that they are made from are read in `reading`."""
+"""The tables of a report with a line for each cell or each planted fault, and its counts."""
+
+from collections.abc import Sequence
 
 import pandas as pd
 
-from dcpbench.analysis.failures import again, failures
-from dcpbench.analysis.frame import AXES, Sweeps, is_true, read_environment, read_frame, read_sweeps
-from dcpbench.analysis.repeats import one_a_cell, runs_text, status_text, without_repeat
-from dcpbench.records.store import CHECKS
-from dcpbench.report.fault_detection import detected, detection
-from dcpbench.report.labels import SHORT, mark, plain, seconds
-
-__all__ = [
-    "AXES",
-    "Sweeps",
-    "again",
-    "counts",
-    "detected",
-    "detection",
-    "failures",
-    "headline",
-    "read_environment",
-    "read_frame",
-    "read_sweeps",
-    "summary",
-    "tables",
-]
+from dcpbench.analysis.cell_identity import override_words
+from dcpbench.analysis.frame import is_false, is_true
+from dcpbench.analysis.repeats import one_a_cell, runs_text, status_text
+from dcpbench.records.checks import CHECKS
+from dcpbench.records.metrics import METRICS
+from dcpbench.records.row import AXES
+from dcpbench.report.labels import entry, mark, plain
 
 _ALWAYS = ("parallel", "compile", "save")
-COSTS = ("save_s", "save_stall_s", "load_s", "raw_write_s", "raw_read_s", "cell_s")
-_IF_MEASURED = ("raw_write_s", "raw_read_s")
 
 
-def tables(frame: pd.DataFrame) -> list[pd.DataFrame]:
-    """What a report shows of a sweep: the cells in which no fault was planted, or none could be, and how
-    the planted faults were seen; what would be empty is left out."""
-    without_faults = frame[frame["fault_seen"].isna()]
-    return [shown for shown in (summary(without_faults), detection(frame)) if len(shown)]
+def shown_metrics(frame: pd.DataFrame) -> list[str]:
+    """The metrics that have a column in the results table of these rows."""
+    shown = {"always": True, "measured": False}
+    return [
+        name
+        for name, spec in METRICS.items()
+        if shown.get(spec.shown) or (spec.shown in shown and frame[name].notna().any())
+    ]
 
 
 def summary(frame: pd.DataFrame) -> pd.DataFrame:
-    """The results table as text, one row a cell: the axes that vary, the verdict, the checks, the costs in
-    seconds. Of several runs of a cell it is the worst verdict and the median costs."""
+    """The results table as text, one row a cell: the axes that vary, the status, the checks, the metrics. Of
+    several runs of a cell it is the worst status and the median of each metric."""
     cells = one_a_cell(frame)
     table = pd.DataFrame({axis: cells[axis].map(plain) for axis in varying(cells, _ALWAYS)})
-    others = without_repeat(cells["overrides"]).map(_beside_axes)
+    others = cells["overrides"].map(_others)
     if others.nunique() > 1:
         table["overrides"] = others
     table["status"] = status_text(cells).map(plain)
     if cells["runs"].gt(1).any():
         table["runs"] = runs_text(cells)
-    for check in CHECKS:
+    for check, spec in CHECKS.items():
         if cells[check].notna().any():
-            table[SHORT[check]] = cells[check].map(mark)
-    for cost in (name for name in COSTS if name not in _IF_MEASURED or cells[name].notna().any()):
-        table[cost] = cells[cost].map(seconds)
+            table[spec.label] = cells[check].map(mark)
+    for metric in shown_metrics(cells):
+        table[metric] = [entry(metric, value) for value in cells[metric]]
     return table
 
 
-def varying(frame: pd.DataFrame, always: tuple[str, ...] = ()) -> list[str]:
+def varying(frame: pd.DataFrame, always: Sequence[str] = ()) -> list[str]:
     """The axes in which the rows differ, and those that are shown always."""
     axes = [axis for axis in ("sweep", *AXES) if axis in frame]
     return [axis for axis in axes if axis in always or frame[axis].nunique(dropna=False) > 1]
 
 
 def headline(frame: pd.DataFrame) -> str:
-    """How many cells there are, in how many runs if these are more, and what they came to."""
+    """How many cells there are, in how many runs if these are more, and how many have which status."""
     cells = len(one_a_cell(frame))
     runs = f" in {len(frame)} runs" if len(frame) > cells else ""
     return f"{cells} cells{runs}: {counts(frame)}" if cells else "0 cells: no rows yet"
@@ -75,10 +63,43 @@ def counts(frame: pd.DataFrame) -> str:
     if flaky := is_true(frame["flaky"]).sum():
         phrases.append(f"{flaky} flaky")
     if frame["fault_seen"].notna().any():
-        phrases.append(f"{detected(frame)} faults seen")
+        phrases.append(f"{_rate(frame['fault_seen'])} faults seen")
     return ", ".join(phrases)
 
 
-def _beside_axes(overrides: str) -> str:
+def detection(frame: pd.DataFrame) -> pd.DataFrame:
+    """Of each planted fault how it was seen under each parallelism, and of all of them how many were.
+
+    A status where it was seen, NO where it was not in some cell, `-` where it does not apply; `seen by`
+    has the checks that reported it. Empty where no fault was planted.
+    """
+    planted = frame[frame["fault"].notna() & frame["fault_seen"].notna()]
+    if planted.empty:
+        return pd.DataFrame()
+    parallelisms = list(dict.fromkeys(planted["parallel"].dropna()))
+    lines = []
+    for fault, rows in [*planted.groupby("fault"), ("all of them", planted)]:
+        under = [rows[rows["parallel"] == parallel] for parallel in parallelisms]
+        entry_of = _detected if fault != "all of them" else lambda one: _rate(one["fault_seen"])
+        lines.append([fault, *map(entry_of, under), _rate(rows["fault_seen"]), _seen_by(rows)])
+    return pd.DataFrame(lines, columns=["fault", *parallelisms, "seen", "seen by"])
+
+
+def _detected(rows: pd.DataFrame) -> str:
+    if rows.empty:
+        return "-"
+    return "NO" if is_false(rows["fault_seen"]).any() else " ".join(sorted(set(rows["status"])))
+
+
+def _rate(seen: "pd.Series[bool]") -> str:
+    return f"{is_true(seen).sum()} of {seen.notna().sum()}"
+
+
+def _seen_by(rows: pd.DataFrame) -> str:
+    checks = [spec.label for check, spec in CHECKS.items() if is_false(rows[check]).any()]
+    return ", ".join([*checks, *(["error"] if rows["status"].eq("error").any() else [])])
+
+
+def _others(overrides: object) -> str:
     """The overrides that no axis column shows."""
-    return " ".join(item for item in overrides.split() if item.partition("=")[0] not in AXES)
+    return " ".join(word for word in override_words(overrides) if word.partition("=")[0] not in AXES)

@@ -2,50 +2,41 @@
 
 import io
 import re
-import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TextIO
+from itertools import zip_longest
+from typing import Any, Literal, TextIO
 
+import pandas as pd
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from dcpbench.analysis.frame import read_sweeps
-from dcpbench.report.document import Content, content
-from dcpbench.report.labels import clipped, narrowed
-from dcpbench.report.pivot import Table
+from dcpbench.report.document import Content, Table
+from dcpbench.report.labels import clipped, is_metric, narrowed
 from dcpbench.report.styles import BAD, console_for, style_of
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _REASON = 2_000
 _KNOWN_REASON = 300
+_WIDTH_OF_A_FILE = 120
 
 
-def print_report(folder: Path) -> None:
-    """Print a sweep's table and what did not pass, from its rows, to standard output.
-
-    Raises:
-        dcpbench.records.store.ResultsError: the folder holds no results.
-    """
-    print_text(rendered(content(read_sweeps([folder])), sys.stdout))
+def width_of(file: TextIO) -> int:
+    """How many signs a line may have that is not to be broken: the terminal's width, or that of a page."""
+    console = Console(file=file)
+    return console.width if console.is_terminal else _WIDTH_OF_A_FILE
 
 
-def print_text(text: str) -> None:
-    """Write to standard output in one go, whatever its encoding has no sign for as a question mark."""
-    encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
-    sys.stdout.flush()
-
-
-def rendered(said: Content, file: TextIO) -> str:
+def rendered(content: Content, file: TextIO) -> str:
     """A report as it is to be written to this file: with styles for a terminal, and if that is too narrow for
     a line a cell, with all checks in one column."""
-    tables = [_table(shown) for shown in said.tables]
+    tables = [table for shown in content.tables for _, table, _ in _parts(shown)]
     own = Console(file=file)
     width = console_for(*tables, file=file).width
     if own.is_terminal and width > own.width:
-        tables = [_table(replace(shown, table=narrowed(shown.table))) for shown in said.tables]
+        content = replace(content, tables=[replace(one, table=narrowed(one.table)) for one in content.tables])
+        tables = [table for shown in content.tables for _, table, _ in _parts(shown)]
         width = console_for(*tables, file=file).width
     page = io.StringIO()
     console = Console(
@@ -54,24 +45,8 @@ def rendered(said: Content, file: TextIO) -> str:
         force_terminal=own.is_terminal,
         color_system=own.color_system,  # type: ignore[arg-type]
     )
-    _say_all(console, said, tables, own.width if own.is_terminal else None)
+    _print(console, content, own.width if own.is_terminal else None)
     return page.getvalue()
-
-
-def _say_all(console: Console, said: Content, tables: list[RichTable], wrapped: int | None) -> None:
-    for shown, table in zip(said.tables, tables, strict=True):
-        if shown.title:
-            _say(console, Text(shown.title, style="bold"), wrapped)
-        console.print(table)
-        console.print()
-    for item in said.failures.to_dict("records"):
-        _say(console, _failure({str(name): str(value) for name, value in item.items()}), wrapped)
-        if item["again"]:  # one line, to be copied as it is
-            _say(console, Text(f"    again: {visible(item['again'])}", style="dim"))
-    for sentence in said.damaged:
-        _say(console, Text(visible(sentence), style=BAD), wrapped)
-    for sentence in filter(None, [said.more, said.headline]):
-        _say(console, Text(sentence), wrapped)
 
 
 def visible(text: str) -> str:
@@ -79,7 +54,28 @@ def visible(text: str) -> str:
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
-def _say(console: Console, line: Text, wrapped: int | None = None) -> None:
+def _print(console: Console, content: Content, wrapped: int | None) -> None:
+    for shown in content.tables:
+        if shown.title:
+            _print_line(console, Text(visible(shown.title), style="bold"), wrapped)
+        for heading, table, below in _parts(shown):
+            if heading:
+                _print_line(console, Text(visible(heading), style="bold"), wrapped)
+            console.print(table)
+            for line in below:
+                _print_line(console, line, wrapped)
+            console.print()
+    for item in content.failures.to_dict("records"):
+        _print_line(console, _failure({str(name): str(value) for name, value in item.items()}), wrapped)
+        if item["again"]:  # one line, to be copied as it is
+            _print_line(console, Text(f"    again: {visible(item['again'])}", style="dim"))
+    for sentence in content.damaged:
+        _print_line(console, Text(visible(sentence), style=BAD), wrapped)
+    for sentence in filter(None, [content.more, content.headline]):
+        _print_line(console, Text(visible(sentence)), wrapped)
+
+
+def _print_line(console: Console, line: Text, wrapped: int | None = None) -> None:
     console.print(line, soft_wrap=wrapped is None, width=wrapped)
 
 
@@ -92,19 +88,43 @@ def _failure(item: dict[str, str]) -> Text:
     return line
 
 
-def _table(shown: Table) -> RichTable:
-    heads = [str(column) for column in shown.table.columns]
-    table = RichTable(box=None, pad_edge=False, header_style="bold")
-    for head in heads:
-        table.add_column(Text(visible(head)), justify="right" if head.endswith("_s") else "left")
-    for values in shown.table.itertuples(index=False):
-        entries = zip(heads, map(str, values), strict=True)
-        table.add_row(*(_styled(visible(text), head in shown.statuses) for head, text in entries))
+def _parts(shown: Table) -> Iterator[tuple[str, RichTable, list[Text]]]:
+    """A table, or one for each heading in it: the heading, the rows, and what stands below them."""
+    if not shown.heading:
+        yield "", _table(shown, shown.table), []
+        return
+    inside = shown.table.drop(columns=[shown.heading, shown.below])
+    widths = [int(inside[name].map(_width).max()) for name in inside]
+    for heading, rows in shown.table.groupby(shown.heading, sort=False):
+        own = inside.loc[rows.index]
+        below = [
+            f"{name}: {text}" for name, text in zip(own.iloc[:, 0], rows[shown.below], strict=True) if text
+        ]
+        yield str(heading), _table(shown, own, widths), [Text(visible(line)) for line in below]
+
+
+def _table(shown: Table, rows: pd.DataFrame, widths: Sequence[int] = ()) -> RichTable:
+    """These rows as a table; with widths, which several tables share, they have no head."""
+    heads = [str(column) for column in rows.columns]
+    table = RichTable(box=None, pad_edge=bool(widths), header_style="bold", show_header=not widths)
+    for head, width in zip_longest(heads, widths):
+        side: Literal["left", "right"] = "right" if is_metric(head) else "left"
+        table.add_column(Text(visible(head)), justify=side, min_width=width, no_wrap=bool(widths))
+    for values in rows.itertuples(index=False):
+        entries = zip(heads, values, strict=True)
+        table.add_row(*(_entry(value, head in shown.statuses) for head, value in entries))
     return table
 
 
-def _styled(text: str, is_status: bool) -> Text:
+def _width(value: Any) -> int:
+    return max(map(len, (value.plain if isinstance(value, Text) else str(value)).splitlines()), default=0)
+
+
+def _entry(value: Any, is_status: bool) -> Text:
     """An entry; of several statuses the worst stands first, after how many there are of it."""
+    if isinstance(value, Text):
+        return value
+    text = visible(str(value))
     if is_status and text:
         return Text(text, style=_style(text.split(", ")[0].lstrip("0123456789 ")))
     return Text(text, style=BAD if text == "NO" or text.endswith(" NO") else "")

@@ -151,7 +151,7 @@ class SweepRun:
             self._go_on(sweep, before, found)
         self._started = time.monotonic()
         # pandas takes up to a second to import, which the driver has while the ranks are at work.
-        import_of = ("dcpbench.report.terminal",)
+        import_of = ("dcpbench.report.files",)
         threading.Thread(target=importlib.import_module, args=import_of, daemon=True).start()
         self._driver = sweep
         return jobs
@@ -228,8 +228,7 @@ class SweepRun:
         return status or exit_status(stored_rows(self._folder))
 
     def _print_report(self, written: int) -> None:
-        from dcpbench.report.files import write_reports
-        from dcpbench.report.terminal import print_report
+        from dcpbench.report.files import print_report, write_reports
 
         write_reports(self._folder)
         print_report(self._folder)

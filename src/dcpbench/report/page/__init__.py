@@ -16,9 +16,9 @@ from typing import Any
 
 import pandas as pd
 
-from dcpbench.analysis.frame import is_true
+from dcpbench.analysis.frame import Sweeps, is_true, ok
 from dcpbench.report.page.rows import LIMITS, compact, cut
-from dcpbench.report.summary import Sweeps, counts, detection
+from dcpbench.report.summary import counts, detection
 
 _SCRIPTS = (
     "dom.js",
@@ -87,8 +87,8 @@ def _pack(content: dict[str, Any]) -> str:
 def _plain(frame: pd.DataFrame) -> str:
     """Counts and what did not pass, for a browser without scripts."""
     parts = [f"<p>{_text(f'{len(frame)} cells: {counts(frame)}' if len(frame) else 'no rows')}</p>"]
-    well = frame["status"].eq("pass").fillna(False).astype(bool) | is_true(frame["fault_seen"])
-    chosen = frame[~well | is_true(frame["flaky"])]
+    passed = frame["status"].eq("pass").fillna(False).astype(bool) | is_true(frame["fault_seen"])
+    chosen = frame[~(passed & ok(frame))]
     shown = chosen[_PLAIN].head(_PLAIN_ROWS).map(lambda value: cut(value, _PLAIN_REASON) or "")
     parts += [_table(table) for table in (detection(frame), shown) if len(table)]
     if len(chosen) > len(shown):

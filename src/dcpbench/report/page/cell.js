@@ -1,7 +1,5 @@
 // One run, opened: what it came to and why, what it cost, what it was, and how to run it again.
 
-const TIMES_OF_CELL = ["build_s", "train_s", "save_s", "save_stall_s", "load_s", "raw_write_s", "raw_read_s", "verify_s", "cell_s"];
-const SIZES = ["checkpoint_bytes", "disk_bytes", "peak_host_bytes", "peak_device_bytes"];
 const LOSSES = ["loss_at_save", "loss_continued", "loss_resumed", "loss_twin"];
 const ORIGIN = ["torch_version", "git_commit", "started_at", "config_digest", "code_digest"];
 
@@ -38,11 +36,14 @@ function cellParts(app, run) {
     part("First mismatch", firstMismatch(run)),
     part("Run it again", againLine(run)),
     part("Where its ranks were", places(run)),
-    part("End of the log", logTail(run.story.log_tail)),
+    part("End of the log", logTail(run.ending.log_tail)),
     part("First try", firstTry(run)),
     part("Checks", checkTable(app, run)),
     part("Losses", lossChart(run.losses), facts(run, LOSSES, (value) => String(value))),
-    el("div", { class: "pair" }, part("Times, slowest rank", timeTable(run)), part("Sizes", facts(run, SIZES, bytes))),
+    el("div", { class: "pair" },
+      part("Times, slowest rank", timeTable(run, metricsIn(app, ["s"]))),
+      part("Sizes", facts(run, metricsIn(app, ["bytes"]), bytes)),
+      part("Other metrics", facts(run, metricsIn(app, [""]), number))),
     part("Configuration", configurationOf(app, run)),
     part("Measured with", facts(run, ORIGIN, plain)),
   ].filter(Boolean);
@@ -100,22 +101,23 @@ async function copy(text) {
 }
 
 function checkTable(app, run) {
-  const applied = app.checks.filter((check) => run[check] !== null);
-  const rest = app.checks.filter((check) => run[check] === null);
+  const names = app.checks.map(({ name }) => name);
+  const applied = names.filter((check) => run[check] !== null);
+  const rest = names.filter((check) => run[check] === null);
   const note = rest.length ? el("p", { class: "note" }, `Did not apply: ${rest.join(", ")}.`) : null;
   if (!applied.length) return note && el("p", { class: "note" }, "No check was made.");
   return el("div", {},
     el("div", { class: "scrolls" }, el("table", { class: "plain checks" },
       el("thead", {}, el("tr", {}, columnHeads(["check", "held", "could be seen to differ", "mismatches"]))),
-      el("tbody", {}, ...applied.flatMap((check) => checkLines(run, check))))),
+      el("tbody", {}, ...applied.flatMap((check) => checkLines(app, run, check))))),
     note);
 }
 
-function checkLines(run, check) {
+function checkLines(app, run, check) {
   const seen = run.check_details[check] ?? { names: null, missed_count: 0, missed: [], mismatches: null, worst: [] };
   const held = run[check];
   return [
-    el("tr", {}, el("th", { scope: "row" }, check),
+    el("tr", {}, el("th", { scope: "row", title: app.checks.find(({ name }) => name === check).help }, check),
       el("td", {}, held ? "yes" : el("strong", { class: "no" }, "NO")),
       el("td", {}, power(seen)),
       el("td", {}, isMeasured(seen.mismatches) ? String(seen.mismatches) : DASH)),
@@ -150,8 +152,12 @@ function mismatch(one) {
   return visible(parts.filter(Boolean).join("; "));
 }
 
-function timeTable(run) {
-  const known = TIMES_OF_CELL.filter((name) => isMeasured(run[name]));
+function metricsIn(app, units) {
+  return app.metrics.filter(({ unit }) => units.includes(unit)).map(({ name }) => name);
+}
+
+function timeTable(run, names) {
+  const known = names.filter((name) => isMeasured(run[name]));
   const high = known.reduce((most, name) => Math.max(most, run[name]), 0) || 1;
   return known.length ? el("table", { class: "plain times" }, el("tbody", {}, ...known.map((name) => el("tr", {},
     el("th", { scope: "row" }, name), el("td", { class: "n" }, seconds(run[name])),
@@ -160,7 +166,7 @@ function timeTable(run) {
 }
 
 function firstTry(run) {
-  const first = run.story.first_try;
+  const first = run.ending.first_try;
   if (!first) return null;
   const checks = first.failed_checks ?? [];
   return el("div", {},
@@ -172,7 +178,7 @@ function firstTry(run) {
 }
 
 function places(run) {
-  const { doing, rank, phase, limit, upload_under_way: upload } = run.story;
+  const { doing, rank, phase, limit, upload_under_way: upload } = run.ending;
   const saving = upload ? ", while a save was still being written" : "";
   const first = isMeasured(phase) ? el("p", {}, `First: rank ${plain(rank)} in ${plain(phase)}${saving}.`) : null;
   const ran = isMeasured(limit) ? el("p", {}, `Limit: ${plain(limit)}.`) : null;

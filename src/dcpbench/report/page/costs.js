@@ -2,19 +2,27 @@
 
 const LINES_SHOWN = 40;
 const BYTES_PER_GB = 1e9;
-// `of` a run, in seconds or GB/s; `text` says it in the unit that fits; `limit` is what plain files reached.
-const COSTS = [
-  { name: "save_stall_s", label: "save stall", means: "until training may go on",
-    of: (run) => run.save_stall_s, text: seconds },
-  { name: "save_s", label: "time to safe", means: "until the checkpoint is complete",
-    of: (run) => run.save_s, text: seconds },
-  { name: "load_s", label: "load", means: "until the state is back",
-    of: (run) => run.load_s, text: seconds },
-  { name: "save_gb_s", label: "save rate", means: "checkpoint bytes / time to safe",
+// Rates are made of metrics: `limit` is what plain files reached.
+const RATES = [
+  { name: "save_gb_s", label: "save rate", means: "checkpoint bytes / save_s",
     of: (run) => rate(run, run.save_s), limit: (run) => rate(run, run.raw_write_s), text: throughput },
-  { name: "load_gb_s", label: "load rate", means: "checkpoint bytes / load",
+  { name: "load_gb_s", label: "load rate", means: "checkpoint bytes / load_s",
     of: (run) => rate(run, run.load_s), limit: (run) => rate(run, run.raw_read_s), text: throughput },
 ];
+const TEXTS = { s: seconds, bytes };
+
+// The metrics that are headlines, then rates; `of` a run, `text` says it in the unit that fits.
+function costsOf(app) {
+  const label = ({ name, unit }) => name.replace(unit && new RegExp(`_${unit}$`), "").replaceAll("_", " ");
+  const headlines = app.metrics.filter((metric) => metric.headline).map((metric) => ({
+    name: metric.name, label: label(metric), means: metric.help, of: (run) => run[metric.name], text: textOf(metric),
+  }));
+  return [...headlines, ...RATES];
+}
+
+function textOf(metric) {
+  return TEXTS[metric.unit] ?? number;
+}
 
 function rate(run, time) {
   return run.checkpoint_bytes === null || !time ? null : run.checkpoint_bytes / BYTES_PER_GB / time;
@@ -29,7 +37,7 @@ function isMeasured(value) {
 }
 
 function drawCosts(app, shown) {
-  const costs = COSTS.map((cost) => ({ ...cost, all: measuredIn(shown, cost.of) })).filter((cost) => cost.all.length);
+  const costs = costsOf(app).map((cost) => ({ ...cost, all: measuredIn(shown, cost.of) })).filter((cost) => cost.all.length);
   const section = byId("costs");
   section.hidden = costs.length === 0;
   if (section.hidden) return;
@@ -141,7 +149,7 @@ function strip(runs, cost, scale, middle, limit) {
     runs.length > 1 ? svg("line", { class: "median", x1: at(middle), x2: at(middle), y1: "2", y2: "14" }) : null,
     limit && svg("line", { class: "limit", x1: at(limit), x2: at(limit), y1: "0", y2: "16" }),
     ...runs.map((run) => svg("circle", {
-      class: run.kind.well ? "dot" : "dot hollow", cx: at(cost.of(run)), cy: "50%", r: "3",
+      class: run.ok ? "dot" : "dot hollow", cx: at(cost.of(run)), cy: "50%", r: "3",
     })));
 }
 

@@ -5,13 +5,13 @@ const KNOWN_SHOWN = 12;
 const CELLS_SHOWN = 4;
 
 function drawFindings(app, shown) {
-  const groups = alike(shown.filter((run) => !run.kind.well));
+  const groups = alike(shown.filter((run) => !run.ok));
   byId("findings").hidden = groups.length === 0;
   fill(byId("findings"), el("h2", { id: "findings-title" }, "Not as it should be"), listOf(app, groups, FINDINGS_SHOWN));
 }
 
 function drawKnown(app, shown) {
-  const groups = alike(shown.filter((run) => run.kind.well && run.kind.name !== "pass" && run.kind.name !== "seen"));
+  const groups = alike(shown.filter((run) => run.ok && run.kind.name !== "pass" && run.kind.name !== "seen"));
   byId("known").hidden = groups.length === 0;
   fill(byId("known"), el("h2", { id: "known-title" }, "Known failures and skips"), listOf(app, groups, KNOWN_SHOWN));
 }
@@ -28,7 +28,7 @@ function listOf(app, groups, most) {
     ...firstOf(groups, most, (runs) => finding(app, runs), (rest) => `Show ${rest} more`));
 }
 
-// Runs that ended alike for the same reason are told once.
+// Runs that ended alike for the same reason are one finding.
 function finding(app, runs) {
   const cells = [...groupBy(runs, (run) => run.place).values()];
   const times = (same) => same.length > 1 && el("span", { class: "times-run" }, ` ${TIMES}${same.length}`);
@@ -48,13 +48,13 @@ function drawFaults(app, shown) {
   const lines = [...groupBy(planted, (run) => run.fault)].map(([fault, runs]) => el("tr", {},
     el("th", { scope: "row" }, plain(fault)),
     el("td", {}, `${runs.filter((run) => run.fault_seen).length} of ${runs.length}`),
-    el("td", {}, [...new Set(runs.flatMap((run) => toldBy(app, run)))].join(", ") || DASH)));
+    el("td", {}, [...new Set(runs.flatMap((run) => seenBy(app, run)))].join(", ") || DASH)));
   fill(byId("faults"),
     el("h2", { id: "faults-title" }, "Planted faults"),
     el("p", {}, `${seen} of ${planted.length} were seen for what they are.`),
     ...matrixOfFaults(app, shown.filter(isPlanted)),
     el("div", { class: "scrolls" }, el("table", { class: "plain" },
-      el("thead", {}, el("tr", {}, columnHeads(["fault", "seen", "told by"]))),
+      el("thead", {}, el("tr", {}, columnHeads(["fault", "seen", "seen by"]))),
       el("tbody", {}, ...lines))));
 }
 
@@ -63,7 +63,7 @@ function matrixOfFaults(app, runs) {
   return apart ? matrixOf(app, planted, runs, "faults-title") : [];
 }
 
-function toldBy(app, run) {
-  const checks = app.checks.filter((check) => run[check] === false);
+function seenBy(app, run) {
+  const checks = app.checks.map(({ name }) => name).filter((check) => run[check] === false);
   return run.status === "error" ? [...checks, "error"] : checks;
 }

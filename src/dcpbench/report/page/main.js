@@ -27,7 +27,7 @@ function makeApp(data) {
   const axes = axesOf(data.axes, runs);
   for (const run of runs) run.place = configuration(run, data.axes);
   const app = {
-    runs, axes, names: data.axes, varying: varying(axes), checks: data.checks,
+    runs, axes, names: data.axes, varying: varying(axes), checks: data.checks, metrics: data.metrics,
     environments: data.environments, leftOut: data.left_out, layouts: chooseLayouts(runs, axes),
     state: readState(location.hash), opener: null,
   };
@@ -90,7 +90,7 @@ function draw(app) {
 function describeSweep(app) {
   const { runs } = app;
   const places = new Set(runs.map((run) => run.place)).size;
-  const bad = runs.filter((run) => !run.kind.well).length;
+  const bad = runs.filter((run) => !run.ok).length;
   const cells = counted(places, "cell");
   const size = places === runs.length ? cells : `${counted(runs.length, "run")} of ${cells}`;
   const ran = runs.some((run) => run.status !== "skip");

@@ -11,15 +11,21 @@ from typing import Any
 
 import pandas as pd
 
-from dcpbench.analysis.cell_identity import beside_the_axes
-from dcpbench.records.store import CHECKS, COLUMNS, RESULTS_JSONL
-from dcpbench.report.summary import AXES, Sweeps, again
+from dcpbench.analysis.cell_identity import identity_keys_of, override_values
+from dcpbench.analysis.failures import again
+from dcpbench.analysis.frame import Sweeps, ok
+from dcpbench.records.checks import CHECKS
+from dcpbench.records.findings import Finding, Problem
+from dcpbench.records.metrics import METRICS
+from dcpbench.records.row import AXES, columns
+from dcpbench.records.sentences import describe
+from dcpbench.records.store import RESULTS_JSONL
 
 _POINTS = 200
 _DIGITS = 10
 _MISSED = 20
-_STORY: tuple[str, ...] = ("rank", "phase", "limit", "doing", "upload_under_way")
-_KEPT = tuple(column for column in COLUMNS if column not in ("schema_version", "config_dir"))
+_ENDING: tuple[str, ...] = ("rank", "phase", "limit", "doing", "upload_under_way")
+_NOT_KEPT = ("schema_version", "config_dir")
 
 
 @dataclass(frozen=True)
@@ -36,23 +42,26 @@ LIMITS = (Limits(4000, 30, 5), Limits(1000, 10, 2), Limits(300, 0, 1))
 
 
 def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
-    """What the page is given, ready for JSON: the columns, what each axis is, and the environments."""
+    """What the page is given, ready for JSON: the columns, what each of them is, and the environments."""
     frame = sweeps.frame
     labels = _labels(list(dict.fromkeys([*frame["sweep"], *sweeps.environments])))
-    columns = {column: [_clean(value, limits) for value in frame[column]] for column in _KEPT}
-    columns["sweep"] = [labels[sweep] for sweep in frame["sweep"]]
-    columns["again"] = [
-        again(str(overrides), config_dir)
-        for overrides, config_dir in zip(frame["overrides"], frame["config_dir"], strict=True)
-    ]
+    kept = [column for column in columns() if column not in _NOT_KEPT]
+    values = {column: [_clean(value, limits) for value in frame[column]] for column in kept}
+    values["sweep"] = [labels[sweep] for sweep in frame["sweep"]]
+    values["ok"] = ok(frame).tolist()
+    values["again"] = [again(*one) for one in zip(frame["overrides"], frame["config_dir"], strict=True)]
     details = [value if isinstance(value, dict) else {} for value in frame["details"]]
     for name, of in _OF_DETAILS.items():
-        columns[name] = [_clean(of(one, limits), limits) for one in details]
-    beside = _axes_beside(columns["overrides"])
+        values[name] = [_clean(of(one, limits), limits) for one in details]
+    beside = {name: of for name, of in _axes_beside(frame).items() if name not in values}
     return {
         "axes": ["sweep", *AXES, *beside],
-        "checks": CHECKS,
-        "columns": {**beside, **columns},
+        "checks": [{"name": spec.name, "help": spec.help} for spec in CHECKS.values()],
+        "metrics": [
+            {"name": spec.name, "unit": spec.unit, "help": spec.help, "headline": spec.history}
+            for spec in METRICS.values()
+        ],
+        "columns": {**beside, **values},
         "environments": {
             labels[sweep]: _clean(known, limits) for sweep, known in sweeps.environments.items()
         },
@@ -77,13 +86,13 @@ def _labels(sweeps: Sequence[str]) -> dict[str, str]:
     }
 
 
-def _axes_beside(overrides: Sequence[object]) -> dict[str, list[str | None]]:
-    """The overrides that are no column and vary, as axes of their own: by name, the value in each row."""
-    asked = [beside_the_axes(str(one).strip()) for one in overrides]
-    names = dict.fromkeys(name for one in asked for name in one)
+def _axes_beside(frame: pd.DataFrame) -> dict[str, list[str | None]]:
+    """The overrides that are part of what a cell is, no axis, and vary: by name, the value in each row."""
+    keys = identity_keys_of(frame)
+    asked = [override_values(one) for one in frame["overrides"]]
+    names = dict.fromkeys(name for one in asked for name in one if name in keys)
     values = {name: [one.get(name) for one in asked] for name in names}
-    known = {*COLUMNS, *_OF_DETAILS, "again", "sweep"}
-    return {name: of for name, of in values.items() if name not in known and len(set(of)) > 1}
+    return {name: of for name, of in values.items() if len(set(of)) > 1}
 
 
 def _clean(value: Any, limits: Limits) -> Any:
@@ -125,9 +134,25 @@ def _checks(details: dict[str, Any], limits: Limits) -> dict[str, Any]:
             "missed_count": len(missed),
             "missed": missed[:_MISSED],
             "mismatches": seen.get("mismatch_count"),
-            "worst": worst[: limits.worst] if isinstance(worst, list) else [],
+            "worst": [_described(one) for one in worst[: limits.worst]] if isinstance(worst, list) else [],
         }
     return kept
+
+
+def _described(finding: object) -> object:
+    """A finding with a sentence of what is wrong, `what`; those of schema version 1 have one."""
+    if not isinstance(finding, dict) or "what" in finding:
+        return finding
+    try:
+        known = Finding(
+            str(finding.get("name")),
+            Problem(str(finding.get("problem"))),
+            max_abs_diff=finding.get("max_abs_diff"),
+            facts=finding,
+        )
+        return {**finding, "what": describe(known)}
+    except (KeyError, TypeError, ValueError):  # not as this version writes them
+        return {**finding, "what": str(finding.get("problem"))}
 
 
 def _losses(details: dict[str, Any], _: Limits) -> list[dict[str, Any]]:
@@ -159,14 +184,14 @@ def _rounded(value: object) -> float | None:
     return rounded if math.isfinite(rounded) else None
 
 
-def _story(details: dict[str, Any], limits: Limits) -> dict[str, Any]:
+def _ending(details: dict[str, Any], limits: Limits) -> dict[str, Any]:
     """What is known of an end that no check made: of this try, and of the first one."""
-    told: dict[str, Any] = {key: details[key] for key in _STORY if key in details}
-    told |= _tail(details, limits)
+    known: dict[str, Any] = {key: details[key] for key in _ENDING if key in details}
+    known |= _tail(details, limits)
     first = details.get("first_try")
     if isinstance(first, dict):
-        told["first_try"] = {key: first[key] for key in first if key != "log_tail"} | _tail(first, limits)
-    return told
+        known["first_try"] = {key: first[key] for key in first if key != "log_tail"} | _tail(first, limits)
+    return known
 
 
 def _tail(of: dict[str, Any], limits: Limits) -> dict[str, list[str]]:
@@ -178,6 +203,6 @@ def _tail(of: dict[str, Any], limits: Limits) -> dict[str, list[str]]:
 _OF_DETAILS: dict[str, Callable[[dict[str, Any], Limits], Any]] = {
     "check_details": _checks,
     "losses": _losses,
-    "story": _story,
+    "ending": _ending,
 }
 """The columns that are made of a row's `details`."""

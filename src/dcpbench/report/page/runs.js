@@ -1,22 +1,21 @@
 // The rows as runs, their statuses and the axes along which they differ.
 
 // Worst first: a square with several runs shows the first of these that one of them came to.
-// `well`: as one wants to see it, the rule of the sweep's exit status.
 const STATUSES = [
-  { name: "missed", letter: "M", label: "fault missed", well: false, means: "a planted fault that no check saw" },
-  { name: "crash", letter: "C", label: "crash", well: false, means: "a rank died" },
-  { name: "timeout", letter: "T", label: "timeout", well: false, means: "a phase took longer than it may" },
-  { name: "error", letter: "E", label: "error", well: false, means: "a rank raised" },
-  { name: "fail", letter: "F", label: "fail", well: false, means: "a check did not hold" },
-  { name: "vacuous", letter: "V", label: "vacuous", well: false, means: "a check could not have failed" },
-  { name: "flaky", letter: "~", label: "flaky", well: false, means: "two tries came to different statuses" },
-  { name: "xpass", letter: "X", label: "xpass", well: false, means: "a known failure did not happen" },
-  { name: "xfail", letter: "x", label: "xfail", well: true, means: "a known failure happened" },
-  { name: "skip", letter: "S", label: "skip", well: true, means: "cannot run here, or makes no sense" },
-  { name: "seen", letter: "D", label: "fault detected", well: true, means: "a planted fault was seen for what it is" },
-  { name: "pass", letter: "P", label: "pass", well: true, means: "every check held, and each could have failed" },
+  { name: "missed", letter: "M", label: "fault missed", means: "a planted fault that no check saw" },
+  { name: "crash", letter: "C", label: "crash", means: "a rank died" },
+  { name: "timeout", letter: "T", label: "timeout", means: "a phase took longer than it may" },
+  { name: "error", letter: "E", label: "error", means: "a rank raised" },
+  { name: "fail", letter: "F", label: "fail", means: "a check did not hold" },
+  { name: "vacuous", letter: "V", label: "vacuous", means: "a check could not have failed" },
+  { name: "flaky", letter: "~", label: "flaky", means: "two tries came to different statuses" },
+  { name: "xpass", letter: "X", label: "xpass", means: "a known failure did not happen" },
+  { name: "xfail", letter: "x", label: "xfail", means: "a known failure happened" },
+  { name: "skip", letter: "S", label: "skip", means: "cannot run here, or makes no sense" },
+  { name: "seen", letter: "D", label: "fault detected", means: "a planted fault was seen for what it is" },
+  { name: "pass", letter: "P", label: "pass", means: "every check held, and each could have failed" },
 ];
-const UNKNOWN = { letter: "?", well: false, means: "a status that this page does not know" };
+const UNKNOWN = { letter: "?", means: "a status that this page does not know" };
 const KINDS = new Map(STATUSES.map((kind, rank) => [kind.name, { ...kind, rank }]));
 
 function kindOf(status) {

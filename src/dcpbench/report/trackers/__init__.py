@@ -1,4 +1,4 @@
-"""What a sweep looks like to a tracker, whichever it is: runs with parameters, metrics and tags.
+"""A sweep as any tracker takes it: runs with parameters, metrics and tags.
 
 A module here for each tracker has `log(sweep, folder, project)` and `seen_with(folder)`; only the one that is
 asked for is imported, and with it the package that it needs. None of them opens a connection: what they
@@ -10,16 +10,15 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from dcpbench.records.store import CHECKS, SUPERSEDED_JSONL, Row, as_it_should_be, stored_rows
-from dcpbench.report.summary import AXES
+from dcpbench.records.row import AXES, NESTED, Row, column_types
+from dcpbench.records.store import SUPERSEDED_JSONL, stored_rows
 
 _PARAMETERS = (*AXES, "repeat", "overrides")
-_YES_OR_NO = (*CHECKS, "powered", "fault_seen", "flaky")
 _TAGS = (
     "status",
     "reason",
@@ -36,10 +35,10 @@ _LONGEST_TAG = 500
 
 @dataclass(frozen=True)
 class LoggedCell:
-    """One row. `key` tells it from every other cell of every sweep, `digest` from what it said earlier.
+    """One row. `key` is no other cell's of any sweep, `digest` no other row's.
 
     Metrics are the columns that are numbers and those that are yes (1) or no (0); what was not measured is
-    not among them. `started_s` is seconds since 1970, `well` whether it is what one wants to see.
+    not among them. `started_s` is seconds since 1970, `ok` whether it came out as it should.
     """
 
     key: str
@@ -50,7 +49,7 @@ class LoggedCell:
     tags: dict[str, str]
     started_s: float
     repeat: int
-    well: bool
+    ok: bool
 
     @property
     def ended_s(self) -> float:
@@ -78,11 +77,11 @@ class Logged:
 
 
 def logged_sweep(folder: Path, environment: dict[str, Any]) -> LoggedSweep:
-    """A sweep as trackers are told of it."""
+    """A sweep's folder as trackers take it."""
     rows = list(stored_rows(folder))
     key = _sweep_key(folder, rows)
-    told = {name: str(value) for name, value in environment.items() if value not in (None, [], "")}
-    return LoggedSweep(key, folder.resolve().name, told, [_logged_cell(key, row) for row in rows])
+    known = {name: str(value) for name, value in environment.items() if value not in (None, [], "")}
+    return LoggedSweep(key, folder.resolve().name, known, [_logged_cell(key, row) for row in rows])
 
 
 def status_counts(sweep: LoggedSweep) -> dict[str, int]:
@@ -91,32 +90,28 @@ def status_counts(sweep: LoggedSweep) -> dict[str, int]:
 
 
 def _logged_cell(sweep: str, row: Row) -> LoggedCell:
-    values = {name: getattr(row, name) for name in (*_PARAMETERS, *_TAGS)}
+    values = {name: row[name] for name in (*_PARAMETERS, *_TAGS)}
     texts = {name: str(value)[:_LONGEST_TAG] for name, value in values.items() if value not in (None, "")}
     return LoggedCell(
         key=_digest(sweep, row.cell),
-        digest=_digest(json.dumps(asdict(row), sort_keys=True, default=str)),
+        digest=_digest(json.dumps(row.flat(), sort_keys=True, default=str)),
         name=row.cell,
         params={name: texts[name] for name in _PARAMETERS if name in texts},
         metrics=_metrics(row),
         tags={name: texts[name] for name in _TAGS if name in texts},
         started_s=_seconds(row.started_at),
         repeat=row.repeat or 0,
-        well=as_it_should_be(row),
+        ok=row.is_ok,
     )
 
 
 def _metrics(row: Row) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for name, value in asdict(row).items():
-        measured = name.endswith(("_s", "_bytes", "_diff")) or name.startswith("loss_")
-        if (
-            (measured or name in _YES_OR_NO)
-            and isinstance(value, bool | int | float)
-            and math.isfinite(value)
-        ):
-            found[name] = float(value)
-    return found
+    others = {*_PARAMETERS, *NESTED, "schema_version"}
+    numbers = (name for name, kind in column_types().items() if kind.python is not str and name not in others)
+    values = {name: row[name] for name in numbers}
+    return {
+        name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)
+    }
 
 
 def _sweep_key(folder: Path, rows: Iterable[Row]) -> str:

@@ -81,9 +81,9 @@ def _parent(sweep: LoggedSweep, client: MlflowClient, experiment: str) -> str:
     counted = {f"cells.{status}": str(number) for status, number in status_counts(sweep).items()}
     for name, value in {**sweep.environment, **counted}.items():
         client.set_tag(run.info.run_id, name, value)
-    well = all(cell.well for cell in sweep.cells)
+    ok = all(cell.ok for cell in sweep.cells)
     ended = max([cell.ended_s for cell in sweep.cells] or [0.0])
-    client.set_terminated(run.info.run_id, "FINISHED" if well else "FAILED", round(ended * 1000))
+    client.set_terminated(run.info.run_id, "FINISHED" if ok else "FAILED", round(ended * 1000))
     return str(run.info.run_id)
 
 
@@ -98,7 +98,7 @@ def _write(sweep: LoggedSweep, cell: LoggedCell, client: MlflowClient, experimen
         params=[Param(name, value) for name, value in cell.params.items()],
         tags=[RunTag(name, value) for name, value in {**sweep.environment, **cell.tags}.items()],
     )
-    client.set_terminated(run.info.run_id, "FINISHED" if cell.well else "FAILED", round(cell.ended_s * 1000))
+    client.set_terminated(run.info.run_id, "FINISHED" if cell.ok else "FAILED", round(cell.ended_s * 1000))
     client.set_tag(run.info.run_id, _DIGEST, cell.digest)
 
 

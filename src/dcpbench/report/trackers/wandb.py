@@ -68,5 +68,5 @@ def _write(sweep: LoggedSweep, cell: LoggedCell, folder: Path, project: str) -> 
     )
     place = Path(run.dir).parent
     run.summary.update(cell.metrics)
-    run.finish(exit_code=0 if cell.well else 1)
+    run.finish(exit_code=0 if cell.ok else 1)
     (place / _DIGEST).write_text(cell.digest, encoding="utf-8")

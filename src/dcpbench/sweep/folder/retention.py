@@ -32,7 +32,7 @@ class StoredSweep:
     at: datetime.datetime
     cells: tuple[str, ...]
     outside: tuple[Path, ...]
-    well: bool
+    ok: bool
 
 
 def stored_sweeps(folder: Path) -> Iterator[StoredSweep | str]:
@@ -62,7 +62,7 @@ def kept(sweeps: Iterable[StoredSweep], policy: Policy, now: datetime.datetime) 
         elif week not in weeks and len(weeks) < policy.weeks:
             weeks.add(week)
             stay[sweep.folder] = f"the newest of week {week[0]}-W{week[1]:02}"
-        elif policy.failed and not sweep.well:
+        elif policy.failed and not sweep.ok:
             stay[sweep.folder] = "has cells that did not come out as they should"
     return stay
 
@@ -75,14 +75,14 @@ def _stored_sweep(folder: Path) -> StoredSweep | str:
             raise ValueError("names that are no text")
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"{folder}: {SWEEP_JSON} is not what a sweep writes ({error!r}); left alone"
-    latest, well = None, True
+    latest, ok = None, True
     for row in stored_rows(folder):
         if at := _moment(row.started_at):
             latest = max(at, latest or at)
-        well = well and row.is_ok
+        ok = ok and row.is_ok
     if latest is None:
         return f"{folder}: no row of this version says when it ran; left alone"
-    return StoredSweep(folder, latest, tuple(cells), tuple(Path(root) / folder.name for root in roots), well)
+    return StoredSweep(folder, latest, tuple(cells), tuple(Path(root) / folder.name for root in roots), ok)
 
 
 def _moment(text: str | None) -> datetime.datetime | None:
