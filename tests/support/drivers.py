@@ -44,6 +44,10 @@ def start_server() -> ForkServerContext:
         "dcpbench.sweep.app",
         "dcpbench.report.terminal",
         "dcpbench.report.files",
+        "dcpbench.scenarios.save_load",
+        "dcpbench.workloads.models",
+        "dcpbench.workloads.parallelisms",
+        "support.compile_once",
         __name__,
     ]
     with mock.patch.dict(os.environ, environment()):
