@@ -1,6 +1,7 @@
 """A metric and a check that a plug-in declares, once each, are everywhere where built-in ones are."""
 
 import csv
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -48,7 +49,7 @@ def sweeps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Fin
     (place / "mine_plugin.py").write_text(PLUGIN)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DCPBENCH_PLUGINS", "mine_plugin")
-        patch.setenv("PYTHONPATH", str(place))
+        patch.setenv("PYTHONPATH", str(place), prepend=os.pathsep)
         asked = ("-m", "parallel=ddp,fsdp2", "saves=1", "device=cpu", "world_size=2")
         old, new = (run(place / name, *asked, own_process=name == "old") for name in ("old", "new"))
         yield place, old, new
