@@ -28,13 +28,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from dcpbench.analysis.cell_matrix import history
+from dcpbench.report.history_terminal import rendered
 
 from dcpbench.analysis.cell_history import stories
-from dcpbench.analysis.cell_matrix import history
 from dcpbench.analysis.history_rows import read_history
 from dcpbench.records.store import COLUMNS, RESULTS_CSV, RESULTS_JSONL
 from dcpbench.report.history import METRICS
-from dcpbench.report.history_terminal import rendered
 
 SAMPLE = Path(__file__).parents[1] / "docs" / "sample-sweep" / RESULTS_JSONL
 COSTS = ("build_s", "train_s", "save_s", "save_stall_s", "load_s", "verify_s", "cell_s")

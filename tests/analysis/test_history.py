@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dcpbench.analysis.cell_matrix import History, history, other_overrides
 
 from dcpbench.analysis.cell_history import Story, stories
-from dcpbench.analysis.cell_matrix import History, history, other_overrides
 from dcpbench.analysis.change_points import FALSE_ALARMS, LEAST_SIDE, changes
 from dcpbench.analysis.history_rows import Rows, read_history
 from dcpbench.analysis.status_codes import KINDS
