@@ -10,7 +10,7 @@ _HOW_RUN = ("repeat", "repeats", "sharing", "timeouts.", "experiment")
 
 
 def row(**values: object) -> Row:
-    """A row of these columns; unless they say otherwise its configuration is what its axes and overrides say."""
+    """A row of these columns; without a `config` among them it has that of its axes and overrides."""
     given: dict[str, Any] = {
         "cell": "a",
         "status": "pass",

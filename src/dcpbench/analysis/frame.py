@@ -42,7 +42,8 @@ def read_sweeps(places: Sequence[Path | str]) -> Sweeps:
     - `sweep` (string): the folder that the row is in;
     - every column of a row (`dcpbench.records.row.columns`), in its order: texts are `string`, what is true
       or false is `boolean`, integers are `Int64`, and other numbers `float64`. What was not measured, or
-      does not apply, is missing: `pd.NA`, and NaN in a `float64`. Units are in the names: `_s` seconds, `_bytes`;
+      does not apply, is missing: `pd.NA`, and NaN in a `float64`. Units are in the names: `_s` seconds,
+      `_bytes`;
     - `config` and `details` (object): dictionaries, empty where there is none.
 
     Lines that are damaged do not hide others: what can be read is in the frame, and `left_out` tells.
