@@ -48,10 +48,7 @@ def main() -> int:
             print("Triton and torch operations DISAGREE:", *wrong, sep="\n  ")
             return 1
     else:
-        compiled = "C" if module._library() else "no compiler: torch operations"
-        print(
-            f"torch {torch.__version__}, {platform.processor() or platform.machine()}, one thread, {compiled}"
-        )
+        print(f"torch {torch.__version__}, {platform.processor() or platform.machine()}, one thread")
     print(f"tensors of {size / 2**20:.0f} MiB, median of {RUNS} runs; GB/s are 10^9 bytes\n")
     print(f"{'what':42}{'ms':>9}{'GB/s':>9}  counted")
     for dtype in (torch.float32, torch.bfloat16):
@@ -98,11 +95,6 @@ def measure_tensor(tensor: torch.Tensor, name: str, cuda: bool) -> None:
             extent.numel * tensor.element_size(),
             f"read; {extra:.2%} extra memory",
         )
-    if not cuda and module._library():
-        part = tensor[: 2**22]
-        words, place = part.view(module._WORDS[part.element_size()]), module._place(whole(part), 1)
-        took = seconds(lambda: module._eager(words, 0, place), cuda)
-        row(f"{name} digest, torch operations", took, part.numel() * part.element_size(), "read")
 
 
 def row(what: str, took: float, counted: int, note: str) -> None:

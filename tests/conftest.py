@@ -1,4 +1,8 @@
-"""Tests run the real thing: `python -m dcpbench` in a process of its own, real ranks, real files."""
+"""Tests run the real thing: a driver in a process of its own, real ranks, real files.
+
+Drivers are forked from one server that has everything imported (`support.drivers`), which says what that
+leaves untested; `own_process=True` starts `python -m dcpbench` as a shell does.
+"""
 
 import json
 import os
@@ -13,12 +17,18 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from support.drivers import Driver, environment
+
 if TYPE_CHECKING:
     from support.browser import Browser
+    from support.gloo_ranks import Ask
 
 TESTS = Path(__file__).parent
 PARALLELISMS = ("none", "ddp", "fsdp", "hsdp", "fsdp_tp", "fsdp2", "hsdp2", "fsdp2_tp")
 
+
+# What tests compute is small, and threads that wait for each other spin on cores that ranks need.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and whatever they start would too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -46,29 +56,52 @@ class Finished:
         return found[0]
 
 
-def environment() -> dict[str, str]:
-    """This process's environment, with the tests' own scenarios importable."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
+def words_of(folder: Path, *overrides: str) -> list[str]:
+    """What stands behind `python -m dcpbench` for a sweep into `folder`, with the tests' own groups."""
+    return ["--config-dir", str(TESTS / "conf"), *overrides, f"hydra.sweep.dir={folder}"]
 
 
 def command(folder: Path, *overrides: str) -> list[str]:
-    """The command line of a sweep into `folder`, with the tests' own groups."""
-    program = [sys.executable, "-m", "dcpbench", "--config-dir", str(TESTS / "conf")]
-    return [*program, *overrides, f"hydra.sweep.dir={folder}"]
+    """The command line of a sweep into `folder`, for a process that a test starts itself."""
+    return [sys.executable, "-m", "dcpbench", *words_of(folder, *overrides)]
 
 
-def run(folder: Path, *overrides: str, timeout_s: float = 240) -> Finished:
+def start(*words: str, cwd: Path, prepare: Callable[[], object] | None = None) -> Driver:
+    """Start a driver with these words; `prepare` is called in its process before anything else."""
+    return Driver(words, cwd, prepare)
+
+
+def dcpbench(
+    *words: str,
+    folder: Path,
+    cwd: Path | None = None,
+    own_process: bool = False,
+    prepare: Callable[[], object] | None = None,
+    timeout_s: float = 240,
+) -> Finished:
+    """Run `python -m dcpbench` with these words, which leaves a sweep in `folder`."""
+    cwd = cwd or folder.parent
+    if own_process:
+        program = [sys.executable, "-m", "dcpbench", *words]
+        ended = subprocess.run(
+            program,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            env=environment(),
+            cwd=cwd,
+        )
+        return Finished(ended.returncode, ended.stdout, ended.stderr, folder)
+    driver = start(*words, cwd=cwd, prepare=prepare)
+    out, err = driver.communicate(timeout_s)
+    assert driver.returncode is not None
+    return Finished(driver.returncode, out, err, folder)
+
+
+def run(folder: Path, *overrides: str, **options: Any) -> Finished:
     """Run a sweep to its end."""
-    ended = subprocess.run(
-        command(folder, *overrides),
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-        env=environment(),
-        cwd=folder.parent,
-    )
-    return Finished(ended.returncode, ended.stdout, ended.stderr, folder)
+    return dcpbench(*words_of(folder, *overrides), folder=folder, **options)
 
 
 @pytest.fixture
@@ -89,6 +122,15 @@ def alive_in(folder: Path) -> list[str]:
         if any(name.startswith(str(folder)) for name in names):
             found.append(f"{process.pid}: {line}")
     return found
+
+
+@pytest.fixture(scope="session")
+def ask() -> "Iterator[Ask]":
+    """Four gloo ranks that call what they are sent."""
+    from support.gloo_ranks import gloo_ranks
+
+    with gloo_ranks() as on_all:
+        yield on_all
 
 
 @pytest.fixture(scope="session")

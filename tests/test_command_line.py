@@ -6,12 +6,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 
 import psutil
 import pytest
 
-from conftest import Finished, alive_in, command, environment
+from conftest import Finished, alive_in, run, start, words_of
 
 WRONG = {
     "unknown option": (["parallel=nope"], ["nope", "fsdp2_tp"]),
@@ -41,13 +42,13 @@ WRONG = {
 def test_a_wrong_configuration_is_one_line_and_starts_nothing(
     case: str, sweep: Callable[..., Finished]
 ) -> None:
-    overrides, told = WRONG[case]
+    overrides, words = WRONG[case]
     ended = sweep(*overrides)
     assert ended.status == 2, ended.err
     lines = ended.err.strip().splitlines()
     assert len(lines) == 1, ended.err
     assert lines[0].startswith("dcpbench: ")
-    assert all(word in lines[0] for word in told), lines[0]
+    assert all(word in lines[0] for word in words), lines[0]
     assert ended.out == ""
     assert not ended.folder.exists()
 
@@ -55,12 +56,10 @@ def test_a_wrong_configuration_is_one_line_and_starts_nothing(
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
     blocked = tmp_path / "a-file"
     blocked.write_text("mine")
-    ended = subprocess.run(
-        command(blocked / "sweep", "parallel=ddp"), capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == 2
-    assert len(ended.stderr.strip().splitlines()) == 1
-    assert "hydra.sweep.dir" in ended.stderr
+    ended = run(blocked / "sweep", "parallel=ddp", cwd=tmp_path)
+    assert ended.status == 2
+    assert len(ended.err.strip().splitlines()) == 1
+    assert "hydra.sweep.dir" in ended.err
     assert blocked.read_text() == "mine"
 
 
@@ -82,11 +81,15 @@ def test_checkpoints_lie_where_storage_root_says(tmp_path: Path, sweep: Callable
     assert not list(ended.folder.rglob("*.distcp"))
 
 
-@pytest.mark.parametrize("override", ["hydra/launcher=basic", "hydra/sweeper=basic", "hydra.mode=RUN"])
-def test_another_launcher_or_sweeper_is_refused(override: str, sweep: Callable[..., Finished]) -> None:
-    ended = sweep("parallel=ddp", "device=cpu", override)
+@pytest.mark.parametrize(
+    "overrides",
+    [["hydra/launcher=basic"], ["hydra/launcher=basic", "hydra/sweeper=basic"], ["hydra.mode=RUN"]],
+    ids=" ".join,
+)
+def test_another_launcher_is_refused(overrides: list[str], sweep: Callable[..., Finished]) -> None:
+    ended = sweep("parallel=ddp", "device=cpu", *overrides)
     assert ended.status == 2
-    assert ("sweeper" if "sweeper" in override else "launcher") in ended.err.splitlines()[-1]
+    assert "launcher" in ended.err.splitlines()[-1]
     assert not list(ended.folder.glob("results*"))
 
 
@@ -120,17 +123,6 @@ def test_help_and_configuration_need_no_torch() -> None:
         assert not imported & {"torch", "pandas", "numpy"}
 
 
-def _start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command(folder, *overrides),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-        start_new_session=True,
-    )
-
-
 def _wait_for(happened: Callable[[], bool], limit_s: float = 60) -> None:
     deadline = time.monotonic() + limit_s
     while not happened():
@@ -144,11 +136,19 @@ def _hanging(folder: Path) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharing", ["disjoint", "correctness"])
-def test_ctrl_c_keeps_the_rows_and_ends_the_ranks(tmp_path: Path, sharing: str) -> None:
+@pytest.mark.parametrize(
+    "how",
+    [
+        ["sharing=disjoint"],
+        ["sharing=correctness"],
+        ["hydra/sweeper=basic", "hydra.sweeper.max_batch_size=1"],
+    ],
+    ids=" ".join,
+)
+def test_ctrl_c_keeps_the_rows_and_ends_the_ranks(tmp_path: Path, how: list[str]) -> None:
     folder = tmp_path / "sweep"
-    lists = ("scenario=save_load,hangs", f"sharing={sharing}")
-    driver = _start(folder, "-m", *lists, "parallel=ddp", "device=cpu", "saves=1")
+    lists = ("scenario=save_load,hangs", *how)
+    driver = start(*words_of(folder, "-m", *lists, "parallel=ddp", "device=cpu", "saves=1"), cwd=tmp_path)
     _wait_for(lambda: _hanging(folder))
     os.killpg(driver.pid, signal.SIGINT)
     out, err = driver.communicate(timeout=30)
@@ -163,7 +163,8 @@ def test_ctrl_c_keeps_the_rows_and_ends_the_ranks(tmp_path: Path, sharing: str) 
 @pytest.mark.slow
 def test_ranks_do_not_outlive_a_driver_that_was_killed(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
-    driver = _start(folder, "-m", "scenario=save_load,hangs", "parallel=ddp", "device=cpu", "saves=1")
+    asked = ("-m", "scenario=save_load,hangs", "parallel=ddp", "device=cpu", "saves=1")
+    driver = start(*words_of(folder, *asked), cwd=tmp_path)
     _wait_for(lambda: _hanging(folder))
     driver.kill()
     driver.communicate(timeout=30)
@@ -201,5 +202,6 @@ def test_the_report_of_nothing_is_one_line(tmp_path: Path) -> None:
 
 
 def test_no_test_leaves_a_rank_behind() -> None:
-    mine = psutil.Process().children(recursive=True)
+    kept = forkserver._forkserver._forkserver_pid
+    mine = [process for process in psutil.Process().children(recursive=True) if process.pid != kept]
     assert [process.cmdline() for process in mine if "forkserver" in " ".join(process.cmdline())] == []

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from conftest import PARALLELISMS, Finished, run
-from dcpbench.records.store import CHECKS, COLUMNS
+from dcpbench.records.checks import CHECKS
+from dcpbench.records.row import columns
 
 KNOWN = "fsdp_tp"
 
@@ -78,7 +79,7 @@ def test_the_folder_of_a_sweep_is_whole(matrix: Finished) -> None:
     for name in ("results.csv", "environment.json", "report.html", "junit.xml", "multirun.yaml"):
         assert (matrix.folder / name).stat().st_size > 0
     flat = pd.read_csv(matrix.folder / "results.csv")
-    assert tuple(flat.columns) == COLUMNS
+    assert tuple(flat.columns) == columns()
     assert len(flat) == len(matrix.rows) == 3 * len(PARALLELISMS)
     cell = matrix.folder / matrix.row(parallel="ddp", save="sync")["cell"]
     assert sorted(path.name for path in (cell / ".hydra").iterdir()) == [

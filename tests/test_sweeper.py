@@ -63,15 +63,15 @@ def test_a_job_that_two_blocks_have_runs_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "words"),
     [
         (["parallel=ddp"], "parallel=ddp: the experiment has no such cell; its parallel is fsdp, hsdp"),
         (["scenario=convert", "parallel=fsdp"], "the experiment has no cell with all of this"),
         (["seed=interval(0,1)"], "seed=interval(0,1): only lists can be swept"),
     ],
 )
-def test_a_choice_that_leaves_nothing_says_what_there_is(given: list[str], told: str) -> None:
-    with pytest.raises(ConfigError, match=told.replace("(", r"\(").replace(")", r"\)")):
+def test_a_choice_that_leaves_nothing_says_what_there_is(given: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words.replace("(", r"\(").replace(")", r"\)")):
         chosen(*given)
 
 
@@ -97,7 +97,7 @@ def test_the_command_that_is_printed_runs_just_that_cell(tmp_path: Path) -> None
 
 
 def test_of_a_key_that_comes_twice_the_last_holds() -> None:
-    """`hydra.sweeper.params` comes before the command line: a list there is what holds if nothing is said."""
+    """`hydra.sweeper.params` comes before the command line: a list there is what holds without another."""
     assert chosen("seed=1,2", "scenario=convert", "seed=7") == [
         "scenario=convert parallel=hsdp load_parallel=fsdp seed=7"
     ]

@@ -13,7 +13,7 @@ from pathlib import Path
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -21,13 +21,12 @@ from dcpbench.config.conf_folder import conf_folder
 from dcpbench.config.config_errors import one_line
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import Config
-from dcpbench.records.store import INTERRUPTED, WRONG_CONFIGURATION, ResultsError
+from dcpbench.faults import registry as faults
+from dcpbench.records.plugins import PluginError, load_plugins
+from dcpbench.records.status import INTERRUPTED, WRONG_CONFIGURATION
+from dcpbench.records.store import ResultsError
 from dcpbench.sweep.folder.manifest import command_line
-
-
-def refuse_one_job(config: DictConfig) -> None:
-    """What Hydra would call for a single job. Cells are run by the launcher, which sees them all."""
-    raise ConfigError("hydra.mode, hydra/launcher: dcpbench runs cells with its own launcher only")
+from dcpbench.sweep.task import SweepTask
 
 
 def random_seeds(count: int) -> str:
@@ -37,8 +36,9 @@ def random_seeds(count: int) -> str:
 
 def register_groups(arguments: list[str]) -> None:
     """Tell Hydra the schema, that every parallelism is a value of `load_parallel` too, and how an
-    experiment asks for random seeds: `${random_seeds:10}`."""
+    experiment asks for random seeds and all faults: `${random_seeds:10}`, `${faults:}`."""
     OmegaConf.register_new_resolver("random_seeds", random_seeds, use_cache=True, replace=True)
+    OmegaConf.register_new_resolver("faults", faults.listed, replace=True)
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -52,6 +52,18 @@ def register_groups(arguments: list[str]) -> None:
 
 def main() -> None:
     """Run the command line; ends the process with its exit status."""
+    task = SweepTask()
+    status = 1  # of an exception that nobody foresaw, whose traceback comes after the table
+    try:
+        status = _run(task)
+    finally:
+        if task.sweep:
+            status = task.sweep.end(status)
+    sys.exit(status)
+
+
+def _run(task: SweepTask) -> int:
+    """Have Hydra run the sweep; the exit status, 0 if it depends on the rows alone."""
     # Hydra then raises instead of printing its own, longer, message.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
@@ -60,16 +72,32 @@ def main() -> None:
                 "RANK and WORLD_SIZE are set: dcpbench starts its ranks itself and does not run under "
                 "torchrun or srun yet"
             )
+        load_plugins()
         sys.argv[1:] = command_line(sys.argv[1:])  # which Hydra reads
         register_groups(sys.argv[1:])
         app = hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")
-        app(refuse_one_job)()
+        app(task)()
     except KeyboardInterrupt:
-        sys.stderr.write("dcpbench: interrupted before the first cell\n")
-        sys.exit(INTERRUPTED)
-    except (ConfigError, ResultsError, HydraException, OmegaConfBaseException, YAMLError) as error:
+        if task.sweep is None or not task.sweep.begun:
+            sys.stderr.write("dcpbench: interrupted before the first cell\n")
+        return INTERRUPTED
+    except (
+        ConfigError,
+        PluginError,
+        ResultsError,
+        HydraException,
+        OmegaConfBaseException,
+        YAMLError,
+    ) as error:
         sys.stderr.write(f"dcpbench: {one_line(error)}\n")
-        sys.exit(WRONG_CONFIGURATION)
+        return WRONG_CONFIGURATION
+    except Exception as error:
+        if task.sweep is None or not task.sweep.is_left_to_sweeper:
+            raise
+        what = f"{type(error).__name__}: {one_line(error)}"
+        sys.stderr.write(f"dcpbench: hydra/sweeper={task.sweep.sweeper} gave up: {what}\n")
+        return 1 if task.sweep.begun else WRONG_CONFIGURATION
+    return 0
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import pytest
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Device, ModelConfig, Only, ParallelConfig, ScenarioConfig
 from dcpbench.config.schema import Config, Plan
-from dcpbench.executors.machine import Machine
+from dcpbench.executors.fork_server import Machine
 from dcpbench.sweep.plan.validity import resolve, why_skip
 
 GPUS = Machine(gpus=2, description={})

@@ -3,7 +3,6 @@
 import itertools
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import psutil
 import pytest
 
 from conftest import Finished, alive_in, command, environment, run
+from support import joining
 
 pytestmark = pytest.mark.slow
 
@@ -179,22 +179,8 @@ def test_what_is_well_or_has_a_fault_planted_is_tried_once(tried_again: Finished
 
 def test_a_rank_that_never_joins_is_a_timeout(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
-    program = (
-        "from dcpbench.sweep import pool; from support import joining; pool._rank_main = joining.main; "
-        "from dcpbench.__main__ import main; main()"
-    )
     overrides = ("parallel=ddp", "device=cpu", "world_size=2", "timeouts.join_s=2", "retry=0")
-    arguments = command(folder, *overrides)[3:]
-    ended = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env=environment(),
-        cwd=tmp_path,
-    )
-    (row,) = Finished(ended.returncode, ended.stdout, ended.stderr, folder).rows
+    (row,) = run(folder, *overrides, prepare=joining.plant, timeout_s=60).rows
     assert row["status"] == "timeout"
     assert row["reason"].startswith("after 2 s (timeouts.join_s=2) still in join (rank 0, 1); rank 0 at ")
     assert "rank 1 at join (support/joining.py:" in row["reason"]

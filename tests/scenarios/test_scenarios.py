@@ -73,6 +73,53 @@ def test_what_one_saves_another_loads(conversions: Finished, parallel: str, load
 
 
 @pytest.fixture(scope="module")
+def other_worlds(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    folder = tmp_path_factory.mktemp("worlds") / "sweep"
+    lists = ("parallel=fsdp2,ddp", "load_parallel=fsdp2,fsdp", "load_world_size=1,2,3")
+    return run(
+        folder, "-m", "scenario=convert", "world_size=4", "model=uneven", "device=cpu", "saves=1", *lists
+    )
+
+
+@pytest.mark.parametrize("load_world_size", [1, 2, 3])
+@pytest.mark.parametrize("load_parallel", ["fsdp2", "fsdp"])
+@pytest.mark.parametrize("parallel", ["fsdp2", "ddp"])
+def test_fewer_ranks_load_what_four_saved(
+    other_worlds: Finished, parallel: str, load_parallel: str, load_world_size: int
+) -> None:
+    row = other_worlds.row(parallel=parallel, load_parallel=load_parallel, load_world_size=load_world_size)
+    assert row["status"] == "pass", row["reason"]
+    assert row["model_equal"] is True
+    assert row["optim_equal"] is True
+    assert row["loss_resume_close"] is True
+    assert row["loss_resume_equal"] is None
+
+
+def test_torch_save_does_what_needs_no_resharding(tmp_path: Path) -> None:
+    lists = ("parallel=none,ddp,fsdp2", "save=sync,async", "raw=true")
+    ended = run(tmp_path / "sweep", "-m", "checkpointer=torch_save", "device=cpu", "saves=2", *lists)
+    assert [row["status"] for row in ended.rows] == ["pass", "skip"] * 2 + ["skip"] * 2, ended.out
+    for row in ended.rows:
+        if row["status"] == "skip":
+            assert row["reason"].startswith("checkpointer=torch_save takes ")
+            continue
+        also = ("loss_twin_close", "state_twin_close", "checkpoint_whole", "save_harmless", "powered")
+        assert all(row[check] is True for check in (*CHECKS_OF["in_place"][:4], *also))
+        assert row["checkpoint_bytes"] > 0
+        assert row["raw_write_s"] > 0
+    assert ended.status == 0
+
+
+def test_torch_save_is_seen_through_by_the_same_faults(tmp_path: Path) -> None:
+    faults = ("weight_lowest_bit", "stale_stage", "key_dropped", "checkpoint_of_first_save", "file_missing")
+    cells = ("checkpointer=torch_save", "parallel=ddp", f"fault={','.join(faults)}", "saves=2", "device=cpu")
+    ended = run(tmp_path / "sweep", "-m", *cells)
+    seen = [row["fault_seen"] for row in ended.rows]
+    assert seen == [True] * 4 + [None], ended.out
+    assert "takes checkpointer=dcp" in ended.rows[-1]["reason"]
+
+
+@pytest.fixture(scope="module")
 def layouts(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("layouts") / "sweep"
     lists = (f"parallel={','.join(PARALLELISMS)}", "model=even,uneven")

@@ -1,6 +1,5 @@
 """Four ranks that stay up and call what they are sent, for tests that try many small things on real ranks."""
 
-import multiprocessing
 import socket
 import traceback
 from collections.abc import Callable, Iterator
@@ -10,6 +9,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from support.drivers import start_server
+
 WORLD_SIZE = 4
 Ask = Callable[..., list[Any]]
 """Call a function of a module, with the same arguments, on every rank; what each returned, by rank."""
@@ -17,8 +18,7 @@ Ask = Callable[..., list[Any]]
 
 @contextmanager
 def gloo_ranks() -> Iterator[Ask]:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed.tensor"])
+    context = start_server()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     pipes = [context.Pipe() for _ in range(WORLD_SIZE)]

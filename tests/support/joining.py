@@ -6,19 +6,26 @@ from multiprocessing.connection import Connection
 from typing import Any
 from unittest import mock
 
-from dcpbench.worker.messages import Seat
+from dcpbench.worker.messages import RankSpec
 
 
-def main(seat: Seat, listener: socket.socket | None, connection: Connection) -> None:
+def plant() -> None:
+    """Have the ranks of this driver run what is below."""
+    from dcpbench.executors import rank_group
+
+    rank_group._rank_main = main
+
+
+def main(spec: RankSpec, listener: socket.socket | None, connection: Connection) -> None:
     """What a rank process runs, but rank 1 stays away."""
     from dcpbench.worker import main
 
     honest = main._join
 
     def join(*arguments: Any) -> Any:
-        while seat.rank == 1:
+        while spec.rank == 1:
             time.sleep(60)
         return honest(*arguments)
 
     with mock.patch.object(main, "_join", join):
-        main.main(seat, listener, connection)
+        main.main(spec, listener, connection)

@@ -7,12 +7,15 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest import mock
 
+import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import state_dict_loader
 
+from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.scenarios import steps
 from dcpbench.scenarios.cell import Cell
 
-Read = Callable[..., None]
+State = dict[str, Any]
+Load = Callable[[State], None]
 
 
 def planted(cell: Cell, scenario: str, defect: str) -> None:
@@ -22,33 +25,33 @@ def planted(cell: Cell, scenario: str, defect: str) -> None:
 
 
 @contextmanager
-def _read(changed: Callable[[Read, Cell, dict[str, Any], tuple[Any, ...]], None]) -> Iterator[None]:
-    honest = steps.read
+def _loading(changed: Callable[[Load, State], None]) -> Iterator[None]:
+    honest = DcpCheckpointer.load
 
-    def read(cell: Cell, state: dict[str, Any], *rest: Any) -> None:
-        changed(honest, cell, state, rest)
+    def load(self: DcpCheckpointer, state: State, checkpoint_id: str) -> None:
+        changed(lambda given: honest(self, given, checkpoint_id), state)
 
-    with mock.patch.object(steps, "read", read):
+    with mock.patch.object(DcpCheckpointer, "load", load):
         yield
 
 
-def _into_copies(read: Read, cell: Cell, state: dict[str, Any], rest: tuple[Any, ...]) -> None:
+def _into_copies(load: Load, state: State) -> None:
     """What is loaded lies in tensors of its own: equal, but not in place."""
     elsewhere = copy.deepcopy(state)
-    read(cell, elsewhere, *rest)
+    load(elsewhere)
     for name, nested in elsewhere.items():
         state[name].update(nested)
 
 
-def _replacing_the_stateful(read: Read, cell: Cell, state: dict[str, Any], rest: tuple[Any, ...]) -> None:
+def _replacing_the_stateful(load: Load, state: State) -> None:
     """The stateful object gives way to another one with the right values."""
-    read(cell, state, *rest)
+    load(state)
     state["stateful"] = copy.deepcopy(state["stateful"])
 
 
-def _list_to_tuple(read: Read, cell: Cell, state: dict[str, Any], rest: tuple[Any, ...]) -> None:
+def _list_to_tuple(load: Load, state: State) -> None:
     """A list comes back as a tuple of the same values."""
-    read(cell, state, *rest)
+    load(state)
     state["plain"]["list"] = tuple(state["plain"]["list"])
 
 
@@ -62,39 +65,39 @@ def _touching_the_optimizer() -> Iterator[None]:
         targets.append(build_anew(cell))
         return targets[-1]
 
-    def touch(read: Read, cell: Cell, state: dict[str, Any], rest: tuple[Any, ...]) -> None:
-        read(cell, state, *rest)
+    def touch(load: Load, state: State) -> None:
+        load(state)
         targets[-1].optimizer.param_groups[0]["lr"] = 0.5
 
-    with mock.patch.object(steps, "build_anew", remember), _read(touch):
+    with mock.patch.object(steps, "build_anew", remember), _loading(touch):
         yield
 
 
 @contextmanager
 def _accepting() -> Iterator[None]:
-    """A save that must be refused goes through."""
-    honest = steps.write
+    """A save that must be refused goes through: it meets its peers in the default group."""
+    honest = dcp.async_save
 
-    def write(cell: Cell, state: dict[str, Any], checkpoint_id: str, storage: Any, _: Any) -> Any:
-        return honest(cell, state, checkpoint_id, storage, cell.world.checkpoint_group)
+    def async_save(*arguments: Any, **options: Any) -> Any:
+        return honest(*arguments, **{**options, "process_group": None})
 
-    with mock.patch.object(steps, "write", write):
+    with mock.patch.object(dcp, "async_save", async_save):
         yield
 
 
-def _swapped(read: Read, cell: Cell, state: dict[str, Any], rest: tuple[Any, ...]) -> None:
+def _swapped(load: Load, state: State) -> None:
     """Two objects got each other's state."""
-    read(cell, state, *rest)
+    load(state)
     one, other = state["gathering"], state["summing"]
     one.data, other.data = other.data, one.data
 
 
 DEFECTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "into_copies": lambda: _read(_into_copies),
-    "replacing_the_stateful": lambda: _read(_replacing_the_stateful),
-    "list_to_tuple": lambda: _read(_list_to_tuple),
+    "into_copies": lambda: _loading(_into_copies),
+    "replacing_the_stateful": lambda: _loading(_replacing_the_stateful),
+    "list_to_tuple": lambda: _loading(_list_to_tuple),
     "touching_the_optimizer": _touching_the_optimizer,
-    "swapped": lambda: _read(_swapped),
+    "swapped": lambda: _loading(_swapped),
     "accepting": _accepting,
     # dcp.load sorts its keys, so that ranks meet in one order: the name shadows the builtin.
     "unsorted": lambda: mock.patch.object(state_dict_loader, "sorted", list, create=True),

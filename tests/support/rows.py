@@ -10,7 +10,8 @@ _HOW_RUN = ("repeat", "repeats", "sharing", "timeouts.", "experiment")
 
 
 def row(**values: object) -> Row:
-    """A row of these columns; without a `config` among them it has that of its axes and overrides."""
+    """A row of these columns; unless they say otherwise its configuration is what its axes and overrides
+    say."""
     given: dict[str, Any] = {
         "cell": "a",
         "status": "pass",

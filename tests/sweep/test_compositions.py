@@ -1,10 +1,9 @@
 """A copy with values set is what Hydra would have composed."""
 
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
-from hydra._internal.hydra import Hydra
-from hydra._internal.utils import create_config_search_path
+from hydra import initialize_config_dir
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
@@ -32,11 +31,10 @@ JOBS = (
 
 
 @pytest.fixture
-def hydra_loader(tmp_path: Path):
+def hydra_loader() -> Iterator[ConfigLoader]:
     register_groups([])
-    GlobalHydra.instance().clear()
-    yield Hydra.create_main_hydra2("dcpbench", create_config_search_path(str(conf_folder()))).config_loader
-    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        yield GlobalHydra.instance().config_loader()
 
 
 def sweep(loader: ConfigLoader) -> DictConfig:

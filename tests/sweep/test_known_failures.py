@@ -6,8 +6,12 @@ import pytest
 
 from dcpbench.config.conf_folder import conf_folder
 from dcpbench.config.errors import ConfigError
-from dcpbench.sweep.plan.known_failures import KnownFailure, apply, read
-from support.rows import row
+from dcpbench.executors.base import Outcome
+from dcpbench.records.findings import Finding, Problem, RaisedError
+from dcpbench.records.rank_report import CheckReport, RankReport
+from dcpbench.sweep.plan.known_failures import KnownError, KnownFailure, read
+from dcpbench.sweep.run.verdict import verdict_of
+from support.jobs import job
 
 LISTED = KnownFailure(
     id="moments",
@@ -18,15 +22,28 @@ LISTED = KnownFailure(
 )
 
 
-def after(status: str, failed: dict[str, list[str]], torch: str = "2.13.0+cpu", **columns: object) -> str:
-    """The status that a row ends with."""
-    seen = row(status=status, torch_version=torch, **columns)
-    apply(seen, failed, [LISTED])
-    return seen.status
+def after(
+    outcome: Outcome, known: KnownFailure = LISTED, torch: str = "2.13.0+cpu", **columns: object
+) -> str:
+    """The status that a cell ends with."""
+    about = {"torch_version": torch, "parallel": "ddp", **columns}
+    listed = (known,) if known.covers(about) else ()
+    return verdict_of(job(known=listed, **about), [outcome]).status
+
+
+def failing(failed: dict[str, list[str]]) -> Outcome:
+    """A rank whose checks report these names."""
+    checks = {
+        "model_equal": CheckReport(control={"w": True}),
+        "optim_equal": CheckReport(control={"w": True}),
+    }
+    for check, names in failed.items():
+        checks[check].add([Finding(name, Problem.missing) for name in names])
+    return Outcome([RankReport(0, checks)])
 
 
 def test_a_listed_failure_is_expected() -> None:
-    assert after("fail", {"optim_equal": ["state.w.exp_avg"]}) == "xfail"
+    assert after(failing({"optim_equal": ["state.w.exp_avg"]})) == "xfail"
 
 
 @pytest.mark.parametrize(
@@ -38,39 +55,56 @@ def test_a_listed_failure_is_expected() -> None:
     ],
 )
 def test_anything_beside_it_is_a_failure(failed: dict[str, list[str]]) -> None:
-    assert after("fail", failed) == "fail"
+    assert after(failing(failed)) == "fail"
 
 
 def test_other_cells_and_other_versions_are_not_covered() -> None:
     failed = {"optim_equal": ["state.w.exp_avg"]}
-    assert after("fail", failed, parallel="hsdp") == "fail"
-    assert after("fail", failed, torch="2.10.1") == "fail"
+    assert after(failing(failed), parallel="hsdp") == "fail"
+    assert after(failing(failed), torch="2.10.1") == "fail"
 
 
 def test_a_listed_error_is_expected_and_no_other() -> None:
     listed = KnownFailure(
         id="names",
-        cells={"parallel": "fsdp"},
+        cells={"parallel": "ddp"},
         torch=">=2",
-        error=r"rank \d in load: KeyError: .*",
+        error=KnownError(type="KeyError", phase="load", message="'a.*'"),
+        checks={"model_equal": "w.*"},
         reason="x",
     )
-    for reason, expected in (
-        ("rank 3 in load: KeyError: 'a'", "xfail"),
-        ("rank 3 in save: KeyError: 'a'", "error"),
-        ("before rank 3 in load: KeyError: 'a'", "error"),
+    for error, expected in (
+        (RaisedError(3, "load", "KeyError", "'a'"), "xfail"),
+        (RaisedError(3, "save", "KeyError", "'a'"), "error"),
+        (RaisedError(3, "load", "ValueError", "'a'"), "error"),
+        (RaisedError(3, "load", "KeyError", "'b'"), "error"),
     ):
-        seen = row(status="error", reason=reason, parallel="fsdp", torch_version="2.13.0")
-        apply(seen, {}, [listed])
-        assert seen.status == expected
+        assert after(Outcome([], "error", error), listed) == expected
+    error = RaisedError(3, "load", "KeyError", "'a'")
+    for check, name, expected in (
+        ("model_equal", "w", "xfail"),
+        ("model_equal", "v", "error"),
+        ("optim_equal", "w", "error"),
+    ):
+        before = {check: CheckReport()}
+        before[check].add([Finding(name, Problem.missing)])
+        assert after(Outcome([], "error", error, before=before), listed) == expected, (
+            "nothing hides beside it"
+        )
+    assert after(failing({"model_equal": ["w"]}), listed) == "fail", "the error is what is known"
 
 
 @pytest.mark.parametrize(
-    ("status", "expected"),
-    [("pass", "xpass"), ("vacuous", "vacuous"), ("error", "error"), ("skip", "skip")],
+    ("outcome", "expected"),
+    [
+        (failing({}), "xpass"),
+        (Outcome([RankReport(0)]), "vacuous"),
+        (Outcome([], "error", RaisedError(0, "load", "KeyError", "'a'")), "error"),
+        (Outcome([RankReport(0, skip="no")]), "skip"),
+    ],
 )
-def test_what_did_not_fail(status: str, expected: str) -> None:
-    assert after(status, {}) == expected
+def test_what_did_not_fail(outcome: Outcome, expected: str) -> None:
+    assert after(outcome) == expected
 
 
 def test_the_list_of_the_house_is_whole() -> None:
@@ -95,6 +129,7 @@ def test_the_list_of_the_house_is_whole() -> None:
         ("- {id: a, torch: '>=2', checks: {model_equal: '('}, reason: b}", "known_failures="),
         ("- {ids: a}", "ids"),
         ("- {id: a, torch: '>=2', reason: b}", "neither checks nor an error"),
+        ("- {id: a, torch: '>=2', error: {type: KeyError}, reason: b}", "missing mandatory value: phase"),
         ("- [", "known_failures="),
     ],
 )

@@ -12,12 +12,14 @@ import pytest
 from rich.console import Console
 
 from conftest import TESTS, Finished, environment
+from dcpbench.config.cell_key import CellKey
 from dcpbench.config.groups import StorageConfig
 from dcpbench.config.schema import Config
+from dcpbench.records.row import Row
 from dcpbench.records.store import append_row
 from dcpbench.sweep.plan import estimate
 from dcpbench.sweep.plan.disk import DiskUse
-from dcpbench.sweep.plan.estimate import Asked, Times, in_words, keys
+from dcpbench.sweep.plan.estimate import Estimated, Times, duration_text, keys
 from dcpbench.sweep.run.progress import ProgressDisplay
 from support.rows import row
 
@@ -33,7 +35,8 @@ print("the driver has no torch")
 def test_a_plan_tells_all_and_does_nothing(tmp_path: Path) -> None:
     for name, taken in (("older", 1000.0), ("newer", 150.0), ("newest", None)):
         (tmp_path / name).mkdir()
-        append_row(tmp_path / name, row(cell_s=taken, load_parallel=None))
+        like = key(**{"model.name": "dummy"})
+        append_row(tmp_path / name, row(cell_s=taken, config=dict(like.values)))
     before = {item: item.stat().st_mtime for item in tmp_path.rglob("*")}
     asked = ["parallel=ddp,fsdp_tp", "save=sync,async_cached", "saves=1", "device=cpu", "plan=true"]
     folder = tmp_path / "sweep"
@@ -63,22 +66,34 @@ def test_a_plan_tells_all_and_does_nothing(tmp_path: Path) -> None:
     assert {item: item.stat().st_mtime for item in tmp_path.rglob("*")} == before
 
 
+def key(options: str = "a", **values: object) -> CellKey:
+    """The identity of a cell, told by the groups that it is made of."""
+    given: dict[str, object] = {"scenario.name": "save_load", "parallel.name": "ddp", "compile": False}
+    return CellKey({**given, "model.options.a": options, "device": "cpu", "world_size": 4, **values})
+
+
+def taken(cell: CellKey, cell_s: float | None, shared_cell_s: float | None = None) -> Row:
+    return row(config=dict(cell.values), cell_s=cell_s, shared_cell_s=shared_cell_s)
+
+
 def test_a_cell_takes_as_long_as_the_cells_that_are_most_like_it() -> None:
-    cells = [
-        row(cell_s=10.0, config_digest="a"),
-        row(cell_s=30.0, config_digest="b"),
-        row(cell_s=99.0, parallel="fsdp"),
-        row(cell_s=None, shared_cell_s=7.0, scenario="convert"),
-        row(status="skip", parallel="hsdp", compile=True),
-    ]
-    times = estimate.times_of(cells)
-    assert times.of(keys(row(config_digest="b"))) == 30
-    assert times.of(keys(row(config_digest="c"))) == 20
-    assert times.of(keys(row(parallel="hsdp"))) == 30
-    assert times.of(keys(row(scenario="convert"))) == 7, "cells that shared their devices tell too"
-    assert times.of(keys(row(compile=True))) is None
-    like = [row(config_digest="a"), row(config_digest="b"), row(compile=True)]
-    asked = [Asked(keys(one), at_once) for one, at_once in zip(like, (1, 2, 4), strict=True)]
+    convert = key(**{"scenario.name": "convert"})
+    times = estimate.times_of(
+        [
+            taken(key("a"), 10.0),
+            taken(key("b"), 30.0),
+            taken(key(**{"parallel.name": "fsdp"}), 99.0),
+            taken(convert, None, 7.0),
+            taken(key(**{"parallel.name": "hsdp", "compile": True}), None),
+        ]
+    )
+    assert times.of(keys(key("b"))) == 30
+    assert times.of(keys(key("c"))) == 20
+    assert times.of(keys(key(**{"parallel.name": "hsdp"}))) == 30
+    assert times.of(keys(convert)) == 7, "cells that shared their devices tell too"
+    assert times.of(keys(key(compile=True))) is None
+    like = [key("a"), key("b"), key(compile=True)]
+    asked = [Estimated(keys(one), at_once) for one, at_once in zip(like, (1, 2, 4), strict=True)]
     assert times.left(asked) == 10 + 30 / 2 + 20 / 4
     assert Times().left(asked) is None
 
@@ -87,7 +102,7 @@ def test_a_cell_takes_as_long_as_the_cells_that_are_most_like_it() -> None:
     ("seconds", "words"), [(4.4, "4 s"), (89, "89 s"), (90, "2 min"), (5000, "83 min"), (12000, "3 h 20 min")]
 )
 def test_an_estimate_is_told_as_exactly_as_it_deserves(seconds: float, words: str) -> None:
-    assert in_words(seconds) == words
+    assert duration_text(seconds) == words
 
 
 def test_what_is_left_is_told_sparingly() -> None:
@@ -116,12 +131,13 @@ def test_a_cell_for_which_there_is_no_room_is_a_skip_with_numbers(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**10, 7 * 10**9, 3 * 10**9))
 
     def why(disk: DiskUse, **parts: int | None) -> str | None:
-        return disk.why_skip(Config(storage=StorageConfig(**parts)), tmp_path / "not" / "yet")  # type: ignore[arg-type]
+        config = Config(storage=StorageConfig(**parts))  # type: ignore[arg-type]
+        return disk.why_skip(CellKey.of(config), config.storage, tmp_path / "not" / "yet")
 
     learnt = DiskUse()
     for used in (2 * 10**9, 10**9, None):
-        learnt.add(Config(), row(disk_bytes=used))
-    learnt.add(Config(saves=9), row(disk_bytes=9 * 10**9))
+        learnt.add(CellKey.of(Config()), used)
+    learnt.add(CellKey.of(Config(saves=9)), 9 * 10**9)
     assert why(DiskUse(), keep_free_bytes=3 * 10**9) is None
     assert why(DiskUse(), keep_free_bytes=3 * 10**9, needs_bytes=1) is not None
     assert why(learnt, keep_free_bytes=10**9) is None

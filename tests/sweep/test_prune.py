@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from conftest import command, environment, run
+from conftest import run, start, words_of
 from dcpbench.records import lock
 from dcpbench.records.store import append_row, write_json
 from dcpbench.report.__main__ import main
-from dcpbench.sweep.folder.claim import discard as discarding
+from dcpbench.sweep.folder import discard as discarding
 from dcpbench.sweep.folder.retention import Policy, StoredSweep, kept
 from support.rows import row
 
@@ -219,12 +219,7 @@ def test_a_sweep_that_runs_is_left_alone_and_a_thinned_one_is_resumed(tmp_path: 
     (done.folder / "results.jsonl").write_text(lines[0] + lines[1])  # as if broken off before the third
     thin = ["thin", str(tmp_path), "--keep-days", "0", "--yes"]
 
-    driver = subprocess.Popen(
-        command(tmp_path / "old", *asked, "resume=" + str(tmp_path / "old")),
-        env={**environment(), "PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    driver = start(*words_of(tmp_path / "old", *asked, "resume=" + str(tmp_path / "old")), cwd=tmp_path)
     try:
         for _ in range(600):
             if lock.is_held(done.folder):
@@ -234,7 +229,7 @@ def test_a_sweep_that_runs_is_left_alone_and_a_thinned_one_is_resumed(tmp_path: 
         assert main(thin) == 0
         assert (done.folder / first / "checkpoints").exists(), "it is at work there"
     finally:
-        driver.wait(120)
+        driver.communicate(120)
     assert (done.folder / "results.jsonl").read_text().splitlines(keepends=True)[:2] == lines[:2]
 
     (done.folder / "results.jsonl").write_text(lines[0] + lines[1])

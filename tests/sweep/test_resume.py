@@ -1,24 +1,25 @@
 """A sweep that was broken off and resumed is the sweep that was not: cell for cell, row for row."""
 
 import json
-import shlex
+import resource
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
-from conftest import TESTS, Finished, alive_in, command, environment, run
+from conftest import TESTS, Finished, alive_in, dcpbench, run, start, words_of
+from dcpbench.config.cell_key import CellKey
 from dcpbench.config.groups import ModelConfig, ScenarioConfig, StorageConfig
 from dcpbench.config.schema import Config
 from dcpbench.records.store import append_row, keep_lines, read_lines
-from dcpbench.sweep.folder.claim import manifest
-from dcpbench.sweep.plan import identity
+from dcpbench.sweep.folder import manifest
+from dcpbench.sweep.plan import code_digest
+from dcpbench.sweep.plan.job import expected_digest
 from dcpbench.sweep.plan.known_failures import KnownFailure
 from support.rows import row
 
@@ -66,23 +67,12 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 def resume(folder: Path, *overrides: str, cwd: Path | None = None) -> Finished:
     """`python -m dcpbench resume=<folder>`, from anywhere."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "dcpbench", *overrides, f"resume={folder}"],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        env=environment(),
-        cwd=cwd or folder.parent,
-    )
-    return Finished(ended.returncode, ended.stdout, ended.stderr, folder)
+    return dcpbench(*overrides, f"resume={folder}", folder=folder, cwd=cwd)
 
 
-def kill_when(started: list[str], happened: Callable[[], bool]) -> None:
+def kill_when(words: list[str], cwd: Path, happened: Callable[[], bool]) -> None:
     """Start a driver, and kill it as soon as something has happened."""
-    driver = subprocess.Popen(
-        started, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment()
-    )
+    driver = start(*words, cwd=cwd)
     try:
         deadline = time.monotonic() + 90
         while not happened():
@@ -91,7 +81,7 @@ def kill_when(started: list[str], happened: Callable[[], bool]) -> None:
             time.sleep(0.002)
     finally:
         driver.kill()
-        driver.wait()
+        driver.communicate(60)
 
 
 def rows_in(folder: Path) -> int:
@@ -113,7 +103,7 @@ def test_killed_at_any_moment_and_resumed_the_rows_are_those_of_an_unbroken_swee
     folder, root = unbroken.folder.parent / "repaired", unbroken.folder.parent / "root"
     # Names of one length: paths stand in the metadata, and bytes are compared.
     assert len(folder.name) == len(unbroken.folder.name)
-    anew = command(folder, *MATRIX, f"storage.root={root}")
+    anew = words_of(folder, *MATRIX, f"storage.root={root}")
     again = [*anew, f"resume={folder}"]
 
     def refused_beside_the_first() -> bool:
@@ -124,10 +114,10 @@ def test_killed_at_any_moment_and_resumed_the_rows_are_those_of_an_unbroken_swee
         assert "another dcpbench is at work in this folder" in second.err
         return True
 
-    kill_when(anew, refused_beside_the_first)
+    kill_when(anew, folder.parent, refused_beside_the_first)
 
     # In a cell, with a checkpoint begun; it leaves more behind than one would think.
-    kill_when(again, lambda: any(cell_under_way(folder, root / "repaired")))
+    kill_when(again, folder.parent, lambda: any(cell_under_way(folder, root / "repaired")))
     done = {line.row.cell for line in read_lines(folder) if line.row}
     dead = next(item["cell"] for item in unbroken.rows if item["cell"] not in done)
     for place in (root / "repaired" / dead, folder / dead):
@@ -136,7 +126,7 @@ def test_killed_at_any_moment_and_resumed_the_rows_are_those_of_an_unbroken_swee
     before = len(done)
 
     # Right after a row: nothing of the next cell is there, or a little.
-    kill_when(again, lambda: rows_in(folder) > before)
+    kill_when(again, folder.parent, lambda: rows_in(folder) > before)
 
     # In the middle of a row.
     content = (folder / "results.jsonl").read_bytes()
@@ -226,10 +216,9 @@ def test_wrong_use_is_one_line_and_loses_nothing(
 
     before = everything()
     given = [word.format(folder=unbroken.folder, place=tmp_path) for word in words]
-    program = [sys.executable, "-m", "dcpbench", *given]
-    ended = subprocess.run(program, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert ended.returncode == 2, ended.stderr
-    (line,) = ended.stderr.splitlines()
+    ended = dcpbench(*given, folder=unbroken.folder, cwd=tmp_path)
+    assert ended.status == 2, ended.err
+    (line,) = ended.err.splitlines()
     assert told in line
     assert everything() == before
     assert list(tmp_path.iterdir()) == []
@@ -267,27 +256,33 @@ def test_rows_are_taken_out_whole_or_not_at_all(tmp_path: Path, replaced: int) -
     assert (tmp_path / "superseded.jsonl").read_bytes() == original[1]
 
 
-def test_a_digest_is_of_all_that_decides_a_row() -> None:
+def test_digests_are_of_all_that_decides_a_row_and_of_nothing_else() -> None:
     config = Config(scenario=ScenarioConfig(name="a", target="x.y"), model=ModelConfig(options={"size": 3}))
     failure = KnownFailure(id="f", cells={"parallel": "ddp"}, torch=">=2", checks={"model_equal": "a"})
-    elsewhere = KnownFailure(id="g", cells={"parallel": "fsdp"}, torch=">=2", checks={"model_equal": "a"})
-    measured_with = row(torch_version="2.13.0")
 
-    def digest(changed: Config = config, known: tuple[KnownFailure, ...] = ()) -> str:
-        return identity.config_digest(changed, measured_with, list(known))
+    def but(**parts: Any) -> str:
+        return CellKey.of(Config(**{**vars(config), **parts})).digest
 
-    def but(**parts: Any) -> Config:
-        return Config(**{**vars(config), **parts})
-
-    assert digest(but(resume="x", plan=True, known_failures="y")) == digest()
-    assert digest(known=(elsewhere,)) == digest()
+    how_run = {"resume": "x", "plan": True, "known_failures": "y", "retry": 0, "raw": True, "repeat": 3}
+    assert but(**how_run) == but()
+    assert but(storage=StorageConfig(root="x", needs_bytes=3)) == but()
     others = [
-        digest(but(model=ModelConfig(options={"size": 4}))),
-        digest(but(seed=1)),
-        digest(but(storage=StorageConfig(thread_count=2))),
-        digest(known=(failure,)),
+        but(model=ModelConfig(options={"size": 4})),
+        but(seed=1),
+        but(storage=StorageConfig(thread_count=2)),
+        but(load_world_size=2),
     ]
-    assert len({digest(), *others}) == 5
+    assert len({but(), *others}) == 5
+    assert expected_digest(config, [failure]) != expected_digest(config, [])
+
+
+def test_what_differs_between_two_identities_is_told_by_key() -> None:
+    one = CellKey.of(Config(model=ModelConfig(options={"sizes": [3, 4]})))
+    other = CellKey.of(Config(model=ModelConfig(options={"sizes": [3, 8], "more": True})))
+    assert one.differences(other) == {
+        "model.options.sizes": ("[3, 4]", "[3, 8]"),
+        "model.options.more": (None, True),
+    }
 
 
 def test_a_users_own_code_is_part_of_what_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,8 +294,8 @@ def test_a_users_own_code_is_part_of_what_ran(tmp_path: Path, monkeypatch: pytes
     own = Config(model=ModelConfig(target="users_package.models.Mine"))
 
     def digest(config: Config) -> str:
-        identity._package_digest.cache_clear()
-        return identity.code_digest(config)
+        code_digest._package_digest.cache_clear()
+        return code_digest.code_digest(config)
 
     before = digest(own), digest(Config())
     assert before[0] != before[1]
@@ -313,12 +308,10 @@ def test_a_users_own_code_is_part_of_what_ran(tmp_path: Path, monkeypatch: pytes
 def test_a_row_for_which_there_is_no_room_breaks_the_sweep_off_between_rows(tmp_path: Path) -> None:
     """A limit on the length of files stands for a full disk."""
     folder = tmp_path / "sweep"
-    limited = f"ulimit -f 80; exec {shlex.join(command(folder, '-m', 'seed=range(1,11)', *SMALL))}"
-    full = subprocess.run(
-        ["bash", "-c", limited], capture_output=True, text=True, check=False, env=environment(), cwd=tmp_path
-    )
-    assert full.returncode == 1
-    assert full.stderr.splitlines()[-1] == (
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (80 * 1024, 80 * 1024))
+    full = run(folder, "-m", "seed=range(1,11)", *SMALL, prepare=limit)
+    assert full.status == 1
+    assert full.err.splitlines()[-1] == (
         f"broken off: {folder / 'results.jsonl'} cannot be written to: File too large; make room, and go "
         f"on with resume={folder}"
     )

@@ -3,39 +3,54 @@
 import os
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dcpbench.config.groups import KeepCheckpoints
+from dcpbench.config.groups import FaultConfig, KeepCheckpoints
 from dcpbench.config.schema import Config
-from dcpbench.records.store import exit_status
+from dcpbench.records.row import exit_status
 from dcpbench.sweep.run import retry
+from dcpbench.sweep.run.row_builder import Try, row_of
+from dcpbench.sweep.run.verdict import Verdict
+from support.jobs import job
 from support.rows import row
 
 NOBODY = 65534
 
 
+def tried(status: str, reason: str | None = None, fault_seen: bool | None = None) -> Try:
+    checks = {"model_equal": status != "crash"}
+    verdict = Verdict(status, reason, checks, fault_seen=fault_seen)
+    return Try(verdict, "2026-11-21T00:00:00+00:00")
+
+
 @pytest.mark.parametrize("status", ["pass", "xfail", "skip"])
 def test_what_is_well_is_not_tried_again(status: str) -> None:
-    assert not retry.due(row(status=status), Config())
+    assert not retry.is_due(tried(status), Config())
 
 
 @pytest.mark.parametrize("status", ["fail", "vacuous", "error", "crash", "timeout", "xpass"])
 def test_what_is_not_well_is_tried_again_unless_a_fault_is_planted(status: str) -> None:
-    assert retry.due(row(status=status), Config())
-    assert not retry.due(row(status=status), Config(retry=0))
+    assert retry.is_due(tried(status), Config())
+    assert not retry.is_due(tried(status), Config(retry=0))
+    planted = Config(fault=FaultConfig(name="lr_not_restored", target="x.y"))
     for seen in (True, False):
-        assert not retry.due(row(status=status, fault="lr_not_restored", fault_seen=seen), Config())
+        assert not retry.is_due(tried(status, fault_seen=seen), planted)
 
 
 @pytest.mark.parametrize(("first", "second", "flaky"), [("crash", "pass", True), ("fail", "fail", False)])
 def test_two_outcomes_in_one_row(first: str, second: str, flaky: bool) -> None:
-    settled = row(status=second, reason=None if second == "pass" else "net1.weight differs")
-    retry.settle(row(status=first, reason="rank 2 died", model_equal=False), settled)
+    reason = None if second == "pass" else "net1.weight differs"
+    first_try = replace(tried(first, "rank 2 died"), cell_s=2.0)
+    first_try = replace(first_try, verdict=replace(first_try.verdict, checks={"model_equal": False}))
+    settled = row_of(job(), [first_try, tried(second, reason)])
+    assert settled.status == second
     assert settled.flaky is flaky
     assert settled.details["first_try"]["status"] == first
     assert settled.details["first_try"]["reason"] == "rank 2 died"
+    assert settled.details["first_try"]["cell_s"] == 2.0
     assert settled.details["first_try"]["failed_checks"] == ["model_equal"]
     assert ("rank 2 died" in (settled.reason or "")) is flaky
     assert exit_status([settled, row(status="pass")]) == 1
@@ -69,9 +84,8 @@ def test_the_first_try_is_set_aside_whole(tmp_path: Path, inside: bool) -> None:
 def test_whose_checkpoints_stay(tmp_path: Path, keep: str, status: str, flaky: bool, left: list[str]) -> None:
     for name in ("first", "second"):
         (tmp_path / name / "step-0002").mkdir(parents=True)
-    second = row(status=status, flaky=flaky)
-    assert retry.clear(KeepCheckpoints[keep], second, tmp_path / "second") is None
-    assert retry.clear_first(KeepCheckpoints[keep], second, tmp_path / "first") is None
+    assert retry.clear(KeepCheckpoints[keep], tried(status), tmp_path / "second") is None
+    assert retry.clear_first(KeepCheckpoints[keep], flaky, tmp_path / "first") is None
     assert sorted(path.name for path in tmp_path.iterdir()) == left
 
 
@@ -96,7 +110,7 @@ def test_what_a_cell_made_read_only_is_removed_too(without_privileges: Path) -> 
     (checkpoints / "step-0002" / ".metadata").touch()
     (checkpoints / "step-0002").chmod(0o555)
     checkpoints.chmod(0o555)
-    assert retry.clear(KeepCheckpoints.none, row(status="error"), checkpoints) is None
+    assert retry.clear(KeepCheckpoints.none, tried("error"), checkpoints) is None
     assert not checkpoints.exists()
 
 
@@ -104,7 +118,7 @@ def test_what_cannot_be_removed_is_told(without_privileges: Path) -> None:
     checkpoints = without_privileges / "checkpoints"
     checkpoints.mkdir()
     without_privileges.chmod(0o555)
-    said = retry.clear(KeepCheckpoints.none, row(status="error"), checkpoints)
+    said = retry.clear(KeepCheckpoints.none, tried("error"), checkpoints)
     without_privileges.chmod(0o755)
     assert said is not None
     assert said.startswith(f"{checkpoints} could not be removed: ")

@@ -10,22 +10,19 @@ import pytest
 from conftest import Finished, alive_in
 from dcpbench.config.groups import Device, ScenarioConfig, Sharing
 from dcpbench.config.schema import Config
-from dcpbench.records.store import Row
 from dcpbench.sweep.plan.job import Job
 from dcpbench.sweep.run.schedule import places, stretches
-from support.rows import row
+from support.jobs import job as a_job
 
 
 def job(world_size: int, sharing: str, device: str = "cuda", skip: str | None = None) -> Job:
     config = Config(
-        scenario=ScenarioConfig(name="save_load"),
+        scenario=ScenarioConfig(name="save_load", target="x.y"),
         world_size=world_size,
         device=Device(device),
         sharing=Sharing(sharing),
     )
-    begun = row()
-    assert isinstance(begun, Row)
-    return Job(None, config, skip, [], begun)  # type: ignore[arg-type]
+    return a_job(config, skip=skip)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +39,7 @@ def test_cells_run_at_once_where_each_has_its_own_gpus(
     size: int, sharing: str, expected: list[tuple[int, ...]]
 ) -> None:
     assert places([job(size, sharing)] * 5, gpus=4) == expected
-    assert places([job(size, sharing)], gpus=4) == expected[:1], "no more lanes than cells"
+    assert places([job(size, sharing)], gpus=4) == expected[:1], "no more workers than cells"
     assert len(places([job(size, sharing, skip="no"), job(size, sharing)], gpus=4)) == 1
 
 
@@ -83,7 +80,7 @@ def test_cells_that_share_do_not_notice_each_other(sweep: Callable[..., Finished
 
 @pytest.mark.slow
 def test_what_a_dead_rank_leaves_goes_and_its_neighbours_stay(sweep: Callable[..., Finished]) -> None:
-    """Ranks die and leave children and shared memory, in one lane and in the other at the same time."""
+    """Ranks die and leave children and shared memory, in one worker and in the other at the same time."""
     lists = ("scenario.options.how=leaves_child,not,leaves_shared_memory", "seed=1,2,3", "retry=0")
     where = ("scenario=dies", "scenario.options.phase=load", "parallel=ddp", "world_size=2", "saves=1")
     ended = sweep("-m", *lists, *where, "device=cpu", "sharing=correctness")

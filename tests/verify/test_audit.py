@@ -6,21 +6,23 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata
 
+from dcpbench.checkpointers.dcp import manifest_of
+from dcpbench.records.sentences import describe
 from dcpbench.verify.audit import _DAMAGES, Expected, audit, controls, expected_of
 from dcpbench.verify.layout import whole
+from dcpbench.verify.manifest import Manifest
 from dcpbench.verify.snapshot import Idle, TensorLeaf
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> tuple[Metadata, dict[str, int], dict[str, Expected]]:
+def checkpoint(tmp_path: Path) -> tuple[Manifest, dict[str, Expected]]:
     tensors = {"weight": torch.rand(4, 6), "count": torch.tensor(3)}
     dcp.save({"model": dict(tensors), "epoch": 7}, checkpoint_id=tmp_path, no_dist=True)
     leaves = {name: TensorLeaf(value, whole(value), None) for name, value in tensors.items()}
     metadata = FileSystemReader(tmp_path).read_metadata()
     lengths = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
-    return metadata, lengths, {**expected_of(leaves, "model."), **expected_of({"epoch": 7})}
+    return manifest_of(metadata, lengths), {**expected_of(leaves, "model."), **expected_of({"epoch": 7})}
 
 
 def test_a_whole_checkpoint_has_nothing_to_tell(checkpoint: tuple) -> None:
@@ -29,9 +31,9 @@ def test_a_whole_checkpoint_has_nothing_to_tell(checkpoint: tuple) -> None:
 
 @pytest.mark.parametrize("damage", _DAMAGES)
 def test_every_way_of_damage_is_told(checkpoint: tuple, damage: str) -> None:
-    metadata, lengths, expected = checkpoint
-    _DAMAGES[damage](metadata, lengths, "model.weight")
-    assert audit(metadata, lengths, expected)
+    manifest, expected = checkpoint
+    damaged = _DAMAGES[damage](manifest, "model.weight", manifest.entries["model.weight"])
+    assert audit(damaged, expected)
 
 
 def test_the_control_tries_every_way_and_leaves_the_checkpoint_alone(checkpoint: tuple) -> None:
@@ -48,9 +50,9 @@ def test_the_control_tries_every_way_and_leaves_the_checkpoint_alone(checkpoint:
     ],
 )
 def test_what_was_not_to_be_saved_so_is_told(checkpoint: tuple, change: dict, told: str) -> None:
-    metadata, lengths, expected = checkpoint
-    found = audit(metadata, lengths, {**expected, **change})
-    assert [told in mismatch.what for mismatch in found] == [True]
+    manifest, expected = checkpoint
+    found = audit(manifest, {**expected, **change})
+    assert [told in describe(finding) for finding in found] == [True]
 
 
 def test_entries_of_parameters_without_elements_promise_nothing() -> None:

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dcpbench.records.sentences import describe
 from dcpbench.verify.compare import bits, compare, same_value
 from dcpbench.verify.layout import whole
 from dcpbench.verify.snapshot import TensorLeaf
@@ -53,8 +54,8 @@ def test_one_changed_byte_is_told_at_its_index(
     (found,) = compare({"w": leaf(saved)}, {"w": leaf(changed.view(dtype).reshape(shape))})
     index = [int(i) for i in torch.unravel_index(torch.tensor(byte // width), torch.Size(shape))]
     assert found.name == "w"
-    assert f"index {index}" in found.what
-    assert "1 of " in found.what
+    assert f"index {index}" in describe(found)
+    assert "1 of " in describe(found)
 
 
 def test_bits_tell_zeros_apart_and_let_nan_equal_itself() -> None:
@@ -73,12 +74,12 @@ def test_bits_tell_zeros_apart_and_let_nan_equal_itself() -> None:
 )
 def test_what_is_said_about_a_tensor_counts(saved: torch.Tensor, restored: torch.Tensor, told: str) -> None:
     (found,) = compare({"w": leaf(saved)}, {"w": leaf(restored)})
-    assert told in found.what
+    assert told in describe(found)
 
 
 def test_keys_are_compared_both_ways() -> None:
     found = compare({"a": 1, "b": 2}, {"b": 2, "c": 3})
-    assert [(item.name, item.what) for item in found] == [
+    assert [(item.name, describe(item)) for item in found] == [
         ("a", "saved, but missing after the load"),
         ("c", "there after the load, but never saved"),
     ]
@@ -102,4 +103,4 @@ def test_values_differ_by_type_and_bits(one: object, other: object) -> None:
     assert same_value(one, one)
     assert same_value(other, other)
     assert not same_value(one, other)
-    assert compare({"x": one}, {"x": other})[0].what == f"saved {one!r}, restored {other!r}"
+    assert describe(compare({"x": one}, {"x": other})[0]) == f"saved {one!r}, restored {other!r}"

@@ -4,6 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dcpbench.records.findings import Finding
+from dcpbench.records.sentences import describe
 from dcpbench.verify.compare_layouts import _Part, _together, compare_across, differing
 from dcpbench.verify.digest import digest, fetch
 from dcpbench.verify.layout import Extent, whole
@@ -14,9 +16,13 @@ def leaf(tensor: torch.Tensor) -> TensorLeaf:
     return TensorLeaf(tensor, whole(tensor), None)
 
 
+def described(finding: Finding | None) -> str:
+    return describe(finding) if finding else ""
+
+
 def part(tensor: torch.Tensor, extent: Extent) -> _Part:
     (value,) = fetch([digest(tensor, extent)])
-    return _Part(extent, tensor.dtype, value)
+    return _Part(extent, str(tensor.dtype), value, "param")
 
 
 @settings(deadline=None, max_examples=60)
@@ -32,7 +38,7 @@ def test_every_cut_gives_the_digest_of_the_whole(shape: list[int], cut: int, at:
         piece = tensor[begin:end]
         extent = Extent(tuple(shape), (begin, *zeros), tuple(piece.shape), 0, piece.numel())
         parts[rank] = part(piece, extent)
-    together, wrong = _together(parts)
+    together, wrong = _together("w", parts)
     assert wrong is None
     assert together.digest == part(tensor, whole(tensor)).digest
     changed = tensor.clone().view(-1)
@@ -49,7 +55,7 @@ def test_what_differs_is_found_and_looked_at() -> None:
     assert compare_across(saved, same, None) == []
     other = {**same, "lr": 0.2, "w": leaf(torch.tensor([[1.0, 1, 1], [1, 2, 1]]))}
     assert differing(saved, other, None) == ["w", "lr"]
-    told = {found.name: found.what for found in compare_across(saved, other, None)}
+    told = {found.name: describe(found) for found in compare_across(saved, other, None)}
     assert (
         "index [1, 1]: saved 1.0 (0x3f800000), restored 2.0 (0x40000000); 1 of 6 elements differ" in told["w"]
     )
@@ -60,8 +66,8 @@ def test_what_differs_is_found_and_looked_at() -> None:
 def test_replicas_and_holes_are_told() -> None:
     tensor = torch.rand(4, 2)
     same = part(tensor, whole(tensor))
-    assert _together({0: same, 1: same})[1] is None
+    assert _together("w", {0: same, 1: same})[1] is None
     drifted = part(tensor + 1, whole(tensor))
-    assert "rank 0 and rank 1 have other bits" in str(_together({0: same, 1: drifted})[1])
+    assert "rank 0 and rank 1 have other bits" in described(_together("w", {0: same, 1: drifted})[1])
     half = part(tensor[:2], Extent((4, 2), (0, 0), (2, 2), 0, 4))
-    assert _together({0: half, 1: half})[1] == "the ranks' parts hold 4 of 8 elements"
+    assert described(_together("w", {0: half, 1: half})[1]) == "the ranks' parts hold 4 of 8 elements"

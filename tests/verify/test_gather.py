@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dcpbench.records.sentences import describe
 from dcpbench.verify.gather import _put_together, contents
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.snapshot import Idle, TensorLeaf
@@ -57,7 +58,7 @@ def test_cut_anywhere_and_put_together(shape: list[int], ranks: int, data: st.Da
         cut_flat(tensor, cuts),
         {0: (whole(tensor), tensor, "param")},
     ):
-        leaf, wrong = _put_together(held)
+        leaf, wrong = _put_together("w", held)
         assert wrong is None
         assert torch.equal(leaf.local, tensor)
         # The value is its own global index: where an extent says an element lies, it lies.
@@ -74,12 +75,12 @@ def test_a_part_that_nobody_holds_is_told(shape: list[int], ranks: int, data: st
     held = cut_rows(tensor_of(shape), ranks, 0)
     missing = data.draw(st.sampled_from([rank for rank, (extent, *_) in held.items() if extent.numel]))
     extent, *_ = held.pop(missing)
-    _, wrong = _put_together(held)
+    _, wrong = _put_together("w", held)
     if not held or all(not other.numel for other, *_ in held.values()):
         return
     assert wrong is not None
-    assert f"no rank holds {extent.numel} of" in wrong
-    assert str(extent.global_index(0)) in wrong
+    assert f"no rank holds {extent.numel} of" in describe(wrong)
+    assert str(extent.global_index(0)) in describe(wrong)
 
 
 @settings(deadline=None, max_examples=50)
@@ -89,17 +90,19 @@ def test_a_replica_that_drifted_is_told_at_its_index(shape: list[int], at: int, 
     flat = replicas[victim].reshape(-1)
     at %= flat.numel()
     flat.view(torch.int32)[at] ^= 1
-    _, wrong = _put_together({rank: (whole(one), one, "param") for rank, one in enumerate(replicas)})
+    _, wrong = _put_together("w", {rank: (whole(one), one, "param") for rank, one in enumerate(replicas)})
     index = whole(replicas[0]).global_index(at)
     assert wrong is not None
-    assert f"replicas differ: index {index}" in wrong
+    assert f"replicas differ: index {index}" in describe(wrong)
 
 
 def test_nan_and_zeros_are_told_apart_by_their_bits() -> None:
     nan = torch.tensor([math.nan])
-    assert _put_together({0: (whole(nan), nan, "param"), 1: (whole(nan), nan.clone(), "param")})[1] is None
+    assert (
+        _put_together("w", {0: (whole(nan), nan, "param"), 1: (whole(nan), nan.clone(), "param")})[1] is None
+    )
     zeros = torch.tensor([0.0]), torch.tensor([-0.0])
-    assert _put_together({rank: (whole(one), one, "param") for rank, one in enumerate(zeros)})[1]
+    assert _put_together("w", {rank: (whole(one), one, "param") for rank, one in enumerate(zeros)})[1]
 
 
 @pytest.mark.parametrize(
@@ -107,16 +110,17 @@ def test_nan_and_zeros_are_told_apart_by_their_bits() -> None:
 )
 def test_every_dtype_comes_together(dtype: torch.dtype) -> None:
     tensor = torch.tensor([0, 1, 1, 0, 1, 0]).to(dtype)
-    leaf, wrong = _put_together(cut_flat(tensor, [1, 4]))
+    leaf, wrong = _put_together("w", cut_flat(tensor, [1, 4]))
     assert wrong is None
     assert leaf.local.dtype == dtype
     assert torch.equal(leaf.local.view(torch.uint8), tensor.view(torch.uint8))
 
 
 def test_values_on_which_ranks_do_not_agree_are_told() -> None:
-    assert _put_together({0: 0.1, 1: 0.1}) == (0.1, None)
-    _, wrong = _put_together({0: 0.1, 3: 0.2})
-    assert wrong == "rank 0 has 0.1, rank 3 0.2"
+    assert _put_together("w", {0: 0.1, 1: 0.1}) == (0.1, None)
+    _, wrong = _put_together("w", {0: 0.1, 3: 0.2})
+    assert wrong is not None
+    assert describe(wrong) == "rank 0 has 0.1, rank 3 0.2"
 
 
 def test_entries_of_parameters_without_elements_here_are_left_to_the_others() -> None:

@@ -6,11 +6,9 @@ is read off a tensor of the same shape, cut in the same way, that holds its own 
 
 import functools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
@@ -18,12 +16,13 @@ from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
+from dcpbench.records.findings import Problem
 from dcpbench.verify.compare import compare
 from dcpbench.verify.compare_layouts import compare_across, differing, digests
 from dcpbench.verify.gather import contents
 from dcpbench.verify.layout import extent_of, whole
 from dcpbench.verify.snapshot import TensorLeaf
-from support.gloo_ranks import Ask, gloo_ranks
+from support.gloo_ranks import Ask
 from verify.test_compare import DTYPES
 
 MESHES = ((4,), (2, 2), (4, 1), (1, 4))
@@ -63,12 +62,6 @@ def cases(draw: st.DrawFn) -> Case:
         draw(st.integers(0, 3)),
         byte,
     )
-
-
-@pytest.fixture(scope="module")
-def ask() -> Iterator[Ask]:
-    with gloo_ranks() as on_all:
-        yield on_all
 
 
 @settings(
@@ -136,9 +129,9 @@ def look(case: Case) -> dict[str, Any]:
         "parts_differ": as_bytes(saved.local) != as_bytes(damaged.local),
         "drifted": drifted,
         "found": [
-            (found.name, found.look.index, found.look.differing)
+            (found.name, found.facts["index"], found.facts["differing"])
             for found in compare({"w": saved}, {"w": damaged})
-            if found.look
+            if found.problem is Problem.differs
         ],
         "differing": differing({"w": elsewhere}, {"w": damaged}, group),
         "across": list(

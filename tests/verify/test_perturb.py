@@ -6,7 +6,7 @@ from torch import nn
 
 from dcpbench.verify.compare import compare, same_value
 from dcpbench.verify.perturb import controllable, perturb_model, perturb_optimizer, perturbed
-from dcpbench.verify.retain import kept
+from dcpbench.verify.retain import retained
 from dcpbench.verify.snapshot import snapshot_model, snapshot_optimizer
 from dcpbench.workloads.models import Mlp
 
@@ -22,7 +22,7 @@ def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 def test_every_name_is_reported_after_a_perturbation() -> None:
     model, optimizer = trained()
-    before = kept(snapshot_model(model)), kept(snapshot_optimizer(model, optimizer))
+    before = retained(snapshot_model(model)), retained(snapshot_optimizer(model, optimizer))
     perturb_model(model, seed=1)
     perturb_optimizer(optimizer, seed=1)
     after = snapshot_model(model), snapshot_optimizer(model, optimizer)
@@ -34,9 +34,9 @@ def test_every_name_is_reported_after_a_perturbation() -> None:
     assert {"param_groups.0.lr", "param_groups.0.betas", "param_groups.0.amsgrad"} <= set(before[1])
 
 
-def test_what_is_kept_stays_as_it_was() -> None:
+def test_what_is_retained_stays_as_it_was() -> None:
     model, optimizer = trained()
-    saved = kept(snapshot_model(model)), kept(snapshot_optimizer(model, optimizer))
+    saved = retained(snapshot_model(model)), retained(snapshot_optimizer(model, optimizer))
     model(torch.rand(6, 4)).square().sum().backward()
     optimizer.step()
     assert compare(saved[0], snapshot_model(model))

@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from dcpbench.records.sentences import describe
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
 from dcpbench.verify.tolerances import compare_close
@@ -32,7 +33,9 @@ def test_a_part_is_held_against_its_place_and_the_whole_tensor_gives_the_scale()
     assert compare_close(twin(), part(near), 1e-4) == []
     (found,) = compare_close(twin(), part(near), 1e-5)
     assert (found.name, found.kind) == ("w", "param")
-    assert found.what.startswith("differs from the twin by up to 0.03 (7.5e-05 of its largest magnitude)")
+    assert describe(found).startswith(
+        "differs from the twin by up to 0.03 (7.5e-05 of its largest magnitude)"
+    )
     assert compare_close(twin(), part(TWIN[:1].clone()), 1e-4)
 
 

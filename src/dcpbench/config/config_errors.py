@@ -11,14 +11,14 @@ _SHOWN = 12
 
 def one_line(error: BaseException) -> str:
     """What Hydra, OmegaConf or dcpbench have to say, without their line breaks and indentation."""
-    said = _sentence(str(error))
+    line = _sentence(str(error))
     cause = error.__cause__ or error.__context__
     if isinstance(cause, OmegaConfBaseException) and str(cause) not in str(error):
-        said = f"{said.rstrip('.')}: {_sentence(str(cause))}"
+        line = f"{line.rstrip('.')}: {_sentence(str(cause))}"
     unknown = cause if isinstance(cause, ConfigKeyError | ConfigAttributeError) else error
     if isinstance(unknown, ConfigKeyError | ConfigAttributeError):
-        said += _what_it_may_be(unknown)
-    return said
+        line += _what_it_may_be(unknown)
+    return line
 
 
 def _sentence(text: str) -> str:
@@ -27,10 +27,10 @@ def _sentence(text: str) -> str:
     text = re.sub(r"; (object_type|reference_type): *[^;\n]*", "", text)
     text = re.split(r"\nConfig search path:", text, maxsplit=1)[0]
     head, *options = re.split(r"\n+Available options in '[^']*':\s*", text, maxsplit=1)
-    said = " ".join(head.split())
+    sentence = " ".join(head.split())
     if options:
-        said += "; it may be " + ", ".join(options[0].split())
-    return said
+        sentence += "; it may be " + ", ".join(options[0].split())
+    return sentence
 
 
 def _what_it_may_be(error: OmegaConfBaseException) -> str:

@@ -103,8 +103,8 @@ def _families(leaders: Collection[int]) -> list[psutil.Process]:
 
 def _rank_of(orphan: psutil.Process) -> int:
     """The process id of the rank that started it, 0 if it does not say."""
-    said = orphan.environ().get(OF_RANK, "")
-    return int(said) if said.isdecimal() else 0
+    pid = orphan.environ().get(OF_RANK, "")
+    return int(pid) if pid.isdecimal() else 0
 
 
 def _orphans() -> list[psutil.Process]:

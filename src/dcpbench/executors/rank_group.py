@@ -4,7 +4,6 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -14,10 +13,12 @@ from typing import Any
 
 from dcpbench.config.groups import TimeoutsConfig
 from dcpbench.executors import cleanup
-from dcpbench.executors.outcome import Ended, ended
+from dcpbench.executors.base import OnPhase, Outcome, WorldKind
+from dcpbench.executors.outcome import outcome_of
 from dcpbench.executors.rank_handle import Rank
 from dcpbench.executors.timeouts import nearest
-from dcpbench.worker.messages import CellSpec, Failed, PhaseBegun, Seat
+from dcpbench.records.findings import RaisedError
+from dcpbench.worker.messages import CellSpec, Failed, Message, PhaseBegun, RankSpec
 
 _GRACE_S = 0.5
 """How long after the first failure its peers may still tell of an earlier one."""
@@ -30,15 +31,6 @@ _TALK_S = 5.0
 _LISTEN_S = 60.0
 
 
-@dataclass(frozen=True)
-class GroupKind:
-    """What ranks must have in common to run one cell after another."""
-
-    world_size: int
-    device: str
-    process_group: bool
-
-
 @dataclass
 class RankGroup:
     """Ranks of one kind on one host.
@@ -46,7 +38,7 @@ class RankGroup:
     A group is good for further cells until one of them ends in anything but reports.
     """
 
-    kind: GroupKind
+    kind: WorldKind
     gpus: tuple[int, ...] = ()
     _ranks: list[Rank] = field(default_factory=list)
     _started: float = field(default_factory=time.time)
@@ -54,7 +46,7 @@ class RankGroup:
 
     @classmethod
     def start(
-        cls, context: ForkServerContext, kind: GroupKind, folder: Path, gpus: tuple[int, ...]
+        cls, context: ForkServerContext, kind: WorldKind, folder: Path, gpus: tuple[int, ...]
     ) -> "RankGroup":
         """Fork the ranks; they join while the driver goes on. Until they get a cell they log to
         `folder`. `gpus` has the number of each rank's GPU, if they are to use any.
@@ -76,18 +68,19 @@ class RankGroup:
         with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
             for number in range(kind.world_size):
                 log = folder / f"rank{number}.log"
-                seat = Seat(
+                spec = RankSpec(
                     rank=number,
                     world_size=kind.world_size,
                     device=f"cuda:{self.gpus[number]}" if kind.device == "cuda" else kind.device,
                     process_group=kind.process_group,
                     store_port=listener.getsockname()[1],
                     log=str(log),
+                    environment=kind.environment,
                 )
                 here, there = context.Pipe()
                 process = context.Process(
                     target=_rank_main,
-                    args=(seat, listener if number == 0 else None, there),
+                    args=(spec, listener if number == 0 else None, there),
                     name=f"dcpbench-rank{number}",
                     daemon=False,  # a daemon may have no children, which a process stager needs
                 )
@@ -96,13 +89,13 @@ class RankGroup:
                 _never_for_ever(here)
                 self._ranks.append(Rank(number, process, here, log))
 
-    def run(self, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: Callable[[int, str], None]) -> Ended:
+    def run(self, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: OnPhase) -> Outcome:
         """Run a cell on all ranks and wait for its end, or until something has taken longer than it
         may; `on_phase(rank, phase)` is called as they get on. Anything but reports leaves the group
         unusable: `kill` it."""
         began = time.monotonic()
         for rank in self._ranks:
-            rank.begin(Path(spec.folder))
+            rank.begin(spec.run, Path(spec.folder))
             try:
                 rank.connection.send(spec)
             except OSError:
@@ -116,7 +109,7 @@ class RankGroup:
                 break
             self._listen(min(deadline - now, _LISTEN_S), on_phase)
             limit = nearest(timeouts, began, self._ranks)
-        return ended(self._ranks, limit)
+        return outcome_of(self._ranks, limit)
 
     def usable(self) -> bool:
         """Whether every rank still runs, as far as one can see from outside."""
@@ -158,7 +151,7 @@ class RankGroup:
             return _GRACE_S
         return _ECHO_GRACE_S if any(rank.failed for rank in self._ranks) else None
 
-    def _listen(self, timeout_s: float, on_phase: Callable[[int, str], None]) -> None:
+    def _listen(self, timeout_s: float, on_phase: OnPhase) -> None:
         """Take what the ranks have to say, as soon as one says something."""
         by_source: dict[Any, Rank] = {
             source: rank
@@ -180,11 +173,11 @@ class RankGroup:
                 rank.gone_at = seen_at
                 continue
             except Exception as error:  # noqa: BLE001 - a cell may have put anything into its report
-                said = f"its report cannot be read: {type(error).__name__}: {error}"
-                message = Failed(seen_at, rank.phase, said, secondary=False)
-            rank.take(message)
-            if isinstance(message, PhaseBegun):
-                on_phase(rank.number, message.phase)
+                text = f"its report cannot be read: {error}"
+                raised = RaisedError(rank.number, rank.phase, type(error).__name__, text)
+                message = Message(rank.run, rank.number, Failed(seen_at, raised, secondary=False))
+            if rank.take(message) and isinstance(message.content, PhaseBegun):
+                on_phase(rank.number, message.content.phase)
 
     def _leaders(self) -> list[int]:
         return [rank.process.pid for rank in self._ranks if rank.process.pid is not None]
@@ -198,7 +191,7 @@ def _never_for_ever(connection: Connection) -> None:
         same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
 
 
-def _rank_main(seat: Seat, listener: socket.socket | None, connection: Connection) -> None:
+def _rank_main(spec: RankSpec, listener: socket.socket | None, connection: Connection) -> None:
     from dcpbench.worker.main import main
 
-    main(seat, listener, connection)
+    main(spec, listener, connection)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 
-from dcpbench.records.verdict import RankReport
-from dcpbench.worker.messages import Failed, PhaseBegun, UploadsUnderWay
+from dcpbench.records.rank_report import RankReport
+from dcpbench.worker.messages import Failed, Message, PhaseBegun, RunId, UploadsUnderWay
 
 _UNKNOWN = 255
 """What multiprocessing takes for the exit status if the server died that would have told it."""
@@ -28,6 +28,7 @@ class Rank:
     process: ForkServerProcess
     connection: Connection
     log: Path
+    run: RunId | None = None
     phase: str = "join"
     since: float = field(default_factory=time.monotonic)
     uploads: tuple[float, ...] = ()
@@ -40,25 +41,30 @@ class Rank:
         """Whether it has yet to say how the cell ended."""
         return self.report is None and self.failed is None and self.gone_at is None
 
-    def begin(self, folder: Path) -> None:
-        """A cell begins that logs to `folder`; a rank that has yet to join is still at that."""
+    def begin(self, run: RunId, folder: Path) -> None:
+        """A stage begins that logs to `folder`; a rank that has yet to join is still at that."""
+        self.run = run
         self.report = self.failed = None
         self.uploads = ()
         self.log = folder / f"rank{self.number}.log"
         if self.phase != "join":
             self.phase, self.since = "start", time.monotonic()
 
-    def take(self, message: object) -> None:
-        """Note what it has to say."""
-        if isinstance(message, PhaseBegun):
-            self.phase, self.since = message.phase, time.monotonic()
-        elif isinstance(message, UploadsUnderWay):
-            self.uploads = message.since
-        elif isinstance(message, Failed):
-            self.failed = message
+    def take(self, message: Message) -> bool:
+        """Note what it has to say; whether it is about the running stage. What is about another one (a
+        process that a stage before this one had forked, say) is dropped."""
+        content = message.content
+        if message.rank != self.number or message.run not in (None, self.run) or not self.waiting:
+            return False
+        if isinstance(content, PhaseBegun):
+            self.phase, self.since = content.phase, time.monotonic()
+        elif isinstance(content, UploadsUnderWay):
+            self.uploads = content.since
+        elif isinstance(content, Failed):
+            self.failed = content
         else:
-            assert isinstance(message, RankReport)
-            self.report = message
+            self.report = content
+        return True
 
     def stopped(self) -> bool:
         """Whether a signal has stopped its process."""
@@ -72,7 +78,7 @@ class Rank:
         """Whether it ended itself, as a rank also does that finds a peer gone."""
         return self.process.exitcode == -signal.SIGABRT
 
-    def end(self) -> str:
+    def ending(self) -> str:
         """How its process ended, in words."""
         code = self.process.exitcode
         if code is None:

@@ -37,10 +37,10 @@ def dump(ranks: Sequence[Rank]) -> dict[int, str]:
     doing: dict[int, str] = {}
     for rank in asked:
         frame = _doing(_written(rank.log, before[rank.number]))
-        said = ["stopped by a signal"] if rank.number in stopped else []
-        said += [f"at {frame}"] if frame else []
-        if said:
-            doing[rank.number] = " ".join(said)
+        parts = ["stopped by a signal"] if rank.number in stopped else []
+        parts += [f"at {frame}"] if frame else []
+        if parts:
+            doing[rank.number] = " ".join(parts)
     return doing
 
 

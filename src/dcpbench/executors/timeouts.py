@@ -19,9 +19,6 @@ class Limit:
     limit_s: float
     phase: str | None = None
 
-    def __str__(self) -> str:
-        return f"after {self.limit_s:g} s ({self.key}={self.limit_s:g})"
-
     def concerns(self, rank: Rank) -> bool:
         """Whether a rank is still at what took too long."""
         if not rank.waiting:

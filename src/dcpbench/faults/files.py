@@ -2,23 +2,42 @@
 
 import pickle
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from dcpbench.config.groups import Expect, Only, Place
+from dcpbench.faults.optimizer import WITH_MOMENTS
+from dcpbench.faults.registry import Plant, fault
 
-def truncated(folder: Path, first: Path | None) -> None:
+_OF_DCP = {"checkpointer": Only(["dcp"], "it damages files as DCP lays them out")}
+_REFUSED = Expect(phases=["load", "verify"])
+_SEEN_IN_FILES = Expect("checkpoint_whole", rank=0)
+_UNEQUAL = tuple(
+    Expect(check) for check in ("model_equal", "optim_equal", "extra_equal", "loss_resume_equal")
+)
+
+
+def _file_fault(*expects: Expect) -> Callable[[Plant], Plant]:
+    return fault(_REFUSED, _SEEN_IN_FILES, *expects, at=Place.written, only=_OF_DCP)
+
+
+@_file_fault()
+def file_truncated(folder: Path, first: Path) -> None:
     """The largest file has lost its last third."""
     path = _largest(folder)
     content = path.read_bytes()
     path.write_bytes(content[: len(content) * 2 // 3])
 
 
-def missing(folder: Path, first: Path | None) -> None:
+@_file_fault()
+def file_missing(folder: Path, first: Path) -> None:
     """The largest file is gone."""
     _largest(folder).unlink()
 
 
-def zeroed(folder: Path, first: Path | None) -> None:
+@_file_fault()
+def file_zeroed(folder: Path, first: Path) -> None:
     """The largest file has its length, and zeros in its second half: a write that was never flushed."""
     path = _largest(folder)
     content = path.read_bytes()
@@ -26,7 +45,8 @@ def zeroed(folder: Path, first: Path | None) -> None:
     path.write_bytes(content[:half] + bytes(len(content) - half))
 
 
-def byte_flipped(folder: Path, first: Path | None) -> None:
+@_file_fault(*_UNEQUAL)
+def file_bit(folder: Path, first: Path) -> None:
     """One bit of one tensor's data in the largest file."""
     path = _largest(folder)
     content = bytearray(path.read_bytes())
@@ -39,7 +59,8 @@ def byte_flipped(folder: Path, first: Path | None) -> None:
     path.write_bytes(bytes(content))
 
 
-def exchanged(folder: Path, first: Path | None) -> None:
+@_file_fault(*_UNEQUAL)
+def files_exchanged(folder: Path, first: Path) -> None:
     """Two files have each other's names; with one file there is nothing to exchange, and it goes."""
     files = sorted(folder.glob("*.distcp"))
     if len(files) < 2:
@@ -50,24 +71,28 @@ def exchanged(folder: Path, first: Path | None) -> None:
     files[-1].write_bytes(one)
 
 
-def of_first_save(folder: Path, first: Path | None) -> None:
+@_file_fault(*_UNEQUAL)
+def file_of_first_save(folder: Path, first: Path) -> None:
     """The largest file is that of the cell's first checkpoint."""
-    if first is not None and first != folder:
+    if first != folder:
         shutil.copy(first / _largest(folder).name, _largest(folder))
 
 
-def metadata_missing(folder: Path, first: Path | None) -> None:
+@_file_fault(Expect(phases=["save"]))
+def metadata_missing(folder: Path, first: Path) -> None:
     """There is no `.metadata`."""
     (folder / ".metadata").unlink()
 
 
-def metadata_truncated(folder: Path, first: Path | None) -> None:
+@_file_fault(Expect(phases=["save"]))
+def metadata_truncated(folder: Path, first: Path) -> None:
     """`.metadata` was cut short."""
     path = folder / ".metadata"
     path.write_bytes(path.read_bytes()[:100])
 
 
-def metadata_names_other_places(folder: Path, first: Path | None) -> None:
+@fault(Expect("optim_equal", r"state\.net.*"), at=Place.written, only=WITH_MOMENTS | _OF_DCP)
+def metadata_names_other_places(folder: Path, first: Path) -> None:
     """`.metadata` of another save, by which two moments of one size have each other's place."""
     path = folder / ".metadata"
     metadata = pickle.loads(path.read_bytes())  # noqa: S301 - this cell wrote it a moment ago
@@ -79,9 +104,10 @@ def metadata_names_other_places(folder: Path, first: Path | None) -> None:
     path.write_bytes(pickle.dumps(metadata))
 
 
-def everything_of_first_save(folder: Path, first: Path | None) -> None:
+@fault(Expect("model_equal", r"net\d\..*"), at=Place.written)
+def checkpoint_of_first_save(folder: Path, first: Path) -> None:
     """The checkpoint is the cell's first one, whole: a save that went nowhere."""
-    if first is not None and first != folder:
+    if first != folder:
         shutil.rmtree(folder)
         shutil.copytree(first, folder)
 

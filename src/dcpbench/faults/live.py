@@ -1,25 +1,37 @@
 """A save that changes what it saves: defects of the live state, right after a save has returned."""
 
-from dcpbench.faults.targets import Site, largest
+from typing import TYPE_CHECKING
+
+from dcpbench.config.groups import Expect, Place
+from dcpbench.faults.registry import fault
+
+if TYPE_CHECKING:
+    from dcpbench.faults.targets import Target
+
+_HARMED = Expect("save_harmless")
 
 
-def weight_nudged(site: Site) -> None:
+@fault(_HARMED, at=Place.live)
+def save_nudges_weight(target: "Target") -> None:
     """The save leaves one weight larger than it was, on one rank."""
-    if site.victim:
-        largest(site.parameters()).view(-1)[0].add_(0.01)
+    if target.victim:
+        target.largest_parameter().view(-1)[0].add_(0.01)
 
 
-def step_taken(site: Site) -> None:
+@fault(_HARMED, at=Place.live)
+def save_takes_step(target: "Target") -> None:
     """The save counts as a step of the optimizer."""
-    for step in site.moments("step").values():
+    for step in target.moments("step").values():
         step.add_(1)
 
 
-def noise_drawn(site: Site) -> None:
+@fault(_HARMED, at=Place.live)
+def save_draws_noise(target: "Target") -> None:
     """The save draws from the training's random generator."""
-    site.noise.like(site.tensor_object.data)
+    target.state["noise"].like(target.state["tensor_object"].data)
 
 
-def lr_reset(site: Site) -> None:
+@fault(_HARMED, at=Place.live)
+def save_resets_lr(target: "Target") -> None:
     """The save leaves another learning rate."""
-    site.optimizer.param_groups[0]["lr"] = 0.05
+    target.param_groups[0]["lr"] = 0.05

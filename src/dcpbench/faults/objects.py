@@ -1,83 +1,108 @@
 """Defects of what is saved beside model and optimizer, after a load."""
 
 import math
+from typing import TYPE_CHECKING
 
-import torch
+from dcpbench.config.groups import Expect
+from dcpbench.faults.registry import fault
 
-from dcpbench.faults.targets import Site, flip
+if TYPE_CHECKING:
+    from dcpbench.faults.targets import Target
 
 
-def noise_seeded_again(site: Site) -> None:
+def _extra(name: str, rank: int = 0, problem: str | None = None) -> Expect:
+    return Expect("extra_equal", name.replace(".", r"\."), rank, problem)
+
+
+@fault(_extra("noise.generator", 2))
+def noise_seeded_again(target: "Target") -> None:
     """The random generator starts over, on one rank."""
-    if site.victim:
-        site.noise.generator.manual_seed(0)
+    if target.victim:
+        target.state["noise"].generator.manual_seed(0)
 
 
-def noise_one_draw_ahead(site: Site) -> None:
+@fault(_extra("noise.generator", 2))
+def noise_one_draw_ahead(target: "Target") -> None:
     """The random generator has drawn once more than it had, on one rank."""
-    if site.victim:
-        torch.randn(8, generator=site.noise.generator)
+    if target.victim:
+        target.state["noise"].draw(8)
 
 
-def scheduler_one_epoch_behind(site: Site) -> None:
+@fault(_extra("scheduler.last_epoch"))
+def scheduler_one_epoch_behind(target: "Target") -> None:
     """The scheduler's epoch."""
-    site.scheduler.last_epoch -= 1
+    target.state["scheduler"].last_epoch -= 1
 
 
-def scheduler_gamma(site: Site) -> None:
+@fault(_extra("scheduler.gamma", 2))
+def scheduler_gamma(target: "Target") -> None:
     """A constant of the scheduler, on one rank."""
-    if site.victim:
-        site.scheduler.gamma = 0.5
+    if target.victim:
+        target.state["scheduler"].gamma = 0.5
 
 
-def scheduler_type(site: Site) -> None:
+@fault(_extra("scheduler.step_size", 2))
+def scheduler_type(target: "Target") -> None:
     """An integer of the scheduler is a float of the same value, on one rank."""
-    if site.victim:
-        site.scheduler.step_size = float(site.scheduler.step_size)
+    if target.victim:
+        target.state["scheduler"].step_size = float(target.state["scheduler"].step_size)
 
 
-def scheduler_base_lr(site: Site) -> None:
+@fault(_extra("scheduler.base_lrs"))
+def scheduler_base_lr(target: "Target") -> None:
     """One of the scheduler's base learning rates."""
-    site.scheduler.base_lrs[-1] *= 2
+    target.state["scheduler"].base_lrs[-1] *= 2
 
 
-def train_step(site: Site) -> None:
+@fault(_extra("train_state.step"))
+def train_step_off_by_one(target: "Target") -> None:
     """The training's own step counter."""
-    site.train_state.step += 1
+    target.state["train_state"].step += 1
 
 
-def loss_next_float(site: Site) -> None:
+@fault(_extra("train_state.losses", 2))
+def loss_next_float(target: "Target") -> None:
     """One loss in the history, by one unit in the last place, on one rank."""
-    if site.victim:
-        site.train_state.losses[0] = math.nextafter(site.train_state.losses[0], math.inf)
+    if target.victim:
+        losses = target.state["train_state"].losses
+        losses[0] = math.nextafter(losses[0], math.inf)
 
 
-def losses_forgotten(site: Site) -> None:
+@fault(_extra("train_state.losses"))
+def losses_forgotten(target: "Target") -> None:
     """The history of losses is empty."""
-    site.train_state.losses = []
+    target.state["train_state"].losses = []
 
 
-def current_loss(site: Site) -> None:
+@fault(_extra("train_state.current_loss"))
+def current_loss_nan(target: "Target") -> None:
     """The last loss is NaN."""
-    site.train_state.current_loss = math.nan
+    target.state["train_state"].current_loss = math.nan
 
 
-def tensor_zeroed(site: Site) -> None:
+@fault(_extra("tensor_object.data"))
+def object_zeroed(target: "Target") -> None:
     """The stateful object's tensor."""
-    site.tensor_object.data.zero_()
+    target.state["tensor_object"].data.zero_()
 
 
-def tensor_bit(site: Site, number: int) -> None:
+@fault(_extra("tensor_object.data", 2), number=0)
+def object_lowest_bit(target: "Target", number: int) -> None:
     """One bit of the stateful object's tensor on one rank."""
-    if site.victim:
-        flip(site.tensor_object.data, number)
+    if target.victim:
+        target.flip(target.state["tensor_object"].data, number)
 
 
-def tensor_dtype(site: Site) -> None:
+@fault(_extra("tensor_object.data", 0, "dtype"))
+def object_dtype(target: "Target") -> None:
     """The stateful object's tensor has the same values in a wider dtype."""
-    site.tensor_object.data = site.tensor_object.data.double()
+    target.state["tensor_object"].data = target.state["tensor_object"].data.double()
 
 
-def tensor_shape(site: Site) -> None:
+@fault(
+    _extra("tensor_object.data", 0, "shape"),
+    Expect(phases=["load"], error="ValueError", message="Size mismatch .*tensor_object"),
+)
+def object_shape(target: "Target") -> None:
     """The stateful object's tensor has the same elements in another shape."""
-    site.tensor_object.data = site.tensor_object.data.reshape(-1)
+    target.state["tensor_object"].data = target.state["tensor_object"].data.reshape(-1)

@@ -13,8 +13,8 @@ class Problem(StrEnum):
     differs = "differs"  # a tensor's elements
     digests_differ = "digests_differ"  # of a tensor of which only digests are known
     value = "value"  # of what is no tensor
-    missing = "missing"
-    unexpected = "unexpected"
+    missing = "missing"  # after a load
+    unexpected = "unexpected"  # after a load
     dtype = "dtype"
     shape = "shape"
     local_shape = "local_shape"
@@ -24,7 +24,11 @@ class Problem(StrEnum):
     ranks_disagree = "ranks_disagree"  # about a value, a shape or a dtype
     uncovered = "uncovered"  # elements that no rank, or no chunk, holds
     far = "far"  # from a twin or a loss, beyond the tolerance
-    chunks = "chunks"  # of a checkpoint: overlapping, or beyond their tensor
+    only_twin = "only_twin"  # the parallel model does not have it
+    only_parallel = "only_parallel"  # the twin does not have it
+    not_stored = "not_stored"  # to be saved, but not in the checkpoint
+    not_asked_for = "not_asked_for"  # in the checkpoint, but not to be saved
+    chunks = "chunks"  # of a checkpoint: overlapping, beyond their tensor, or stored nowhere
     files = "files"  # of a checkpoint: missing, or of another length
     contract = "contract"  # of what a scenario asks beside equality
 
@@ -37,7 +41,7 @@ class Finding:
         name: its FQN, or whatever else names it (a step's loss, a file, an object).
         problem: the kind of mismatch.
         kind: what kind of state it is: param, buffer, exp_avg, step, lr, ….
-        max_abs_diff: the largest distance of two elements, where that can be told.
+        max_abs_diff: the largest distance of two elements, where that can be determined.
         facts: what else is known, as plain data, by the names that the sentences use: `saved`, `restored`,
             `index`, `saved_bits`, `differing`, `elements`, ….
         where: of which checkpoint or moment, in words.
@@ -84,3 +88,47 @@ class RaisedError:
     wrapped: str | None = None
     origin: int | None = None
     note: str | None = None
+
+
+@dataclass(frozen=True)
+class RankDeath:
+    """A rank whose process ended before it had reported.
+
+    Args:
+        rank: which.
+        phase: in which phase.
+        ending: how its process ended: `was killed by SIGKILL`, `exited with status 7`, ….
+        upload_under_way: whether a save went on in the background.
+        frame: where the interpreter saw it die, as after a segmentation fault.
+    """
+
+    rank: int
+    phase: str
+    ending: str
+    upload_under_way: bool = False
+    frame: str | None = None
+
+
+@dataclass(frozen=True)
+class LimitReached:
+    """A limit of time that a cell or one of its phases went past.
+
+    Args:
+        key: of the configuration, such as `timeouts.load_s`.
+        limit_s: seconds.
+        phase: the phase that it is about; None for the whole cell.
+        late: the phase of each rank that was late, by rank.
+        others: the phase of each other rank that had yet to end.
+        doing: where each rank was, as far as that could be found out.
+    """
+
+    key: str
+    limit_s: float
+    phase: str | None
+    late: Mapping[int, str]
+    others: Mapping[int, str]
+    doing: Mapping[int, str]
+
+
+Cause = RaisedError | RankDeath | LimitReached
+"""Why a stage of a cell did not come to an end with a report of every rank."""

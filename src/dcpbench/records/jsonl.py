@@ -1,4 +1,4 @@
-"""JSON that nobody vouches for: what it says, and in words what had to be put right or could not be read.
+"""JSON from a file that may be damaged: its value, and a sentence for each thing that had to be repaired.
 
 `json.loads` takes more than JSON (NaN, lone surrogates, whose text cannot be written again) and raises more
 than ValueError (RecursionError). Whoever reads a file of results wants neither.
@@ -40,8 +40,8 @@ def _decoded(content: bytes) -> tuple[str, list[str]]:
     try:
         return content.decode("utf-8"), []
     except UnicodeDecodeError as error:
-        said = f"byte 0x{content[error.start]:02x} at {error.start + 1:,} is no UTF-8, shown as \ufffd"
-        return content.decode("utf-8", errors="replace"), [said]
+        remark = f"byte 0x{content[error.start]:02x} at {error.start + 1:,} is no UTF-8, shown as \ufffd"
+        return content.decode("utf-8", errors="replace"), [remark]
 
 
 def _without_surrogates(value: Any, remarks: list[str]) -> Any:

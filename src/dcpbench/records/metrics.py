@@ -75,14 +75,15 @@ class MetricSpec:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One value of a metric: on which rank, in which phase (`verify/twin` is a part of one), of which save.
+    """One value of a metric: on which rank (None: the driver), in which phase (`verify/twin` is a part of
+    one), of which save.
 
     `save` counts the saves, or the loads, of the cell from 0; None where a value is of no single one.
     """
 
     metric: str
     value: float
-    rank: int
+    rank: int | None
     phase: str | None = None
     save: int | None = None
 
@@ -104,7 +105,7 @@ def register_metric(spec: MetricSpec) -> MetricSpec:
 
 def aggregated(measurements: Iterable[Measurement]) -> dict[str, float | int | None]:
     """The row's value of every metric; None for one that was not measured."""
-    by_source: dict[str, dict[int, list[float]]] = {}
+    by_source: dict[str, dict[int | None, list[float]]] = {}
     for one in measurements:
         source = _of_phase(one.phase or "") if one.metric == PHASE_S else one.metric
         by_source.setdefault(source, {}).setdefault(one.rank, []).append(one.value)
@@ -120,7 +121,7 @@ def _source(spec: MetricSpec) -> str:
     return _of_phase(spec.phase or "") if spec.whole_phase else spec.name
 
 
-def _aggregate(spec: MetricSpec, ranks: dict[int, list[float]]) -> float | int | None:
+def _aggregate(spec: MetricSpec, ranks: dict[int | None, list[float]]) -> float | int | None:
     if not ranks:
         return None
     over_saves = sum if spec.whole_phase else _OVER_SAVES[spec.over_saves]

@@ -37,7 +37,7 @@ class CheckReport:
 
     @property
     def max_abs_diff(self) -> float:
-        """The largest distance that was seen; 0 where nothing differs or no distance can be told."""
+        """The largest distance that was seen; 0 where nothing differs or no distance can be determined."""
         return max((finding.max_abs_diff or 0.0 for finding in self.worst), default=0.0)
 
 

@@ -1,34 +1,83 @@
 """Every sentence of a row's `reason`, made from findings and outcomes, last and in this one place."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from string import Formatter
 
-from dcpbench.records.findings import Finding, Problem, RaisedError
+from dcpbench.records.findings import Cause, Finding, LimitReached, Problem, RaisedError, RankDeath
 
 _LISTED = 10
 """So many names of what differs stand in a sentence."""
 
-_TEMPLATES: dict[Problem, str] = {
-    Problem.differs: "index {index}: saved {saved} ({saved_bits}), restored {restored} ({restored_bits}); "
-    "{differing} of {elements} elements differ, by at most {max_abs_diff:.3g}",
-    Problem.digests_differ: "its digests differ",
-    Problem.value: "saved {saved}, restored {restored}",
-    Problem.missing: "saved, but missing after the load",
-    Problem.unexpected: "there after the load, but never saved",
-    Problem.dtype: "dtype: saved {saved}, restored {restored}",
-    Problem.shape: "global shape: saved {saved}, restored {restored}",
-    Problem.local_shape: "local shape: saved {saved}, restored {restored}",
-    Problem.placements: "placements: saved {saved}, restored {restored}",
-    Problem.extent: "extent: saved {saved}, restored {restored}",
+_TEMPLATES: dict[Problem, tuple[str, ...]] = {
+    Problem.differs: (
+        "index {index}: saved {saved} ({saved_bits}), restored {restored} ({restored_bits}); "
+        "{differing} of {elements} elements differ, by at most {max_abs_diff:.3g}",
+    ),
+    Problem.digests_differ: (
+        "digests differ in {differing} of {blocks} blocks, first between index {first} and {last}",
+        "its digests differ",
+    ),
+    Problem.value: (
+        "saved {saved}, restored {restored}",
+        "uninterrupted {uninterrupted}, resumed {resumed}",
+    ),
+    Problem.missing: ("saved, but missing after the load",),
+    Problem.unexpected: ("there after the load, but never saved",),
+    Problem.dtype: (
+        "dtype: saved {saved}, restored {restored}",
+        "dtype: to be saved {expected}, in the checkpoint {stored}",
+    ),
+    Problem.shape: (
+        "global shape: saved {saved}, restored {restored}",
+        "shape: to be saved {expected}, in the checkpoint {stored}",
+        "shape: twin {twin}, here {here}",
+    ),
+    Problem.local_shape: ("local shape: saved {saved}, restored {restored}",),
+    Problem.placements: ("placements: saved {saved}, restored {restored}",),
+    Problem.extent: ("extent: saved {saved}, restored {restored}",),
+    Problem.replicas: (
+        "replicas differ: index {index} is {one} on rank {one_rank} and {other} on a later one",
+        "replicas differ: rank {one_rank} and rank {other_rank} have other bits in one part",
+    ),
+    Problem.ranks_disagree: (
+        "rank {one_rank} has {one}, rank {other_rank} {other}",
+        "rank {one_rank} and rank {other_rank} have other values",
+        "the ranks do not agree on shape and dtype: {shapes}",
+    ),
+    Problem.uncovered: (
+        "no rank holds {uncovered} of {elements} elements, the first at {index}",
+        "the ranks' parts hold {held} of {elements} elements",
+        "its chunks hold {stored} of {elements} elements",
+    ),
+    Problem.far: (
+        "{reference} {expected}, here {actual}",
+        "differs from the twin by up to {max_abs_diff:.3g} ({share:.3g} of its largest magnitude)",
+    ),
+    Problem.only_twin: ("the twin has it, the parallel model does not",),
+    Problem.only_parallel: ("the parallel model has it, the twin does not",),
+    Problem.not_stored: ("to be saved, but not in the checkpoint",),
+    Problem.not_asked_for: ("in the checkpoint, but not to be saved",),
+    Problem.chunks: (
+        "the chunk at {offsets} of size {sizes} reaches beyond {shape}",
+        "the chunks at {one} and {other} overlap",
+        "nothing is stored for the chunk at {nowhere}",
+    ),
+    Problem.files: ("{named} bytes by .metadata, {found}",),
+    Problem.contract: ("{text}",),
 }
-"""How a finding reads that brings no `text` of its own among its facts."""
+"""How a problem reads: the first template of which every field is among the finding's facts."""
 
 
 def describe(finding: Finding) -> str:
     """What is wrong with one piece of state, without its name."""
-    if text := finding.facts.get("text"):
-        return str(text)
     known = {**finding.facts, "max_abs_diff": finding.max_abs_diff}
-    return _TEMPLATES[finding.problem].format(**known)
+    template = next(one for one in _TEMPLATES[finding.problem] if _fields(one) <= known.keys())
+    corrupt = "; what the checkpoint holds is not what was saved" if known.get("checkpoint_differs") else ""
+    return f"{template.format(**known)}{corrupt}"
+
+
+def _fields(template: str) -> set[str]:
+    return {field for _, field, _, _ in Formatter().parse(template) if field}
 
 
 def finding_sentence(finding: Finding) -> str:
@@ -52,8 +101,18 @@ def powerless_sentence(check: str, missed: Sequence[str]) -> str:
     return f"{check}: its control did not report {missed[0]}{more}"
 
 
-def error_sentence(error: RaisedError, before: Iterable[str] = ()) -> str:
-    """What a rank raised, after what its checks had found."""
+def cause_sentence(cause: Cause, before: Iterable[str] = ()) -> str:
+    """Why a stage did not end with a report of every rank; `before` is what the checks had found until
+    then."""
+    if isinstance(cause, RaisedError):
+        return _raised(cause, before)
+    if isinstance(cause, RankDeath):
+        where = f"{cause.phase}{_beside_upload(cause)}"
+        return f"rank {cause.rank} {cause.ending} in {where}{f' at {cause.frame}' if cause.frame else ''}"
+    return _late(cause)
+
+
+def _raised(error: RaisedError, before: Iterable[str]) -> str:
     text = f"{error.type}: {error.message}".rstrip(": ")
     if error.wrapped:
         text = f"{error.wrapped}: on rank {error.origin}: {text}"
@@ -62,9 +121,38 @@ def error_sentence(error: RaisedError, before: Iterable[str] = ()) -> str:
     return f"rank {error.rank} in {error.phase}: {text}{f' ({error.note})' if error.note else ''}"
 
 
-def summary_of(values: Mapping[int, str]) -> str:
-    """`rank 0, 1 at …, rank 2 at …`: ranks that say the same are named together."""
-    by_text: dict[str, list[int]] = {}
-    for rank, text in values.items():
-        by_text.setdefault(text, []).append(rank)
-    return ", ".join(f"rank {', '.join(map(str, ranks))} {text}" for text, ranks in by_text.items())
+def _beside_upload(death: RankDeath) -> str:
+    return ", an upload under way" if death.upload_under_way and death.phase != "upload" else ""
+
+
+def _late(limit: LimitReached) -> str:
+    text = f"after {limit.limit_s:g} s ({limit.key}={limit.limit_s:g}) still in "
+    text += f"{limit.phase} ({_ranks(limit.late)})" if limit.phase else _phases(limit.late)
+    if limit.others:
+        text += f", others in {_phases(limit.others)}"
+    if limit.doing:
+        places = [f"{_ranks(ranks)} {frame}" for frame, ranks in _by_value(limit.doing).items()]
+        text += f"; {', '.join(places)}"
+    return f"{text}; stacks are in the ranks' logs"
+
+
+def _phases(phases: Mapping[int, str]) -> str:
+    return "; ".join(f"{phase} ({_ranks(ranks)})" for phase, ranks in _by_value(phases).items())
+
+
+def _by_value(values: Mapping[int, str]) -> dict[str, list[int]]:
+    """The ranks that have the same value."""
+    ranks: dict[str, list[int]] = {}
+    for rank, value in values.items():
+        ranks.setdefault(value, []).append(rank)
+    return ranks
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    return f"rank {', '.join(map(str, ranks))}"
+
+
+def with_first_try(reason: str | None, status: str, first_reason: str | None) -> str:
+    """The reason of a cell whose second try came to another status than its first one."""
+    was = f"the first try ended as {status}: {first_reason}"
+    return f"{reason}; {was}" if reason else f"flaky: {was}"

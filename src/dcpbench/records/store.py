@@ -14,7 +14,7 @@ import csv
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -240,6 +240,27 @@ def keep_lines(folder: Path, keep: Iterable[Line], take_out: Iterable[Line] = ()
             new = [line for line in taken if line not in known]
             _replace(history, [before, *new])
         _replace(path, (_bytes(rows, line) for line in keep))
+
+
+def keep_measurements(folder: Path, cells: Collection[str]) -> None:
+    """Have `measurements.jsonl` hold just what was measured in these cells.
+
+    Raises:
+        ResultsError: it cannot be written.
+    """
+    path = folder / MEASUREMENTS_JSONL
+    if not path.exists():
+        return
+    with path.open("rb") as lines:
+        _replace(path, (line for line in lines if _cell_of(line) in cells))
+
+
+def _cell_of(line: bytes) -> str | None:
+    try:
+        measured, _ = jsonl.parse(line)
+    except ValueError:
+        return None
+    return measured.get("cell") if isinstance(measured, dict) else None
 
 
 def _bytes(rows: BinaryIO, line: Line) -> bytes:

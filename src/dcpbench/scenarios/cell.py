@@ -4,14 +4,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dcpbench.checkpointers.saving import PendingSave
+from dcpbench.checkpointers.base import PendingSave
 from dcpbench.config.schema import Config, Plan
-from dcpbench.records.verdict import CheckReport, RankReport
-from dcpbench.verify.compare import Mismatch
+from dcpbench.records.findings import Finding
+from dcpbench.records.metrics import METRICS, PHASE_S, Measurement
+from dcpbench.records.rank_report import CheckReport, RankReport
 from dcpbench.workloads.world import World
 
 
@@ -21,7 +22,7 @@ class Skip(Exception):  # noqa: N818 - it is no error
 
 class Uploads:
     """The saves that go on beside training; `tell` has the start of each (`time.monotonic`) whenever one
-    begins or ends, so that a death or a hang in the background can be told as such."""
+    begins or ends, so that a death or a hang in the background is reported as such."""
 
     def __init__(self, tell: Callable[[tuple[float, ...]], None]) -> None:
         self._tell = tell
@@ -44,10 +45,10 @@ class Uploads:
 
 @dataclass(frozen=True)
 class Cell:
-    """What a scenario works with on one rank.
+    """What a stage of a scenario works with on one rank.
 
     `folder` is where checkpoints go; `announce` tells the driver which phase begins, so that a
-    failure, a death or a time-out can be told with its phase. `uploads` does for the background.
+    failure, a death or a time-out is reported with its phase. `uploads` does for the background.
     """
 
     config: Config
@@ -56,8 +57,6 @@ class Cell:
     announce: Callable[[str], None]
     report: RankReport
     uploads: Uploads
-    memory: dict[str, Any] = field(default_factory=dict)
-    """What steps remember of a cell, shared by its variants: its first save, for faults that repeat it."""
 
     def vary(self, folder: str | None = None, **parts: Any) -> "Cell":
         """The same cell with parts of its configuration replaced, and its checkpoints in a folder of
@@ -73,29 +72,45 @@ class Cell:
 
     @contextmanager
     def phase(self, name: str, part: str | None = None) -> Iterator[None]:
-        """Announce a phase and add the time spent in it, device work included, to the report; `part` is
-        what of the phase this is, if that is told apart."""
+        """Announce a phase, measure the time spent in it, device work included, and then what else is
+        measured in it; `part` is what of the phase this is."""
+        full_name = f"{name}/{part}" if part else name
         self.announce(name)
         self.world.synchronize()
         started = time.perf_counter()
         yield
         self.world.synchronize()
-        spent = time.perf_counter() - started
-        self.report.phases[name] = self.report.phases.get(name, 0.0) + spent
-        if part:
-            self.report.parts[part] = self.report.parts.get(part, 0.0) + spent
+        self.measure(PHASE_S, time.perf_counter() - started, phase=full_name)
+        for spec in METRICS.values():
+            if spec.probe and spec.phase in (name, full_name):
+                self.measure(spec.name, spec.probe(self), phase=full_name)
 
-    def check(self, name: str, mismatches: Iterable[Mismatch], where: str = "") -> None:
+    def measure(
+        self, metric: str, value: float | None, save: int | None = None, phase: str | None = None
+    ) -> None:
+        """Record a value of a metric; None is one that could not be measured.
+
+        Args:
+            metric: its name.
+            value: in the metric's unit.
+            save: the number of the save, or of the load, that it is of, from 0.
+            phase: in which it was measured.
+        """
+        if value is not None:
+            self.report.measurements.append(Measurement(metric, value, self.world.rank, phase, save))
+
+    def measured(self, metric: str) -> int:
+        """How many values of a metric this rank has recorded: the number of the next save, or load."""
+        return sum(one.metric == metric for one in self.report.measurements)
+
+    def check(self, name: str, findings: Iterable[Finding], where: str = "") -> None:
         """Record what a comparison found; `where` says at which checkpoint."""
-        view = self._view(name)
-        for found in mismatches:
-            sentence = " ".join(f"{found} {where}".split())
-            view.add(found.name, f"{sentence}: {found.what}", where=where, **found.plain())
+        self._report_of(name).add(replace(finding, where=where) for finding in findings)
 
     def control(self, name: str, fired: dict[str, bool], where: str = "") -> None:
         """Record for each name whether the negative control of a check was reported as different."""
-        view = self._view(name)
-        view.control.update({f"{key} {where}".strip(): value for key, value in fired.items()})
+        control = self._report_of(name).control
+        control.update({f"{key} {where}".strip(): value for key, value in fired.items()})
 
-    def _view(self, name: str) -> CheckReport:
-        return self.report.checks.setdefault(name, CheckReport())
+    def _report_of(self, check: str) -> CheckReport:
+        return self.report.checks.setdefault(check, CheckReport())

@@ -1,23 +1,27 @@
-"""Save under one parallelism, load under another: what a checkpoint holds does not depend on how it lay."""
+"""Save under one parallelism, load under another, on as many ranks as one likes: what a checkpoint holds
+does not depend on how it lay."""
 
 from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.cell import Cell
+from dcpbench.scenarios.handover import hand_over, take_over
 
 
-def convert(cell: Cell) -> None:
-    """What `parallel` saved, `load_parallel` loads: equal by content, and training goes on closely."""
+def train_and_save(cell: Cell) -> None:
+    """The first stage: what `parallel` saves on `world_size` ranks."""
     oracle = steps.build(cell)
     checkpoints = steps.train_and_save(cell, oracle)
     checks.verify_twin(cell, oracle)
+    hand_over(cell, checkpoints, oracle.losses)
 
-    other = cell.vary(parallel=cell.config.loading)
-    same_layout = other.config.parallel == cell.config.parallel
-    target = steps.build_anew(other)
+
+def load_and_resume(cell: Cell) -> None:
+    """The second stage: `load_parallel` loads it on `load_world_size` ranks, equal by content, and training
+    goes on closely; exactly where parallelism and ranks are the same."""
+    config = cell.config
+    same_layout = config.loading == config.parallel and cell.world.size == config.world_size
+    loading = cell.vary(parallel=config.loading, world_size=cell.world.size)
+    checkpoints, losses = take_over(loading, steps.open_checkpointer(loading))
+    target = steps.build_anew(loading)
     for number, checkpoint in enumerate(reversed(checkpoints)):
-        steps.make_different(other, target, number)
-        checks.prove_power(other, target, checkpoint, same_layout=same_layout)
-        steps.load(other, target, checkpoint)
-        checks.verify_restored(other, target, checkpoint, same_layout=same_layout)
-        until = checkpoint.step + cell.plan.resume_steps
-        resumed = steps.train(other, target, oracle.data, until)
-        checks.verify_resumed(other, target, resumed, checkpoint, oracle, number, same_layout)
+        checks.load_and_verify(loading, target, checkpoint, number)
+        checks.resume(loading, target, checkpoint, losses, number, exactly=same_layout)

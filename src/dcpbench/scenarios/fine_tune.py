@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
+from dcpbench.records.findings import Finding
 from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.cell import Cell, Skip
-from dcpbench.verify.compare import Mismatch
 from dcpbench.workloads.stateful import PartState, SubmoduleState
-from dcpbench.workloads.training_run import Trainee
+from dcpbench.workloads.training_run import TrainingRun
 
 FROZEN = "pretrain."
 """What the FQNs of the pre-trained model begin with in the one that is fine-tuned."""
@@ -32,9 +32,8 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
         raise Skip("this torch has no submodules= any more")
     before = cell.vary(folder="pre_training")
     pretrained = steps.build(before)
-    pretraining = steps.open_storage(before)
     steps.train(before, pretrained.trained, pretrained.data, until=cell.plan.train_steps)
-    saved = steps.save(before, pretrained.trained, pretraining)
+    saved = steps.save(before, pretrained.trained, steps.open_checkpointer(before))
     steps.finish(before, saved)
     checks.verify_twin(before, pretrained)
 
@@ -55,15 +54,12 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
         steps.load(tuning, target, saved, state=_part(target, submodules))
         steps.load(tuning, target, checkpoint)
         checks.verify_restored(tuning, target, checkpoint)
-        until = checkpoint.step + cell.plan.resume_steps
-        resumed = steps.train(tuning, target, oracle.data, until)
-        checks.verify_resumed(tuning, target, resumed, checkpoint, oracle, number)
+        checks.resume(tuning, target, checkpoint, oracle.losses, number)
         checks.verify_unchanged(
             tuning, target, FROZEN, checkpoint, f"after the restart from step {checkpoint.step}"
         )
-        _verify_keys(
-            tuning, target, steps.keys(checkpoint.checkpoint_id, checkpoint.storage), str(checkpoint)
-        )
+        keys = set(checkpoint.checkpointer.manifest(checkpoint.checkpoint_id).entries)
+        _verify_keys(tuning, target, keys, str(checkpoint))
 
 
 def _tuning(cell: Cell, layers: int) -> Cell:
@@ -80,25 +76,25 @@ def _tuning(cell: Cell, layers: int) -> Cell:
     )
 
 
-def _part(trainee: Trainee, submodules: bool) -> dict[str, PartState | SubmoduleState]:
+def _part(run: TrainingRun, submodules: bool) -> dict[str, PartState | SubmoduleState]:
     if submodules:
-        return {"model": SubmoduleState(trainee.model, "pretrain")}
-    return {"model": PartState(trainee.model, FROZEN)}
+        return {"model": SubmoduleState(run.model, "pretrain")}
+    return {"model": PartState(run.model, FROZEN)}
 
 
-def _verify_keys(cell: Cell, trainee: Trainee, keys: set[str], where: str) -> None:
+def _verify_keys(cell: Cell, run: TrainingRun, keys: set[str], where: str) -> None:
     """A checkpoint of the fine-tuning has each trained parameter and none that is frozen."""
-    frozen = {name for name in trainee.parameters() if name.startswith(FROZEN)}
-    trained = trainee.parameters().keys() - frozen
+    frozen = {name for name in run.parameters() if name.startswith(FROZEN)}
+    trained = run.parameters().keys() - frozen
 
-    def wrong(found: set[str]) -> list[Mismatch]:
+    def wrong(found: set[str]) -> list[Finding]:
         extra = [
-            Mismatch(name, "frozen, but in the checkpoint")
+            checks.breach(name, "frozen, but in the checkpoint")
             for name in sorted(frozen)
             if any(f".{name}" in key for key in found)
         ]
         missing = [
-            Mismatch(name, "trained, but not in the checkpoint")
+            checks.breach(name, "trained, but not in the checkpoint")
             for name in sorted(trained)
             if f"model.{name}" not in found
         ]

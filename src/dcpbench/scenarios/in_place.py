@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
+from dcpbench.records.findings import Finding
 from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.cell import Cell
-from dcpbench.verify.compare import Mismatch
 from dcpbench.verify.snapshot import local_part
 
 
@@ -37,8 +37,7 @@ def in_place(cell: Cell) -> None:
 
     steps.load(cell, target, checkpoint, state=filled, install=verify_and_set)
     checks.verify_restored(cell, target, checkpoint)
-    resumed = steps.train(cell, target, oracle.data, checkpoint.step + cell.plan.resume_steps)
-    checks.verify_resumed(cell, target, resumed, checkpoint, oracle, 0)
+    checks.resume(cell, target, checkpoint, oracle.losses)
 
 
 Places = dict[str, tuple[object, int]]
@@ -56,10 +55,10 @@ def _places(nested: dict[str, Any], path: str = "state") -> Places:
     return places
 
 
-def _moved(before: Places, after: Places) -> list[Mismatch]:
+def _moved(before: Places, after: Places) -> list[Finding]:
     """Paths at which there is another object, or the same one with its elements elsewhere."""
     return [
-        Mismatch(path, "it is not the object that was given, or its elements lie elsewhere")
+        checks.breach(path, "it is not the object that was given, or its elements lie elsewhere")
         for path, (given, address) in before.items()
         if path not in after or after[path][0] is not given or after[path][1] != address
     ]

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.cell import Cell
-from dcpbench.verify.retain import kept
+from dcpbench.verify.retain import retained
 from dcpbench.verify.snapshot import Leaves, snapshot_nested
 from dcpbench.workloads.world import World
 
@@ -84,7 +84,7 @@ def _objects(world: World, value: float) -> Objects:
 
 def _leaves(objects: Objects) -> Leaves:
     state = {name: {"data": each.data, "seen": each.seen} for name, each in objects.items()}
-    return kept(snapshot_nested(state))
+    return retained(snapshot_nested(state))
 
 
 def _turned(cell: Cell, state: dict[str, Any]) -> dict[str, Any]:

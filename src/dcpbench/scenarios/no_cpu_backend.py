@@ -2,33 +2,34 @@
 meet its peers from a thread."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import torch.distributed as dist
 
+from dcpbench.records.findings import Finding
 from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.cell import Cell
-from dcpbench.verify.compare import Mismatch
 
 
 def no_cpu_backend(cell: Cell) -> None:
     """The save is refused with torch's own clear message, leaves nothing behind, and training goes on."""
     oracle = steps.build(cell)
-    storage = steps.open_storage(cell)
     steps.train(cell, oracle.trained, oracle.data, until=cell.config.train_steps)
     device_only = dist.new_group(backend=dist.get_default_backend_for_device(cell.world.device.type))
+    without = replace(cell, world=replace(cell.world, checkpoint_group=device_only))
     refused, accepted = str(cell.folder / "refused"), str(cell.folder / "accepted")
     threads = threading.active_count()
-    left: list[Mismatch] = []
+    left: list[Finding] = []
 
     def save_without() -> None:
         try:
-            steps.write(cell, oracle.trained.state(), refused, storage, device_only).wait()
+            steps.open_checkpointer(without).save(oracle.trained.state(), refused).wait()
         finally:
             left.extend([*_files(refused), *_threads(threads)])
 
     def save_with() -> None:
-        steps.write(cell, oracle.trained.state(), accepted, storage, cell.world.checkpoint_group).wait()
+        steps.open_checkpointer(cell).save(oracle.trained.state(), accepted).wait()
 
     checks.verify_refused(
         cell, AssertionError, "A CPU backend must be enabled for async save", save_without, save_with
@@ -40,11 +41,11 @@ def no_cpu_backend(cell: Cell) -> None:
     checks.verify_twin(cell, oracle)
 
 
-def _files(checkpoint_id: str) -> list[Mismatch]:
+def _files(checkpoint_id: str) -> list[Finding]:
     left = sorted(str(path) for path in Path(checkpoint_id).rglob("*"))
-    return [Mismatch("files", f"{left[0]} was left behind")] if left else []
+    return [checks.breach("files", f"{left[0]} was left behind")] if left else []
 
 
-def _threads(before: int) -> list[Mismatch]:
+def _threads(before: int) -> list[Finding]:
     more = threading.active_count() - before
-    return [Mismatch("threads", f"{more} more than before")] if more > 0 else []
+    return [checks.breach("threads", f"{more} more than before")] if more > 0 else []

@@ -5,9 +5,11 @@ from collections.abc import Iterable
 # Private to torch, and its only way to read all that is below a key without a template for it.
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
+from dcpbench.checkpointers.dcp import DcpCheckpointer
+from dcpbench.records.findings import Finding
 from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.cell import Cell
-from dcpbench.verify.compare import Mismatch
+from dcpbench.scenarios.checkpoint import Checkpoint, retained_state
 from dcpbench.verify.snapshot import Leaves, snapshot_nested
 
 MODEL, OPTIMIZER_STATE = "model", "optimizer.state"
@@ -22,35 +24,37 @@ def partial_load(cell: Cell) -> None:
     target = steps.build_anew(cell)
     steps.make_different(cell, target, 0)
     checks.prove_power(cell, target, checkpoint, ("model_equal",))
-    before = steps.snapshot(target).kept()
+    before = retained_state(target)
     steps.load(cell, target, checkpoint, state={MODEL: target.state()[MODEL]})
     checks.verify_restored(cell, target, checkpoint, ("model_equal",))
     checks.verify_untouched(cell, target, before, checkpoint)
 
-    _verify_below(cell, MODEL, "model_equal", checkpoint.snapshot.model_equal, checkpoint)
+    _verify_below(cell, MODEL, "model_equal", checkpoint.state["model_equal"], checkpoint)
     moments = {
         name.removeprefix("state."): leaf
-        for name, leaf in checkpoint.snapshot.optim_equal.items()
+        for name, leaf in checkpoint.state["optim_equal"].items()
         if name.startswith("state.")
     }
     _verify_below(cell, OPTIMIZER_STATE, "optim_equal", moments, checkpoint)
 
 
-def _verify_below(cell: Cell, key: str, check: str, expected: Leaves, saved: steps.Checkpoint) -> None:
+def _verify_below(cell: Cell, key: str, check: str, expected: Leaves, saved: Checkpoint) -> None:
     """All that is below a key comes whole, on the CPU of every rank, and nothing beside it."""
+    checkpointer = saved.checkpointer.unwrapped()
+    assert isinstance(checkpointer, DcpCheckpointer)
     where = f"read by the key {key} {saved}"
     with cell.phase("load"):
         nested = _load_state_dict_from_keys(
             key,
-            storage_reader=saved.storage.reader(saved.checkpoint_id),
+            storage_reader=checkpointer.reader(saved.checkpoint_id),
             process_group=cell.world.checkpoint_group,
         )
     loaded = snapshot_nested(nested)
     below = {name.removeprefix(f"{key}."): leaf for name, leaf in loaded.items() if name.startswith(key)}
     checks.verify_content(cell, check, expected, below, where)
 
-    def beside(names: Iterable[str]) -> list[Mismatch]:
+    def beside(names: Iterable[str]) -> list[Finding]:
         strangers = [name for name in names if not name.startswith(f"{key}.")]
-        return [Mismatch(key, f"{strangers[0]} came with it")] if strangers else []
+        return [checks.breach(key, f"{strangers[0]} came with it")] if strangers else []
 
     checks.verify_contract(cell, beside(loaded), beside([*loaded, "optimizer.param_groups"]), [key], where)

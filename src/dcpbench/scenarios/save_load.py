@@ -1,5 +1,5 @@
-"""The main story: train and save, several times, and go on; then, for every checkpoint, build
-everything anew, load, compare, and train on as if nothing had happened."""
+"""Train and save, several times, and go on; then, for every checkpoint, build everything anew, load,
+compare, and train on as if nothing had happened."""
 
 from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.cell import Cell
@@ -15,15 +15,10 @@ def save_load(cell: Cell) -> None:
     # The newest first: it is the one that meets a model nothing was ever loaded into.
     target = steps.build_anew(cell)
     for number, checkpoint in enumerate(reversed(checkpoints)):
-        steps.make_different(cell, target, number)
-        checks.prove_power(cell, target, checkpoint)
-        steps.load(cell, target, checkpoint)
-        checks.verify_restored(cell, target, checkpoint)
+        checks.load_and_verify(cell, target, checkpoint, number)
         if number == 0:  # loading twice is loading once, and so is setting what is there
             steps.load(cell, target, checkpoint)
             checks.verify_restored(cell, target, checkpoint)
             steps.set_again(cell, target)
             checks.verify_restored(cell, target, checkpoint)
-        until = checkpoint.step + cell.plan.resume_steps
-        resumed = steps.train(cell, target, oracle.data, until)
-        checks.verify_resumed(cell, target, resumed, checkpoint, oracle, number)
+        checks.resume(cell, target, checkpoint, oracle.losses, number)

@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
+from dcpbench.records.findings import Finding
 from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.cell import Cell
-from dcpbench.verify.compare import Mismatch
-from dcpbench.verify.retain import kept
+from dcpbench.verify.retain import retained
 from dcpbench.verify.snapshot import snapshot_nested
 
 
@@ -48,7 +48,7 @@ def stateful_or_not(cell: Cell) -> None:
     def state() -> dict[str, Any]:
         return {**oracle.trained.state(), "plain": plain, "stateful": stateful}
 
-    expected = kept(snapshot_nested({"plain": plain, "stateful": stateful.state_dict()}))
+    expected = retained(snapshot_nested({"plain": plain, "stateful": stateful.state_dict()}))
     checkpoint = steps.train_and_save(cell, oracle, state=state, beside=expected)[-1]
     checks.verify_twin(cell, oracle)
 
@@ -57,7 +57,7 @@ def stateful_or_not(cell: Cell) -> None:
     checks.prove_power(cell, target, checkpoint)
     fresh = Counting(2.0, device)
     given = Recording({**target.state(), "plain": plain_values(device, 2), "stateful": fresh})
-    before = kept(snapshot_nested({"plain": given["plain"], "stateful": fresh.state_dict()}))
+    before = retained(snapshot_nested({"plain": given["plain"], "stateful": fresh.state_dict()}))
     steps.load(cell, target, checkpoint, state=given)
     checks.verify_restored(cell, target, checkpoint)
     loaded = snapshot_nested({"plain": given["plain"], "stateful": fresh.state_dict()})
@@ -89,12 +89,12 @@ def plain_values(device: torch.device, which: int) -> dict[str, Any]:
     }
 
 
-def _wrong(given: Recording, stateful: Counting) -> list[Mismatch]:
-    found: list[Mismatch] = []
+def _wrong(given: Recording, stateful: Counting) -> list[Finding]:
+    found: list[Finding] = []
     if given["stateful"] is not stateful or "stateful" in given.was_set:
-        found.append(Mismatch("stateful", "it was replaced by another object"))
+        found.append(checks.breach("stateful", "it was replaced by another object"))
     elif stateful.loads != 1:
-        found.append(Mismatch("stateful", f"its load_state_dict was called {stateful.loads} times"))
+        found.append(checks.breach("stateful", f"its load_state_dict was called {stateful.loads} times"))
     if "plain" not in given.was_set:
-        found.append(Mismatch("plain", "the loaded dictionary was not put back"))
+        found.append(checks.breach("plain", "the loaded dictionary was not put back"))
     return found

@@ -1,105 +1,48 @@
-"""The steps that scenarios are told in: build, train, save, load. Each stands here once; what is
-verified between them is in `dcpbench.scenarios.checks`."""
+"""The steps that scenarios are made of: build, train, save, load. What is verified between them is in
+`dcpbench.scenarios.checks`."""
 
 import itertools
 import pkgutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-import torch
-import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-
-from dcpbench.checkpointers.saving import PendingSave, hold_back
-from dcpbench.checkpointers.storage import Storage
-from dcpbench.faults import inject
+from dcpbench.checkpointers.base import Checkpointer
+from dcpbench.faults.inject import FaultyCheckpointer
 from dcpbench.scenarios.cell import Cell
-from dcpbench.verify.audit import Expected, audit, controls, expected_of
-from dcpbench.verify.compare import Recall
+from dcpbench.scenarios.checkpoint import (
+    Checkpoint,
+    SavedCheckpoint,
+    promised_keys,
+    retained_state,
+)
+from dcpbench.scenarios.oracles import Oracle, other_seed
+from dcpbench.verify.audit import audit, controls
 from dcpbench.verify.gather import gathered
 from dcpbench.verify.perturb import perturb_model, perturb_optimizer
-from dcpbench.verify.retain import kept
-from dcpbench.verify.snapshot import Leaves, snapshot_model, snapshot_nested, snapshot_optimizer
-from dcpbench.workloads import training_run as trainees
+from dcpbench.verify.snapshot import Leaves
+from dcpbench.workloads import training_run
 from dcpbench.workloads.batches import Batches
-from dcpbench.workloads.training_run import Trainee
-
-_PREFIXES = {"model_equal": "model.", "optim_equal": "optimizer."}
-"""What the keys of a checkpoint begin with, by the check that looks at what lies there."""
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """This rank's live state, by check."""
-
-    model_equal: Leaves
-    optim_equal: Leaves
-    extra_equal: Leaves
-
-    def kept(self) -> "Snapshot":
-        """The state as it is now, whatever becomes of it."""
-        return Snapshot(kept(self.model_equal), kept(self.optim_equal), kept(self.extra_equal))
-
-    def by_check(self) -> dict[str, Leaves]:
-        """The leaves that each check looks at."""
-        return {
-            "model_equal": self.model_equal,
-            "optim_equal": self.optim_equal,
-            "extra_equal": self.extra_equal,
-        }
-
-
-@dataclass
-class Checkpoint:
-    """A checkpoint and what the state was at its moment, which is what it must bring back."""
-
-    step: int
-    checkpoint_id: str
-    storage: Storage
-    snapshot: Snapshot
-    keys: dict[str, Expected]
-    pending: PendingSave
-
-    def __str__(self) -> str:
-        return f"in the checkpoint of step {self.step}"
-
-
-@dataclass(frozen=True)
-class Oracle:
-    """What a resumed run is held against: the uninterrupted one, and the unwrapped twin."""
-
-    trained: Trainee
-    twin: Trainee
-    data: Batches
+from dcpbench.workloads.training_run import TrainingRun
 
 
 def build(cell: Cell) -> Oracle:
-    """The trainee of the cell and its unwrapped twin, from the same seed, and the data for both."""
+    """The training run of the cell, its data, and its unwrapped twin where that is asked for."""
     with cell.phase("build"):
-        config, seed = cell.config, cell.config.seed
-        twin = trainees.build_plain(config, cell.world, seed)
-        data = Batches(
-            seed=seed,
-            size=config.model.batch_size,
-            input_size=cast(int, twin.model.input_size),
-            output_size=cast(int, twin.model.output_size),
-            device=cell.world.device,
-        )
-        return Oracle(trainees.build(config, cell.world, seed), twin, data)
+        config, world = cell.config, cell.world
+        trained = training_run.build(config, world, config.seed)
+        return Oracle(cell, trained, training_run.batches(config, world.device))
 
 
-def build_anew(cell: Cell) -> Trainee:
+def build_anew(cell: Cell) -> TrainingRun:
     """A target for loads, built from another seed, with the state that DCP gives a fresh optimizer."""
     with cell.phase("build"):
-        target = trainees.build(cell.config, cell.world, other_seed(cell, 0))
+        target = training_run.build(cell.config, cell.world, other_seed(cell, 0))
         target.state()["optimizer"].state_dict()
     return target
 
 
-def make_different(cell: Cell, target: Trainee, number: int) -> None:
+def make_different(cell: Cell, target: TrainingRun, number: int) -> None:
     """Change every element and every hyperparameter of a target, so that a load which restores
     nothing of it cannot go unseen; `number` counts the loads."""
     with cell.phase("build"):
@@ -109,17 +52,17 @@ def make_different(cell: Cell, target: Trainee, number: int) -> None:
         target.forget(seed)
 
 
-def open_storage(cell: Cell) -> Storage:
-    """The storage of the cell, with the one writer for all its saves."""
-    config = cell.config
-    storage: Storage = pkgutil.resolve_name(config.storage.target)(cell.folder, config.storage, config.save)
-    return storage
+def open_checkpointer(cell: Cell) -> Checkpointer:
+    """What writes and reads the checkpoints of the cell; it plants the cell's fault if there is one."""
+    config, world = cell.config, cell.world
+    made: Checkpointer = pkgutil.resolve_name(config.checkpointer.target)(cell.folder, config, world)
+    return FaultyCheckpointer(made, config.fault, world) if config.fault.target else made
 
 
-def train(cell: Cell, trainee: Trainee, data: Batches, until: int) -> list[float]:
+def train(cell: Cell, run: TrainingRun, data: Batches, until: int) -> list[float]:
     """Train up to and including step `until`; the losses of the steps taken."""
     with cell.phase("train"):
-        return trainee.train(data, until)
+        return run.train(data, until)
 
 
 def train_and_save(
@@ -127,20 +70,20 @@ def train_and_save(
     oracle: Oracle,
     state: Callable[[], dict[str, Any]] | None = None,
     beside: Leaves | None = None,
-) -> list[Checkpoint]:
+) -> list[SavedCheckpoint]:
     """The uninterrupted run: train and save in turn, as often as the plan says, then go on.
 
     Training goes on while a save is under way. Each is finished before the next one begins, or with
-    `overlap_saves` just after; two that are under way at once have a writer and a group each.
+    `overlap_saves` just after; two that are under way at once are in two slots of the checkpointer.
     """
     overlap = cell.config.overlap_saves
-    lanes = {lane: open_storage(cell) for lane in ((1, 2) if overlap else (0,))}
-    checkpoints: list[Checkpoint] = []
-    for lane, step in zip(itertools.cycle(lanes), cell.plan.save_steps, strict=False):
+    checkpointer = open_checkpointer(cell)
+    checkpoints: list[SavedCheckpoint] = []
+    for slot, step in zip(itertools.cycle((1, 2) if overlap else (0,)), cell.plan.save_steps, strict=False):
         train(cell, oracle.trained, oracle.data, until=step)
         if checkpoints and not overlap:
             finish(cell, checkpoints[-1])
-        checkpoints.append(save(cell, oracle.trained, lanes[lane], state=state, beside=beside, lane=lane))
+        checkpoints.append(save(cell, oracle.trained, checkpointer, state=state, beside=beside, slot=slot))
         if overlap and len(checkpoints) > 1:
             finish(cell, checkpoints[-2])
     train(cell, oracle.trained, oracle.data, until=cell.plan.last_step)
@@ -148,186 +91,116 @@ def train_and_save(
     return checkpoints
 
 
-def snapshot(trainee: Trainee) -> Snapshot:
-    """The live state of this rank, which goes on changing: `kept` is for what has to stay."""
-    return Snapshot(
-        model_equal=snapshot_model(trainee.model),
-        optim_equal=snapshot_optimizer(trainee.model, trainee.optimizer),
-        extra_equal=snapshot_nested(trainee.objects()),
-    )
-
-
 def save(
     cell: Cell,
-    trainee: Trainee,
-    storage: Storage,
+    run: TrainingRun,
+    checkpointer: Checkpointer,
     name: str | None = None,
     state: Callable[[], dict[str, Any]] | None = None,
     beside: Leaves | None = None,
-    lane: int = 0,
-) -> Checkpoint:
+    slot: int = 0,
+) -> SavedCheckpoint:
     """Write a checkpoint the cell's way; an asynchronous one goes on while training does.
 
     Args:
+        cell: the cell.
+        run: what is saved.
+        checkpointer: what writes it.
         name: of the checkpoint's folder, the step if none is given.
-        state: what is saved instead of the trainee's own state.
-        beside: what that holds beside the trainee's, as leaves by name.
-        lane: which of the groups is for it: `World.group_of`.
+        state: what is saved instead of the run's own state.
+        beside: what that holds beside the run's, as leaves by name.
+        slot: of the checkpointer.
     """
-    step = trainee.train_state.step
-    with cell.phase("verify", "kept"):
-        saved = snapshot(trainee).kept()
+    step = run.train_state.step
+    with cell.phase("verify", "retained"):
+        saved = retained_state(run)
     with cell.phase("save"):
         checkpoint_id = str(cell.folder / (name or f"step-{step:04d}"))
-        everything = inject.staged(cell, (state or trainee.state)())
-        held_back = hold_back(storage.writer) if cell.config.overlap_saves else None
-        pending = write(cell, everything, checkpoint_id, storage, cell.world.group_of(lane))
-        pending.held_back = held_back
+        pending = checkpointer.save((state or run.state)(), checkpoint_id, slot)
         cell.uploads.follow(pending)
-    cell.report.save_stall_s.append(pending.stall_s)
-    inject.live(cell, trainee)
-    inject.remember(cell, checkpoint_id, {**saved.model_equal, **saved.optim_equal})
-    return Checkpoint(step, checkpoint_id, storage, saved, _promised(trainee, saved, beside), pending)
-
-
-def write(
-    cell: Cell,
-    state: dict[str, Any],
-    checkpoint_id: str,
-    storage: Storage,
-    process_group: dist.ProcessGroup | None,
-) -> PendingSave:
-    """Save a state dict the cell's way."""
-    target = pkgutil.resolve_name(cell.config.save.target)
-    pending: PendingSave = target(
-        state, checkpoint_id, storage.writer, process_group, **cell.config.save.options
+    number = cell.measured("save_stall_s")
+    cell.measure("save_stall_s", pending.stall_s, number, "save")
+    keys = promised_keys(run, saved, beside)
+    return SavedCheckpoint(
+        step, checkpoint_id, checkpointer, saved, keys=keys, pending=pending, number=number
     )
-    return pending
 
 
-def finish(cell: Cell, checkpoint: Checkpoint) -> None:
-    """Wait until a checkpoint is complete."""
-    with cell.phase("upload" if cell.config.save.asynchronous else "save"):
+def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
+    """Wait until a checkpoint is complete, and audit it."""
+    phase = "upload" if cell.config.save.asynchronous else "save"
+    overlap = cell.config.overlap_saves
+    with cell.phase(phase):
         took_s = checkpoint.pending.wait()
-        if not cell.config.overlap_saves:  # it was held back, for how long says nothing
-            cell.report.save_s.append(took_s)
-        inject.written(cell, checkpoint.checkpoint_id)
-        cell.report.checkpoint_bytes = checkpoint.storage.size(checkpoint.checkpoint_id)
+        if not overlap:  # it was held back, for how long says nothing
+            cell.measure("save_s", took_s, checkpoint.number, phase)
+        size = checkpoint.checkpointer.size(checkpoint.checkpoint_id)
+        cell.measure("checkpoint_bytes", size, checkpoint.number, phase)
     with cell.phase("verify", "audit"):
-        verify_whole(cell, checkpoint)
-    if cell.config.raw and not cell.config.overlap_saves:
+        _verify_whole(cell, checkpoint)
+    if cell.config.raw and not overlap:
         _measure_raw(cell, checkpoint)
 
 
-def _measure_raw(cell: Cell, checkpoint: Checkpoint) -> None:
+def _measure_raw(cell: Cell, checkpoint: SavedCheckpoint) -> None:
     """Write and read as many bytes as a checkpoint has, all ranks at once, in as many files, a share each.
 
     It is done right after the save: what else goes on on the machine and its disk meets both.
     """
-    storage = checkpoint.storage
-    if storage.raw is None:
+    raw = checkpoint.checkpointer.raw
+    if raw is None:
         return
-    lengths = [length for _, length in sorted(storage.lengths(checkpoint.checkpoint_id).items())]
-    share = lengths[cell.world.rank :: cell.world.size]
+    files = checkpoint.checkpointer.manifest(checkpoint.checkpoint_id).found
+    share = [length for _, length in sorted(files.items())][cell.world.rank :: cell.world.size]
     folder = cell.folder / f"raw-of-rank{cell.world.rank}"
-    for do, took_s in (
-        (storage.raw.write, cell.report.raw_write_s),
-        (storage.raw.read, cell.report.raw_read_s),
-    ):
+    for metric, do in (("raw_write_s", raw.write), ("raw_read_s", raw.read)):
         with cell.phase("raw"):
             cell.world.meet()
             began = time.perf_counter()
             do(folder, share)
-            took_s.append(time.perf_counter() - began)
+            cell.measure(metric, time.perf_counter() - began, checkpoint.number, "raw")
 
 
-def verify_whole(cell: Cell, checkpoint: Checkpoint) -> None:
-    """Audit a complete checkpoint: rank 0 reads its metadata, every rank tells what it had to save."""
+def _verify_whole(cell: Cell, checkpoint: SavedCheckpoint) -> None:
+    """Audit a complete checkpoint: rank 0 reads its manifest, every rank knows what it had to save."""
     everybody = gathered(checkpoint.keys, cell.world.checkpoint_group)
     if cell.world.rank:
         return
     expected = {key: what for keys in everybody for key, what in keys.items()}
-    storage = checkpoint.storage
-    metadata = storage.reader(checkpoint.checkpoint_id).read_metadata()
-    lengths = storage.lengths(checkpoint.checkpoint_id)
-    cell.check("checkpoint_whole", audit(metadata, lengths, expected), str(checkpoint))
-    cell.control("checkpoint_whole", controls(metadata, lengths, expected), str(checkpoint))
-
-
-def _promised(trainee: Trainee, saved: Snapshot, beside: Leaves | None) -> dict[str, Expected]:
-    """The keys that a save of a trainee has to have; what is frozen is not saved."""
-    frozen = {name for name, value in trainee.parameters().items() if not value.requires_grad}
-    model = {name: leaf for name, leaf in saved.model_equal.items() if name not in frozen}
-    return {
-        **expected_of(model, _PREFIXES["model_equal"]),
-        **expected_of(saved.optim_equal, _PREFIXES["optim_equal"]),
-        **expected_of(saved.extra_equal),
-        **expected_of(beside or {}),
-    }
+    manifest = checkpoint.checkpointer.manifest(checkpoint.checkpoint_id)
+    cell.check("checkpoint_whole", audit(manifest, expected), str(checkpoint))
+    cell.control("checkpoint_whole", controls(manifest, expected), str(checkpoint))
 
 
 def load(
     cell: Cell,
-    target: Trainee,
+    target: TrainingRun,
     checkpoint: Checkpoint,
     state: dict[str, Any] | None = None,
     install: Callable[[], None] | None = None,
 ) -> None:
-    """Load a checkpoint into a target, and plant the cell's fault if it has one.
+    """Load a checkpoint into a target.
 
     Args:
+        cell: the cell.
+        target: what is loaded into.
+        checkpoint: what is loaded.
         state: what is loaded into instead of the target's own state.
         install: what brings `state` into the target, where loading does not.
     """
     with cell.phase("load"):
-        before = cell.report.phases.get("load", 0.0)
-        read(cell, target.state() if state is None else state, checkpoint.checkpoint_id, checkpoint.storage)
+        cell.world.synchronize()
+        began = time.perf_counter()
+        checkpoint.checkpointer.load(target.state() if state is None else state, checkpoint.checkpoint_id)
         if install:
             install()
-    cell.report.load_s.append(cell.report.phases["load"] - before)
-    inject.restored(cell, target)
+        cell.world.synchronize()
+        took_s = time.perf_counter() - began
+    cell.measure("load_s", took_s, cell.measured("load_s"), "load")
 
 
-def read(cell: Cell, state: dict[str, Any], checkpoint_id: str, storage: Storage) -> None:
-    """`dcp.load` into a state dict."""
-    dcp.load(
-        state,
-        storage_reader=storage.reader(checkpoint_id),
-        process_group=cell.world.checkpoint_group,
-    )
-
-
-def set_again(cell: Cell, target: Trainee) -> None:
+def set_again(cell: Cell, target: TrainingRun) -> None:
     """Set the state that a target has, as a load would: nothing may come of it."""
     with cell.phase("load"):
         for each in target.state().values():
             each.load_state_dict(each.state_dict())
-
-
-def recall(checkpoint: Checkpoint, check: str) -> Recall:
-    """What a checkpoint holds of the state that a check looks at; any rank may ask, by itself."""
-    reader = checkpoint.storage.reader(checkpoint.checkpoint_id)
-
-    def held(name: str) -> torch.Tensor | None:
-        key = f"{_PREFIXES.get(check, '')}{name}"
-        entry = reader.read_metadata().state_dict_metadata.get(key)
-        if not isinstance(entry, TensorStorageMetadata):
-            return None
-        tensor = torch.empty(entry.size, dtype=entry.properties.dtype)
-        dcp.load({key: tensor}, storage_reader=reader, no_dist=True)
-        return tensor
-
-    return held
-
-
-def keys(checkpoint_id: str, storage: Storage) -> set[str]:
-    """What a checkpoint says that it holds, flattened: `model.net1.weight`, ….
-
-    Its metadata is a pickle, and one that this cell wrote.
-    """
-    return set(storage.reader(checkpoint_id).read_metadata().state_dict_metadata)
-
-
-def other_seed(cell: Cell, number: int) -> int:
-    """A seed that no trainee of the cell was built from, another one for each `number`."""
-    return cell.config.seed + 1000 * (number + 1)

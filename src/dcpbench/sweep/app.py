@@ -16,66 +16,250 @@ from rich.text import Text
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Rerun
-from dcpbench.executors import machine
-from dcpbench.records.store import INTERRUPTED, ResultsError, exit_status, stored_rows, write_csv
+from dcpbench.config.schema import OF_THE_SWEEP, REPEATS
+from dcpbench.executors import fork_server
+from dcpbench.records.row import exit_status
+from dcpbench.records.status import INTERRUPTED
+from dcpbench.records.store import ResultsError, stored_rows, write_csv
 from dcpbench.sweep.folder import claim as folders
 from dcpbench.sweep.folder import manifest, resume
+from dcpbench.sweep.objective import objective_of
 from dcpbench.sweep.plan import cells as composing
 from dcpbench.sweep.plan import dry_run, job
+from dcpbench.sweep.plan.compositions import Compositions
 from dcpbench.sweep.run import driver
 
+_MULTIRUN_YAML = "multirun.yaml"
+"""The configuration of the sweep, named as by Hydra's own sweeper, which writes it before the first batch."""
 
-def run_sweep(
-    loader: ConfigLoader, base: DictConfig, job_overrides: Sequence[Sequence[str]], conf: Path
-) -> int:
-    """Run every cell that has no row yet, write the sweep's folder, print its table; the exit status.
+
+class SweepRun:
+    """One sweep in one folder, in as many batches as its sweeper hands over.
+
+    dcpbench's own sweeper hands over all cells at once: nothing is written before the last of them is
+    known to be right. Of another sweeper's cells only the next batch is known, so such a sweep can be
+    neither planned nor resumed, and its folder is claimed before the sweeper may write into it.
+    """
+
+    def __init__(self, loader: ConfigLoader, base: DictConfig, conf: Path, own_sweeper: bool) -> None:
+        """Decide what can be decided before the first batch.
+
+        Args:
+            loader: Hydra's, to compose cells with.
+            base: the composition of the sweep itself.
+            conf: the folder of dcpbench's own configuration.
+            own_sweeper: whether the sweep is driven by dcpbench's own sweeper.
+
+        Raises:
+            ConfigError: a key that is about the sweep is wrong, or the folder cannot be used.
+        """
+        self._base, self._conf, self._own_sweeper = base, conf, own_sweeper
+        self.sweeper = str(base.hydra.runtime.choices["hydra/sweeper"])
+        self._folder = Path(str(base.hydra.sweep.dir)).resolve()
+        self._objective = objective_of(base)
+        self._compositions = Compositions(loader, base)
+        self._console = Console(stderr=True)
+        self._claim = ExitStack()
+        self._record: manifest.Record | None = None
+        self._driver: driver.Sweep | None = None
+        self._overrides: list[list[str]] = []
+        self._started = 0.0
+        self._in_batch = self._broken_off = False
+        if not own_sweeper:
+            _refuse_what_needs_all_cells(base, self.sweeper)
+            folders.refuse_used(self._folder)
+            self._claim.enter_context(folders.held(self._folder))
+
+    @property
+    def begun(self) -> bool:
+        """Whether a cell may have run."""
+        return self._driver is not None
+
+    @property
+    def is_left_to_sweeper(self) -> bool:
+        """Whether another sweeper than dcpbench's own is at work, between two batches."""
+        return not self._own_sweeper and not self._in_batch
+
+    def run(self, job_overrides: Sequence[Sequence[str]]) -> list[float | None]:
+        """Run the cells of a batch that have no row yet; the value of the objective for each.
+
+        Raises:
+            ConfigError, hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: the
+                configuration is wrong; nothing of this batch was started.
+            SystemExit: a row could not be written.
+        """
+        if not job_overrides:
+            raise ConfigError(f"hydra/sweeper={self.sweeper}: asks for no cell")
+        self._in_batch = True
+        batch = [_of_the_cell(overrides) for overrides in job_overrides]
+        jobs = self._next(self._driver, batch) if self._driver else self._first(batch)
+        if self._driver:  # else it is only planned
+            try:
+                self._driver.run(jobs)
+            except ResultsError as error:
+                self._break_off(error)
+                sys.exit(1)
+        self._in_batch = False
+        rows = {row.cell: row for row in stored_rows(self._folder)}
+        return [self._objective.value_of(rows.get(job.cell.name)) for job in jobs]
+
+    def end(self, status: int) -> int:
+        """End the ranks, put the rows in order, write the reports, print the table, and give the folder up.
+
+        Args:
+            status: the exit status as far as it is known, 0 if it depends on the rows alone.
+
+        Returns:
+            the exit status.
+        """
+        with self._claim:
+            try:
+                return self._end(self._driver, status) if self._driver else status
+            except KeyboardInterrupt:
+                return INTERRUPTED
+            finally:
+                if self._record is None and not self._own_sweeper:  # whose sweeper may have left it behind
+                    (self._folder / _MULTIRUN_YAML).unlink(missing_ok=True)
+
+    def _first(self, batch: list[list[str]]) -> list[job.Job]:
+        """The jobs of the first batch, which of dcpbench's own sweeper is the only one. Begins the sweep,
+        unless it is only to be planned."""
+        base, folder = self._base, self._folder
+        before = _resumed(base, folder)
+        if before is not None and not base.plan:
+            self._claim.enter_context(folders.held(folder))
+        elif before is None and self._own_sweeper:
+            folders.refuse_used(folder)
+        if before is not None:
+            resume.same_matrix(folder, before, composing.cell_names(batch))
+        context = fork_server.fork_server(compiles=composing.may_compile(base, batch))
+        cells = self._compose(batch)
+        try:
+            here = fork_server.probe(context)
+        except RuntimeError as error:
+            raise ConfigError(str(error)) from None
+        jobs = job.plan(cells, here, self._conf)
+        sweep = driver.Sweep(folder, list(jobs), here, context, self._console)
+        found = None if before is None else resume.look(folder, jobs, base.rerun)
+        if base.plan:
+            here.complete()
+            dry_run.print_plan(folder, jobs, here.gpus, found)
+            return jobs
+        if before is None or found is None:
+            self._begin(sweep)
+        else:
+            self._go_on(sweep, before, found)
+        self._started = time.monotonic()
+        # pandas takes up to a second to import, which the driver has while the ranks are at work.
+        import_of = ("dcpbench.report.files",)
+        threading.Thread(target=importlib.import_module, args=import_of, daemon=True).start()
+        self._driver = sweep
+        return jobs
+
+    def _next(self, sweep: driver.Sweep, batch: list[list[str]]) -> list[job.Job]:
+        """The jobs of another batch."""
+        assert self._record is not None
+        jobs = job.plan(self._compose(batch), sweep.machine, self._conf)
+        job.refuse_shared_folders([*sweep.jobs, *jobs])
+        sweep.jobs += jobs
+        self._write_record(sweep, self._record)
+        return jobs
+
+    def _compose(self, batch: list[list[str]]) -> list[composing.SweepCell]:
+        first = len(self._overrides)
+        self._overrides += batch
+        names = composing.cell_names(self._overrides)[first:]
+        cells = composing.compose(self._compositions, batch, names, first)
+        for cell in cells:
+            cell.config.check()
+        return cells
+
+    def _begin(self, sweep: driver.Sweep) -> None:
+        """Make the folder this sweep's, and write down what was asked for."""
+        if self._own_sweeper:
+            self._claim.enter_context(folders.held(self._folder))
+            folders.refuse_used(self._folder)  # once more, now that nobody else can write there
+        self._write_record(sweep, manifest.Record(manifest.own_words(sys.argv[1:]), str(Path.cwd()), [], []))
+        OmegaConf.save(self._base, self._folder / _MULTIRUN_YAML)
+
+    def _go_on(self, sweep: driver.Sweep, before: manifest.Record, found: resume.Found) -> None:
+        """Leave of the sweep that was broken off what stands, and print what does not."""
+        folder, jobs = self._folder, sweep.jobs
+        self._write_record(sweep, before)
+        for sentence in found.sentences(len(jobs)):
+            self._console.print(Text(sentence), soft_wrap=True)
+        resume.take_up(folder, jobs, found)
+        sweep.done = {row.cell: row for row in found.rows}
+        now = {**sweep.machine.description, "git_commit": jobs[0].columns["git_commit"]}
+        sweep.earlier_machines = resume.earlier_machines(folder, now)
+
+    def _write_record(self, sweep: driver.Sweep, before: manifest.Record) -> None:
+        """Make the sweep's folder below each `storage.root`, but those that it has had before, and write
+        down which these are and what cells the sweep has."""
+        roots = {str(Path(root).resolve()) for job in sweep.jobs if (root := job.config.storage.root)}
+        for root in sorted(roots - set(before.storage)):
+            folders.claim(Path(root) / self._folder.name, "storage.root")
+        cells = before.cells if self._own_sweeper and before.cells else [job.cell.name for job in sweep.jobs]
+        self._record = replace(before, cells=cells, storage=sorted({*before.storage, *roots}))
+        self._record.write(self._folder)
+
+    def _break_off(self, error: ResultsError) -> None:
+        """Say once that there is no room for another row."""
+        if not self._broken_off:
+            sentence = f"broken off: {error}; make room, and go on with resume={self._folder}"
+            self._console.print(Text(sentence), soft_wrap=True)
+        self._broken_off = True
+
+    def _end(self, sweep: driver.Sweep, status: int) -> int:
+        try:
+            sweep.end()
+            if not self._broken_off:
+                resume.in_order(self._folder, sweep.jobs)
+                write_csv(self._folder)
+        except ResultsError as error:
+            self._break_off(error)
+        if self._broken_off:
+            return 1
+        if status == INTERRUPTED:
+            have = sum(1 for _ in stored_rows(self._folder))
+            self._console.print(f"interrupted: {have} of {len(sweep.jobs)} cells have a row")
+        if any(stored_rows(self._folder)):
+            self._print_report(sweep.written)
+        return status or exit_status(stored_rows(self._folder))
+
+    def _print_report(self, written: int) -> None:
+        from dcpbench.report.files import print_report, write_reports
+
+        write_reports(self._folder)
+        print_report(self._folder)
+        if all(row.status == "skip" for row in stored_rows(self._folder)):
+            self._console.print("every cell was skipped: nothing was measured")
+        spent_s = time.monotonic() - self._started
+        self._console.print(f"{written} cells in {spent_s:.1f} s, written to {self._folder}", soft_wrap=True)
+
+
+def _of_the_cell(overrides: Sequence[str]) -> list[str]:
+    """The overrides of a job without those about the whole sweep, which other sweepers pass on."""
+    return [item for item in overrides if item.partition("=")[0] not in (*OF_THE_SWEEP, REPEATS)]
+
+
+def _refuse_what_needs_all_cells(base: DictConfig, sweeper: str) -> None:
+    """Refuse what another sweeper than dcpbench's own cannot do, or not without an objective.
 
     Raises:
-        ConfigError, hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: the
-            configuration is wrong; nothing was started.
+        ConfigError: naming the key.
     """
-    folder = Path(str(base.hydra.sweep.dir)).resolve()
-    before = _resumed(base, folder)
-    with ExitStack() as stack:
-        if before is None:
-            folders.refuse_used(folder)
-        elif not base.plan:
-            stack.enter_context(folders.held(folder))
-        if before is not None:
-            resume.same_matrix(folder, before, composing.cell_names(job_overrides))
-        sweep = _decided(loader, base, job_overrides, conf, folder)
-        found = None
-        if before is not None:
-            found = resume.look(folder, sweep.jobs, base.rerun)
-        if base.plan:
-            sweep.machine.complete()
-            dry_run.print_plan(folder, sweep.jobs, sweep.machine.gpus, found)
-            return 0
-        if before is None or found is None:
-            stack.enter_context(folders.held(folder))
-            _begin(base, sweep)
-        else:
-            _go_on(sweep, before, found)
-        return _run(sweep)
-
-
-def _decided(
-    loader: ConfigLoader,
-    base: DictConfig,
-    job_overrides: Sequence[Sequence[str]],
-    conf: Path,
-    folder: Path,
-) -> driver.Sweep:
-    """The sweep with all that is decided before it starts; writes nothing."""
-    context = machine.fork_server(compiles=composing.may_compile(base, job_overrides))
-    cells = composing.compose(loader, base, job_overrides)
-    for cell in cells:
-        cell.config.check()
-    try:
-        here = machine.probe(context)
-    except RuntimeError as error:
-        raise ConfigError(str(error)) from None
-    return driver.Sweep(folder, job.plan(cells, here, conf), here, context, Console(stderr=True))
+    for key, null in (("resume", None), ("plan", False), (REPEATS, 1)):
+        if base[key] != null:
+            value = str(base[key]).lower() if key == "plan" else base[key]
+            raise ConfigError(
+                f"{key}={value}: needs to know all cells before the first one runs, as with "
+                f"hydra/sweeper=dcpbench and not with hydra/sweeper={sweeper}"
+            )
+    if base.objective is None and sweeper != "basic":
+        raise ConfigError(
+            f"objective=null: hydra/sweeper={sweeper} is returned a number for each cell: name the metric"
+        )
 
 
 def _resumed(base: DictConfig, folder: Path) -> manifest.Record | None:
@@ -95,71 +279,3 @@ def _resumed(base: DictConfig, folder: Path) -> manifest.Record | None:
     if Path(str(base.resume)).resolve() != folder:
         raise ConfigError(f"resume={base.resume}: hydra.sweep.dir={folder} is another folder")
     return manifest.read(folder)
-
-
-def _begin(base: DictConfig, sweep: driver.Sweep) -> None:
-    """Make the folder this sweep's, and write down what was asked for."""
-    folder = sweep.folder
-    folders.refuse_used(folder)  # once more, now that nobody else can write there
-    roots = _claim_storage(sweep, known=[])
-    words = manifest.own_words(sys.argv[1:])
-    manifest.Record(words, str(Path.cwd()), [job.cell.name for job in sweep.jobs], roots).write(folder)
-    OmegaConf.save(base, folder / "multirun.yaml")  # as Hydra does
-
-
-def _go_on(sweep: driver.Sweep, before: manifest.Record, found: resume.Found) -> None:
-    """Leave of the sweep that was broken off what stands, and tell what does not."""
-    folder, jobs = sweep.folder, sweep.jobs
-    roots = _claim_storage(sweep, before.storage)
-    replace(before, storage=sorted({*before.storage, *roots})).write(folder)
-    for sentence in found.sentences(len(jobs)):
-        sweep.console.print(Text(sentence), soft_wrap=True)
-    resume.take_up(folder, jobs, found)
-    sweep.done = {row.cell: row for row in found.rows}
-    now = {**sweep.machine.description, "git_commit": jobs[0].begun.git_commit}
-    sweep.earlier_machines = resume.earlier_machines(folder, now)
-
-
-def _claim_storage(sweep: driver.Sweep, known: list[str]) -> list[str]:
-    """Make the sweep's folder below each `storage.root`, but those that it has had before."""
-    roots = {str(Path(root).resolve()) for job in sweep.jobs if (root := job.config.storage.root)}
-    for root in sorted(roots - set(known)):
-        folders.claim(Path(root) / sweep.folder.name, "storage.root")
-    return sorted(roots)
-
-
-def _run(sweep: driver.Sweep) -> int:
-    started = time.monotonic()
-    # pandas takes up to a second to import, which the driver has while the ranks are at work.
-    threading.Thread(target=importlib.import_module, args=("dcpbench.report.files",), daemon=True).start()
-    status = None
-    try:
-        try:
-            sweep.run()
-        except KeyboardInterrupt:
-            status = INTERRUPTED
-            have = len(sweep.done) + sweep.written
-            sweep.console.print(f"interrupted: {have} of {len(sweep.jobs)} cells have a row")
-        resume.in_order(sweep.folder, sweep.jobs)
-        write_csv(sweep.folder)
-    except ResultsError as error:
-        told = f"broken off: {error}; make room, and go on with resume={sweep.folder}"
-        sweep.console.print(Text(told), soft_wrap=True)
-        return 1
-    if status is None:
-        status = exit_status(stored_rows(sweep.folder))
-    _tell(sweep, time.monotonic() - started)
-    return status
-
-
-def _tell(sweep: driver.Sweep, spent_s: float) -> None:
-    if not sweep.done and not sweep.written:
-        return
-    from dcpbench.report.files import print_report, write_reports
-
-    write_reports(sweep.folder)
-    print_report(sweep.folder)
-    if all(row.status == "skip" for row in stored_rows(sweep.folder)):
-        sweep.console.print("every cell was skipped: nothing was measured")
-    told = f"{sweep.written} cells in {spent_s:.1f} s, written to {sweep.folder}"
-    sweep.console.print(told, soft_wrap=True)

@@ -1,21 +1,13 @@
 """What a checkpoint says of itself, against what was to be saved: nothing is loaded for it."""
 
-import copy
 import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-import torch
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorStorageMetadata,
-)
-
-from dcpbench.verify.compare import Mismatch
+from dcpbench.records.findings import Finding, Problem
+from dcpbench.verify.manifest import Chunk, Entry, Manifest
 from dcpbench.verify.retain import DigestedLeaf
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
 
@@ -42,155 +34,129 @@ def expected_of(leaves: Leaves, prefix: str = "") -> dict[str, Expected]:
     return promised
 
 
-def audit(metadata: Metadata, lengths: Mapping[str, int], expected: Mapping[str, Expected]) -> list[Mismatch]:
-    """Keys in both directions, shapes, dtypes, chunks that tile each tensor exactly once, and files that
-    are there with the lengths that `.metadata` names.
+def audit(manifest: Manifest, expected: Mapping[str, Expected]) -> list[Finding]:
+    """Keys in both directions, shapes, dtypes, chunks that tile each tensor exactly once and are stored,
+    and files that are there with the lengths that the checkpoint names.
 
     Args:
-        metadata: of the checkpoint.
-        lengths: the size in bytes of each file of the checkpoint, by its relative path.
+        manifest: of the checkpoint.
         expected: what was to be saved, by key.
     """
-    held = metadata.state_dict_metadata
-    found = [Mismatch(key, "to be saved, but not in the checkpoint") for key in expected if key not in held]
-    found += [Mismatch(key, "in the checkpoint, but not to be saved") for key in held if key not in expected]
-    for key, entry in held.items():
-        if isinstance(entry, TensorStorageMetadata):
-            found += [Mismatch(key, what) for what in _tensor(entry, expected.get(key, Expected()))]
-    return found + _files(metadata, lengths)
-
-
-def _tensor(entry: TensorStorageMetadata, expected: Expected) -> list[str]:
-    wrong = []
-    size = tuple(entry.size)
-    if expected.shape is not None and size != expected.shape:
-        wrong.append(f"shape: to be saved {expected.shape}, in the checkpoint {size}")
-    if expected.dtype is not None and str(entry.properties.dtype) != expected.dtype:
-        wrong.append(f"dtype: to be saved {expected.dtype}, in the checkpoint {entry.properties.dtype}")
-    chunks = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in entry.chunks]
-    for offsets, sizes in chunks:
-        if any(begin + length > whole for begin, length, whole in zip(offsets, sizes, size, strict=True)):
-            wrong.append(f"the chunk at {offsets} of size {sizes} reaches beyond {size}")
-    filled = [chunk for chunk in chunks if math.prod(chunk[1])]
-    for one, other in itertools.combinations(filled, 2):
-        if all(
-            max(begin, start) < min(begin + length, start + extent)
-            for begin, length, start, extent in zip(*one, *other, strict=True)
-        ):
-            wrong.append(f"the chunks at {one[0]} and {other[0]} overlap")
-    covered = sum(math.prod(sizes) for _, sizes in chunks)
-    if covered < math.prod(size):
-        wrong.append(f"its chunks hold {covered} of {math.prod(size)} elements")
-    return wrong
-
-
-def _files(metadata: Metadata, lengths: Mapping[str, int]) -> list[Mismatch]:
-    stored = metadata.storage_data or {}
-    named: dict[str, int] = {}
-    for place in stored.values():
-        named[place.relative_path] = max(named.get(place.relative_path, 0), place.offset + place.length)
-    found = [
-        Mismatch(path, f"{length} bytes by .metadata, {lengths.get(path, 'no such file')}")
-        for path, length in sorted(named.items())
-        if lengths.get(path) != length
-    ]
-    for key, entry in metadata.state_dict_metadata.items():
-        if isinstance(entry, BytesStorageMetadata):
-            places = [MetadataIndex(key)]
-        else:
-            places = [MetadataIndex(key, chunk.offsets) for chunk in entry.chunks]
-        found += [Mismatch(key, f"nothing is stored for {place}") for place in places if place not in stored]
+    entries = manifest.entries
+    found = [Finding(key, Problem.not_stored) for key in expected if key not in entries]
+    found += [Finding(key, Problem.not_asked_for) for key in entries if key not in expected]
+    for key, entry in entries.items():
+        if entry.shape is not None:
+            found += _tensor(key, entry, entry.shape, expected.get(key, Expected()))
+    for path, named in sorted(manifest.named.items()):
+        if manifest.found.get(path) != named:
+            facts = {"named": named, "found": manifest.found.get(path, "no such file")}
+            found.append(Finding(path, Problem.files, facts=facts))
+    for key, entry in entries.items():
+        nowhere = [chunk for chunk in entry.chunks if chunk.file is None]
+        found += [Finding(key, Problem.chunks, facts={"nowhere": chunk.offsets}) for chunk in nowhere]
     return found
 
 
-def controls(
-    metadata: Metadata, lengths: Mapping[str, int], expected: Mapping[str, Expected]
-) -> dict[str, bool]:
-    """Whether an audit of a copy that is damaged in one way tells of it, for each way there is.
+def _tensor(key: str, entry: Entry, shape: tuple[int, ...], expected: Expected) -> list[Finding]:
+    wrong = []
+    if expected.shape is not None and shape != expected.shape:
+        facts = {"expected": expected.shape, "stored": shape}
+        wrong.append(Finding(key, Problem.shape, facts=facts))
+    if expected.dtype is not None and entry.dtype != expected.dtype:
+        types = {"expected": expected.dtype, "stored": entry.dtype}
+        wrong.append(Finding(key, Problem.dtype, facts=types))
+    for chunk in entry.chunks:
+        ends = zip(chunk.offsets, chunk.sizes, shape, strict=True)
+        if any(begin + length > whole for begin, length, whole in ends):
+            beyond = {"offsets": chunk.offsets, "sizes": chunk.sizes, "shape": shape}
+            wrong.append(Finding(key, Problem.chunks, facts=beyond))
+    filled = [chunk for chunk in entry.chunks if math.prod(chunk.sizes)]
+    for one, other in itertools.combinations(filled, 2):
+        boxes = zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True)
+        if all(max(begin, start) < min(begin + length, start + size) for begin, length, start, size in boxes):
+            wrong.append(Finding(key, Problem.chunks, facts={"one": one.offsets, "other": other.offsets}))
+    stored = sum(math.prod(chunk.sizes) for chunk in entry.chunks)
+    if stored < math.prod(shape):
+        counts = {"stored": stored, "elements": math.prod(shape)}
+        wrong.append(Finding(key, Problem.uncovered, facts=counts))
+    return wrong
+
+
+def controls(manifest: Manifest, expected: Mapping[str, Expected]) -> dict[str, bool]:
+    """Whether an audit of a copy that is damaged in one way reports it, for each way there is.
 
     The copy has one key only: all of a large checkpoint's, ten times, would cost more than the audit.
     """
-    key = next(key for key, entry in metadata.state_dict_metadata.items() if _is_matrix(entry))
-    one = _only(metadata, key)
+    key, entry = next((key, entry) for key, entry in manifest.entries.items() if _is_matrix(entry))
+    one = replace(manifest, entries={key: entry})
     wanted = {key: expected.get(key, Expected())}
-    clean = {(found.name, found.what) for found in audit(one, lengths, wanted)}
-    fired: dict[str, bool] = {}
-    for name, damage in _DAMAGES.items():
-        changed, files = copy.deepcopy(one), dict(lengths)
-        damage(changed, files, key)
-        told = {(found.name, found.what) for found in audit(changed, files, wanted)}
-        fired[name] = bool(told - clean)
-    return fired
+    clean = audit(one, wanted)
+    return {
+        name: any(found not in clean for found in audit(damage(one, key, entry), wanted))
+        for name, damage in _DAMAGES.items()
+    }
 
 
-def _only(metadata: Metadata, key: str) -> Metadata:
-    """What `.metadata` would be of a checkpoint that holds one key."""
-    stored = {place: where for place, where in metadata.storage_data.items() if place.fqn == key}
-    return Metadata({key: metadata.state_dict_metadata[key]}, storage_data=stored)
+def _is_matrix(entry: Entry) -> bool:
+    return entry.shape is not None and math.prod(entry.shape) > 1
 
 
-def _is_matrix(entry: object) -> bool:
-    return isinstance(entry, TensorStorageMetadata) and math.prod(entry.size) > 1
+def _with(one: Manifest, key: str, entry: Entry) -> Manifest:
+    return replace(one, entries={**one.entries, key: entry})
 
 
-def _entry(metadata: Metadata, key: str) -> TensorStorageMetadata:
-    entry = metadata.state_dict_metadata[key]
-    assert isinstance(entry, TensorStorageMetadata)
-    return entry
+def _without(mapping: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in mapping.items() if name != key}
 
 
-def _drop(metadata: Metadata, files: dict[str, int], key: str) -> None:
-    del metadata.state_dict_metadata[key]
+def _with_chunks(one: Manifest, key: str, entry: Entry, *chunks: Chunk) -> Manifest:
+    return _with(one, key, replace(entry, chunks=chunks))
 
 
-def _add(metadata: Metadata, files: dict[str, int], key: str) -> None:
-    metadata.state_dict_metadata["stranger"] = BytesStorageMetadata()
+def _filled(entry: Entry) -> Chunk:
+    return next(chunk for chunk in entry.chunks if math.prod(chunk.sizes))
 
 
-def _reshape(metadata: Metadata, files: dict[str, int], key: str) -> None:
-    entry = _entry(metadata, key)
-    entry.size = torch.Size([entry.size[0] + 1, *entry.size[1:]])
+def _reshape(one: Manifest, key: str, entry: Entry) -> Manifest:
+    assert entry.shape
+    shape = (entry.shape[0] + 1, *entry.shape[1:])
+    return _with(one, key, replace(entry, shape=shape))
 
 
-def _retype(metadata: Metadata, files: dict[str, int], key: str) -> None:
-    entry = _entry(metadata, key)
-    entry.properties = replace(entry.properties, dtype=torch.complex128)
+def _lose_chunk(one: Manifest, key: str, entry: Entry) -> Manifest:
+    lost = _filled(entry)
+    return _with_chunks(one, key, entry, *(chunk for chunk in entry.chunks if chunk is not lost))
 
 
-def _repeat_chunk(metadata: Metadata, files: dict[str, int], key: str) -> None:
-    entry = _entry(metadata, key)
-    entry.chunks.append(next(chunk for chunk in entry.chunks if math.prod(chunk.sizes)))
+def _move_chunk(one: Manifest, key: str, entry: Entry) -> Manifest:
+    *others, last = entry.chunks
+    return _with_chunks(one, key, entry, *others, replace(last, offsets=entry.shape or ()))
 
 
-def _lose_chunk(metadata: Metadata, files: dict[str, int], key: str) -> None:
-    entry = _entry(metadata, key)
-    entry.chunks.remove(next(chunk for chunk in entry.chunks if math.prod(chunk.sizes)))
+def _lose_place(one: Manifest, key: str, entry: Entry) -> Manifest:
+    *others, last = entry.chunks
+    return _with_chunks(one, key, entry, *others, replace(last, file=None))
 
 
-def _move_chunk(metadata: Metadata, files: dict[str, int], key: str) -> None:
-    entry = _entry(metadata, key)
-    last = entry.chunks.pop()
-    entry.chunks.append(ChunkStorageMetadata(torch.Size(entry.size), last.sizes))
+def _shorten_file(one: Manifest, key: str, entry: Entry) -> Manifest:
+    path = next(iter(one.named))
+    return replace(one, found={**one.found, path: one.found.get(path, 0) - 1})
 
 
-def _lose_place(metadata: Metadata, files: dict[str, int], key: str) -> None:
-    del metadata.storage_data[next(place for place in metadata.storage_data if place.fqn == key)]
+def _lose_file(one: Manifest, key: str, entry: Entry) -> Manifest:
+    path = next(iter(one.named))
+    return replace(one, found=_without(one.found, path))
 
 
-def _shorten_file(metadata: Metadata, files: dict[str, int], key: str) -> None:
-    files[next(iter(metadata.storage_data.values())).relative_path] -= 1
-
-
-def _lose_file(metadata: Metadata, files: dict[str, int], key: str) -> None:
-    del files[next(iter(metadata.storage_data.values())).relative_path]
-
-
-_DAMAGES: dict[str, Callable[[Metadata, dict[str, int], str], None]] = {
-    "a key that is missing": _drop,
-    "a key that is too many": _add,
+_DAMAGES: dict[str, Callable[[Manifest, str, Entry], Manifest]] = {
+    "a key that is missing": lambda one, key, entry: replace(one, entries=_without(one.entries, key)),
+    "a key that is too many": lambda one, key, entry: _with(one, "stranger", Entry(None, None, ())),
     "another shape": _reshape,
-    "another dtype": _retype,
-    "a chunk that is there twice": _repeat_chunk,
+    "another dtype": lambda one, key, entry: _with(one, key, replace(entry, dtype="torch.complex128")),
+    "a chunk that is there twice": lambda one, key, entry: _with_chunks(
+        one, key, entry, *entry.chunks, _filled(entry)
+    ),
     "a chunk that is missing": _lose_chunk,
     "a chunk beyond its tensor": _move_chunk,
     "a chunk that is stored nowhere": _lose_place,

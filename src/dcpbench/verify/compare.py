@@ -3,11 +3,11 @@
 import math
 import struct
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
+from dcpbench.records.findings import Finding, Problem
 from dcpbench.verify.layout import Extent
 from dcpbench.verify.retain import BLOCK, DigestedLeaf, block_digests
 from dcpbench.verify.snapshot import Idle, Leaf, Leaves, TensorLeaf, kind_of
@@ -18,41 +18,7 @@ Recall = Callable[[str], torch.Tensor | None]
 """What a checkpoint holds under a leaf's name: the whole tensor, on the CPU; None if there is no such."""
 
 
-@dataclass(frozen=True)
-class Look:
-    """A closer look at a tensor that differs: at the first element that does, by its index in the whole,
-    its values and their bits, and how many of this rank's elements do."""
-
-    index: list[int]
-    saved: str
-    restored: str
-    saved_bits: str
-    restored_bits: str
-    differing: int
-    elements: int
-
-
-@dataclass(frozen=True)
-class Mismatch:
-    """One piece of state that is not what it was."""
-
-    name: str
-    what: str
-    max_abs_diff: float | None = None
-    kind: str | None = None
-    look: Look | None = None
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.kind})" if self.kind else self.name
-
-    def plain(self) -> dict[str, Any]:
-        """For a report: nothing but plain data, and nothing that is not known."""
-        told: dict[str, Any] = {"kind": self.kind, "what": self.what, "max_abs_diff": self.max_abs_diff}
-        told.update(asdict(self.look) if self.look else {})
-        return {key: value for key, value in told.items() if value is not None}
-
-
-def compare(saved: Leaves, restored: Leaves, recall: Recall | None = None) -> list[Mismatch]:
+def compare(saved: Leaves, restored: Leaves, recall: Recall | None = None) -> list[Finding]:
     """Every name that differs, in the order of `saved`, then the names that only `restored` has.
 
     Args:
@@ -60,25 +26,25 @@ def compare(saved: Leaves, restored: Leaves, recall: Recall | None = None) -> li
         restored: what is.
         recall: asked for what was when only its digests are known, and they differ.
     """
-    found: list[Mismatch] = []
+    found: list[Finding] = []
     for name, leaf in saved.items():
         expected = leaf
         kind = kind_of(name, leaf)
         if name not in restored:
             if not isinstance(expected, Idle):
-                found.append(Mismatch(name, "saved, but missing after the load", kind=kind))
+                found.append(Finding(name, Problem.missing, kind))
             continue
         actual = restored[name]
         if isinstance(expected, Idle) and isinstance(actual, Idle):
             expected, actual = expected.leaf, actual.leaf
         if isinstance(expected, TensorLeaf | DigestedLeaf) and isinstance(actual, TensorLeaf):
-            mismatch = _compare_tensors(name, expected, actual, recall)
+            finding = _compare_tensors(name, expected, actual, recall)
         else:
-            mismatch = _compare_values(name, kind, expected, actual)
-        if mismatch:
-            found.append(mismatch)
+            finding = _compare_values(name, kind, expected, actual)
+        if finding:
+            found.append(finding)
     found.extend(
-        Mismatch(name, "there after the load, but never saved", kind=kind_of(name, leaf))
+        Finding(name, Problem.unexpected, kind_of(name, leaf))
         for name, leaf in restored.items()
         if name not in saved and not isinstance(leaf, Idle)
     )
@@ -121,26 +87,27 @@ def same_value(expected: Any, actual: Any) -> bool:
 
 def _compare_tensors(
     name: str, expected: TensorLeaf | DigestedLeaf, actual: TensorLeaf, recall: Recall | None
-) -> Mismatch | None:
-    for what, one, other in (
-        ("dtype", expected.dtype, actual.dtype),
-        ("global shape", expected.extent.shape, actual.extent.shape),
-        ("placements", expected.placements, actual.placements),
-        ("extent", expected.extent, actual.extent),
+) -> Finding | None:
+    for problem, one, other in (
+        (Problem.dtype, expected.dtype, actual.dtype),
+        (Problem.shape, expected.extent.shape, actual.extent.shape),
+        (Problem.placements, expected.placements, actual.placements),
+        (Problem.extent, expected.extent, actual.extent),
     ):
         if one != other:
-            return Mismatch(name, f"{what}: saved {one}, restored {other}", kind=expected.kind)
+            facts = {"saved": str(one), "restored": str(other)}
+            return Finding(name, problem, expected.kind, facts=facts)
     if isinstance(expected, TensorLeaf):
         if expected.local.shape != actual.local.shape:
-            was, became = tuple(expected.local.shape), tuple(actual.local.shape)
-            return Mismatch(name, f"local shape: saved {was}, restored {became}", kind=expected.kind)
-        return _look_closer(name, expected.kind, expected.extent, expected.local, actual.local)
+            shapes = {"saved": tuple(expected.local.shape), "restored": tuple(actual.local.shape)}
+            return Finding(name, Problem.local_shape, expected.kind, facts=shapes)
+        return compare_elements(name, expected.kind, expected.extent, expected.local, actual.local)
     return _compare_digests(name, expected, actual, recall)
 
 
-def _look_closer(
+def compare_elements(
     name: str, kind: str, extent: Extent, expected: torch.Tensor, actual: torch.Tensor
-) -> Mismatch | None:
+) -> Finding | None:
     """Where two copies of one part differ and by how much; None if they are the same bits."""
     expected, actual = expected.reshape(-1), actual.reshape(-1)
     differs = bits(expected) != bits(actual)
@@ -151,29 +118,21 @@ def _look_closer(
         return None
     first = int(differs.to(torch.uint8).argmax().item())
     was, became = expected[first], actual[first]
-    distance = _max_abs_diff(expected, actual)
-    look = Look(
-        index=extent.global_index(first),
-        saved=repr(was.item()),
-        restored=repr(became.item()),
-        saved_bits=_hexadecimal(was),
-        restored_bits=_hexadecimal(became),
-        differing=count,
-        elements=differs.numel(),
-    )
-    return Mismatch(
-        name,
-        f"index {look.index}: saved {look.saved} ({look.saved_bits}), restored {look.restored} "
-        f"({look.restored_bits}); {count} of {look.elements} elements differ, by at most {distance:.3g}",
-        distance,
-        kind,
-        look,
-    )
+    facts = {
+        "index": extent.global_index(first),
+        "saved": repr(was.item()),
+        "restored": repr(became.item()),
+        "saved_bits": _hexadecimal(was),
+        "restored_bits": _hexadecimal(became),
+        "differing": count,
+        "elements": differs.numel(),
+    }
+    return Finding(name, Problem.differs, kind, _max_abs_diff(expected, actual), facts)
 
 
 def _compare_digests(
     name: str, expected: DigestedLeaf, actual: TensorLeaf, recall: Recall | None
-) -> Mismatch | None:
+) -> Finding | None:
     (blocks,) = block_digests([(actual.local, actual.extent)])
     pairs = zip(expected.blocks, blocks, strict=True)
     differing = [number for number, (one, other) in enumerate(pairs) if one != other]
@@ -184,15 +143,16 @@ def _compare_digests(
     if held is not None:
         part = extent.take(held).to(actual.local.device)
         if block_digests([(part, extent)]) == [expected.blocks]:
-            return _look_closer(name, expected.kind, extent, part, actual.local)
+            return compare_elements(name, expected.kind, extent, part, actual.local)
     first, last = differing[0] * BLOCK, min((differing[0] + 1) * BLOCK, extent.numel) - 1
-    where = f"between index {extent.global_index(first)} and {extent.global_index(last)}"
-    also = "" if held is None else "; what the checkpoint holds is not what was saved"
-    return Mismatch(
-        name,
-        f"digests differ in {len(differing)} of {len(blocks)} blocks, first {where}{also}",
-        kind=expected.kind,
-    )
+    facts = {
+        "differing": len(differing),
+        "blocks": len(blocks),
+        "first": extent.global_index(first),
+        "last": extent.global_index(last),
+        "checkpoint_differs": held is not None,
+    }
+    return Finding(name, Problem.digests_differ, expected.kind, facts=facts)
 
 
 def _max_abs_diff(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -206,10 +166,11 @@ def _hexadecimal(element: torch.Tensor) -> str:
     return "0x" + bytes(reversed(raw)).hex()
 
 
-def _compare_values(name: str, kind: str, expected: Leaf, actual: Leaf) -> Mismatch | None:
+def _compare_values(name: str, kind: str, expected: Leaf, actual: Leaf) -> Finding | None:
     if same_value(expected, actual):
         return None
-    return Mismatch(name, f"saved {expected!r}, restored {actual!r}", _distance(expected, actual), kind)
+    facts = {"saved": repr(expected), "restored": repr(actual)}
+    return Finding(name, Problem.value, kind, _distance(expected, actual), facts)
 
 
 def _distance(one: Any, other: Any) -> float | None:

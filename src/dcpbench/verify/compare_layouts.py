@@ -1,72 +1,80 @@
 """Across layouts: two states whose parts lie differently are compared by the digests of their tensors,
 without gathering them; only what differs is put together for a closer look."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from dcpbench.verify.compare import Mismatch, Recall, compare, same_value
+from dcpbench.records.findings import Finding, Problem
+from dcpbench.verify.compare import Recall, compare, same_value
 from dcpbench.verify.digest import Digest, add, digest, fetch
 from dcpbench.verify.gather import contents, gathered
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.retain import DigestedLeaf
-from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf, kind_of
+from dcpbench.verify.snapshot import Idle, Leaf, Leaves, TensorLeaf
 
 
 @dataclass(frozen=True)
-class Digested:
-    """What is known of a tensor without its elements."""
+class WholeDigest:
+    """What is known of a tensor without its elements, however it is cut over ranks. Plain data."""
 
     shape: tuple[int, ...]
-    dtype: torch.dtype
+    dtype: str
     digest: Digest
+    kind: str = field(default="tensor", compare=False)
 
 
 @dataclass(frozen=True)
 class _Part:
     extent: Extent
-    dtype: torch.dtype
+    dtype: str
     digest: Digest
+    kind: str
 
 
-def digests(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, list[Mismatch]]:
-    """Every tensor as a `Digested`, the same on all ranks; collective over `group`.
+def digests(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, list[Finding]]:
+    """Every tensor as a `WholeDigest`, the same on all ranks; collective over `group`.
 
     Returns:
-        the leaves, and what is wrong with their parts: as `contents` tells it, but without places.
+        the leaves, and what is wrong with their parts: as `contents` says it, but without places.
     """
     held = {name: leaf for name, leaf in leaves.items() if not isinstance(leaf, Idle)}
     tensors = {name: leaf for name, leaf in held.items() if isinstance(leaf, TensorLeaf)}
     values = fetch([digest(leaf.local, leaf.extent) for leaf in tensors.values()])
     mine: dict[str, Any] = dict(held)
     for (name, leaf), value in zip(tensors.items(), values, strict=True):
-        mine[name] = _Part(leaf.extent, leaf.dtype, value)
+        mine[name] = _Part(leaf.extent, str(leaf.dtype), value, leaf.kind)
     for name, leaf in held.items():
         if isinstance(leaf, DigestedLeaf):
-            mine[name] = _Part(leaf.extent, leaf.dtype, add(*leaf.blocks))
+            mine[name] = _Part(leaf.extent, str(leaf.dtype), add(*leaf.blocks), leaf.kind)
     everybody = gathered(mine, group)
     together: Leaves = {}
-    wrong: list[Mismatch] = []
+    wrong: list[Finding] = []
     for name in dict.fromkeys(name for theirs in everybody for name in theirs):
         parts = {rank: theirs[name] for rank, theirs in enumerate(everybody) if name in theirs}
-        together[name], complaint = _together(parts)
-        if complaint:
-            wrong.append(Mismatch(name, complaint))
+        together[name], finding = _together(name, parts)
+        if finding:
+            wrong.append(finding)
     return together, wrong
 
 
 def differing(saved: Leaves, actual: Leaves, group: dist.ProcessGroup | None) -> list[str]:
-    """The names that differ by content, or whose replicas do; collective over `group`."""
+    """The names that differ by content, or whose replicas do; collective over `group`.
+
+    Args:
+        saved: live or retained parts, or what `digests` made of them.
+        actual: live parts.
+        group: of the ranks that hold the parts.
+    """
     (expected, wrong), (found, also) = digests(saved, group), digests(actual, group)
-    names = [mismatch.name for mismatch in (*compare(expected, found), *wrong, *also)]
-    return list(dict.fromkeys(names))
+    return list(dict.fromkeys(one.name for one in (*compare(expected, found), *wrong, *also)))
 
 
 def compare_across(
     saved: Leaves, actual: Leaves, group: dist.ProcessGroup | None, recall: Recall | None = None
-) -> list[Mismatch]:
+) -> list[Finding]:
     """What differs by content, with its place and values; collective over `group`.
 
     Args:
@@ -78,38 +86,66 @@ def compare_across(
     names = differing(saved, actual, group)
     if not names:
         return []
-    mine = {name for name, leaf in saved.items() if isinstance(leaf, DigestedLeaf)}
-    large = {name for theirs in gathered(mine, group) for name in theirs}
-    (expected, wrong), (found, also) = (
-        contents({name: leaf for name, leaf in leaves.items() if name in wanted}, group)
-        for leaves, wanted in ((saved, set(names) - large), (actual, set(names)))
-    )
-    for name in large.intersection(names):
-        held = recall(name) if recall else None
-        if held is not None:
-            expected[name] = TensorLeaf(held, whole(held), None, kind_of(name, saved.get(name)))
-        else:
-            found.pop(name, None)
-    closer = [*wrong, *also, *compare(expected, found)]
-    told = {mismatch.name for mismatch in closer}
-    return closer + [Mismatch(name, "its digests differ") for name in names if name not in told]
+    without = {name for name, leaf in saved.items() if isinstance(leaf, DigestedLeaf | WholeDigest)}
+    large = {name for theirs in gathered(without, group) for name in theirs}
+    retained = {name: leaf for name, leaf in saved.items() if name in names and name not in large}
+    expected, wrong = contents(retained, group)
+    found, also = contents({name: leaf for name, leaf in actual.items() if name in names}, group)
+    unknown: list[Finding] = []
+    for name, leaf in digests({name: saved[name] for name in large & saved.keys()}, group)[0].items():
+        if name in names and isinstance(leaf, WholeDigest):
+            expected[name] = _recalled(name, leaf, recall)
+            if finding := _by_digest(name, expected[name], found.get(name), recall):
+                unknown.append(finding)
+                del expected[name], found[name]
+    closer = [*wrong, *also, *compare(expected, found), *unknown]
+    explained = {one.name for one in closer}
+    return closer + [Finding(name, Problem.digests_differ) for name in names if name not in explained]
 
 
-def _together(parts: dict[int, Any]) -> tuple[Any, str | None]:
+def _recalled(name: str, leaf: WholeDigest, recall: Recall | None) -> Leaf:
+    """The tensor with this digest, if it is what is recalled; else the digest itself."""
+    held = recall(name) if recall else None
+    if held is None or (tuple(held.shape), str(held.dtype)) != (leaf.shape, leaf.dtype):
+        return leaf
+    (value,) = fetch([digest(held, whole(held))])
+    return TensorLeaf(held, whole(held), None, leaf.kind) if value == leaf.digest else leaf
+
+
+def _by_digest(name: str, leaf: Leaf, actual: Leaf, recall: Recall | None) -> Finding | None:
+    """What can be said of a tensor of which nothing but its digest is known any more."""
+    if not isinstance(leaf, WholeDigest) or not isinstance(actual, TensorLeaf):
+        return None
+    for problem, one, other in (
+        (Problem.dtype, leaf.dtype, str(actual.dtype)),
+        (Problem.shape, leaf.shape, actual.extent.shape),
+    ):
+        if one != other:
+            return Finding(name, problem, leaf.kind, facts={"saved": str(one), "restored": str(other)})
+    corrupt = recall is not None and recall(name) is not None
+    return Finding(name, Problem.digests_differ, leaf.kind, facts={"checkpoint_differs": corrupt})
+
+
+def _together(name: str, parts: dict[int, Any]) -> tuple[Any, Finding | None]:
     rank, first = next(iter(parts.items()))
     if not isinstance(first, _Part):
         others = [other for other, value in parts.items() if not same_value(first, value)]
-        return first, f"rank {rank} and rank {others[0]} have other values" if others else None
+        if not others:
+            return first, None
+        return first, Finding(name, Problem.ranks_disagree, facts={"one_rank": rank, "other_rank": others[0]})
     distinct: dict[Extent, tuple[int, _Part]] = {}
     for other, part in parts.items():
         if part.extent.numel == 0:
             continue
         seen_by, seen = distinct.setdefault(part.extent, (other, part))
         if seen.digest != part.digest or seen.dtype != part.dtype:
-            return first, f"replicas differ: rank {seen_by} and rank {other} have other bits in one part"
-    whole = Digested(first.extent.shape, first.dtype, add(*(part.digest for _, part in distinct.values())))
+            facts = {"one_rank": seen_by, "other_rank": other}
+            return first, Finding(name, Problem.replicas, first.kind, facts=facts)
+    total = add(*(part.digest for _, part in distinct.values()))
+    together = WholeDigest(first.extent.shape, first.dtype, total, first.kind)
     held = sum(extent.numel for extent in distinct)
-    total = torch.Size(first.extent.shape).numel()
-    if held != total:
-        return whole, f"the ranks' parts hold {held} of {total} elements"
-    return whole, None
+    elements = torch.Size(first.extent.shape).numel()
+    if held != elements:
+        facts = {"held": held, "elements": elements}
+        return together, Finding(name, Problem.uncovered, first.kind, facts=facts)
+    return together, None

@@ -14,20 +14,14 @@ five are the fewest after which the changes that swaps, shifts and flipped bits 
 could not be told from random ones. It was chosen for its cost: a round is one 32 x 32 -> 64 bit
 multiplication and one three-way xor, which GPUs and SIMD units have as such.
 
-There are three implementations with the same results: torch operations for any device, a Triton
-kernel for CUDA, and C for large parts on CPU where there is a compiler. Nothing here is a defence
-against somebody who looks for a collision.
+There are two implementations with the same results: torch operations for any device, and a Triton
+kernel for CUDA. Nothing here is a defence against somebody who looks for a collision.
 """
 
-import ctypes
 import functools
 import importlib
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, no_type_check
 
 import torch
@@ -42,8 +36,6 @@ _MULTIPLIER, _WEYL, _LOW = 0xD256D193, 0x9E3779B9, 0xFFFFFFFF
 _WORDS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
 _CHUNK = {"cpu": 2**16, "cuda": 2**20}
 """Elements mixed at a time in torch operations: on a CPU what its cache holds, on a GPU enough to fill it."""
-_LARGE = 2**20
-"""Elements from which on a part on CPU is worth the second that its compiler takes, once a process."""
 
 
 def digest(part: torch.Tensor, extent: Extent) -> torch.Tensor:
@@ -60,11 +52,8 @@ def digest(part: torch.Tensor, extent: Extent) -> torch.Tensor:
     size = min(part.element_size(), 4)
     per_element = part.element_size() // size
     place = _place(extent, per_element)
-    mix = _eager
-    if part.device.type == "cuda" and _kernel() is not None and place.levels <= 2:
-        mix = _triton
-    elif part.device.type == "cpu" and part.numel() >= _LARGE and _library() is not None:
-        mix = _native
+    fused = part.device.type == "cuda" and _kernel() is not None and place.levels <= 2
+    mix = _triton if fused else _eager
     for begin, piece in _contiguous(part.detach()):
         words = piece.resolve_conj().resolve_neg().view(_WORDS[size])
         total += mix(words, (extent.start + begin) * per_element, place)
@@ -246,105 +235,3 @@ def _triton(words: torch.Tensor, first: int, place: _Place, tile: int = 2048) ->
             ROWS=high, COLUMNS=columns, EVEN=even, WIDE=place.wide, num_warps=8,
         )  # fmt: skip
     return partial.sum(0)
-
-
-# Compilers do not find by themselves that a vector product of two zero-extended words is one instruction.
-_SOURCE = r"""
-#include <stdint.h>
-#include <string.h>
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
-#if defined(__AVX512F__)
-#define W 8
-#define PRODUCT(a, m) ((vec)_mm512_mul_epu32((__m512i)(a), (__m512i)(m)))
-#elif defined(__AVX2__)
-#define W 4
-#define PRODUCT(a, m) ((vec)_mm256_mul_epu32((__m256i)(a), (__m256i)(m)))
-#else
-#define W 4
-#define PRODUCT(a, m) (((a) & 0xFFFFFFFFu) * (m))
-#endif
-typedef uint64_t vec __attribute__((vector_size(8 * W)));
-#define ALL(U) _Pragma("GCC unroll 8") for (int u = 0; u < U; u++)
-/* The state is left << 32 | right; U vectors of W states at a time hide the latency of the products. */
-#define BLOCKS(T, U)                                                                               \
-  for (; n >= W * U; n -= W * U, x += W * U) {                                                     \
-    vec s[U];                                                                                      \
-    ALL(U) { T##_vec h; memcpy(&h, x + u * W, sizeof h); s[u] = __builtin_convertvector(h, vec) | j;\
-             j += (uint64_t)W << 32; }                                                             \
-    uint32_t k = key;                                                                              \
-    _Pragma("GCC unroll 8") for (int r = 1; r <= SECOND; r++, k += 0x9E3779B9u) {                  \
-      ALL(U) { vec p = PRODUCT(s[u], m); s[u] = (p << 32 | p >> 32) ^ s[u] >> 32 ^ k; }            \
-      if (r == FIRST) ALL(U) a += s[u];                                                            \
-    }                                                                                              \
-    ALL(U) b += s[u];                                                                              \
-  }
-#define DIGEST(T)                                                                                  \
-typedef T T##_vec __attribute__((vector_size(sizeof(T) * W)));                                     \
-static void run_##T(const T *x, uint64_t n, uint32_t low, uint32_t key, uint64_t *out) {           \
-  vec a = {0}, b = {0}, m = {0}, j;                                                                \
-  for (int i = 0; i < W; i++) j[i] = (uint64_t)(low + i) << 32;                                    \
-  m += 0xD256D193u;                                                                                \
-  BLOCKS(T, 8)                                                                                     \
-  BLOCKS(T, 1)                                                                                     \
-  for (int i = 0; i < W; i++) { out[0] += a[i]; out[1] += b[i]; }                                  \
-  for (low = j[0] >> 32; n; n--, x++, low++) {                                                     \
-    uint64_t s = (uint64_t)low << 32 | *x;                                                         \
-    uint32_t k = key;                                                                              \
-    for (int r = 1; r <= SECOND; r++, k += 0x9E3779B9u) {                                          \
-      uint64_t p = (s & 0xFFFFFFFFu) * 0xD256D193u;                                                \
-      s = (p << 32 | p >> 32) ^ s >> 32 ^ k;                                                       \
-      if (r == FIRST) out[0] += s;                                                                 \
-    }                                                                                              \
-    out[1] += s;                                                                                   \
-  }                                                                                                \
-}                                                                                                  \
-void digest_##T(const T *x, uint64_t n, uint64_t first, uint64_t base, uint64_t levels,            \
-                const uint64_t *size, const uint64_t *stride, uint64_t *out) {                     \
-  while (n) { /* one contiguous run, up to where the high half of the index changes */             \
-    uint64_t rest = first, index = base, length = levels > 1 ? size[0] - first % size[0] : n, l;   \
-    for (l = 0; l + 1 < levels; rest /= size[l++]) index += rest % size[l] * stride[l];            \
-    index += rest * stride[l];                                                                     \
-    if (length > n) length = n;                                                                    \
-    if (length > 0x100000000u - (uint32_t)index) length = 0x100000000u - (uint32_t)index;          \
-    run_##T(x, length, index, index >> 32, out);                                                   \
-    x += length; n -= length; first += length;                                                     \
-  }                                                                                                \
-}
-DIGEST(uint8_t)
-DIGEST(uint16_t)
-DIGEST(uint32_t)
-"""
-
-
-@functools.cache
-def _library() -> ctypes.CDLL | None:
-    """The C functions, or None where they cannot be built. Built anew in every process: a library that
-    lies about where others may write is none to load."""
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("g++")
-    if compiler is None:
-        return None
-    with tempfile.TemporaryDirectory() as directory:
-        library = Path(directory) / "digest.so"
-        defines = (f"-DFIRST={ROUNDS[0]}", f"-DSECOND={ROUNDS[1]}")
-        flags = ("-O3", "-march=native", "-w", "-shared", "-fPIC", *defines, "-x", "c", "-", "-o")
-        try:
-            subprocess.run(
-                [compiler, *flags, library], input=_SOURCE.encode(), check=True, capture_output=True
-            )
-            return ctypes.CDLL(str(library))
-        except (OSError, subprocess.CalledProcessError):
-            return None
-
-
-def _native(words: torch.Tensor, first: int, place: _Place) -> torch.Tensor:
-    many = ctypes.c_uint64 * place.levels
-    out = (ctypes.c_uint64 * 2)()
-    call = getattr(_library(), f"digest_uint{8 * words.element_size()}_t")
-    call(
-        ctypes.c_void_p(words.data_ptr()), ctypes.c_uint64(words.numel()), ctypes.c_uint64(first),
-        ctypes.c_uint64(place.base), ctypes.c_uint64(place.levels), many(*place.sizes), many(*place.strides),
-        out,
-    )  # fmt: skip
-    return torch.frombuffer(out, dtype=torch.int64).clone()

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dcpbench.verify.compare import Mismatch, bits, same_value
+from dcpbench.records.findings import Finding, Problem
+from dcpbench.verify.compare import bits, same_value
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
 
@@ -32,7 +33,7 @@ class _Packed:
     kind: str
 
 
-def contents(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, list[Mismatch]]:
+def contents(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, list[Finding]]:
     """Every leaf as a whole on the CPU, the same on all ranks; collective over `group`.
 
     Returns:
@@ -41,26 +42,26 @@ def contents(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, l
     """
     leaves = {name: leaf for name, leaf in leaves.items() if not isinstance(leaf, Idle)}
     everything: Leaves = {}
-    wrong: list[Mismatch] = []
+    wrong: list[Finding] = []
     for names in _batches(leaves, group):
         mine = {name: _portable(leaves[name]) for name in names if name in leaves}
         theirs = gathered(mine, group)
         for name in names:
             held = {rank: _arrived(values[name]) for rank, values in enumerate(theirs) if name in values}
-            everything[name], complaint = _put_together(held)
-            if complaint:
-                wrong.append(Mismatch(name, complaint))
+            everything[name], finding = _put_together(name, held)
+            if finding:
+                wrong.append(finding)
     return everything, wrong
 
 
 def _batches(leaves: Leaves, group: dist.ProcessGroup | None) -> Iterator[list[str]]:
-    """The names of all ranks in one order, so many at a time as a rank may hold whole.
+    """The names of all ranks in one order, as many at a time as a rank may hold whole.
 
     An empty shard has no optimizer state: not every rank has every name.
     """
     sizes: dict[str, int] = {}
-    for told in gathered({name: _bytes(leaf) for name, leaf in leaves.items()}, group):
-        sizes.update(told)
+    for theirs in gathered({name: _bytes(leaf) for name, leaf in leaves.items()}, group):
+        sizes.update(theirs)
     batch: list[str] = []
     total = 0
     for name, size in sizes.items():
@@ -100,16 +101,19 @@ def _arrived(value: Any) -> Any:
     return (value.extent, value.raw.view(value.dtype), value.kind) if isinstance(value, _Packed) else value
 
 
-def _put_together(held: dict[int, Any]) -> tuple[Any, str | None]:
+def _put_together(name: str, held: dict[int, Any]) -> tuple[Any, Finding | None]:
     first_rank, first = next(iter(held.items()))
     if not isinstance(first, tuple) or not isinstance(first[0], Extent):
         others = [rank for rank, value in held.items() if not same_value(first, value)]
-        if others:
-            return first, f"rank {first_rank} has {first!r}, rank {others[0]} {held[others[0]]!r}"
-        return first, None
+        if not others:
+            return first, None
+        ranks = {"one_rank": first_rank, "other_rank": others[0]}
+        facts: dict[str, Any] = {**ranks, "one": repr(first), "other": repr(held[others[0]])}
+        return first, Finding(name, Problem.ranks_disagree, facts=facts)
     shapes = {(part[0].shape, part[1].dtype) for part in held.values()}
     if len(shapes) > 1:
-        return first, f"the ranks do not agree on shape and dtype: {sorted(map(str, shapes))}"
+        facts = {"shapes": sorted(map(str, shapes))}
+        return first, Finding(name, Problem.ranks_disagree, facts=facts)
     tensor = torch.zeros(first[0].shape, dtype=first[1].dtype)
     covered = torch.zeros(first[0].shape, dtype=torch.bool)
     for extent, part, _ in held.values():
@@ -119,20 +123,21 @@ def _put_together(held: dict[int, Any]) -> tuple[Any, str | None]:
     if not covered.all():
         missing = covered.reshape(-1).logical_not()
         index = leaf.extent.global_index(int(missing.to(torch.uint8).argmax()))
-        return leaf, f"no rank holds {int(missing.sum())} of {missing.numel()} elements, the first at {index}"
-    return leaf, _drifted(held, tensor)
+        facts = {"uncovered": int(missing.sum()), "elements": missing.numel(), "index": index}
+        return leaf, Finding(name, Problem.uncovered, facts=facts)
+    return leaf, _drifted(name, held, tensor)
 
 
-def _drifted(held: dict[int, Part], tensor: torch.Tensor) -> str | None:
+def _drifted(name: str, held: dict[int, Part], tensor: torch.Tensor) -> Finding | None:
     """A replica that is not what was put together last at its place."""
     for rank, (extent, part, _) in held.items():
-        kept = extent.take(tensor)
-        differs = bits(part) != bits(kept)
+        last = extent.take(tensor)
+        differs = bits(part) != bits(last)
         if differs.any():
             first = int(differs.to(torch.uint8).argmax())
             if tensor.is_complex():
                 first //= 2
-            one, other = part.reshape(-1)[first].item(), kept[first].item()
-            index = extent.global_index(first)
-            return f"replicas differ: index {index} is {one!r} on rank {rank} and {other!r} on a later one"
+            one, other = repr(part.reshape(-1)[first].item()), repr(last[first].item())
+            facts = {"index": extent.global_index(first), "one": one, "one_rank": rank, "other": other}
+            return Finding(name, Problem.replicas, facts=facts)
     return None

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from dcpbench.verify.compare import same_value
+from dcpbench.verify.compare_layouts import WholeDigest
 from dcpbench.verify.retain import DigestedLeaf
 from dcpbench.verify.snapshot import Idle, Leaf, Leaves, TensorLeaf, local_part, persistent_tensors
 
@@ -108,5 +109,6 @@ def controllable(saved: Leaves) -> list[str]:
         for name, leaf in saved.items()
         if not isinstance(leaf, Idle)
         and not (isinstance(leaf, TensorLeaf) and leaf.local.numel() == 0)
+        and not (isinstance(leaf, WholeDigest) and 0 in leaf.shape)
         and not name.endswith(".params")
     ]

@@ -1,8 +1,8 @@
-"""State that outlives its moment: small parts are copied, of large ones only digests are kept.
+"""State that outlives its moment: small parts are copied, of large ones only digests are retained.
 
 So a cell can hold several checkpoints of a large model against what is restored from them, for a few
-bytes each and at the speed of memory. The digests are kept by blocks, which say roughly where a part
-differs; what it was exactly is then for the checkpoint to tell, if its own digests are the kept ones.
+bytes each and at the speed of memory. A digest is made of each block, which tells roughly where a part
+differs; what it was exactly the checkpoint can tell, if its content has the retained digests.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ class DigestedLeaf:
     blocks: tuple[Digest, ...]
 
 
-def kept(leaves: Leaves) -> Leaves:
+def retained(leaves: Leaves) -> Leaves:
     """The same leaves with nothing of the live state in them."""
     large = {
         name: leaf

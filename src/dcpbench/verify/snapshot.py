@@ -52,7 +52,7 @@ class Idle:
 
 Leaf = TensorLeaf | Idle | Any
 Leaves = dict[str, Leaf]
-"""Every piece of state by its name: tensors as `TensorLeaf` or, kept, as `DigestedLeaf`; all else as a
+"""Every piece of state by its name: tensors as `TensorLeaf` or, retained, as `DigestedLeaf`; all else as a
 copy of the value."""
 
 

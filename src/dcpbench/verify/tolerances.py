@@ -4,7 +4,8 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from dcpbench.verify.compare import Mismatch, same_value
+from dcpbench.records.findings import Finding, Problem
+from dcpbench.verify.compare import same_value
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
 
 TOLERANCES = {"strict": 1e-6, "standard": 1e-4}
@@ -12,28 +13,28 @@ TOLERANCES = {"strict": 1e-6, "standard": 1e-4}
 tensor. An absolute tolerance would pass anything on second moments of 1e-8."""
 
 
-def losses_equal(expected: list[float], actual: list[float], first: int) -> list[Mismatch]:
+def losses_equal(expected: list[float], actual: list[float], first: int) -> list[Finding]:
     """Steps, the first of which is `first`, whose losses are not the uninterrupted run's bits."""
     return [
-        Mismatch(step, f"uninterrupted {one!r}, resumed {other!r}", _distance(one, other))
+        _loss(step, Problem.value, one, other, uninterrupted=repr(one), resumed=repr(other))
         for step, one, other in _by_step(expected, actual, first)
         if not same_value(one, other)
     ]
 
 
 def losses_close(
-    expected: list[float], actual: list[float], first: int, tolerance: float, whose: str = "twin"
-) -> list[Mismatch]:
+    expected: list[float], actual: list[float], first: int, tolerance: float, reference: str = "twin"
+) -> list[Finding]:
     """Steps whose losses differ from the expected ones by more than `tolerance` of those."""
     return [
-        Mismatch(step, f"{whose} {one!r}, here {other!r}", _distance(one, other))
+        _loss(step, Problem.far, one, other, reference=reference, expected=repr(one), actual=repr(other))
         for step, one, other in _by_step(expected, actual, first)
         if one is None or other is None or not _close(one, other, tolerance)
     ]
 
 
 def loss_name(step: int) -> str:
-    """What a step's loss is called in a mismatch and in a control."""
+    """What a step's loss is called in a finding and in a control."""
     return f"loss of step {step}"
 
 
@@ -50,11 +51,12 @@ def _close(one: float, other: float, tolerance: float) -> bool:
     return same_value(one, other) or abs(one - other) <= tolerance * abs(one)
 
 
-def _distance(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else abs(one - other)
+def _loss(step: str, problem: Problem, one: float | None, other: float | None, **facts: str) -> Finding:
+    distance = None if one is None or other is None else abs(one - other)
+    return Finding(step, problem, max_abs_diff=distance, facts=facts)
 
 
-def compare_close(twin: Leaves, actual: Leaves, tolerance: float) -> list[Mismatch]:
+def compare_close(twin: Leaves, actual: Leaves, tolerance: float) -> list[Finding]:
     """Tensors of which this rank's part differs from the twin's, at its place, by more than `tolerance`
     of the largest magnitude in the whole tensor.
 
@@ -64,23 +66,22 @@ def compare_close(twin: Leaves, actual: Leaves, tolerance: float) -> list[Mismat
             it has no element say nothing: FSDP1 does not even count its steps.
         tolerance: as a part of the largest magnitude.
     """
-    found: list[Mismatch] = []
+    found: list[Finding] = []
     whole = {name: leaf for name, leaf in twin.items() if isinstance(leaf, TensorLeaf)}
     parts = {name: leaf for name, leaf in actual.items() if not isinstance(leaf, Idle)}
     for name, expected in whole.items():
         part = parts.get(name)
         if part is None:
             if not _may_be_absent(name, actual):
-                what = "the twin has it, the parallel model does not"
-                found.append(Mismatch(name, what, None, expected.kind))
+                found.append(Finding(name, Problem.only_twin, expected.kind))
         elif not isinstance(part, TensorLeaf) or part.extent.shape != expected.extent.shape:
             here = part.extent.shape if isinstance(part, TensorLeaf) else type(part).__name__
-            what = f"shape: twin {expected.extent.shape}, here {here}"
-            found.append(Mismatch(name, what, None, expected.kind))
-        elif part.extent.numel and (mismatch := _apart(name, expected, part, tolerance)):
-            found.append(mismatch)
+            shapes = {"twin": expected.extent.shape, "here": here}
+            found.append(Finding(name, Problem.shape, expected.kind, facts=shapes))
+        elif part.extent.numel and (finding := _apart(name, expected, part, tolerance)):
+            found.append(finding)
     found += [
-        Mismatch(name, "the parallel model has it, the twin does not", None, leaf.kind)
+        Finding(name, Problem.only_parallel, leaf.kind)
         for name, leaf in parts.items()
         if isinstance(leaf, TensorLeaf) and name not in whole
     ]
@@ -95,7 +96,7 @@ def _may_be_absent(name: str, actual: Leaves) -> bool:
     )
 
 
-def _apart(name: str, twin: TensorLeaf, part: TensorLeaf, tolerance: float) -> Mismatch | None:
+def _apart(name: str, twin: TensorLeaf, part: TensorLeaf, tolerance: float) -> Finding | None:
     expected = part.extent.take(twin.local).double()
     value = part.local.reshape(-1).to(expected)
     both_nan = expected.isnan() & value.isnan()
@@ -104,9 +105,4 @@ def _apart(name: str, twin: TensorLeaf, part: TensorLeaf, tolerance: float) -> M
     if distance <= tolerance * scale:
         return None
     share = distance / scale if scale else math.inf
-    return Mismatch(
-        name,
-        f"differs from the twin by up to {distance:.3g} ({share:.3g} of its largest magnitude)",
-        distance,
-        part.kind,
-    )
+    return Finding(name, Problem.far, part.kind, distance, {"share": share})

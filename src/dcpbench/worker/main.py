@@ -20,6 +20,7 @@ import threading
 import time
 import traceback
 from contextlib import suppress
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from dcpbench.worker.messages import OF_RANK, CellSpec, Failed, PhaseBegun, Seat, UploadsUnderWay
-from dcpbench.worker.run_cell import run_cell
+from dcpbench.records.findings import RaisedError
+from dcpbench.records.plugins import load_plugins
+from dcpbench.records.rank_report import RankReport
+from dcpbench.worker.messages import OF_RANK, CellSpec, Failed, Message, PhaseBegun, RankSpec, UploadsUnderWay
+from dcpbench.worker.run_cell import RANK_REPORT, run_cell
 from dcpbench.workloads.world import World
 
 # Longer than any cell: a hang is the driver's to end, which then has every rank's stack.
@@ -51,55 +55,68 @@ _FULL_BYTES = 64 * 1024
 """A disk is full when no more than a few of its blocks are free: a write takes what there is."""
 
 
-def main(seat: Seat, listener: socket.socket | None, connection: Connection) -> None:
-    """Join, then run cells until told to leave; the process ends here."""
+def main(spec: RankSpec, listener: socket.socket | None, connection: Connection) -> None:
+    """Join, then run stages of cells until told to leave; the process ends here."""
     # What the server had imported is never garbage: not looking at it again saves every collection
     # half a second and the copying of its pages.
     gc.freeze()
+    os.environ.update(spec.environment)
     _detach()
-    _log_to(seat.log)
-    phase, checkpoints = "join", None
-    one_at_a_time = threading.Lock()
-
-    def tell(message: Any) -> None:
-        with one_at_a_time:  # an upload ends in a thread of its own
-            connection.send(message)
-
-    def announce(name: str) -> None:
-        nonlocal phase
-        phase = name
-        tell(PhaseBegun(name))
-
+    _log_to(spec.log)
+    rank = _Rank(spec, connection)
     try:
-        world = _join(seat, listener)
-        while (spec := connection.recv()) is not None:
-            assert isinstance(spec, CellSpec)
-            checkpoints = spec.checkpoints
-            announce("start")
-            _log_to(str(Path(spec.folder) / f"rank{seat.rank}.log"))
-            tell(run_cell(spec, world, announce, lambda since: tell(UploadsUnderWay(since))))
-            phase = "between cells"
+        load_plugins()
+        world = _join(spec, listener)
+        while (cell := connection.recv()) is not None:
+            assert isinstance(cell, CellSpec)
+            rank.cell = cell
+            rank.announce("start")
+            _log_to(str(Path(cell.folder) / f"rank{spec.rank}.log"))
+            rank.tell(run_cell(cell, world, rank.announce, lambda since: rank.tell(UploadsUnderWay(since))))
+            rank.phase = "between cells"
     except EOFError:
         _exit(1)  # the driver is gone
     except BaseException as error:  # noqa: BLE001 - a SystemExit in a cell is a finding as well
         with suppress(OSError):  # the disk that the log lies on may be full, which must be told
             traceback.print_exc()
-        tell(_failed(error, phase, seat.rank, checkpoints))
+        rank.tell(_failed(error, rank))
         # Stay until the driver ends this process: peers would take its end for the first cause.
         _wait_for_the_end(connection)
     _leave()
 
 
-def _join(seat: Seat, listener: socket.socket | None) -> World:
-    device = torch.device(seat.device)
+@dataclass
+class _Rank:
+    """This process as the driver knows it: its number, the stage that it runs, the phase that it is in."""
+
+    spec: RankSpec
+    connection: Connection
+    cell: CellSpec | None = None
+    phase: str = "join"
+    _one_at_a_time: threading.Lock = field(default_factory=threading.Lock)
+
+    def tell(self, content: PhaseBegun | UploadsUnderWay | Failed | RankReport) -> None:
+        """Send a message about the running stage."""
+        run = self.cell.run if self.cell else None
+        with self._one_at_a_time:  # an upload ends in a thread of its own
+            self.connection.send(Message(run, self.spec.rank, content))
+
+    def announce(self, phase: str) -> None:
+        """A phase of the running stage begins."""
+        self.phase = phase
+        self.tell(PhaseBegun(phase))
+
+
+def _join(spec: RankSpec, listener: socket.socket | None) -> World:
+    device = torch.device(spec.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if not seat.process_group:
-        return World(seat.rank, seat.world_size, device, None)
+    if not spec.process_group:
+        return World(spec.rank, spec.world_size, device, None)
     store = dist.TCPStore(
         "127.0.0.1",
-        seat.store_port,
-        seat.world_size,
+        spec.store_port,
+        spec.world_size,
         is_master=listener is not None,
         wait_for_workers=False,
         master_listen_fd=listener.detach() if listener is not None else None,
@@ -107,12 +124,12 @@ def _join(seat: Seat, listener: socket.socket | None) -> World:
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
         store=store,
-        rank=seat.rank,
-        world_size=seat.world_size,
+        rank=spec.rank,
+        world_size=spec.world_size,
         timeout=_COLLECTIVE_TIMEOUT,
     )
     group: Any = dist.new_group(backend="gloo", timeout=_COLLECTIVE_TIMEOUT)
-    return World(seat.rank, seat.world_size, device, group)
+    return World(spec.rank, spec.world_size, device, group)
 
 
 def _detach() -> None:
@@ -138,22 +155,38 @@ def _log_to(path: str) -> None:
     os.close(log)
 
 
-def _failed(error: BaseException, phase: str, own_rank: int, checkpoints: str | None) -> Failed:
-    said = _in_words(error)
-    of_a_peer = False
+def _failed(error: BaseException, rank: _Rank) -> Failed:
+    report = getattr(error, RANK_REPORT, None)
+    cause: BaseException = error
+    wrapped, origin = None, None
     if isinstance(error, CheckpointException) and error.failures:
         # DCP tells every rank of every rank's failure: the cause is the one inside.
-        rank, (cause, _) = min(error.failures.items())
-        said = f"CheckpointException: on rank {rank}: {_in_words(cause)}"
-        of_a_peer = own_rank not in error.failures
-    found = "; ".join(getattr(error, "__notes__", []))
-    if found:
-        said = f"{said} (before that {found})"
-    secondary = of_a_peer or any(echo in said for echo in _ECHOES)
-    return Failed(time.monotonic(), phase, _short(" ".join(said.split())) + _full(checkpoints), secondary)
+        origin, (cause, _) = min(error.failures.items())
+        wrapped = type(error).__name__
+    message, unprintable = _message(cause)
+    raised = RaisedError(
+        rank.spec.rank,
+        rank.phase,
+        type(cause).__name__,
+        message if len(message) <= _LONGEST_ERROR else f"{message[:_LONGEST_ERROR]} …",
+        wrapped,
+        origin,
+        unprintable or _full(rank.cell.checkpoints if rank.cell else None),
+    )
+    of_a_peer = origin is not None and rank.spec.rank not in getattr(error, "failures", {})
+    secondary = of_a_peer or any(echo in message for echo in _ECHOES)
+    return Failed(time.monotonic(), raised, secondary, report)
 
 
-def _full(checkpoints: str | None) -> str:
+def _message(error: BaseException) -> tuple[str, str | None]:
+    """An exception's text on one line, or why it has none: somebody's __str__ must not hide their error."""
+    try:
+        return " ".join(str(error).split()), None
+    except Exception as broken:  # noqa: BLE001
+        return "", f"its message raised {type(broken).__name__}"
+
+
+def _full(checkpoints: str | None) -> str | None:
     """That the disk of the checkpoints is full, if it is.
 
     The error may not say so: a file that torch cannot finish on a full disk is told as a wrong position
@@ -162,21 +195,10 @@ def _full(checkpoints: str | None) -> str:
     try:
         disk = shutil.disk_usage(checkpoints) if checkpoints else None
     except OSError:
-        return ""
+        return None
     if disk is None or disk.free >= _FULL_BYTES:
-        return ""
-    return f" (the disk of its checkpoints is full: {disk.free} bytes of {disk.total} are free)"
-
-
-def _in_words(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}".rstrip(": ")
-    except Exception as broken:  # noqa: BLE001 - somebody's __str__ must not hide their error
-        return f"{type(error).__name__} (its message raised {type(broken).__name__})"
-
-
-def _short(said: str) -> str:
-    return said if len(said) <= _LONGEST_ERROR else f"{said[:_LONGEST_ERROR]} …"
+        return None
+    return f"the disk of its checkpoints is full: {disk.free} bytes of {disk.total} are free"
 
 
 def _wait_for_the_end(connection: Connection) -> None:

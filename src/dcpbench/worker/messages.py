@@ -1,16 +1,31 @@
 """What driver and ranks say to each other over their pipes. Plain data; no torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dcpbench.config.schema import Config
+from dcpbench.records.findings import RaisedError
+from dcpbench.records.rank_report import RankReport
 
 OF_RANK = "DCPBENCH_RANK_PID"
 """The variable in the environment of whatever a rank starts that says whose it is, once the rank is dead."""
 
 
 @dataclass(frozen=True)
-class Seat:
-    """Where a rank sits: its number, its device, and the store at which the ranks meet, if they do."""
+class RunId:
+    """One stage of one try of one cell of one sweep."""
+
+    sweep: str
+    cell: str
+    attempt: int
+    stage: int
+
+
+@dataclass(frozen=True)
+class RankSpec:
+    """What a rank is born with: its number, its device, and the store at which the ranks meet, if they do.
+
+    `environment` is set in its process before anything else; `log` is where it writes until it has a cell.
+    """
 
     rank: int
     world_size: int
@@ -18,12 +33,14 @@ class Seat:
     process_group: bool
     store_port: int
     log: str
+    environment: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
 class CellSpec:
-    """A cell to run. `folder` holds logs, `checkpoints` is where its checkpoints go."""
+    """A stage of a cell to run. `folder` holds logs, `checkpoints` is where its checkpoints go."""
 
+    run: RunId
     config: Config
     folder: str
     checkpoints: str
@@ -48,10 +65,19 @@ class Failed:
     """This rank raised. `at` is `time.monotonic`, one clock for all processes of a host.
 
     `secondary` says that the error is the echo of what happened to a peer: a closed connection, or a
-    failure that DCP tells every rank of.
+    failure that DCP tells every rank of. `report` is what the rank had seen and measured until then.
     """
 
     at: float
-    phase: str
-    error: str
+    error: RaisedError
     secondary: bool
+    report: RankReport | None = field(default=None)
+
+
+@dataclass(frozen=True)
+class Message:
+    """Something that a rank has to say, and of which run; a rank that has yet to join is in none."""
+
+    run: RunId | None
+    rank: int
+    content: PhaseBegun | UploadsUnderWay | Failed | RankReport

@@ -1,4 +1,4 @@
-"""One cell on one rank: everything that a cell may inherit is reset, then its scenario runs."""
+"""One stage of a cell on one rank: everything that it may inherit is reset, then it runs."""
 
 import ctypes
 import gc
@@ -13,10 +13,14 @@ import torch.utils.deterministic
 from torch._dynamo.utils import counters
 
 from dcpbench.config.schema import Config
-from dcpbench.records.verdict import RankReport
+from dcpbench.measure import memory
+from dcpbench.records.rank_report import RankReport
 from dcpbench.scenarios.cell import Cell, Skip, Uploads
 from dcpbench.worker.messages import CellSpec
 from dcpbench.workloads.world import World
+
+RANK_REPORT = "dcpbench_rank_report"
+"""The attribute of an exception that a stage raised: what its rank had seen and measured until then."""
 
 
 def run_cell(
@@ -25,7 +29,7 @@ def run_cell(
     announce: Callable[[str], None],
     uploads: Callable[[tuple[float, ...]], None],
 ) -> RankReport:
-    """Run a cell's scenario on this rank; `announce` and `uploads` tell the driver how far it is.
+    """Run a stage of a cell on this rank; `announce` and `uploads` tell the driver how far it is.
 
     Raises:
         Exception: whatever the scenario raised.
@@ -38,22 +42,20 @@ def run_cell(
     report = RankReport(rank=world.rank)
     cell = Cell(config, world, Path(spec.checkpoints), announce, report, Uploads(uploads))
     try:
-        pkgutil.resolve_name(config.scenario.target)(cell, **config.scenario.options)
+        stage = config.scenario.all_stages[spec.run.stage]
+        pkgutil.resolve_name(stage.target)(cell, **config.scenario.options)
     except Skip as reason:
         report.skip = str(reason)
         return report
     except BaseException as error:
         # What a check has found until then is often why the cell came to this.
-        for name, view in report.checks.items():
-            if view.first:
-                error.add_note(f"{name}: rank {world.rank}: {view.first}")
+        setattr(error, RANK_REPORT, report)
         raise
     if config.compile:
         # Dynamo falls back to eager silently when it gives up on a frame.
         report.compiled = counters["stats"]["unique_graphs"] > 0 and not counters["recompile_limit"]
-    if world.device.type == "cuda":
-        report.peak_device_bytes = torch.cuda.max_memory_allocated(world.device)
-    report.peak_host_bytes = _peak_host_bytes()
+    cell.measure("peak_device_bytes", memory.peak_device_bytes(world.device))
+    cell.measure("peak_host_bytes", memory.peak_host_bytes())
     return report
 
 
@@ -63,8 +65,7 @@ def _reset(world: World) -> None:
     _give_back_memory()
     if world.device.type == "cuda":
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(world.device)
-    _reset_peak_host_bytes()
+    memory.reset_peaks(world.device)
 
 
 def _give_back_memory() -> None:
@@ -98,22 +99,3 @@ def _set_deterministic(wanted: bool) -> None:
     # Filling what torch.empty returns would be paid for in every save.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch._inductor.config.deterministic = wanted
-
-
-def _reset_peak_host_bytes() -> None:
-    """Linux keeps the peak of the resident set; writing 5 here starts it anew (proc(5))."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except OSError:
-        return
-
-
-def _peak_host_bytes() -> int | None:
-    try:
-        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return None
-    for line in status.splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return None

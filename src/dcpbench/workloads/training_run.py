@@ -19,7 +19,7 @@ from dcpbench.workloads.world import World
 
 
 @dataclass
-class Trainee:
+class TrainingRun:
     """What is trained and saved.
 
     `share` is the part of each global batch that this rank sees, `mean` makes the global batch's
@@ -103,20 +103,28 @@ class Trainee:
         return F.mse_loss(self.model(self.share.of(inputs)), self.share.of(targets))
 
 
-def build(config: Config, world: World, seed: int) -> Trainee:
+def build(config: Config, world: World, seed: int) -> TrainingRun:
     """The model of a cell under its parallelism, compiled if the cell says so, and its optimizer."""
     sizes = config.parallel.mesh_sizes(world.size)
     wrap = pkgutil.resolve_name(config.parallel.target)
     model = wrap(_model(config, world, seed), world.mesh(sizes), config.parallel)
     if config.compile:
         model = torch.compile(model, dynamic=False)
-    return _trainee(config, world, seed, model, world.share(sizes), world.mean)
+    return _training_run(config, world, seed, model, world.share(sizes), world.mean)
 
 
-def build_plain(config: Config, world: World, seed: int) -> Trainee:
+def batches(config: Config, device: torch.device) -> Batches:
+    """The data of a cell; the model says of what size."""
+    with torch.device("meta"):
+        model = pkgutil.resolve_name(config.model.target)(**config.model.options)
+    sizes = model.input_size, model.output_size
+    return Batches(config.seed, config.model.batch_size, *sizes, device=device)
+
+
+def build_plain(config: Config, world: World, seed: int) -> TrainingRun:
     """The same model from the same seed, unwrapped and uncompiled, trained on the whole batch."""
     model = _model(config, world, seed)
-    return _trainee(config, world, seed, model, Share(), lambda loss: float(loss.double().item()))
+    return _training_run(config, world, seed, model, Share(), lambda loss: float(loss.double().item()))
 
 
 def _model(config: Config, world: World, seed: int) -> nn.Module:
@@ -126,18 +134,18 @@ def _model(config: Config, world: World, seed: int) -> nn.Module:
     return model.to(world.device)
 
 
-def _trainee(
+def _training_run(
     config: Config,
     world: World,
     seed: int,
     model: nn.Module,
     share: Share,
     mean: Callable[[torch.Tensor], float],
-) -> Trainee:
+) -> TrainingRun:
     optimizer = pkgutil.resolve_name(config.optimizer.target)
     groups = pkgutil.resolve_name(config.optimizer.groups)
     made = optimizer(groups(model), **config.optimizer.hyperparameters())
-    return Trainee(
+    return TrainingRun(
         model=model,
         optimizer=made,
         scheduler=StepLR(made, step_size=1, gamma=0.95),

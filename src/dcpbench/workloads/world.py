@@ -40,16 +40,16 @@ class World:
             )
         return self._meshes[key]
 
-    def group_of(self, lane: int) -> dist.ProcessGroup | None:
-        """The group for a save: lane 0 is for one that nothing else goes on beside. Of those that are
+    def group_of(self, slot: int) -> dist.ProcessGroup | None:
+        """The group for a save: slot 0 is for one that nothing else goes on beside. Of those that are
         under way at once each needs its own, or their collectives would meet each other's, or those of
         what is verified meanwhile. It is made when it is first asked for, by all ranks."""
-        if not lane or self.checkpoint_group is None:
+        if not slot or self.checkpoint_group is None:
             return self.checkpoint_group
-        if lane not in self._groups:
+        if slot not in self._groups:
             group: Any = dist.new_group(backend="gloo")
-            self._groups[lane] = group
-        return self._groups[lane]
+            self._groups[slot] = group
+        return self._groups[slot]
 
     def share(self, sizes: dict[str, int]) -> Share:
         """Which part of the global batch this rank trains on: tp is innermost and shares its data."""

@@ -8,45 +8,37 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper, BasicSweeperConf
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 
 class DcpbenchLauncher(Launcher):
-    """Runs the cells of a sweep on ranks of this host, whatever one of them does."""
-
-    def __init__(self) -> None:
-        self.config: DictConfig | None = None
-        self.hydra_context: HydraContext | None = None
+    """Runs the cells of a sweep on ranks of this host, batch by batch, for whichever sweeper asks."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Refuse a sweeper that would write into the folder before it is known to be the sweep's."""
-        from dcpbench.config.errors import ConfigError
+        """Begin the sweep, and leave it in `task_function` to be ended when Hydra has returned."""
+        from dcpbench.config.conf_folder import conf_folder
+        from dcpbench.sweep.app import SweepRun
+        from dcpbench.sweep.task import SweepTask
 
-        if config.hydra.sweeper.get("_target_") != SweeperConfig._target_:
-            raise ConfigError("hydra/sweeper: dcpbench sweeps with its own sweeper only")
-        self.config, self.hydra_context = config, hydra_context
+        assert isinstance(task_function, SweepTask)
+        own_sweeper = config.hydra.sweeper.get("_target_") == SweeperConfig._target_
+        self.sweep = SweepRun(hydra_context.config_loader, config, conf_folder(), own_sweeper)
+        task_function.sweep = self.sweep
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run all cells. A sweep that is not all well ends the process with its exit status, as
-        Hydra's own launcher ends with an exception; verdicts are rows, never Hydra's."""
-        from dcpbench.config.conf_folder import conf_folder
-        from dcpbench.sweep.app import run_sweep
-
-        assert self.config is not None
-        assert self.hydra_context is not None
-        status = run_sweep(self.hydra_context.config_loader, self.config, job_overrides, conf_folder())
-        if status:
-            sys.exit(status)
-        return [JobReturn(status=JobStatus.COMPLETED) for _ in job_overrides]
+        """Run the cells of one batch. Every job is completed and returns the value of the objective:
+        verdicts are rows, never Hydra's."""
+        values = self.sweep.run(job_overrides)
+        return [_completed(overrides, value) for overrides, value in zip(job_overrides, values, strict=True)]
 
 
-class DcpbenchSweeper(BasicSweeper):
-    """Hydra's own product of lists, or the union of products that an experiment names, as one batch.
+class DcpbenchSweeper(Sweeper):
+    """The product of lists, or the union of products that an experiment names, as one batch.
 
     The launcher composes the cells, once, refuses a wrong one before it starts any, and only then writes
     into the sweep's folder.
@@ -58,42 +50,42 @@ class DcpbenchSweeper(BasicSweeper):
         params: dict[str, str] | None = None,
         matrix: dict[str, dict[str, Any]] | None = None,
     ) -> None:
-        super().__init__(max_batch_size, params)
+        self.max_batch_size = max_batch_size
+        self.params = params or {}
         self.matrix = matrix or {}
 
-    # Static in Hydra, which calls it on its instance; the matrix is the instance's.
-    def split_arguments(  # type: ignore[override]
-        self, overrides: list[Any], max_batch_size: int | None
-    ) -> list[list[list[str]]]:
-        """The jobs of a sweep, in batches."""
-        if not self.matrix:
-            return super().split_arguments(overrides, max_batch_size)
-        from hydra.core.override_parser.overrides_parser import OverridesParser
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Make the launcher.
 
-        from hydra_plugins.dcpbench_launcher.matrix import jobs
+        Raises:
+            ConfigError: it is not dcpbench's own, or a key that is about the sweep is wrong.
+        """
+        from hydra.core.plugins import Plugins
 
-        assert self.hydra_context is not None
-        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
-        blocks = {
-            name: parser.parse_overrides([f"{key}={_listed(values)}" for key, values in block.items()])
-            for name, block in self.matrix.items()
-        }
-        return list(self.split_overrides_to_chunks(jobs(blocks, overrides), max_batch_size))
+        from dcpbench.config.errors import ConfigError
+
+        if config.hydra.launcher.get("_target_") != LauncherConfig._target_:
+            raise ConfigError("hydra/launcher: dcpbench runs cells with its own launcher only")
+        self.config, self.hydra_context = config, hydra_context
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
 
     def sweep(self, arguments: list[str]) -> Any:
-        """Run the product of the lists in `arguments`."""
+        """Run the cells that `arguments` ask for, after `hydra.sweeper.params`."""
         from hydra.core.override_parser.overrides_parser import OverridesParser
 
         from dcpbench.config.errors import ConfigError
         from dcpbench.config.schema import OF_THE_SWEEP, REPEATS
-        from hydra_plugins.dcpbench_launcher.matrix import repeated
+        from hydra_plugins.dcpbench_launcher.matrix import jobs, product, repeated
 
-        if not isinstance(self.launcher, DcpbenchLauncher):
-            raise ConfigError("hydra/launcher: dcpbench runs cells with its own launcher only")
+        assert self.config is not None
         assert self.hydra_context is not None
+        assert self.launcher is not None
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        params = [f"{key}={value}" for key, value in self.params.items()]
         own, for_all = [], False
-        for override in parser.parse_overrides([*self._parse_config(), *arguments]):
+        for override in parser.parse_overrides([*params, *arguments]):
             if override.key_or_group not in (*OF_THE_SWEEP, REPEATS):
                 own.append(override)
             elif override.is_sweep_override():
@@ -105,10 +97,12 @@ class DcpbenchSweeper(BasicSweeper):
                 f"dcpbench: hydra.sweeper.max_batch_size={self.max_batch_size} changes nothing: "
                 "all cells are one batch\n"
             )
-        (jobs,) = self.split_arguments(own, None)
-        assert self.config is not None
-        jobs = repeated(jobs, self.config.repeats, for_all)
-        return [self.launcher.launch(jobs, initial_job_idx=0)]
+        blocks = {
+            name: parser.parse_overrides([f"{key}={_listed(values)}" for key, values in block.items()])
+            for name, block in self.matrix.items()
+        }
+        cells = repeated(jobs(blocks, own) if blocks else product(own), self.config.repeats, for_all)
+        return [self.launcher.launch(cells, initial_job_idx=0)]
 
 
 @dataclass
@@ -117,11 +111,20 @@ class LauncherConfig:
 
 
 @dataclass
-class SweeperConfig(BasicSweeperConf):
-    """`matrix` maps the name of each block to its keys, and those to lists: `{save: "sync,async"}`."""
+class SweeperConfig:
+    """What Hydra's basic sweeper takes, and `matrix`, which maps the name of each block to its keys, and
+    those to lists: `{save: "sync,async"}`."""
 
     _target_: str = "hydra_plugins.dcpbench_launcher.launcher.DcpbenchSweeper"
+    max_batch_size: int | None = None
+    params: dict[str, str] | None = None
     matrix: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def _completed(overrides: Sequence[str], value: float | None) -> JobReturn:
+    job = JobReturn(overrides=list(overrides), status=JobStatus.COMPLETED)
+    job.return_value = value
+    return job
 
 
 def _listed(values: Any) -> str:

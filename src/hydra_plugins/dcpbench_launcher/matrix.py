@@ -1,6 +1,6 @@
-"""A sweep that is more than one product of lists: a union of products, each with a name.
+"""The jobs of a sweep: a product of lists, or a union of products, each with a name.
 
-An experiment writes it as `hydra.sweeper.matrix`: block by block, each a mapping from keys to lists as
+An experiment writes a union as `hydra.sweeper.matrix`: block by block, each a mapping from keys to lists as
 they stand on the command line. What the command line itself names chooses among a block's values. A
 block may say its own `repeats`: what is timed runs several times, what is only checked once.
 """
@@ -47,6 +47,20 @@ def jobs(blocks: Mapping[str, Sequence[Override]], given: Sequence[Override]) ->
     return [union[exact]] if exact in union else list(union.values())
 
 
+def product(overrides: Sequence[Override]) -> list[Job]:
+    """Every job of the product of the lists, in their order; where a key comes twice, the last holds.
+
+    Raises:
+        ConfigError: what is swept is no list.
+    """
+    lists: dict[str, list[str]] = {}
+    for override in overrides:
+        key = override.get_key_element()
+        swept = override.is_sweep_override()
+        lists[key] = _items(override) if swept else [f"{key}={override.get_value_element_as_str()}"]
+    return [list(job) for job in itertools.product(*lists.values())]
+
+
 def repeated(jobs: Sequence[Job], repeats: int, for_all: bool) -> list[Job]:
     """All of the jobs, then all again that run more often, round after round: each round meets the machine
     as it is then, alike for all. Those that say which `repeat` they are stay as they are.
@@ -71,9 +85,9 @@ def repeated(jobs: Sequence[Job], repeats: int, for_all: bool) -> list[Job]:
 
 def _counted(job: Job, repeats: int, for_all: bool) -> tuple[Job, int]:
     """A job without its `repeats`, and how often it runs."""
-    said = [item.partition("=")[2] for item in job if item.startswith(f"{REPEATS}=")]
+    of_block = [item.partition("=")[2] for item in job if item.startswith(f"{REPEATS}=")]
     own = [item for item in job if not item.startswith(f"{REPEATS}=")]
-    asked = said[0] if said and not for_all else str(repeats)
+    asked = of_block[0] if of_block and not for_all else str(repeats)
     if not asked.isdecimal() or int(asked) < 1:
         raise ConfigError(f"{REPEATS}={asked}: must be a number, at least 1")
     numbered = any(item.startswith(_NUMBERED) for item in own)

@@ -76,9 +76,9 @@ def command_line(arguments: Sequence[str]) -> list[str]:
     if asked is None:
         return list(arguments)
     folder = Path(str(asked)).resolve()
-    said = _value_of(_DIR, arguments)
-    if said is not None and Path(str(said)).resolve() != folder:
-        raise ConfigError(f"resume={asked}: {_DIR}={said} is another folder; leave one of them out")
+    own = _value_of(_DIR, arguments)
+    if own is not None and Path(str(own)).resolve() != folder:
+        raise ConfigError(f"resume={asked}: {_DIR}={own} is another folder; leave one of them out")
     quoted = str(folder).replace('"', '\\"')  # absolute, since the words may be taken from another place
     here = [word for word in arguments if word.startswith(_ABOUT) and not word.startswith("resume=")]
     here += [f'resume="{quoted}"', f'{_DIR}="{quoted}"']

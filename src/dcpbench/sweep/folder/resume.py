@@ -13,13 +13,13 @@ from typing import Any
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Rerun
+from dcpbench.records.row import Row
 from dcpbench.records.store import (
     ENVIRONMENT_JSON,
     RESULTS_JSONL,
     Line,
-    Row,
-    as_it_should_be,
     keep_lines,
+    keep_measurements,
     read_lines,
 )
 from dcpbench.sweep.folder import claim as folders
@@ -44,11 +44,11 @@ class Found:
 
     def sentences(self, cells: int) -> list[str]:
         """What there is to say about it, a line each, for a sweep of so many cells."""
-        told = [f"resume: {len(self.standing)} of {cells} cells are done"]
-        told += [f"resume: {_cells(number)} again: {why}" for why, number in self.reasons.items()]
+        sentences = [f"resume: {len(self.standing)} of {cells} cells are done"]
+        sentences += [f"resume: {_cells(number)} again: {why}" for why, number in self.reasons.items()]
         if self.torn:
-            told.append(f"resume: the last line of {RESULTS_JSONL} was broken off and is cut off")
-        return told
+            sentences.append(f"resume: the last line of {RESULTS_JSONL} was broken off and is cut off")
+        return sentences
 
 
 def same_matrix(folder: Path, record: Record, names: Sequence[str]) -> None:
@@ -113,6 +113,7 @@ def take_up(folder: Path, jobs: Iterable[Job], found: Found) -> None:
     if found.superseded or found.torn:
         keep_lines(folder, found.standing, found.superseded)
     done = {row.cell for row in found.rows}
+    keep_measurements(folder, done)
     for job in jobs:
         if job.cell.name not in done:
             folders.clear(job.cell.folder, within=folder)
@@ -147,22 +148,23 @@ def earlier_machines(folder: Path, now: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _why_again(job: Job, row: Row, rerun: Rerun) -> str | None:
-    now = job.begun
-    if row.torch_version != now.torch_version:
-        return f"torch was {row.torch_version} and is {now.torch_version}"
-    if row.code_digest != now.code_digest:
-        return f"the code has changed ({_version(row)}, now {_version(now)})"
-    if row.config_digest != now.config_digest:
+    now = job.columns
+    if row.torch_version != now["torch_version"]:
+        return f"torch was {row.torch_version} and is {now['torch_version']}"
+    if row.code_digest != now["code_digest"]:
+        code = _version(now["git_commit"], now["code_digest"])
+        return f"the code has changed ({_version(row.git_commit, row.code_digest)}, now {code})"
+    if any(row[column] != now[column] for column in ("config_digest", "expected_digest")):
         return "the configuration, or what is known to fail, has changed"
-    if row.status == "skip" and row.cell_s is None and row.reason != job.skip:
+    if row.status == "skip" and row["cell_s"] is None and row.reason != job.skip:
         return "what made it a skip holds no longer"
-    if rerun is Rerun.failed and not as_it_should_be(row):
+    if rerun is Rerun.failed and not row.is_ok:
         return "it did not come out as it should (rerun=failed)"
     return None
 
 
-def _version(row: Row) -> str:
-    return f"{row.git_commit or 'no commit'}, digest {row.code_digest}"
+def _version(git_commit: str | None, code_digest: str | None) -> str:
+    return f"{git_commit or 'no commit'}, digest {code_digest}"
 
 
 def _cells(number: int) -> str:

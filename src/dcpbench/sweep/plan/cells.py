@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydra.core.config_loader import ConfigLoader
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dcpbench.config.schema import Config
@@ -44,18 +43,17 @@ class SweepCell:
 
 
 def compose(
-    loader: ConfigLoader, base: DictConfig, job_overrides: Sequence[Sequence[str]]
+    compositions: Compositions, job_overrides: Sequence[Sequence[str]], names: Sequence[str], first: int = 0
 ) -> list[SweepCell]:
-    """Compose every cell of a sweep.
+    """Compose the cells of a batch, whose names are given; `first` is the number of the first in its sweep.
 
     Raises:
         hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: an override is wrong.
     """
-    compositions = Compositions(loader, base)
     compositions.prepare(job_overrides)
     return [
         _cell(name, number, overrides, compositions)
-        for number, (name, overrides) in enumerate(zip(cell_names(job_overrides), job_overrides, strict=True))
+        for number, (name, overrides) in enumerate(zip(names, job_overrides, strict=True), first)
     ]
 
 
@@ -96,7 +94,7 @@ def _own(overrides: Sequence[str]) -> list[str]:
 
 
 def may_compile(base: DictConfig, job_overrides: Sequence[Sequence[str]]) -> bool:
-    """Whether a cell is likely to compile, told from the overrides before they are composed.
+    """Whether a cell is likely to compile, judged by the overrides before they are composed.
 
     Only what the fork server imports depends on it: a wrong guess costs time, nothing else.
     """

@@ -8,14 +8,14 @@ choices are to be composed, all cores do it: no rank runs before the last cell i
 import multiprocessing
 import os
 import pickle
+import threading
 from collections.abc import Iterable, Sequence
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 _WORTH_FORKING = 12
@@ -38,9 +38,9 @@ class Compositions:
         """
         wanted = dict.fromkeys(self._split(job)[1] for job in jobs)
         workers = min(_MOST_WORKERS, len(os.sched_getaffinity(0)), len(wanted) // _WORTH_FORKING)
-        if workers < 2:
+        if workers < 2 or threading.active_count() > 1:  # before a second batch, which must not be forked for
             return
-        # Forked, they have the loader and all that Hydra has registered; this process has no threads yet.
+        # Forked, they have the loader and all that Hydra has registered.
         with multiprocessing.get_context("fork").Pool(workers, _work_for, (self,)) as pool:
             made = pool.imap(_compose, wanted, chunksize=4)
             self._shared |= {choices: it for choices, it in zip(wanted, made, strict=True) if it}
@@ -70,14 +70,12 @@ class Compositions:
         job: DictConfig = pickle.loads(self._shared[choices])  # noqa: S301
         if not all(self._is_value(override, job) for override in values):
             return self._composed(overrides)
-        ConfigLoaderImpl._apply_overrides_to_config(values, job)
+        for override in values:
+            OmegaConf.update(job, override.key_or_group, override.value(), merge=True)
         own = [item for item in map(self._parse, overrides) if not item.is_hydra_override()]
         with open_dict(job):
             job.hydra.overrides.task = [str(item.input_line) for item in own]
-            names = job.hydra.job.config.override_dirname
-            job.hydra.job.override_dirname = get_overrides_dirname(
-                own, names.exclude_keys, names.item_sep, names.kv_sep
-            )
+            job.hydra.job.override_dirname = _override_dirname(own, job.hydra.job.config.override_dirname)
         return job
 
     def _made(self, choices: Sequence[str]) -> bytes:
@@ -95,6 +93,13 @@ class Compositions:
         """Whether an override sets a value that is there, and does not choose a group, nor add or delete."""
         chooses = override.package is not None or override.key_or_group in composed.hydra.runtime.choices
         return override.type is OverrideType.CHANGE and not chooses and not override.is_hydra_override()
+
+
+def _override_dirname(overrides: Iterable[Override], how: DictConfig) -> str:
+    """What `hydra.job.override_dirname` is for these overrides; `how` is what
+    `hydra.job.config.override_dirname` says of it."""
+    lines = sorted(str(item.input_line) for item in overrides if item.key_or_group not in how.exclude_keys)
+    return str(how.item_sep.join(lines).replace("=", how.kv_sep))
 
 
 _compositions: Compositions

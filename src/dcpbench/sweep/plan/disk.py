@@ -5,20 +5,20 @@ the same scenario, model, optimizer, parallelism and saves took up earlier in th
 says (`storage.needs_bytes`); without either, only what is to stay free is asked for.
 """
 
-import json
 import shutil
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.filesize import decimal
 
-from dcpbench.config.schema import Config
-from dcpbench.records.store import Row
+from dcpbench.config.cell_key import CellKey
+from dcpbench.config.groups import StorageConfig
 
 _DECIDES = (
     "scenario",
     "parallel",
     "load_parallel",
+    "checkpointer",
     "model",
     "optimizer",
     "world_size",
@@ -33,20 +33,19 @@ class DiskUse:
 
     _taken: dict[str, int] = field(default_factory=dict)
 
-    def add(self, config: Config, row: Row) -> None:
-        """Take note of a cell that has ended."""
-        if row.disk_bytes is not None:
-            kind = _kind(config)
-            self._taken[kind] = max(row.disk_bytes, self._taken.get(kind, 0))
+    def add(self, cell: CellKey, disk_bytes: int | None) -> None:
+        """Take note of a cell that has ended, and of what it took up if that is known."""
+        if disk_bytes is not None:
+            kind = cell.part(_DECIDES)
+            self._taken[kind] = max(disk_bytes, self._taken.get(kind, 0))
 
-    def why_skip(self, config: Config, checkpoints: Path) -> str | None:
+    def why_skip(self, cell: CellKey, storage: StorageConfig, checkpoints: Path) -> str | None:
         """Why a cell whose checkpoints go to a folder has no room there, or None if it has."""
-        storage = config.storage
         place = next(path for path in (checkpoints, *checkpoints.parents) if path.exists())
         free = shutil.disk_usage(place).free
         needs, because = storage.needs_bytes, "storage.needs_bytes"
         if needs is None:
-            needs, because = self._taken.get(_kind(config), 0), "as a cell like it took up"
+            needs, because = self._taken.get(cell.part(_DECIDES), 0), "as a cell like it took up"
         if free - needs >= storage.keep_free_bytes:
             return None
         wanted = f"it needs {decimal(needs)} ({because}) and " if needs else ""
@@ -57,13 +56,8 @@ class DiskUse:
 
 
 def bytes_in(folder: Path) -> int | None:
-    """The bytes of all files below a folder, None if that cannot be told."""
+    """The bytes of all files below a folder, None if that cannot be determined."""
     try:
         return sum(item.stat().st_size for item in folder.rglob("*") if item.is_file())
     except OSError:
         return None
-
-
-def _kind(config: Config) -> str:
-    told = asdict(config)
-    return json.dumps({key: told[key] for key in _DECIDES}, sort_keys=True, default=str)

@@ -1,4 +1,4 @@
-"""`plan=true`: what a sweep would do and how long that would take, told without starting a rank."""
+"""`plan=true`: what a sweep would do and how long it would take, without starting a rank."""
 
 from collections import Counter
 from pathlib import Path
@@ -6,12 +6,12 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from dcpbench.records.store import Row
+from dcpbench.records.row import Row
 from dcpbench.report.styles import console_for, style_of
 from dcpbench.sweep.folder.resume import Found
 from dcpbench.sweep.plan import estimate
 from dcpbench.sweep.plan.disk import DiskUse
-from dcpbench.sweep.plan.estimate import Asked, Times, in_words
+from dcpbench.sweep.plan.estimate import Estimated, Times, duration_text
 from dcpbench.sweep.plan.job import Job
 from dcpbench.sweep.run import schedule
 
@@ -22,12 +22,12 @@ _STYLES = {"done": style_of("pass"), "skip": style_of("skip")}
 def print_plan(folder: Path, jobs: list[Job], gpus: int, found: Found | None) -> None:
     """Print to standard output what would become of each cell of the sweep in `folder`, and the sum."""
     done = {row.cell: row for row in found.rows} if found else {}
-    to_run = list(schedule.asked([job for job in jobs if job.cell.name not in done], gpus).values())
+    to_run = list(schedule.estimates([job for job in jobs if job.cell.name not in done], gpus).values())
     source, times = _times(folder, list(done.values()), to_run)
     disk = DiskUse()
     for job in jobs:
         if row := done.get(job.cell.name):
-            disk.add(job.config, row)
+            disk.add(job.key, row["disk_bytes"])
     table = Table("cell", "would", "about", "because", box=None, pad_edge=False, header_style="bold")
     counts: Counter[str] = Counter()
     for job in jobs:
@@ -49,16 +49,15 @@ def print_plan(folder: Path, jobs: list[Job], gpus: int, found: Found | None) ->
 def _fate(job: Job, done: Row | None, disk: DiskUse, folder: Path, times: Times) -> tuple[str, str, str]:
     if done:
         return "done", "", f"{done.status}: {done.reason}" if done.reason else done.status
-    skip = job.skip or disk.why_skip(job.config, job.checkpoints(folder))
+    skip = job.skip or disk.why_skip(job.key, job.config.storage, job.checkpoints(folder))
     if skip:
         return "skip", "", skip
-    known = [failure for failure in job.known_failures if failure.covers(job.begun)]
-    expects = "; ".join(f"known failure {failure.id}: {failure.reason}" for failure in known)
-    seconds = times.of(estimate.keys(job.begun))
-    return "run", "?" if seconds is None else in_words(seconds), expects
+    expects = "; ".join(f"known failure {failure.id}: {failure.reason}" for failure in job.known_failures)
+    seconds = times.of(estimate.keys(job.key))
+    return "run", "?" if seconds is None else duration_text(seconds), expects
 
 
-def _times(folder: Path, done: list[Row], to_run: list[Asked]) -> tuple[str, Times]:
+def _times(folder: Path, done: list[Row], to_run: list[Estimated]) -> tuple[str, Times]:
     """Where times are taken from, and they: this sweep if it has begun and knows such cells, else the
     newest beside it that does."""
     own = estimate.times_of(done)
@@ -69,17 +68,19 @@ def _times(folder: Path, done: list[Row], to_run: list[Asked]) -> tuple[str, Tim
     return "", own
 
 
-def _sum(cells: int, counts: Counter[str], to_run: list[Asked], source: str, times: Times) -> list[str]:
+def _sum(cells: int, counts: Counter[str], to_run: list[Estimated], source: str, times: Times) -> list[str]:
     parts = [f"{counts[would]} {words}" for would, words in _WOULD.items() if counts[would]]
-    told = [f"{cells} cells: {', '.join(parts)}"]
+    sentences = [f"{cells} cells: {', '.join(parts)}"]
     if not to_run:
-        return told
+        return sentences
     whole = times.left(to_run)
     if whole is None:
-        return [*told, "no estimate of the time: no sweep beside this one has cells like these"]
+        return [*sentences, "no estimate of the time: no sweep beside this one has cells like these"]
     missing = sum(times.of(cell.keys) is None for cell in to_run)
     known = len(to_run) - missing
-    said = f"about {in_words(whole)}, from the times of cells like {known} of the {len(to_run)} in {source}"
+    text = (
+        f"about {duration_text(whole)}, from the times of cells like {known} of the {len(to_run)} in {source}"
+    )
     if missing:
-        said += f"; {missing} had none and are taken to need as long as the others do"
-    return [*told, said]
+        text += f"; {missing} had none and are taken to need as long as the others do"
+    return [*sentences, text]

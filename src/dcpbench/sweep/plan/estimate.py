@@ -7,53 +7,52 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from dcpbench.records.store import RESULTS_JSONL, Row, stored_rows
+from dcpbench.config.cell_key import CellKey
+from dcpbench.records.row import Row
+from dcpbench.records.store import RESULTS_JSONL, stored_rows
 
-_ALIKE: tuple[tuple[str, ...], ...] = (
-    ("config_digest",),
-    ("scenario", "parallel", "load_parallel", "compile", "model", "device", "world_size"),
-    ("scenario", "parallel", "compile", "device", "world_size"),
-    ("scenario", "compile", "device", "world_size"),
+_ALIKE = (
+    ("scenario.name", "parallel.name", "load_parallel.name", "compile", "model.name", "device", "world_size"),
+    ("scenario.name", "parallel.name", "compile", "device", "world_size"),
+    ("scenario.name", "compile", "device", "world_size"),
 )
-"""The columns in which two cells have to agree to be alike, the closest likeness first."""
+"""The parts of their identities in which two cells have to agree to be alike, the closest likeness first;
+closer still are those of one identity."""
 _KEPT = 25
 
-Key = tuple[object, ...]
 
-
-class Asked(NamedTuple):
+class Estimated(NamedTuple):
     """A cell by what it is known by, and how many run `at_once` where it does."""
 
-    keys: list[Key]
+    keys: list[str]
     at_once: int
 
 
-def keys(row: Row) -> list[Key]:
-    """What a cell is known by at each likeness; its row need not say yet how it ended."""
-    alike = _ALIKE if row.config_digest else _ALIKE[1:]
-    return [(columns, *(getattr(row, column) for column in columns)) for columns in alike]
+def keys(cell: CellKey) -> list[str]:
+    """What a cell is known by at each likeness."""
+    return [cell.digest, *(f"{number} {cell.part(alike)}" for number, alike in enumerate(_ALIKE))]
 
 
 @dataclass
 class Times:
     """Seconds that cells took, the latest few for each likeness."""
 
-    _taken: dict[Key, deque[float]] = field(default_factory=dict)
+    _taken: dict[str, deque[float]] = field(default_factory=dict)
 
     def add(self, row: Row) -> None:
         """Take note of a cell that has ended; one that did not run says nothing."""
-        took_s = row.shared_cell_s if row.cell_s is None else row.cell_s
+        took_s = row["shared_cell_s"] if row["cell_s"] is None else row["cell_s"]
         if took_s is not None:
-            for key in keys(row):
+            for key in keys(CellKey(row.config)):
                 self._taken.setdefault(key, deque(maxlen=_KEPT)).append(took_s)
 
-    def of(self, cell: Iterable[Key]) -> float | None:
+    def of(self, cell: Iterable[str]) -> float | None:
         """The median seconds of the cells that are closest to one with these keys, None if there are
         none."""
         found = next((taken for key in cell if (taken := self._taken.get(key))), None)
         return statistics.median(found) if found else None
 
-    def left(self, cells: Iterable[Asked]) -> float | None:
+    def left(self, cells: Iterable[Estimated]) -> float | None:
         """Seconds for all of these cells; those that are like none so far take as long as the others do.
         None if there is nothing to go by."""
         known: list[float] = []
@@ -76,7 +75,7 @@ def times_of(rows: Iterable[Row]) -> Times:
     return times
 
 
-def newest_like(folder: Path, cells: list[Asked]) -> tuple[Path, Times] | None:
+def newest_like(folder: Path, cells: list[Estimated]) -> tuple[Path, Times] | None:
     """The newest sweep beside `folder`, itself left out, that has times for any of these cells."""
     for other in _newest_first(folder):
         times = times_of(stored_rows(other))
@@ -90,7 +89,7 @@ def _newest_first(folder: Path) -> Iterator[Path]:
     return (path.parent for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True))
 
 
-def in_words(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """`45 s`, `12 min`, `3 h 20 min`: as exact as an estimate deserves."""
     if seconds < 90:
         return f"{seconds:.0f} s"

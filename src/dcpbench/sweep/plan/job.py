@@ -1,38 +1,52 @@
 """What a sweep has to do, decided before it starts: for each cell whether it runs, and on what."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from dcpbench.config.cell_key import CellKey, digest_of
 from dcpbench.config.errors import ConfigError
+from dcpbench.config.groups import StageConfig
 from dcpbench.config.schema import Config
-from dcpbench.executors.machine import Machine
-from dcpbench.executors.rank_group import GroupKind
-from dcpbench.records.store import Row
+from dcpbench.executors.base import WorldKind
+from dcpbench.executors.fork_server import Machine
 from dcpbench.sweep.folder.claim import git_commit
 from dcpbench.sweep.plan import known_failures, validity
 from dcpbench.sweep.plan.cells import SweepCell
-from dcpbench.sweep.plan.identity import code_digest, config_digest
-from dcpbench.sweep.run import row_builder
+from dcpbench.sweep.plan.code_digest import code_digest
+from dcpbench.sweep.plan.known_failures import KnownFailure
 
 
 @dataclass(frozen=True)
 class Job:
-    """A cell with its device and world size decided, and why it cannot run if it cannot; `begun` is
-    its row before it runs."""
+    """A cell with its device and world size decided, why it cannot run if it cannot, and what is known to
+    fail in it. `columns` are those of its row that are known before it runs."""
 
     cell: SweepCell
     config: Config
+    key: CellKey
     skip: str | None
-    known_failures: list[known_failures.KnownFailure]
-    begun: Row
+    known_failures: tuple[KnownFailure, ...]
+    columns: Mapping[str, Any]
+
+    def kind(self, stage: StageConfig) -> WorldKind:
+        """The ranks that a stage of it runs on."""
+        config = self.config
+        world_size = config.world_of(stage.world)[1]
+        environment = tuple(sorted(stage.environment.items()))
+        return WorldKind(world_size, config.device.value, config.scenario.process_group, environment)
 
     @property
-    def kind(self) -> GroupKind:
-        """The ranks that it runs on."""
-        config = self.config
-        assert isinstance(config.world_size, int)
-        return GroupKind(config.world_size, config.device.value, config.scenario.process_group)
+    def kinds(self) -> list[WorldKind]:
+        """The ranks of all its stages, each kind once."""
+        return list(dict.fromkeys(map(self.kind, self.config.scenario.all_stages)))
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks its largest stage has."""
+        return max(kind.world_size for kind in self.kinds)
 
     def checkpoints(self, sweep: Path) -> Path:
         """Where its checkpoints go, in a sweep of that folder."""
@@ -46,7 +60,7 @@ def plan(cells: Sequence[SweepCell], machine: Machine, conf: Path) -> list[Job]:
     Raises:
         ConfigError: one of the cells is wrong; its message names the cell if there are several.
     """
-    lists: dict[Path, list[known_failures.KnownFailure]] = {}
+    lists: dict[Path, list[KnownFailure]] = {}
     jobs: list[Job] = []
     commit, version = git_commit(), str(machine.description["torch"])
     for cell in cells:
@@ -59,16 +73,53 @@ def plan(cells: Sequence[SweepCell], machine: Machine, conf: Path) -> list[Job]:
         except ConfigError as error:
             where = f" (in {cell.name})" if len(cells) > 1 else ""
             raise ConfigError(f"{error}{where}") from None
-        row = row_builder.begun(cell, config, version, commit)
-        row.config_digest = config_digest(config, row, lists[path])
-        row.code_digest = code_digest(config)
-        jobs.append(Job(cell, config, skip, lists[path], row))
-    _refuse_shared_folders(cells)
+        key = CellKey.of(config)
+        columns = _columns(cell, config, key) | {"torch_version": version, "git_commit": commit}
+        expected = tuple(failure for failure in lists[path] if failure.covers(columns))
+        columns |= {"expected_digest": expected_digest(config, expected), "code_digest": code_digest(config)}
+        jobs.append(Job(cell, config, key, skip, expected, columns))
+    refuse_shared_folders(jobs)
     return jobs
 
 
-def _refuse_shared_folders(cells: Sequence[SweepCell]) -> None:
+def expected_digest(config: Config, expected: Sequence[KnownFailure]) -> str:
+    """The digest of what decides how an outcome of a cell is judged: its known failures, and by what its
+    fault has to be seen."""
+    return digest_of([*map(asdict, expected), *map(asdict, config.fault.expects)])
+
+
+def _columns(cell: SweepCell, config: Config, key: CellKey) -> dict[str, Any]:
+    return {
+        "cell": cell.name,
+        "scenario": config.scenario.name,
+        "parallel": config.parallel.name,
+        "compile": config.compile,
+        "save": config.save.name,
+        "model": config.model.name,
+        "optimizer": config.optimizer.name,
+        "storage": config.storage.name,
+        "checkpointer": config.checkpointer.name,
+        "world_size": config.world_size,
+        "device": config.device.value,
+        "seed": config.seed,
+        "fault": config.fault.name if config.fault.target else None,
+        "load_parallel": config.loading.name if config.scenario.converts else None,
+        "load_world_size": config.load_world_size,
+        "overrides": shlex.join(cell.overrides),
+        "config_dir": cell.config_dir,
+        "repeat": config.repeat,
+        "config": dict(key.values),
+        "config_digest": key.digest,
+    }
+
+
+def refuse_shared_folders(jobs: Sequence[Job]) -> None:
+    """Make sure that each cell of a sweep has a folder of its own.
+
+    Raises:
+        ConfigError: naming two that would share one.
+    """
     taken: dict[Path, str] = {}
-    for cell in cells:
+    for cell in (job.cell for job in jobs):
         if (other := taken.setdefault(cell.folder, cell.name)) != cell.name:
             raise ConfigError(f"hydra.sweep.subdir: {other} and {cell.name} would share {cell.folder}")

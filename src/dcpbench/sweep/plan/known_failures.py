@@ -1,6 +1,7 @@
 """Known failures: what `conf/known_failures.yaml` lists is expected, and nothing beside it."""
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,24 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from yaml import YAMLError
 
 from dcpbench.config.errors import ConfigError
-from dcpbench.records.store import CHECKS, Row
+from dcpbench.records.checks import CHECKS
+from dcpbench.records.findings import RaisedError
+from dcpbench.records.row import columns
+
+
+@dataclass
+class KnownError:
+    """An exception that a rank raises: in which phase, of which class, and a regular expression for its whole
+    text, which is torch's own."""
+
+    type: str = MISSING
+    phase: str = MISSING
+    message: str = ".*"
+
+    def explains(self, error: RaisedError) -> bool:
+        """Whether this is the exception that was raised."""
+        alike = (error.type, error.phase) == (self.type, self.phase)
+        return alike and re.fullmatch(self.message, error.message) is not None
 
 
 @dataclass
@@ -20,31 +38,37 @@ class KnownFailure:
 
     `cells` maps columns of the row to the value or values they must have; `torch` is a version
     specifier such as `>=2.11,<2.15`; `checks` maps each check that may fail to a regular expression
-    which every name that differs must match. Not all of the checks need fail, but one must. `error` is
-    a regular expression for the whole reason of a cell in which a rank raises.
+    which every name that differs must match whole. Not all of the checks need fail, but one must. With an
+    `error`, a rank raises it, after nothing but what `checks` lists was found.
     """
 
     id: str = MISSING
     cells: dict[str, Any] = field(default_factory=dict)
     torch: str = MISSING
     checks: dict[str, str] = field(default_factory=dict)
-    error: str | None = None
+    error: KnownError | None = None
     reason: str = MISSING
     link: str | None = None
 
-    def covers(self, row: Row) -> bool:
-        """Whether the row is of a cell, on a torch, that this failure is known for."""
+    def covers(self, cell: Mapping[str, Any]) -> bool:
+        """Whether the columns of a row are of a cell, on a torch, that this failure is known for."""
         for column, wanted in self.cells.items():
-            values = wanted if isinstance(wanted, list) else [wanted]
-            if getattr(row, column) not in values:
+            if cell[column] not in (wanted if isinstance(wanted, list) else [wanted]):
                 return False
-        return SpecifierSet(self.torch).contains(row.torch_version or "0", prereleases=True)
+        return SpecifierSet(self.torch).contains(cell["torch_version"] or "0", prereleases=True)
 
-    def explains(self, row: Row, failed: dict[str, list[str]]) -> bool:
-        """Whether the cell failed, or a rank raised, in no way but what is listed."""
-        if row.status == "error":
-            return self.error is not None and re.fullmatch(self.error, row.reason or "") is not None
-        return row.status == "fail" and all(
+    def explains(self, failed: Mapping[str, Iterable[str]], error: RaisedError | None) -> bool:
+        """Whether the cell failed, or a rank raised, in no way but what is listed.
+
+        Args:
+            failed: the names that differ, by the check that did not hold.
+            error: what a rank raised, if one did.
+        """
+        if (error is None) is not (self.error is None) or not (failed or error):
+            return False
+        if error is not None and self.error is not None and not self.error.explains(error):
+            return False
+        return all(
             check in self.checks and re.fullmatch(self.checks[check], name)
             for check, names in failed.items()
             for name in names
@@ -63,39 +87,27 @@ def read(path: Path) -> list[KnownFailure]:
         known = [OmegaConf.to_object(OmegaConf.merge(schema, entry)) for entry in entries]
     except (OSError, YAMLError, OmegaConfBaseException, TypeError, ValueError) as error:
         raise ConfigError(f"known_failures={path}: {' '.join(str(error).split())}") from None
-    columns = Row.__dataclass_fields__
-    for failure in known:
-        assert isinstance(failure, KnownFailure)
-        for unknown in set(failure.cells) - set(columns):
-            raise ConfigError(f"known_failures={path}: {failure.id}: no column {unknown!r}")
-        if not failure.checks and not failure.error:
-            raise ConfigError(f"known_failures={path}: {failure.id}: it lists neither checks nor an error")
-        for unknown in set(failure.checks) - set(CHECKS):
-            known_checks = ", ".join(CHECKS)
-            raise ConfigError(f"known_failures={path}: {failure.id}: no check {unknown!r} ({known_checks})")
+    listed = [failure for failure in known if isinstance(failure, KnownFailure)]
+    for failure in listed:
         try:
-            SpecifierSet(failure.torch)
-            for pattern in (*failure.checks.values(), failure.error or ""):
-                re.compile(pattern)
-        except (InvalidSpecifier, re.error) as error:
+            _refuse(failure)
+        except (ConfigError, InvalidSpecifier, re.error) as error:
             raise ConfigError(f"known_failures={path}: {failure.id}: {error}") from None
-    return [failure for failure in known if isinstance(failure, KnownFailure)]
+    return listed
 
 
-def apply(row: Row, failed: dict[str, list[str]], known: list[KnownFailure]) -> None:
-    """Make an `xfail` of a listed failure or error, an `xpass` of a cell that passed though it is listed.
+def _refuse(failure: KnownFailure) -> None:
+    """Make sure that a failure names what exists, and that its patterns are patterns.
 
-    A cell that fails a check, or differs in a name, which is not listed for it stays a `fail`; one
-    that is vacuous, or did not come as far as a verdict, stays what it is.
+    Raises:
+        ConfigError, InvalidSpecifier, re.error: they are not.
     """
-    for failure in known:
-        if not failure.covers(row):
-            continue
-        if failure.explains(row, failed):
-            row.status = "xfail"
-            row.reason = f"known failure {failure.id}: {row.reason}"
-            return
-        if row.status == "pass":
-            row.status = "xpass"
-            row.reason = f"known failure {failure.id} did not happen ({failure.reason})"
-            return
+    for unknown in set(failure.cells) - set(columns()):
+        raise ConfigError(f"no column {unknown!r}")
+    if not failure.checks and not failure.error:
+        raise ConfigError("it lists neither checks nor an error")
+    for unknown in set(failure.checks) - set(CHECKS):
+        raise ConfigError(f"no check {unknown!r} ({', '.join(CHECKS)})")
+    SpecifierSet(failure.torch)
+    for pattern in (*failure.checks.values(), failure.error.message if failure.error else ""):
+        re.compile(pattern)

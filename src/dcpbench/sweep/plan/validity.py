@@ -9,10 +9,10 @@ import shutil
 from dataclasses import replace
 
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.groups import Device
+from dcpbench.config.groups import Device, StageWorld
 from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
-from dcpbench.executors.machine import Machine
+from dcpbench.executors.fork_server import Machine
 
 RANKS_BY_DEFAULT = 4
 
@@ -34,8 +34,9 @@ def resolve(config: Config, machine: Machine) -> Config:
         world_size = min(RANKS_BY_DEFAULT, gpus) if device is Device.cuda else RANKS_BY_DEFAULT
         if not config.scenario.process_group:
             world_size = 1
-    if device is Device.cuda and int(world_size) > gpus:
-        raise ConfigError(f"world_size={world_size}: more ranks than GPUs (device=cuda, {gpus} here)")
+    for key, ranks in (("world_size", int(world_size)), ("load_world_size", config.load_world_size or 1)):
+        if device is Device.cuda and ranks > gpus:
+            raise ConfigError(f"{key}={ranks}: more ranks than GPUs (device=cuda, {gpus} here)")
     return replace(config, device=device, world_size=int(world_size))
 
 
@@ -45,24 +46,8 @@ def why_skip(asked: Config, resolved: Config) -> str | None:
     Raises:
         ConfigError: a mesh does not fit the world size, and that is not this machine's doing.
     """
-    assert isinstance(resolved.world_size, int)
-    if senseless := _makes_no_sense(resolved):
-        return senseless
-    for parallel in (resolved.parallel, resolved.loading):
-        try:
-            sizes = parallel.mesh_sizes(resolved.world_size)
-        except ConfigError as error:
-            if asked.world_size == "auto" and resolved.world_size < RANKS_BY_DEFAULT:
-                return f"{error} (all that this machine has)"
-            raise
-        degree = dp_degree(sizes, resolved.world_size)
-        if resolved.model.batch_size % degree:
-            raise ConfigError(
-                f"model.batch_size={resolved.model.batch_size}: does not divide over {degree} "
-                "data-parallel ranks"
-            )
-        if "tp" in parallel.mesh and not parallel.tp_plan:
-            return f"parallel={parallel.name}: model={resolved.model.name} has no tp_plan to shard it by"
+    if reason := _makes_no_sense(resolved) or _does_not_fit(asked, resolved):
+        return reason
     if resolved.save.requires_accelerator and resolved.device is Device.cpu:
         return (
             f"save={resolved.save.name} keeps its staging buffers in pinned memory, which needs an "
@@ -78,13 +63,37 @@ def why_skip(asked: Config, resolved: Config) -> str | None:
     return None
 
 
+def _does_not_fit(asked: Config, resolved: Config) -> str | None:
+    """Why a mesh does not fit the ranks that save or that load, where that is no mistake of the user's."""
+    for world in StageWorld:
+        parallel, world_size = resolved.world_of(world)
+        try:
+            sizes = parallel.mesh_sizes(world_size)
+        except ConfigError as error:
+            if world is StageWorld.load and resolved.load_world_size:
+                return f"{error} (load_world_size)"
+            if asked.world_size == "auto" and world_size < RANKS_BY_DEFAULT:
+                return f"{error} (all that this machine has)"
+            raise
+        degree = dp_degree(sizes, world_size)
+        if resolved.model.batch_size % degree:
+            raise ConfigError(
+                f"model.batch_size={resolved.model.batch_size}: does not divide over {degree} "
+                "data-parallel ranks"
+            )
+        if "tp" in parallel.mesh and not parallel.tp_plan:
+            return f"parallel={parallel.name}: model={resolved.model.name} has no tp_plan to shard it by"
+    return None
+
+
 def _makes_no_sense(config: Config) -> str | None:
-    scenario, fault = config.scenario, config.fault
-    for what, limits in ((f"scenario={scenario.name}", scenario.only), (f"fault={fault.name}", fault.only)):
-        for axis, only in limits.items():
+    scenario = config.scenario
+    for group in ("scenario", "fault", "checkpointer"):
+        limited = getattr(config, group)
+        for axis, only in limited.only.items():
             if (value := config.value_of(axis)) not in only.values:
                 may_be = ", ".join(only.values)
-                return f"{what} takes {axis}={may_be} and not {value}: {only.because}"
+                return f"{group}={limited.name} takes {axis}={may_be} and not {value}: {only.because}"
     if not scenario.process_group and config.world_size != 1:
         return (
             f"scenario={scenario.name} is one process without a process group, not "
@@ -98,6 +107,11 @@ def _makes_no_sense(config: Config) -> str | None:
         return (
             f"load_parallel={config.load_parallel.name}: scenario={scenario.name} loads under the "
             "parallelism that it saved with"
+        )
+    if config.load_world_size and not scenario.converts:
+        return (
+            f"load_world_size={config.load_world_size}: scenario={scenario.name} loads on the ranks that it "
+            "saved with"
         )
     return None
 

@@ -1,37 +1,46 @@
-"""The driver: takes the cells of a sweep through the ranks, in as many lanes as there is room for, and
-writes a row for each."""
+"""The driver: takes the cells of a sweep through workers, as many as there is room for, and writes a row for
+each."""
 
 import queue
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from dcpbench.config.groups import KeepCheckpoints, Sharing
+from dcpbench.config.groups import Sharing
 from dcpbench.executors import cleanup
-from dcpbench.executors.machine import Machine
-from dcpbench.records.store import ENVIRONMENT_JSON, ResultsError, Row, append_row, forget_times, write_json
+from dcpbench.executors.fork_server import Machine
+from dcpbench.executors.local import LocalExecutor
+from dcpbench.records.row import Row
+from dcpbench.records.store import (
+    ENVIRONMENT_JSON,
+    ResultsError,
+    append_measurements,
+    append_row,
+    write_json,
+)
 from dcpbench.sweep.plan import estimate
 from dcpbench.sweep.plan.disk import DiskUse
 from dcpbench.sweep.plan.job import Job
 from dcpbench.sweep.run import retry, schedule
 from dcpbench.sweep.run.progress import ProgressDisplay
-from dcpbench.sweep.run.worker import Lane
+from dcpbench.sweep.run.worker import Finished, Worker
 
 _ENDED_S = 30.0
 
 
 @dataclass
 class Sweep:
-    """One run over a list of jobs, but those that are `done`; a row is forgotten once it is written.
+    """Runs the jobs that are not `done`, in one batch or several; a row is forgotten once it is written.
 
     Cells that need the same ranks run one after another, and at once where the machine has room
-    (`dcpbench.sweep.run.schedule`): each lane then has a thread, but rows are written by this one only.
+    (`dcpbench.sweep.run.schedule`): each worker then has a thread, but this one alone writes rows. Ranks
+    that the next batch can use stay up for it, until `end`.
     """
 
     folder: Path
@@ -43,111 +52,122 @@ class Sweep:
     earlier_machines: list[dict[str, Any]] = field(default_factory=list)
     written: int = 0
     _disk: DiskUse = field(default_factory=DiskUse)
-    _lanes: list[Lane] = field(default_factory=list)
-    _leaving: list[Lane] = field(default_factory=list)
+    _times: estimate.Times = field(default_factory=lambda: estimate.times_of(()))
+    _executors: dict[tuple[int, tuple[int, ...]], LocalExecutor] = field(default_factory=dict)
+    """By the number of the worker and the GPUs that its ranks use."""
 
-    def run(self) -> None:
-        """Run every job; whatever happens, the rows so far are kept and no rank is left behind.
+    def run(self, batch: Sequence[Job]) -> None:
+        """Run a batch of the jobs; whatever happens, the rows so far are kept.
 
         Raises:
-            KeyboardInterrupt: the user broke off.
+            KeyboardInterrupt: the user broke off; as after any exception, no rank is left behind.
         """
-        begun = next(job.begun for job in self.jobs)
-        to_run = [job for job in self.jobs if job.cell.name not in self.done]
-        left = schedule.asked(to_run, self.machine.gpus)
-        times = estimate.times_of(self.done.values())
-        for job in self.jobs:
-            if job.cell.name in self.done:
-                self._disk.add(job.config, self.done[job.cell.name])
-
-        def describe() -> None:
-            earlier = {"earlier": self.earlier_machines} if self.earlier_machines else {}
-            machine = {**self.machine.description, "git_commit": begun.git_commit, **earlier}
-            write_json(self.folder / ENVIRONMENT_JSON, machine)
-
-        describe()
+        for job in batch:
+            if row := self.done.get(job.cell.name):
+                self._times.add(row)
+                self._disk.add(job.key, row["disk_bytes"])
+        to_run = [job for job in batch if job.cell.name not in self.done]
+        left = schedule.estimates(to_run, self.machine.gpus)
+        self._describe_machine()
         cleanup.adopt_orphans()
         try:
-            with ProgressDisplay(self.console, len(self.jobs), len(self.done)) as display:
+            with ProgressDisplay(self.console, len(self.jobs), len(self.done) + self.written) as display:
                 for together in schedule.stretches(to_run):
-                    with closing(self._run_in_lanes(together, display)) as ended:
-                        for job, row in ended:
-                            left.pop(job.cell.name, None)
-                            times.add(row)
-                            self._disk.add(job.config, row)
-                            if len(self._lanes) > 1 and job.config.sharing is Sharing.correctness:
-                                forget_times(row)
-                            self._write(job, row)
+                    with closing(self._run_together(together, display)) as ended:
+                        for finished in ended:
+                            left.pop(finished.row.cell, None)
+                            self._times.add(finished.row)
+                            self._disk.add(finished.job.key, finished.row["disk_bytes"])
+                            self._write(finished)
                             self.written += 1
-                            display.end(row, lambda: times.left(left.values()))
-                    for lane in self._lanes:
-                        lane.close()
-        finally:
-            for lane in (*self._leaving, *self._lanes):
-                lane.end()
-            cleanup.end_orphans()
-            self.machine.complete()
-            describe()
+                            display.end(finished.row, lambda: self._times.left(left.values()))
+        except BaseException:
+            self._end_ranks()
+            raise
 
-    def _run_in_lanes(
+    def end(self) -> None:
+        """End all ranks and what they have left behind, and complete the description of the machine."""
+        self._end_ranks()
+        self.machine.complete()
+        self._describe_machine()
+
+    def _end_ranks(self) -> None:
+        for executor in self._executors.values():
+            executor.end()
+        cleanup.end_orphans()
+
+    def _describe_machine(self) -> None:
+        earlier = {"earlier": self.earlier_machines} if self.earlier_machines else {}
+        commit = {"git_commit": self.jobs[0].columns["git_commit"]}
+        write_json(self.folder / ENVIRONMENT_JSON, {**self.machine.description, **commit, **earlier})
+
+    def _run_together(
         self, together: Sequence[Job], display: ProgressDisplay
-    ) -> Generator[tuple[Job, Row], None, None]:
-        """Run jobs of one kind; each with its row as it ends."""
-        self._leaving += self._lanes
-        self._lanes = [
-            Lane(self.folder, gpus, self.context, self.console, self._disk)
-            for gpus in schedule.places(together, self.machine.gpus)
+    ) -> Generator[Finished, None, None]:
+        """Run jobs that need the same ranks; each as it ends."""
+        places = list(enumerate(schedule.places(together, self.machine.gpus)))
+        for place in self._executors.keys() - set(places):
+            self._executors[place].release()
+        shared = len(places) > 1 and together[0].config.sharing is Sharing.correctness
+        workers = [
+            Worker(self.folder, self._executor(place), self.console, self._disk, shared) for place in places
         ]
-        if len(self._lanes) == 1:
+        if len(workers) == 1:
             for job in together:
-                yield job, self._lanes[0].run(job, display)
+                yield workers[0].run(job, display)
             return
         waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
         for job in together:
             waiting.put(job)
-        ended: queue.SimpleQueue[tuple[Job, Row] | BaseException] = queue.SimpleQueue()
+        ended: queue.SimpleQueue[Finished | BaseException] = queue.SimpleQueue()
 
-        def work(lane: Lane) -> None:
+        def work(worker: Worker) -> None:
             try:
                 with suppress(queue.Empty):
-                    while not lane.stopping:
-                        job = waiting.get_nowait()
-                        ended.put((job, lane.run(job, display)))
+                    while not worker.stopping:
+                        ended.put(worker.run(waiting.get_nowait(), display))
             except BaseException as error:  # noqa: BLE001 - for the thread that waits
                 ended.put(error)
 
-        threads = [threading.Thread(target=work, args=(lane,)) for lane in self._lanes]
+        threads = [threading.Thread(target=work, args=(worker,)) for worker in workers]
         for thread in threads:
             thread.start()
         try:
             for _ in together:
-                what = ended.get()
-                if isinstance(what, BaseException):
-                    raise what
-                yield what
+                finished = ended.get()
+                if isinstance(finished, BaseException):
+                    raise finished
+                yield finished
         except BaseException:  # an interrupt, or whoever takes the rows gives up
-            for lane in self._lanes:
-                lane.stop()
+            for worker in workers:
+                worker.stop()
             raise
         finally:
             for thread in threads:
                 thread.join(_ENDED_S)
 
-    def _write(self, job: Job, row: Row) -> None:
-        """A row comes before the checkpoints of its cell, where there is no room for both.
+    def _executor(self, place: tuple[int, tuple[int, ...]]) -> LocalExecutor:
+        """That of an earlier stretch or batch, whose ranks may be of use again, or a new one."""
+        return self._executors.setdefault(place, LocalExecutor(self.context, place[1]))
+
+    def _write(self, finished: Finished) -> None:
+        """Write what was measured, and the row last. A row comes before the checkpoints of its cell, where
+        there is no room for both.
 
         Raises:
             ResultsError: it cannot be written all the same.
         """
+        row, checkpoints = finished.row, finished.job.checkpoints(self.folder)
         try:
-            append_row(self.folder, row)
+            self._append(finished, row)
         except ResultsError:
-            if not job.checkpoints(self.folder).exists():
+            if not checkpoints.exists():
                 raise
-            self._say(retry.clear(KeepCheckpoints.none, row, job.checkpoints(self.folder)))
-            row.reason = f"{row.reason} (its checkpoints were removed to make room for this row)"
-            append_row(self.folder, row)
+            if sentence := retry.remove(checkpoints):
+                self.console.print(sentence, soft_wrap=True)
+            note = "(its checkpoints were removed to make room for this row)"
+            self._append(finished, replace(row, reason=f"{row.reason} {note}"))
 
-    def _say(self, sentence: str | None) -> None:
-        if sentence:
-            self.console.print(sentence, soft_wrap=True)
+    def _append(self, finished: Finished, row: Row) -> None:
+        append_measurements(self.folder, row, finished.measurements)
+        append_row(self.folder, row)

@@ -11,9 +11,9 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from dcpbench.records.store import Row, as_it_should_be
+from dcpbench.records.row import Row
 from dcpbench.report.styles import style_of
-from dcpbench.sweep.plan.estimate import in_words
+from dcpbench.sweep.plan.estimate import duration_text
 
 _FAILURES_SHOWN = 5
 _LEFT_EVERY_S = 1.0
@@ -87,13 +87,13 @@ class ProgressDisplay:
         self._done += 1
         self._running.pop(row.cell, None)
         self._bar.update(self._task, completed=self._done)
-        if not as_it_should_be(row):
+        if not row.is_ok:
             self._failures += 1
             self._failed.append((row.status, f" {row.cell}: {row.reason}"))
         if self._console.is_terminal:
             self._show_left(left)
             return
-        spent = f" {row.cell_s:.1f} s" if row.cell_s is not None else ""
+        spent = f" {row['cell_s']:.1f} s" if row["cell_s"] is not None else ""
         line = Text(f"[{self._done}/{self._total}] ")
         line.append(row.status, style_of(row.status))
         line.append(f"{' (flaky)' if row.flaky else ''} {row.cell}{spent}")
@@ -105,7 +105,7 @@ class ProgressDisplay:
         if tenths > 10 * (self._done - 1) // self._total:
             seconds = left()
             if seconds is not None and seconds >= _WORTH_TELLING_S:
-                self._console.print(Text(f"about {in_words(seconds)} left"))
+                self._console.print(Text(f"about {duration_text(seconds)} left"))
 
     def _show_left(self, left: Callable[[], float | None]) -> None:
         """Not after each of many short cells: it looks at all that are left."""
@@ -113,15 +113,15 @@ class ProgressDisplay:
             return
         self._left_at = time.monotonic()
         seconds = left()
-        self._bar.update(self._task, left=f"about {in_words(seconds)} left" if seconds else "")
+        self._bar.update(self._task, left=f"about {duration_text(seconds)} left" if seconds else "")
 
     def _render(self) -> Group:
         lines: list[Progress | Text] = [self._bar]
         lines += [_line(f"running  {cell}  {running}") for cell, running in list(self._running.items())]
-        for status, said in self._failed:
+        for status, text in self._failed:
             line = _line("")
             line.append(f"{status:8}", style_of(status))
-            line.append(said)
+            line.append(text)
             lines.append(line)
         if self._failures > _FAILURES_SHOWN:
             lines.append(_line(f"… and {self._failures - _FAILURES_SHOWN} more before these"))

@@ -11,16 +11,15 @@ from pathlib import Path
 
 from dcpbench.config.groups import KeepCheckpoints
 from dcpbench.config.schema import Config
-from dcpbench.records.store import CHECKS, PASSING, Row, as_it_should_be
+from dcpbench.sweep.run.row_builder import Try
 
 FIRST_TRY = "first-try"
-_FIRST_CAUSE = ("rank", "phase", "upload_under_way", "limit", "doing", "log_tail")
 
 
-def due(row: Row, config: Config) -> bool:
+def is_due(tried: Try, config: Config) -> bool:
     """Whether a cell runs once more. A planted fault that was not seen is never tried again: it would
     be until somebody sees it."""
-    return config.retry > 0 and row.fault is None and not as_it_should_be(row)
+    return config.retry > 0 and config.fault.target is None and not tried.is_ok
 
 
 def set_aside(folder: Path, checkpoints: Path) -> Path:
@@ -36,44 +35,27 @@ def set_aside(folder: Path, checkpoints: Path) -> Path:
     beside = aside / checkpoints.name
     if checkpoints.parent != folder:  # storage.root: perhaps another file system
         beside = checkpoints.with_name(f"{checkpoints.name}.{FIRST_TRY}")
-    _remove(beside)  # of a sweep that was broken off
+    remove(beside)  # of a sweep that was broken off
     checkpoints.rename(beside)
     checkpoints.mkdir()
     return beside
 
 
-def settle(first: Row, second: Row) -> None:
-    """Write into the row of the second try what the first one came to."""
-    second.flaky = first.status != second.status
-    second.details["first_try"] = {
-        "status": first.status,
-        "reason": first.reason,
-        "started_at": first.started_at,
-        "cell_s": first.cell_s,
-        "failed_checks": [check for check in CHECKS if getattr(first, check) is False],
-        **{key: first.details[key] for key in _FIRST_CAUSE if key in first.details},
-    }
-    if second.flaky:
-        was = f"the first try ended as {first.status}: {first.reason}"
-        second.reason = f"{second.reason}; {was}" if second.reason else f"flaky: {was}"
-
-
-def clear(keep: KeepCheckpoints, row: Row, checkpoints: Path) -> str | None:
+def clear(keep: KeepCheckpoints, tried: Try, checkpoints: Path) -> str | None:
     """Remove the checkpoints of a try that are not to be kept; a sentence if they would not go."""
-    well = row.status in PASSING or row.fault_seen
-    if keep is KeepCheckpoints.all or (keep is KeepCheckpoints.failed and not well):
+    if keep is KeepCheckpoints.all or (keep is KeepCheckpoints.failed and not tried.is_ok):
         return None
-    return _remove(checkpoints)
+    return remove(checkpoints)
 
 
-def clear_first(keep: KeepCheckpoints, second: Row, checkpoints: Path) -> str | None:
+def clear_first(keep: KeepCheckpoints, flaky: bool, checkpoints: Path) -> str | None:
     """Remove the first try's, unless all are kept, or those of a cell that came to another end."""
-    if keep is KeepCheckpoints.all or (keep is KeepCheckpoints.failed and second.flaky):
+    if keep is KeepCheckpoints.all or (keep is KeepCheckpoints.failed and flaky):
         return None
-    return _remove(checkpoints)
+    return remove(checkpoints)
 
 
-def _remove(folder: Path) -> str | None:
+def remove(folder: Path) -> str | None:
     """Remove a folder, also where a cell has made parts of it read-only."""
     with suppress(OSError):
         shutil.rmtree(folder)

@@ -1,114 +1,119 @@
-"""From how a cell ended on its ranks to its row."""
+"""The row of a cell, made once, from its job and what its tries came to."""
 
-import re
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from dcpbench.config.groups import FaultConfig
-from dcpbench.config.schema import Config
-from dcpbench.executors.outcome import Ended
-from dcpbench.records.store import Row
-from dcpbench.records.verdict import RankReport, Verdict, judge
-from dcpbench.sweep.plan.cells import SweepCell
+from dcpbench.executors.base import Outcome
+from dcpbench.records.metrics import METRICS, SHARED_CELL_S, Measurement, aggregated
+from dcpbench.records.rank_report import RankReport
+from dcpbench.records.row import Row
+from dcpbench.records.sentences import with_first_try
+from dcpbench.records.status import is_ok
+from dcpbench.sweep.plan.job import Job
+from dcpbench.sweep.run.verdict import Verdict
+
+_FIRST_CAUSE = ("rank", "phase", "upload_under_way", "limit", "doing", "log_tail")
 
 
-def begun(cell: SweepCell, config: Config, torch_version: str, git_commit: str | None) -> Row:
-    """A row with all that is known before the cell runs."""
+@dataclass(frozen=True)
+class Try:
+    """One try of a cell: its verdict, how its stages ended, when it started (ISO 8601), how long it took and
+    what its checkpoints took up."""
+
+    verdict: Verdict
+    started_at: str
+    outcomes: Sequence[Outcome] = field(default_factory=list)
+    cell_s: float | None = None
+    disk_bytes: int | None = None
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether it came out as it should."""
+        return is_ok(self.verdict.status, fault_seen=self.verdict.fault_seen)
+
+    @property
+    def reports(self) -> list[RankReport]:
+        """What the ranks of all its stages reported."""
+        return [report for outcome in self.outcomes for report in outcome.reports]
+
+    @property
+    def measurements(self) -> list[Measurement]:
+        """All that its ranks, and the driver, measured."""
+        own = {"cell_s": self.cell_s, "disk_bytes": self.disk_bytes}
+        of_driver = [Measurement(name, value, None) for name, value in own.items() if value is not None]
+        return [one for report in self.reports for one in report.measurements] + of_driver
+
+
+def row_of(job: Job, tries: Sequence[Try], shared: bool = False) -> Row:
+    """The row of a cell that was tried once, or twice: then it is the second try's, and says what the first
+    one came to.
+
+    Args:
+        shared: other cells ran on the same devices, so that its times mean nothing.
+    """
+    first, last = tries[0], tries[-1]
+    verdict, reason = last.verdict, last.verdict.reason
+    details, flaky = dict(verdict.details), None
+    if first is not last:
+        flaky = first.verdict.status != verdict.status
+        details["first_try"] = _first_try(first)
+        if flaky:
+            reason = with_first_try(reason, first.verdict.status, first.verdict.reason)
     return Row(
-        cell=cell.name,
-        status="error",
-        reason=None,
-        scenario=config.scenario.name,
-        parallel=config.parallel.name,
-        compile=config.compile,
-        save=config.save.name,
-        model=config.model.name,
-        optimizer=config.optimizer.name,
-        storage=config.storage.name,
-        world_size=config.world_size if isinstance(config.world_size, int) else None,
-        device=config.device.value,
-        seed=config.seed,
-        fault=config.fault.name if config.fault.target else None,
-        load_parallel=config.loading.name if config.scenario.converts else None,
-        overrides=" ".join(cell.overrides),
-        torch_version=torch_version,
-        git_commit=git_commit,
-        config_dir=cell.config_dir,
-        repeat=config.repeat,
+        **job.columns,
+        status=verdict.status,
+        reason=reason,
+        checks=verdict.checks,
+        metrics=_metrics(last, shared),
+        powered=verdict.powered,
+        max_abs_diff=verdict.max_abs_diff,
+        first_mismatch=verdict.first_mismatch,
+        fault_seen=verdict.fault_seen,
+        flaky=flaky,
+        started_at=last.started_at,
+        details=details,
+        **_losses(last.reports),
     )
 
 
-def finish(row: Row, ended: Ended) -> dict[str, list[str]]:
-    """Write into a row what the ranks reported.
+def _first_try(first: Try) -> dict[str, Any]:
+    verdict = first.verdict
+    return {
+        "status": verdict.status,
+        "reason": verdict.reason,
+        "started_at": first.started_at,
+        "cell_s": first.cell_s,
+        "failed_checks": [check for check, held in verdict.checks.items() if held is False],
+        **{key: verdict.details[key] for key in _FIRST_CAUSE if key in verdict.details},
+    }
 
-    Returns:
-        for each check that did not hold, the names of the state that differs.
-    """
-    if ended.status:
-        row.status, row.reason = ended.status, ended.reason
-        reported = sorted(report.rank for report in ended.reports)
-        row.details = {"reports_of_ranks": reported, **ended.details}
+
+def _metrics(of: Try, shared: bool) -> dict[str, float | int | None]:
+    values = aggregated(of.measurements)
+    if not shared:
+        return values
+    kept = {name: values[name] if spec.kept_when_shared else None for name, spec in METRICS.items()}
+    return kept | {SHARED_CELL_S: values["cell_s"]}
+
+
+def _losses(reports: Sequence[RankReport]) -> dict[str, Any]:
+    """The losses at the newest checkpoint that was resumed from, of the first rank."""
+    of_rank = [report for report in reports if report.rank == 0]
+    losses = {name: values for report in of_rank for name, values in report.losses.items()}
+    resumed = {step: values for report in of_rank for step, values in report.resumed.items()}
+    newest = max(resumed, default=0)
+    if not resumed.get(newest):
         return {}
-    if all(report.skip for report in ended.reports):
-        row.status, row.reason = "skip", ended.reports[0].skip
-        return {}
-    verdict = judge(ended.reports)
-    _verdict(row, verdict)
-    _measured(row, ended.reports)
-    return verdict.failed
-
-
-def look_for_fault(row: Row, fault: FaultConfig) -> None:
-    """Say whether a planted fault was seen: by a check, or by a loader that refused, and by its name."""
-    if row.fault is None or row.status == "skip":
-        return
-    told = re.search(fault.sees, row.reason or "") is not None
-    row.fault_seen = row.status in ("fail", "error") and told
-    if not row.fault_seen:
-        row.reason = f"fault={row.fault} was not seen as {fault.sees!r}: {row.reason or 'nothing was'}"
-
-
-def _verdict(row: Row, verdict: Verdict) -> None:
-    row.status, row.reason = verdict.status, verdict.reason
-    for name, held in verdict.checks.items():
-        setattr(row, name, held)
-    row.powered = verdict.powered
-    row.max_abs_diff = verdict.max_abs_diff
-    row.first_mismatch = verdict.first_mismatch
-    row.details = verdict.details
-
-
-def _measured(row: Row, reports: Sequence[RankReport]) -> None:
-    row.build_s = _slowest(reports, lambda report: report.phases.get("build"))
-    row.train_s = _slowest(reports, lambda report: report.phases.get("train"))
-    row.verify_s = _slowest(reports, lambda report: report.phases.get("verify"))
-    row.save_s = _slowest(reports, lambda report: _median(report.save_s))
-    row.save_stall_s = _slowest(reports, lambda report: _median(report.save_stall_s))
-    row.load_s = _slowest(reports, lambda report: _median(report.load_s))
-    row.raw_write_s = _slowest(reports, lambda report: _median(report.raw_write_s))
-    row.raw_read_s = _slowest(reports, lambda report: _median(report.raw_read_s))
-    row.checkpoint_bytes = _slowest(reports, lambda report: report.checkpoint_bytes)
-    row.peak_device_bytes = _slowest(reports, lambda report: report.peak_device_bytes)
-    row.peak_host_bytes = _slowest(reports, lambda report: report.peak_host_bytes)
-    report = reports[0]
-    newest = max(report.resumed, default=0)
-    if report.resumed.get(newest):
-        last = newest + len(report.resumed[newest])
-        row.loss_at_save = _of_step(report.losses["continued"], newest)
-        row.loss_resumed = report.resumed[newest][-1]
-        row.loss_continued = _of_step(report.losses["continued"], last)
-        row.loss_twin = _of_step(report.losses["twin"], last)
+    last = newest + len(resumed[newest])
+    return {
+        "loss_at_save": _of_step(losses.get("continued", []), newest),
+        "loss_resumed": resumed[newest][-1],
+        "loss_continued": _of_step(losses.get("continued", []), last),
+        "loss_twin": _of_step(losses.get("twin", []), last),
+    }
 
 
 def _of_step(losses: list[float], step: int) -> float | None:
     """A step's loss, if the run came that far: a wrong restore may have gone on for longer."""
     return losses[step - 1] if 0 < step <= len(losses) else None
-
-
-def _slowest(reports: Sequence[RankReport], of: Callable[[RankReport], Any]) -> Any:
-    return max((value for report in reports if (value := of(report)) is not None), default=None)
-
-
-def _median(values: list[float]) -> float | None:
-    return statistics.median(values) if values else None

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Sequence
 
 from dcpbench.config.groups import Sharing
-from dcpbench.sweep.plan.estimate import Asked, keys
+from dcpbench.sweep.plan.estimate import Estimated, keys
 from dcpbench.sweep.plan.job import Job
 
 _AT_ONCE = 4
@@ -17,31 +17,32 @@ def stretches(jobs: Iterable[Job]) -> list[list[Job]]:
     found: dict[object, list[Job]] = {}
     for job in jobs:
         shared = job.config.sharing is Sharing.correctness
-        found.setdefault(job.kind.device if shared else (job.kind, job.config.sharing), []).append(job)
+        ranks = job.kinds[0].device if shared else (*job.kinds, job.config.sharing)
+        found.setdefault(ranks, []).append(job)
     return list(found.values())
 
 
-def asked(jobs: Iterable[Job], gpus: int) -> dict[str, Asked]:
-    """Each cell that is not a skip by its name, as its time is estimated."""
-    found: dict[str, Asked] = {}
+def estimates(jobs: Iterable[Job], gpus: int) -> dict[str, Estimated]:
+    """Each cell that is not a skip by its name, as what its time is estimated from."""
+    found: dict[str, Estimated] = {}
     for together in stretches(jobs):
         at_once = len(places(together, gpus))
-        found |= {job.cell.name: Asked(keys(job.begun), at_once) for job in together if not job.skip}
+        found |= {job.cell.name: Estimated(keys(job.key), at_once) for job in together if not job.skip}
     return found
 
 
 def places(jobs: Sequence[Job], gpus: int) -> list[tuple[int, ...]]:
-    """For each lane that the cells of a stretch run in the GPUs that are its own, or that it shares.
+    """For each worker that the cells of a stretch run in the GPUs that are its own, or that it shares.
 
     Cells on GPUs run at once where each has its own, with `sharing=none` never. With
-    `sharing=correctness` as many lanes share the GPUs, or the CPU, as are worth it.
+    `sharing=correctness` as many workers share the GPUs, or the CPU, as are worth it.
     """
-    kind, sharing = jobs[0].kind, jobs[0].config.sharing
-    size = max(job.kind.world_size for job in jobs)
-    everywhere = tuple(range(gpus)) if kind.device == "cuda" else ()
+    device, sharing = jobs[0].kinds[0].device, jobs[0].config.sharing
+    size = max(job.world_size for job in jobs)
+    everywhere = tuple(range(gpus)) if device == "cuda" else ()
     if sharing is Sharing.correctness:
         at_once = max(2, min(_AT_ONCE, (os.cpu_count() or 1) // size))
-        found = [everywhere[lane:] + everywhere[:lane] for lane in range(at_once)]
+        found = [everywhere[worker:] + everywhere[:worker] for worker in range(at_once)]
     elif everywhere and sharing is Sharing.disjoint:
         found = [everywhere[first : first + size] for first in range(0, gpus - size + 1, size)]
     else:

@@ -1,142 +1,133 @@
-"""One lane of a sweep: runs one cell after the other on ranks of its own, from a cell to its row."""
+"""Runs one cell after the other on an executor of its own, from a job to its row."""
 
 import datetime
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from multiprocessing.context import ForkServerContext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 
-from dcpbench.config.groups import Isolation
-from dcpbench.executors.outcome import Ended
-from dcpbench.executors.rank_group import RankGroup
-from dcpbench.records.store import Row, as_it_should_be
-from dcpbench.sweep.plan import known_failures
+from dcpbench.config.groups import Ending, Isolation, StageConfig
+from dcpbench.executors.base import OnPhase, Outcome
+from dcpbench.executors.local import LocalExecutor
+from dcpbench.records.metrics import Measurement
+from dcpbench.records.row import Row
 from dcpbench.sweep.plan.disk import DiskUse, bytes_in
 from dcpbench.sweep.plan.job import Job
-from dcpbench.sweep.run import retry, row_builder
+from dcpbench.sweep.run import retry
 from dcpbench.sweep.run.progress import ProgressDisplay
-from dcpbench.worker.messages import CellSpec
+from dcpbench.sweep.run.row_builder import Try, row_of
+from dcpbench.sweep.run.verdict import Verdict, verdict_of
+from dcpbench.worker.messages import CellSpec, RunId
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A cell that has ended: its row, and all that was measured in the try that it is of."""
+
+    job: Job
+    row: Row
+    measurements: list[Measurement]
 
 
 @dataclass
-class Lane:
-    """The ranks that cells run on, with GPUs out of `gpus` if they use any."""
+class Worker:
+    """Runs cells on the ranks of an executor; `shared` says that others do so on the same devices."""
 
     folder: Path
-    gpus: tuple[int, ...]
-    context: ForkServerContext
+    executor: LocalExecutor
     console: Console
     disk: DiskUse
+    shared: bool = False
     stopping: bool = False
-    _ranks: RankGroup | None = None
-    _leaving: list[RankGroup] = field(default_factory=list)
 
-    def run(self, job: Job, display: ProgressDisplay) -> Row:
-        """Run a cell, once more if it did not come out as it should; the row of its last try."""
+    def run(self, job: Job, display: ProgressDisplay) -> Finished:
+        """Run a cell, once more if it did not come out as it should."""
         display.begin(job.cell.name)
-        row = replace(job.begun, details={})
-        blank, checkpoints = replace(row), job.checkpoints(self.folder)
-        row.started_at = _now()
-        if job.skip:
-            row.status, row.reason = "skip", job.skip
-            return row
-        if too_little := self.disk.why_skip(job.config, checkpoints):
-            row.status, row.reason = "skip", too_little
-            return row
+        checkpoints = job.checkpoints(self.folder)
+        skip = job.skip or self.disk.why_skip(job.key, job.config.storage, checkpoints)
+        if skip:
+            return self._finished(job, [Try(Verdict("skip", skip), _now())])
         try:
             job.cell.write_hydra_folder()
             checkpoints.mkdir(parents=True)
         except OSError as error:
-            row.status, row.reason = "error", f"the cell's folder could not be made: {error}"
-            return row
-        on_phase = display.phases_of(job.cell.name)
-        self._try(job, row, checkpoints, on_phase)
-        first, keep = row, job.config.keep_checkpoints
-        if self.stopping or not retry.due(first, job.config):
-            self._say(retry.clear(keep, first, checkpoints))
-            return first
-        try:
-            aside = retry.set_aside(job.cell.folder, checkpoints)
-        except OSError as error:
-            self._say(f"{first.cell}: no second try: {error}")
-            return first
-        row = replace(blank, started_at=_now(), details={})
-        display.begin(row.cell, "second try")
-        self._try(job, row, checkpoints, on_phase)
-        retry.settle(first, row)
-        self._say(retry.clear(keep, row, checkpoints), retry.clear_first(keep, row, aside))
-        return row
-
-    def close(self) -> None:
-        """Let the ranks leave; does not wait for them."""
-        if self._ranks:
-            self._ranks.close()
-            self._leaving.append(self._ranks)
-            self._ranks = None
+            reason = f"the cell's folder could not be made: {error}"
+            return self._finished(job, [Try(Verdict("error", reason), _now())])
+        return self._finished(job, self._tries(job, checkpoints, display))
 
     def stop(self) -> None:
         """End what runs in another thread: its cell ends at once, and no other is begun."""
         self.stopping = True
-        if ranks := self._ranks:
-            ranks.end()
+        self.executor.interrupt()
 
-    def end(self) -> None:
-        """End the ranks, and wait for those that are leaving."""
-        if self._ranks:
-            self._ranks.kill()
-        for group in self._leaving:
-            group.join()
+    def _tries(self, job: Job, checkpoints: Path, display: ProgressDisplay) -> list[Try]:
+        on_phase, keep = display.phases_of(job.cell.name), job.config.keep_checkpoints
+        first = self._try(job, 0, checkpoints, on_phase)
+        if self.stopping or not retry.is_due(first, job.config):
+            self._print(retry.clear(keep, first, checkpoints))
+            return [first]
+        try:
+            aside = retry.set_aside(job.cell.folder, checkpoints)
+        except OSError as error:
+            self._print(f"{job.cell.name}: no second try: {error}")
+            return [first]
+        display.begin(job.cell.name, "second try")
+        second = self._try(job, 1, checkpoints, on_phase)
+        flaky = first.verdict.status != second.verdict.status
+        self._print(retry.clear(keep, second, checkpoints), retry.clear_first(keep, flaky, aside))
+        return [first, second]
 
-    def _try(self, job: Job, row: Row, checkpoints: Path, on_phase: Callable[[int, str], None]) -> None:
-        started = time.monotonic()
-        spec = CellSpec(job.config, str(job.cell.folder), str(checkpoints))
+    def _try(self, job: Job, attempt: int, checkpoints: Path, on_phase: OnPhase) -> Try:
+        started_at, started = _now(), time.monotonic()
+        outcomes = self._stages(job, attempt, checkpoints, on_phase)
         try:
-            group = self._group(job)
-        except (OSError, EOFError) as error:
-            row.reason = f"the ranks could not be started: {error}"
-            return
-        ended = group.run(spec, job.config.timeouts, on_phase)
-        try:
-            failed = row_builder.finish(row, ended)
+            verdict = verdict_of(job, outcomes)
         except Exception as error:  # noqa: BLE001 - a scenario's report may hold anything
-            row.status, failed = "error", {}
-            row.reason = f"the ranks' reports cannot be judged: {type(error).__name__}: {error}"
-        known_failures.apply(row, failed, job.known_failures)
-        row_builder.look_for_fault(row, job.config.fault)
+            text = f"{type(error).__name__}: {error}"
+            verdict = Verdict("error", f"the ranks' reports cannot be judged: {text}")
+        disk_bytes, cell_s = bytes_in(checkpoints), time.monotonic() - started
+        tried = Try(verdict, started_at, outcomes, cell_s, disk_bytes)
         # A planted fault that was seen did its damage to the cell's own state only.
-        keep = as_it_should_be(row) and job.config.isolation is Isolation.warm
-        self._release(group, ended, keep)
-        row.disk_bytes = bytes_in(checkpoints)
-        row.cell_s = time.monotonic() - started
+        if not tried.is_ok or job.config.isolation is not Isolation.warm:
+            self.executor.release()
+        return tried
 
-    def _group(self, job: Job) -> RankGroup:
-        """The ranks for a cell: those of the last one if they are of its kind, else fresh ones."""
-        if self._ranks and self._ranks.kind != job.kind:
-            self.close()
-        if self._ranks and not self._ranks.usable():  # a rank has died since its last cell
-            self._ranks.kill()
-            self._ranks = None
-        if self._ranks is None:
-            self._ranks = RankGroup.start(self.context, job.kind, job.cell.folder, self.gpus)
-        return self._ranks
+    def _stages(self, job: Job, attempt: int, checkpoints: Path, on_phase: OnPhase) -> list[Outcome]:
+        """How the stages of a cell ended, up to the first that did not end as it is expected to."""
+        outcomes: list[Outcome] = []
+        self.executor.keep_only(set(job.kinds))
+        for number, stage in enumerate(job.config.scenario.all_stages):
+            run = RunId(self.folder.name, job.cell.name, attempt, number)
+            spec = CellSpec(run, job.config, str(job.cell.folder), str(checkpoints))
+            try:
+                self.executor.start(job.kind(stage), job.cell.folder)
+            except (OSError, EOFError) as error:
+                problem = f"the ranks could not be started: {error}"
+                return [*outcomes, Outcome([], "error", problem=problem)]
+            outcome = self.executor.run(job.kind(stage), spec, job.config.timeouts, on_phase)
+            outcomes.append(_as_expected(stage, outcome))
+            if outcomes[-1].status or any(report.skip for report in outcome.reports):
+                break
+        return outcomes
 
-    def _release(self, group: RankGroup, ended: Ended, keep: bool) -> None:
-        """Keep the ranks for the next cell, or let them leave; end those that did not come through."""
-        if ended.status:
-            group.kill()
-            self._ranks = None
-        elif not keep:
-            self.close()
-        for leaving in [item for item in self._leaving if item.left()]:
-            leaving.kill()
-            self._leaving.remove(leaving)
+    def _finished(self, job: Job, tries: list[Try]) -> Finished:
+        return Finished(job, row_of(job, tries, self.shared), tries[-1].measurements)
 
-    def _say(self, *sentences: str | None) -> None:
+    def _print(self, *sentences: str | None) -> None:
         for sentence in filter(None, sentences):
             self.console.print(sentence, soft_wrap=True)
+
+
+def _as_expected(stage: StageConfig, outcome: Outcome) -> Outcome:
+    """The outcome of a stage; a death that it is there for is none that counts."""
+    if stage.ends is Ending.report:
+        return outcome
+    if outcome.status == stage.ends.value:
+        return replace(outcome, status=None, cause=None)
+    if outcome.status:
+        return outcome
+    return replace(outcome, status="error", problem=f"a rank was to die in {stage.target}, and none did")
 
 
 def _now() -> str:

@@ -1,0 +1,150 @@
+"""The contract of everything that writes and reads checkpoints."""
+
+import shutil
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from dcpbench.verify.manifest import Manifest
+
+
+class Ranks(Protocol):
+    """The ranks among which a checkpoint is written and read, as one of them sees it."""
+
+    rank: int
+    size: int
+
+    def group_of(self, slot: int) -> dist.ProcessGroup | None:
+        """The process group for a save in this slot; None where there is no process group."""
+
+    def meet(self) -> None:
+        """Wait until every rank is here."""
+
+
+@dataclass
+class PendingSave:
+    """A save that training no longer waits for; times are `time.perf_counter` seconds.
+
+    Args:
+        started: when the save began.
+        released: when training could go on.
+        completed: when the checkpoint was complete; of an upload once it is.
+        upload: what goes on in the background, if anything does.
+        held_back: set by `wait`, for an upload that must not end before.
+        when_complete: called by `wait` once the checkpoint is complete.
+    """
+
+    started: float
+    released: float
+    completed: float = 0.0
+    upload: Future[Any] | None = None
+    held_back: threading.Event | None = None
+    when_complete: Callable[[], None] | None = None
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def stall_s(self) -> float:
+        """How long training stood still."""
+        return self.released - self.started
+
+    def follow(self, upload: Future[Any], now: Callable[[], float]) -> "PendingSave":
+        """The same save, complete when `upload` is."""
+
+        def completed(_: Future[Any]) -> None:
+            self.completed = now()
+            self._ended.set()
+
+        self.upload = upload
+        upload.add_done_callback(completed)
+        return self
+
+    def wait(self) -> float:
+        """Let it go on and wait until the checkpoint is complete; seconds from the start of the save until
+        then.
+
+        Raises:
+            Exception: whatever the upload raised.
+        """
+        if self.held_back is not None:
+            self.held_back.set()
+        if self.upload is not None:
+            self.upload.result()
+            self._ended.wait()  # a future's result may be had before its callbacks have run
+        if self.when_complete is not None:
+            self.when_complete()
+        return self.completed - self.started
+
+    def when_ended(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once the save has ended, well or not; at once if it has already."""
+        if self.upload is None:
+            callback()
+        else:
+            self.upload.add_done_callback(lambda _: callback())
+
+
+@dataclass(frozen=True)
+class RawIO:
+    """Files of some lengths (bytes), written into a new folder, and read and removed with it."""
+
+    write: Callable[[Path, Sequence[int]], None]
+    read: Callable[[Path, Sequence[int]], None]
+
+
+class Checkpointer(ABC):
+    """Writes and reads the checkpoints of a cell, each in a place of its own, its checkpoint id (a path).
+
+    A state is a dictionary of `Stateful` objects (they have `state_dict` and `load_state_dict`) and nested
+    dictionaries. All ranks save and load together; what else is asked any rank may ask, by itself. What a
+    checkpointer cannot do its YAML declares (`only`), so that the driver knows it without importing it.
+    """
+
+    raw: RawIO | None = None
+    """How to do with plain files what a save and a load do, where that can be said."""
+
+    @abstractmethod
+    def save(self, state: dict[str, Any], checkpoint_id: str, slot: int = 0) -> PendingSave:
+        """Write a state; returns once training may go on.
+
+        Args:
+            state: what is saved.
+            checkpoint_id: the place; what it holds is replaced.
+            slot: 0 for a save that nothing goes on beside. Saves that are under way at once have other
+                slots, each a process group of its own, and none of them ends before it is waited for.
+        """
+
+    @abstractmethod
+    def load(self, state: dict[str, Any], checkpoint_id: str) -> None:
+        """Fill a state with what a checkpoint holds of it: in place, and through `load_state_dict`."""
+
+    @abstractmethod
+    def manifest(self, checkpoint_id: str) -> Manifest:
+        """What a complete checkpoint says of itself."""
+
+    @abstractmethod
+    def read_tensor(self, checkpoint_id: str, key: str) -> torch.Tensor | None:
+        """A whole tensor by its flattened key, on the CPU; None if there is none."""
+
+    @abstractmethod
+    def size(self, checkpoint_id: str) -> int:
+        """The bytes that a checkpoint takes up."""
+
+    def remove(self, checkpoint_id: str) -> None:
+        """Remove a checkpoint; one rank does."""
+        shutil.rmtree(checkpoint_id)
+
+    def unwrapped(self) -> "Checkpointer":
+        """The one that does the work, where another one is only wrapped around it."""
+        return self
+
+
+def file_lengths(checkpoint_id: str) -> dict[str, int]:
+    """The bytes of each file below a folder by its relative path."""
+    root = Path(checkpoint_id)
+    return {str(item.relative_to(root)): item.stat().st_size for item in root.rglob("*") if item.is_file()}

@@ -1,0 +1,109 @@
+"""`torch.distributed.checkpoint`, in all its ways of saving and on every storage."""
+
+import pkgutil
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import StorageReader, StorageWriter
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+
+from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks
+from dcpbench.checkpointers.storage import Storage
+from dcpbench.config.schema import Config
+from dcpbench.verify.manifest import Chunk, Entry, Manifest
+
+
+class DcpCheckpointer(Checkpointer):
+    """Saves as `config.save` says and lies where `config.storage` says.
+
+    There is one writer for all saves in a slot, told of a new checkpoint id each time: a cached staging
+    buffer lives in the writer, and only shows its faults from the second save on.
+    """
+
+    def __init__(self, folder: Path, config: Config, ranks: Ranks) -> None:
+        self._folder = folder
+        self._config = config
+        self._ranks = ranks
+        self._storages: dict[int, Storage] = {}
+        self.raw = self._storage().raw
+
+    def save(self, state: dict[str, Any], checkpoint_id: str, slot: int = 0) -> PendingSave:
+        save, writer = self._config.save, self._storage(slot).writer
+        held_back = _hold_back(writer) if slot else None
+        group = self._ranks.group_of(slot)
+        pending: PendingSave = pkgutil.resolve_name(save.target)(
+            state, checkpoint_id, writer, group, **save.options
+        )
+        pending.held_back = held_back
+        return pending
+
+    def load(self, state: dict[str, Any], checkpoint_id: str) -> None:
+        dcp.load(state, storage_reader=self.reader(checkpoint_id), process_group=self._ranks.group_of(0))
+
+    def manifest(self, checkpoint_id: str) -> Manifest:
+        """What `.metadata` says. It is a pickle, and one that this cell wrote."""
+        metadata = self.reader(checkpoint_id).read_metadata()
+        return manifest_of(metadata, self._storage().lengths(checkpoint_id))
+
+    def read_tensor(self, checkpoint_id: str, key: str) -> torch.Tensor | None:
+        reader = self.reader(checkpoint_id)
+        entry = reader.read_metadata().state_dict_metadata.get(key)
+        if not isinstance(entry, TensorStorageMetadata):
+            return None
+        tensor = torch.empty(entry.size, dtype=entry.properties.dtype)
+        dcp.load({key: tensor}, storage_reader=reader, no_dist=True)
+        return tensor
+
+    def size(self, checkpoint_id: str) -> int:
+        return self._storage().size(checkpoint_id)
+
+    def reader(self, checkpoint_id: str) -> StorageReader:
+        """For what only DCP can do."""
+        return self._storage().reader(checkpoint_id)
+
+    def _storage(self, slot: int = 0) -> Storage:
+        if slot not in self._storages:
+            config = self._config
+            target = pkgutil.resolve_name(config.storage.target)
+            self._storages[slot] = target(self._folder, config.storage, config.save)
+        return self._storages[slot]
+
+
+def manifest_of(metadata: Metadata, lengths: Mapping[str, int]) -> Manifest:
+    """A checkpoint's metadata, and the bytes of its files by their paths, as a manifest."""
+    stored = metadata.storage_data or {}
+    named: dict[str, int] = {}
+    for place in stored.values():
+        named[place.relative_path] = max(named.get(place.relative_path, 0), place.offset + place.length)
+
+    def file_of(index: MetadataIndex) -> str | None:
+        return stored[index].relative_path if index in stored else None
+
+    entries: dict[str, Entry] = {}
+    for key, entry in metadata.state_dict_metadata.items():
+        if isinstance(entry, TensorStorageMetadata):
+            chunks = [
+                Chunk(tuple(one.offsets), tuple(one.sizes), file_of(MetadataIndex(key, one.offsets)))
+                for one in entry.chunks
+            ]
+            entries[key] = Entry(tuple(entry.size), str(entry.properties.dtype), tuple(chunks))
+        else:
+            entries[key] = Entry(None, None, (Chunk((), (), file_of(MetadataIndex(key))),))
+    return Manifest(entries, named, lengths)
+
+
+def _hold_back(writer: StorageWriter) -> threading.Event:
+    """Have a writer write no data until the event is set: its save is certain to be under way until then."""
+    go_on = threading.Event()
+    write_data = type(writer).write_data
+
+    def wait_and_write(*arguments: Any) -> Any:
+        go_on.wait()
+        return write_data(writer, *arguments)
+
+    vars(writer)["write_data"] = wait_and_write
+    return go_on

@@ -1,0 +1,31 @@
+"""Peaks of a rank's memory, in bytes, since they were last reset."""
+
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+
+def reset_peaks(device: torch.device) -> None:
+    """Start anew. Linux keeps the peak of the resident set; writing 5 to this file resets it (proc(5))."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def peak_device_bytes(device: torch.device) -> int | None:
+    """Of memory that torch has allocated; None where the device is the host."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
+def peak_host_bytes() -> int | None:
+    """Of the resident set of this process; None where the system does not say it."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    for line in status.splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return None

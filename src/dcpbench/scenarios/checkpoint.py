@@ -1,0 +1,97 @@
+"""A checkpoint together with the state that it must bring back."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from dcpbench.checkpointers.base import Checkpointer, PendingSave
+from dcpbench.records.findings import Finding
+from dcpbench.verify import compare_layouts
+from dcpbench.verify.audit import Expected, expected_of
+from dcpbench.verify.compare import Recall, compare
+from dcpbench.verify.retain import retained
+from dcpbench.verify.snapshot import Leaves, snapshot_model, snapshot_nested, snapshot_optimizer
+from dcpbench.workloads.training_run import TrainingRun
+
+State = dict[str, Leaves]
+"""The leaves that each of the equality checks looks at, by check."""
+
+_PREFIXES = {"model_equal": "model.", "optim_equal": "optimizer."}
+"""What the keys of a checkpoint begin with, by the check that looks at what lies there."""
+
+
+def live_state(run: TrainingRun) -> State:
+    """The state of this rank, which goes on changing."""
+    return {
+        "model_equal": snapshot_model(run.model),
+        "optim_equal": snapshot_optimizer(run.model, run.optimizer),
+        "extra_equal": snapshot_nested(run.objects()),
+    }
+
+
+def retained_state(run: TrainingRun) -> State:
+    """The state of this rank as it is now, whatever becomes of it."""
+    return {check: retained(leaves) for check, leaves in live_state(run).items()}
+
+
+def promised_keys(run: TrainingRun, saved: State, beside: Leaves | None) -> dict[str, Expected]:
+    """The keys that a save of a training run has to have; what is frozen is not saved."""
+    frozen = {name for name, value in run.parameters().items() if not value.requires_grad}
+    trained = {name: leaf for name, leaf in saved["model_equal"].items() if name not in frozen}
+    promised = expected_of(beside or {})
+    for check, leaves in {**saved, "model_equal": trained}.items():
+        promised |= expected_of(leaves, _PREFIXES.get(check, ""))
+    return promised
+
+
+@dataclass
+class Checkpoint:
+    """Where a checkpoint lies, and what it must bring back.
+
+    Args:
+        step: after which it was saved.
+        checkpoint_id: where it lies.
+        checkpointer: what reads it.
+        state: what was saved: this rank's parts, or of another layout the digests of whole tensors.
+        by_content: whether parts lie otherwise where it is loaded, so that whole tensors are compared.
+    """
+
+    step: int
+    checkpoint_id: str
+    checkpointer: Checkpointer
+    state: State
+    by_content: bool = False
+
+    def __str__(self) -> str:
+        return f"in the checkpoint of step {self.step}"
+
+    def recall(self, check: str) -> Recall:
+        """What it holds of the state that a check looks at; any rank may ask, by itself."""
+
+        def held(name: str) -> torch.Tensor | None:
+            return self.checkpointer.read_tensor(self.checkpoint_id, f"{_PREFIXES.get(check, '')}{name}")
+
+        return held
+
+    def compare(self, check: str, actual: Leaves, group: dist.ProcessGroup | None) -> list[Finding]:
+        """What of a live state is not what was saved."""
+        if self.by_content:
+            return compare_layouts.compare_across(self.state[check], actual, group, self.recall(check))
+        return compare(self.state[check], actual, self.recall(check))
+
+    def differing(self, check: str, actual: Leaves, group: dist.ProcessGroup | None) -> list[str]:
+        """The names of the same, without a closer look."""
+        if self.by_content:
+            return compare_layouts.differing(self.state[check], actual, group)
+        return [finding.name for finding in compare(self.state[check], actual)]
+
+
+@dataclass(kw_only=True)
+class SavedCheckpoint(Checkpoint):
+    """One that this stage has saved: the keys that this rank's state promises of it, its save, which may be
+    under way, and the number of that."""
+
+    keys: dict[str, Expected]
+    pending: PendingSave
+    number: int

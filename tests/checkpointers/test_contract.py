@@ -1,0 +1,137 @@
+"""Every checkpointer keeps the contract: what it saved it loads, reads, describes and removes."""
+
+import io
+import pkgutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from dcpbench.checkpointers.base import Checkpointer
+from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
+from dcpbench.config.conf_folder import conf_folder
+from dcpbench.config.groups import SaveConfig, StorageConfig
+from dcpbench.config.schema import Config
+from dcpbench.verify.audit import Expected, audit, controls
+
+NAMES = [path.stem for path in sorted(conf_folder().glob("checkpointer/*.yaml"))]
+KEYS = {
+    "model.w": Expected((4, 6), "torch.float32"),
+    "model.half": Expected((3,), "torch.bfloat16"),
+    "optimizer.param_groups.0.lr": Expected(),
+    "optimizer.param_groups.0.betas": Expected(),
+    "counter.seen": Expected(),
+}
+
+
+@dataclass
+class Alone:
+    """One process without a group."""
+
+    rank: int = 0
+    size: int = 1
+
+    def group_of(self, slot: int) -> None:
+        return None
+
+    def meet(self) -> None:
+        return None
+
+
+class Counter:
+    """A stateful object with a stream."""
+
+    def __init__(self, seen: bytes) -> None:
+        self.seen = seen
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": io.BytesIO(self.seen)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.seen = state_dict["seen"].getvalue()
+
+
+def state(factor: int) -> dict[str, Any]:
+    return {
+        "model": {
+            "w": torch.arange(24.0).reshape(4, 6) * factor,
+            "half": torch.full((3,), factor).bfloat16(),
+        },
+        "optimizer": {"param_groups": [{"lr": 0.1 * factor, "betas": (0.9, 0.1 * factor)}]},
+        "counter": Counter(bytes([factor])),
+    }
+
+
+@pytest.fixture(params=NAMES)
+def checkpointer(request: pytest.FixtureRequest, tmp_path: Path) -> Checkpointer:
+    target = str(OmegaConf.load(conf_folder() / "checkpointer" / f"{request.param}.yaml").target)
+    config = Config(
+        save=SaveConfig("sync", "dcpbench.checkpointers.dcp_saves.sync"),
+        storage=StorageConfig("file", "dcpbench.checkpointers.storage.file"),
+    )
+    made: Checkpointer = pkgutil.resolve_name(target)(tmp_path, config, Alone())
+    return made
+
+
+@pytest.fixture
+def saved(checkpointer: Checkpointer, tmp_path: Path) -> str:
+    place = str(tmp_path / "one")
+    assert checkpointer.save(state(1), place).wait() > 0
+    return place
+
+
+def test_what_was_saved_is_loaded_in_place(checkpointer: Checkpointer, saved: str) -> None:
+    target = state(2)
+    weight = target["model"]["w"]
+    checkpointer.load(target, saved)
+    assert target["model"]["w"] is weight
+    assert torch.equal(weight, state(1)["model"]["w"])
+    assert torch.equal(target["model"]["half"], state(1)["model"]["half"])
+    assert target["optimizer"] == state(1)["optimizer"]
+    assert target["counter"].seen == b"\x01"
+
+
+def test_the_manifest_says_what_there_is(checkpointer: Checkpointer, saved: str) -> None:
+    manifest = checkpointer.manifest(saved)
+    assert audit(manifest, KEYS) == []
+    assert all(controls(manifest, KEYS).values())
+    assert checkpointer.size(saved) == sum(manifest.found.values())
+
+
+def test_single_tensors_are_read(checkpointer: Checkpointer, saved: str) -> None:
+    read = checkpointer.read_tensor(saved, "model.w")
+    assert read is not None
+    assert torch.equal(read, state(1)["model"]["w"])
+    assert checkpointer.read_tensor(saved, "optimizer.param_groups.0.lr") is None
+    assert checkpointer.read_tensor(saved, "model.stranger") is None
+
+
+def test_it_is_replaced_and_removed(checkpointer: Checkpointer, saved: str) -> None:
+    checkpointer.save(state(3), saved).wait()
+    target = state(2)
+    checkpointer.load(target, saved)
+    assert target["counter"].seen == b"\x03"
+    checkpointer.remove(saved)
+    assert not Path(saved).exists()
+
+
+def test_what_does_not_fit_is_refused(checkpointer: Checkpointer, saved: str) -> None:
+    # DCP raises a CheckpointException, which is a BaseException, with the cause inside.
+    other_shape = {"model": {"w": torch.zeros(5, 6)}}
+    with pytest.raises(BaseException, match=r"Size mismatch between saved .* for model\.w"):
+        checkpointer.load(other_shape, saved)
+    with pytest.raises(BaseException, match=r"Missing key in checkpoint state_dict: model\.stranger"):
+        checkpointer.load({"model": {"stranger": torch.zeros(1)}}, saved)
+
+
+def test_torch_save_leaves_a_whole_file_or_none(tmp_path: Path) -> None:
+    alone = TorchSaveCheckpointer(tmp_path, Config(), Alone())
+    place = tmp_path / "one"
+    with pytest.raises(Exception, match="pickle"):
+        alone.save({"model": {"w": lambda: None}}, str(place))
+    assert not (place / "state.pt").exists()
+    alone.save(state(1), str(place))
+    assert [path.name for path in place.iterdir()] == ["state.pt"]

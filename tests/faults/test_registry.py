@@ -1,0 +1,71 @@
+"""Faults are declared once, beside their functions, and are values of the group `fault`."""
+
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import run
+from dcpbench.config.groups import Expect, Place
+from dcpbench.faults import registry
+from dcpbench.records.checks import CHECKS
+
+PLUGIN = """
+from dcpbench.config.groups import Expect
+from dcpbench.faults.registry import fault
+
+
+@fault(Expect("model_equal", r"net1\\.weight", 2), factor=2.0)
+def first_weight_scaled(target, factor):
+    if target.victim:
+        target.parameters()["net1.weight"].mul_(factor)
+"""
+
+
+def test_every_fault_says_where_it_is_planted_and_by_what_it_is_seen() -> None:
+    planted = {name: spec for name, spec in registry.load_faults().items() if name != registry.NONE}
+    assert len(planted) == 84
+    for name, spec in planted.items():
+        assert spec.name == name
+        assert callable(pkgutil.resolve_name(str(spec.target)))
+        assert spec.expects
+        for expect in spec.expects:
+            assert expect.check in CHECKS or expect.phases
+
+
+def test_an_experiment_lists_them_without_those_of_one_scenario() -> None:
+    names = registry.listed().split(",")
+    assert len(names) == 83
+    assert "frozen_changed" not in names
+    assert registry.NONE not in names
+    live = {name for name, spec in registry.load_faults().items() if spec.at is Place.live}
+    assert set(registry.listed("live").split(",")) == live
+
+
+def test_a_name_is_declared_once() -> None:
+    def another() -> None: ...
+
+    with pytest.raises(ValueError, match="fault weight_nan: declared twice"):
+        registry.fault(Expect("model_equal"), name="weight_nan")(another)
+
+
+def test_the_driver_knows_them_without_torch() -> None:
+    program = "import sys; from dcpbench.faults import registry; registry.load_faults(); print(*sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    imported = ended.stdout.split()
+    assert "dcpbench.faults.parameters" in imported
+    assert "torch" not in imported
+
+
+@pytest.mark.slow
+def test_a_plug_in_declares_one_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "faulty_plugin.py").write_text(PLUGIN)
+    monkeypatch.setenv("DCPBENCH_PLUGINS", "faulty_plugin")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    cell = ("parallel=ddp", "saves=1", "device=cpu", "fault=first_weight_scaled")
+    ended = run(tmp_path / "sweep", *cell, own_process=True)
+    (row,) = ended.rows
+    assert (row["status"], row["fault_seen"]) == ("fail", True), row["reason"]
+    assert ended.status == 0

@@ -1,0 +1,190 @@
+"""Sweeps that start at once: every driver is a process of its own, but forked, not started anew.
+
+`python -m dcpbench` imports Hydra, and the fork server of its ranks torch and the compiler: four to six
+seconds of work for each of the many sweeps of the tests. One server, kept for the whole test session, has
+all of it imported. A driver is forked from that server, and its own fork server from the driver. Pids,
+signals, the environment, the folder, the exit status and what is printed are those of a driver of a shell;
+only that modules are loaded already is not, and tests that are about imports start a python of their own.
+"""
+
+import multiprocessing
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing import forkserver, process, resource_tracker, util
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from unittest import mock
+
+_PATH = tuple(sys.path)
+_TESTS = Path(__file__).parents[1]
+_ENDED_S = 10.0
+
+
+def environment() -> dict[str, str]:
+    """This process's environment, with the tests' own scenarios importable."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(_TESTS), os.environ.get("PYTHONPATH", "")])}
+
+
+def start_server() -> ForkServerContext:
+    """The context whose processes are forked from the server, which is started if it does not run yet and
+    then lives as long as this process. In its environment is set what a driver sets for its own."""
+    from dcpbench.executors import fork_server
+
+    if forkserver._forkserver._forkserver_pid is not None:
+        return multiprocessing.get_context("forkserver")
+    imported = [
+        "hydra.main",
+        "dcpbench.sweep.app",
+        "dcpbench.report.terminal",
+        "dcpbench.report.files",
+        __name__,
+    ]
+    with mock.patch.dict(os.environ, environment()):
+        with mock.patch.object(forkserver, "ensure_running"):
+            context = fork_server.fork_server(compiles=True)
+        context.set_forkserver_preload([*forkserver._forkserver._preload_modules, *imported])
+        with fork_server._fixed_addresses():
+            forkserver.ensure_running()
+    return context
+
+
+class Driver:
+    """`python -m dcpbench` with these words, in a session of its own; used as `subprocess.Popen` is.
+
+    Args:
+        prepare: called in the driver's process before anything else: what a test plants there.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        cwd: Path,
+        prepare: Callable[[], object] | None = None,
+    ) -> None:
+        context = start_server()
+        pipes = [context.Pipe(duplex=False) for _ in range(2)]
+        self._reads = [here for here, _ in pipes]
+        self._process = context.Process(
+            target=_drive, args=(words, str(cwd), environment(), [there for _, there in pipes], prepare)
+        )
+        self._process.start()
+        for _, there in pipes:
+            there.close()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        """Its exit status, None while it runs."""
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        """Kill this one process."""
+        self._process.kill()
+
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        """What it and its children have printed, once none of them can print any more.
+
+        Raises:
+            subprocess.TimeoutExpired: that took too long; it was killed.
+        """
+        said = {read.fileno(): b"" for read in self._reads}
+        deadline = time.monotonic() + timeout
+        try:
+            with selectors.DefaultSelector() as waiting:
+                for file in said:
+                    waiting.register(file, selectors.EVENT_READ)
+                while waiting.get_map():
+                    if (left := deadline - time.monotonic()) <= 0:
+                        raise subprocess.TimeoutExpired("dcpbench", timeout, *said.values())
+                    for key, _ in waiting.select(left):
+                        said[key.fd] += (more := os.read(key.fd, 65536))
+                        if not more:
+                            waiting.unregister(key.fd)
+            self._process.join(max(0.0, deadline - time.monotonic()))
+        finally:
+            self.close()
+        out, err = (each.decode() for each in said.values())
+        return out, err
+
+    def close(self) -> None:
+        """End it if it still runs, and forget what it had to say."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.join(_ENDED_S)
+        for read in self._reads:
+            read.close()
+
+
+def _drive(
+    words: Sequence[str],
+    cwd: str,
+    variables: dict[str, str],
+    writes: list[Connection],
+    prepare: Callable[[], object] | None,
+) -> None:
+    os.setsid()
+    for file, write in zip((1, 2), writes, strict=True):
+        os.dup2(write.fileno(), file)
+        write.close()
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
+    _forget_server()
+    os.environ.clear()
+    os.environ.update(variables)
+    os.chdir(cwd)
+    sys.path[:] = [cwd, *_PATH[1:]]
+    import dcpbench.__main__ as program
+
+    sys.modules["__main__"] = program
+    sys.argv = [str(program.__file__), *words]
+    if prepare:
+        prepare()
+    program.main()
+
+
+def _forget_server() -> None:
+    """Make this process one that has yet to start multiprocessing's helpers, and forks them when it does."""
+    for held in (forkserver._forkserver._forkserver_alive_fd, resource_tracker._resource_tracker._fd):
+        os.close(held)
+    forkserver._forkserver.__init__()
+    resource_tracker._resource_tracker.__init__()
+    process.current_process()._config.pop("tempdir", None)
+    util.spawnv_passfds = _forked
+
+
+def _forked(_: str, arguments: list[str], kept: list[int]) -> int:
+    """What `multiprocessing.util.spawnv_passfds` does, without importing everything again."""
+    sys.stdout.flush()
+    if pid := os.fork():
+        return pid
+    status = 1
+    try:
+        first = 3
+        for file in sorted(kept):
+            os.closerange(first, file)
+            first = max(first, file + 1)
+        os.closerange(first, os.sysconf("SC_OPEN_MAX"))
+        forkserver._forkserver.__init__()
+        resource_tracker._resource_tracker.__init__()
+        exec(arguments[-1], {"__name__": "__main__"})
+        status = 0
+    except SystemExit:
+        status = 0
+    except BaseException:  # noqa: BLE001 - nobody else could tell of it
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stderr.flush()
+        os._exit(status)

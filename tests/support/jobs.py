@@ -1,0 +1,28 @@
+"""Jobs as a test wants them."""
+
+from pathlib import Path
+from typing import Any
+
+from dcpbench.config.cell_key import CellKey
+from dcpbench.config.groups import Device, ScenarioConfig
+from dcpbench.config.schema import Config
+from dcpbench.sweep.plan.cells import SweepCell
+from dcpbench.sweep.plan.job import Job
+from dcpbench.sweep.plan.known_failures import KnownFailure
+from support.rows import row
+
+
+def job(
+    config: Config | None = None,
+    known: tuple[KnownFailure, ...] = (),
+    skip: str | None = None,
+    **columns: Any,
+) -> Job:
+    """A job with these columns in its row."""
+    scenario = ScenarioConfig(name="a", target="x.y")
+    decided = config or Config(scenario=scenario, world_size=4, device=Device.cpu)
+    given = row()
+    names = ("cell", "scenario", "parallel", "save", "model", "optimizer", "storage", "checkpointer")
+    about = {name: given[name] for name in (*names, "compile", "world_size", "device", "seed", "overrides")}
+    cell = SweepCell("a", [], decided, Path("a"), None, lambda: None)  # type: ignore[arg-type, return-value]
+    return Job(cell, decided, CellKey.of(decided), skip, known, {**about, **columns})

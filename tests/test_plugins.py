@@ -1,0 +1,125 @@
+"""A metric and a check that a plug-in declares, once each, are everywhere where built-in ones are."""
+
+import csv
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from conftest import Finished, run
+from support.drivers import environment
+
+PLUGIN = """
+from dcpbench.records.checks import CheckSpec, register_check
+from dcpbench.records.findings import Finding, Problem
+from dcpbench.records.metrics import MetricSpec, register_metric
+
+
+def descriptors(cell):
+    import os
+    return float(len(os.listdir("/proc/self/fd")))
+
+
+def verify_float32(cell, target, checkpoint):
+    import torch
+
+    def wrong(dtype):
+        parameters = target.model.named_parameters()
+        return [Finding(name, Problem.dtype, facts={"saved": dtype, "restored": value.dtype})
+                for name, value in parameters if value.dtype != dtype]
+
+    cell.check("float32_kept", wrong(torch.float32), str(checkpoint))
+    seen = {finding.name for finding in wrong(torch.float64)}
+    cell.control("float32_kept", {name: name in seen for name, _ in target.model.named_parameters()})
+
+
+register_metric(MetricSpec("load_descriptors", "open descriptors at the end of a load", "max", phase="load",
+                           shown="always", compared="always", history=True, probe=descriptors))
+register_check(CheckSpec("float32_kept", "float32", "every parameter is float32", probe=verify_float32))
+"""
+
+
+@pytest.fixture(scope="module")
+def sweeps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Finished, Finished]]:
+    place = tmp_path_factory.mktemp("plugins")
+    (place / "mine_plugin.py").write_text(PLUGIN)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DCPBENCH_PLUGINS", "mine_plugin")
+        patch.setenv("PYTHONPATH", str(place))
+        asked = ("-m", "parallel=ddp,fsdp2", "saves=1", "device=cpu", "world_size=2")
+        old, new = (run(place / name, *asked, own_process=name == "old") for name in ("old", "new"))
+        yield place, old, new
+
+
+def report(place: Path, *words: str | Path) -> str:
+    """What `python -m dcpbench.report` prints with the plug-in."""
+    program = [sys.executable, "-m", "dcpbench.report", *map(str, words)]
+    variables = {**environment(), "DCPBENCH_PLUGINS": "mine_plugin"}
+    variables["PYTHONPATH"] += f":{place}"
+    return subprocess.run(program, capture_output=True, text=True, check=True, env=variables).stdout
+
+
+def test_they_are_columns_of_the_row_and_of_the_csv(sweeps: tuple[Path, Finished, Finished]) -> None:
+    _, old, new = sweeps
+    for ended in (old, new):
+        assert [row["status"] for row in ended.rows] == ["pass", "pass"], ended.out + ended.err
+        assert all(row["float32_kept"] is True for row in ended.rows)
+        assert all(row["load_descriptors"] > 3 for row in ended.rows)
+        with (ended.folder / "results.csv").open(newline="") as read:
+            flat = list(csv.DictReader(read))
+        assert [row["float32_kept"] for row in flat] == ["True", "True"]
+        assert all(float(row["load_descriptors"]) > 3 for row in flat)
+        assert row_details(ended)["control_missed"] == []
+
+
+def row_details(ended: Finished) -> dict[str, object]:
+    details: dict[str, object] = ended.rows[0]["details"]["checks"]["float32_kept"]
+    return details
+
+
+def test_each_rank_measured_it_after_each_load(sweeps: tuple[Path, Finished, Finished]) -> None:
+    _, _, new = sweeps
+    measured = pd.read_json(new.folder / "measurements.jsonl", lines=True)
+    probed = measured[measured["metric"] == "load_descriptors"]
+    assert set(probed["rank"]) == {0, 1}
+    assert set(probed["phase"]) == {"load"}
+    largest = probed.groupby("cell")["value"].max()
+    assert {row["cell"]: row["load_descriptors"] for row in new.rows} == largest.to_dict()
+
+
+def test_they_are_in_the_table_and_on_the_page(sweeps: tuple[Path, Finished, Finished]) -> None:
+    place, _, new = sweeps
+    for table in (new.out, report(place, new.folder)):
+        head = table.splitlines()[0].split("  ")
+        assert {"float32", "load_descriptors"} <= {word.strip() for word in head}
+    pivot = report(place, new.folder, "--metric", "load_descriptors")
+    assert pivot.startswith("load_descriptors by parallel")
+
+
+def test_compare_and_history_have_the_metric(sweeps: tuple[Path, Finished, Finished]) -> None:
+    place, old, new = sweeps
+    compared = report(place, "compare", old.folder, new.folder)
+    assert "load_descriptors: 2 " in compared
+    assert "load_descriptors" in report(place, "history", place, "--all")
+
+
+def test_without_the_plug_in_its_columns_hide_no_other(sweeps: tuple[Path, Finished, Finished]) -> None:
+    _, _, new = sweeps
+    program = [sys.executable, "-m", "dcpbench.report", str(new.folder)]
+    plain = subprocess.run(program, capture_output=True, text=True, check=True, env=environment()).stdout
+    assert "2 cells: 2 pass" in plain
+    assert "load_descriptors" not in plain
+
+
+def test_a_plug_in_that_cannot_be_imported_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DCPBENCH_PLUGINS", "no_such_plugin")
+    ended = run(tmp_path / "sweep", "parallel=none", "device=cpu")
+    assert ended.status == 2
+    (line,) = ended.err.strip().splitlines()
+    assert line.startswith("dcpbench: plug-in no_such_plugin cannot be imported: ModuleNotFoundError")
+    assert not ended.folder.exists()
