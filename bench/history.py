@@ -28,15 +28,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from dcpbench.analysis.cell_matrix import history
-from dcpbench.report.history_terminal import rendered
 
-<<<<<<< HEAD
-from dcpbench.analysis.cell_history import stories
-from dcpbench.analysis.history_rows import read_history
-from dcpbench.records.store import COLUMNS, RESULTS_CSV, RESULTS_JSONL
-from dcpbench.report.history import METRICS
-=======
 from dcpbench.analysis.cell_history import cell_histories, history
 from dcpbench.analysis.history_rows import read_history
 from dcpbench.records.row import columns
@@ -44,7 +36,6 @@ from dcpbench.records.store import RESULTS_CSV, RESULTS_JSONL
 from dcpbench.report.history import default_metrics
 from dcpbench.report.history_document import contents, strip_length
 from dcpbench.report.terminal import rendered
->>>>>>> report
 
 SAMPLE = Path(__file__).parents[1] / "docs" / "sample-sweep" / RESULTS_JSONL
 COSTS = ("build_s", "train_s", "save_s", "save_stall_s", "load_s", "verify_s", "cell_s")

@@ -10,15 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-<<<<<<< HEAD
-from dcpbench.analysis.cell_matrix import History, history, other_overrides
-
-from dcpbench.analysis.cell_history import Story, stories
-=======
 from rich.text import Text
 
 from dcpbench.analysis.cell_history import CellHistory, History, cell_histories, folded, history
->>>>>>> report
 from dcpbench.analysis.change_points import FALSE_ALARMS, LEAST_SIDE, changes
 from dcpbench.analysis.history_rows import Rows, read_history
 from dcpbench.analysis.status_codes import KINDS
