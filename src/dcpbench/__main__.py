@@ -21,7 +21,7 @@ from dcpbench.config.errors import ConfigError, one_line
 from dcpbench.config.schema import Config, conf_folder
 from dcpbench.faults import registry as faults
 from dcpbench.records.plugins import PluginError, load_plugins
-from dcpbench.records.status import INTERRUPTED, WRONG_CONFIGURATION
+from dcpbench.records.row import INTERRUPTED, WRONG_CONFIGURATION
 from dcpbench.records.store import ResultsError
 from dcpbench.sweep.folder.manifest import command_line
 from dcpbench.sweep.task import SweepTask

@@ -17,8 +17,8 @@ import pandas as pd
 from dcpbench.analysis.cell_identity import identity_keys, override_values, override_words
 from dcpbench.analysis.frame import dtypes, read_frame, short_names, sweeps_in
 from dcpbench.records.row import AXES, SCHEMA_VERSION, Row
+from dcpbench.records.row_reader import upgraded
 from dcpbench.records.store import RESULTS_CSV, RESULTS_JSONL, ResultsError, stored_rows
-from dcpbench.records.upgrade import upgraded
 
 _LAST = ("cell", "status", "started_at")
 _OF_CELL = (*AXES, "overrides", "config_digest", "status", "reason", "flaky", "fault_seen", "repeat")

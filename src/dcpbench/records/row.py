@@ -1,16 +1,23 @@
-"""The row: the one record that a cell leaves behind."""
+"""The row: the one record that a cell leaves behind; what its columns hold, and whether it is ok."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.metrics import METRICS, MetricSpec
-from dcpbench.records.schema import INTEGER, NUMBER, YES_OR_NO, ColumnType, column_types_of
-from dcpbench.records.status import is_ok
 
 SCHEMA_VERSION = 2
+
+STATUSES = ("crash", "timeout", "error", "fail", "vacuous", "xpass", "xfail", "skip", "pass")
+"""Every status that a cell may come to, the worst first."""
+
+WRONG_CONFIGURATION = 2
+INTERRUPTED = 130
+"""Exit statuses of a sweep beside 0 and 1: nothing was started; the user broke off."""
 
 _FIRST_VERSION = tuple(
     """
@@ -24,6 +31,17 @@ _FIRST_VERSION = tuple(
     """.split()  # noqa: SIM905
 )
 """The order of the first version's columns, which never changes; others follow as they are declared."""
+
+
+def is_ok(status: str, flaky: bool | None = None, fault_seen: bool | None = None) -> bool:
+    """Whether a cell came out as it should.
+
+    A cell with a planted fault did when the fault was seen for what it is. A flaky cell never did: that its
+    second try passed does not say what its first one was.
+    """
+    if flaky:
+        return False
+    return status in ("pass", "xfail", "skip") if fault_seen is None else fault_seen
 
 
 def _axis(default: Any) -> Any:
@@ -121,6 +139,37 @@ REQUIRED = (*_FIRST_VERSION[:14],)
 """The columns that every row has, of whatever version."""
 
 
+@dataclass(frozen=True)
+class ColumnType:
+    """What a column may hold: JSON's own types exactly, as true is no number; null if it is `optional`."""
+
+    python: type
+    name: str
+    holds: Callable[[Any], bool]
+    optional: bool = False
+
+    @property
+    def or_null(self) -> "ColumnType":
+        """The same, or null."""
+        return replace(self, optional=True)
+
+    def fits(self, value: Any) -> bool:
+        """Whether a column of this type may hold this value."""
+        return (value is None and self.optional) or self.holds(value)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (float, int) and -sys.float_info.max <= value <= sys.float_info.max
+
+
+_YES_OR_NO = ColumnType(bool, "true or false", lambda one: type(one) is bool)
+_INTEGER = ColumnType(int, "an integer of 64 bits", lambda one: type(one) is int and -(2**63) <= one < 2**63)
+_NUMBER = ColumnType(float, "a finite number", _is_number)
+_TEXT = ColumnType(str, "a text", lambda one: type(one) is str)
+_OBJECT = ColumnType(dict, "an object", lambda one: type(one) is dict)
+_BY_TYPE = {one.python: one for one in (_YES_OR_NO, _INTEGER, _NUMBER, _TEXT)}
+
+
 def column_types() -> dict[str, ColumnType]:
     """What each column holds, in the order of the columns, and after them what is nested."""
     return _column_types(tuple(CHECKS), tuple(METRICS.values()))
@@ -128,13 +177,19 @@ def column_types() -> dict[str, ColumnType]:
 
 @cache
 def _column_types(checks: tuple[str, ...], metrics: tuple[MetricSpec, ...]) -> dict[str, ColumnType]:
-    declared = column_types_of(Row)
+    declared = {name: _column_type(hint) for name, hint in get_type_hints(Row).items()}
     del declared["checks"], declared["metrics"]
-    declared |= dict.fromkeys(checks, YES_OR_NO.or_null)
-    declared |= {spec.name: (INTEGER if spec.whole else NUMBER).or_null for spec in metrics}
+    declared |= dict.fromkeys(checks, _YES_OR_NO.or_null)
+    declared |= {spec.name: (_INTEGER if spec.whole else _NUMBER).or_null for spec in metrics}
     first = [name for name in _FIRST_VERSION if name in declared]
     order = [*first, *(name for name in declared if name not in first and name not in NESTED), *NESTED]
     return {name: declared[name] for name in order}
+
+
+def _column_type(hint: Any) -> ColumnType:
+    alternatives = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    known = _BY_TYPE.get(get_origin(alternatives[0]) or alternatives[0], _OBJECT)
+    return known.or_null if type(None) in alternatives else known
 
 
 def columns() -> tuple[str, ...]:
@@ -144,8 +199,9 @@ def columns() -> tuple[str, ...]:
 
 def exit_status(rows: Iterable[Row]) -> int:
     """0 when every row is ok and at least one cell ran, else 1."""
-    ok, ran = True, False
+    ran = False
     for row in rows:
-        ok = ok and row.is_ok
+        if not row.is_ok:
+            return 1
         ran = ran or row.status != "skip"
-    return 0 if ok and ran else 1
+    return 0 if ran else 1

@@ -107,7 +107,7 @@ class Sweep:
         """Run jobs that need the same ranks; each as it ends."""
         places = list(enumerate(schedule.places(together, self.machine.gpus)))
         for place in self._executors.keys() - set(places):
-            self._executors[place].release()
+            self._executors[place].keep_only(set())
         shared = len(places) > 1 and together[0].config.sharing is Sharing.correctness
         workers = [
             Worker(self.folder, self._executor(place), self.console, self._disk, shared) for place in places
