@@ -1,11 +1,11 @@
 """The row: the one record that a cell leaves behind; what its columns hold, and whether it is ok."""
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from functools import cache
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.metrics import METRICS, MetricSpec
@@ -139,35 +139,34 @@ REQUIRED = (*_FIRST_VERSION[:14],)
 """The columns that every row has, of whatever version."""
 
 
+_TYPE_NAMES = {
+    bool: "true or false",
+    int: "an integer of 64 bits",
+    float: "a finite number",
+    str: "a text",
+    dict: "an object",
+}
+
+
 @dataclass(frozen=True)
 class ColumnType:
     """What a column may hold: JSON's own types exactly, as true is no number; null if it is `optional`."""
 
     python: type
-    name: str
-    holds: Callable[[Any], bool]
-    optional: bool = False
+    optional: bool = True
 
     @property
-    def or_null(self) -> "ColumnType":
-        """The same, or null."""
-        return replace(self, optional=True)
+    def name(self) -> str:
+        """What it holds, in words."""
+        return _TYPE_NAMES[self.python]
 
     def fits(self, value: Any) -> bool:
         """Whether a column of this type may hold this value."""
-        return (value is None and self.optional) or self.holds(value)
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (float, int) and -sys.float_info.max <= value <= sys.float_info.max
-
-
-_YES_OR_NO = ColumnType(bool, "true or false", lambda one: type(one) is bool)
-_INTEGER = ColumnType(int, "an integer of 64 bits", lambda one: type(one) is int and -(2**63) <= one < 2**63)
-_NUMBER = ColumnType(float, "a finite number", _is_number)
-_TEXT = ColumnType(str, "a text", lambda one: type(one) is str)
-_OBJECT = ColumnType(dict, "an object", lambda one: type(one) is dict)
-_BY_TYPE = {one.python: one for one in (_YES_OR_NO, _INTEGER, _NUMBER, _TEXT)}
+        if value is None:
+            return self.optional
+        if self.python is float:
+            return type(value) in (float, int) and -sys.float_info.max <= value <= sys.float_info.max
+        return type(value) is self.python and (self.python is not int or -(2**63) <= value < 2**63)
 
 
 def column_types() -> dict[str, ColumnType]:
@@ -179,17 +178,18 @@ def column_types() -> dict[str, ColumnType]:
 def _column_types(checks: tuple[str, ...], metrics: tuple[MetricSpec, ...]) -> dict[str, ColumnType]:
     declared = {name: _column_type(hint) for name, hint in get_type_hints(Row).items()}
     del declared["checks"], declared["metrics"]
-    declared |= dict.fromkeys(checks, _YES_OR_NO.or_null)
-    declared |= {spec.name: (_INTEGER if spec.whole else _NUMBER).or_null for spec in metrics}
+    declared |= dict.fromkeys(checks, ColumnType(bool))
+    declared |= {spec.name: ColumnType(int if spec.whole else float) for spec in metrics}
     first = [name for name in _FIRST_VERSION if name in declared]
     order = [*first, *(name for name in declared if name not in first and name not in NESTED), *NESTED]
     return {name: declared[name] for name in order}
 
 
 def _column_type(hint: Any) -> ColumnType:
+    """That of a field: bool, int, float, str or a mapping, or one of them or None."""
     alternatives = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    known = _BY_TYPE.get(get_origin(alternatives[0]) or alternatives[0], _OBJECT)
-    return known.or_null if type(None) in alternatives else known
+    python = alternatives[0] if alternatives[0] in _TYPE_NAMES else dict
+    return ColumnType(python, optional=type(None) in alternatives)
 
 
 def columns() -> tuple[str, ...]:
