@@ -164,9 +164,10 @@ class ColumnType:
         """Whether a column of this type may hold this value."""
         if value is None:
             return self.optional
+        kind = type(value)
         if self.python is float:
-            return type(value) in (float, int) and -sys.float_info.max <= value <= sys.float_info.max
-        return type(value) is self.python and (self.python is not int or -(2**63) <= value < 2**63)
+            return kind in (float, int) and -sys.float_info.max <= value <= sys.float_info.max
+        return kind is self.python and (self.python is not int or -(2**63) <= value < 2**63)
 
 
 def column_types() -> dict[str, ColumnType]:
