@@ -194,7 +194,7 @@ def _parse(header: bytes, copies: _Copies, wanted: Sequence[str]) -> pd.DataFram
 
 
 def _upgraded(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows of `results.csv`, those of schema version 1 as `records.upgrade` has them, unless they were so
+    """Rows of `results.csv`, those of schema version 1 as `records.row_reader` has them, unless they were so
     when the file was written."""
     old = (frame["schema_version"] < SCHEMA_VERSION) & frame["checkpointer"].isna()
     if not old.any():
