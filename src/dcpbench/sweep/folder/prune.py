@@ -2,7 +2,7 @@
 
 Rows, the environment and the pages stay, so that a thinned sweep can be compared with, plotted and
 resumed as before: what goes are the folders of its cells, with logs and checkpoints. With `--remove` an
-old sweep goes altogether. Checkpoints below a `storage.root` lie outside and are only told of.
+old sweep goes altogether. Checkpoints below a `storage.root` lie outside and are only named.
 """
 
 import argparse
@@ -176,7 +176,7 @@ def _print_fates(fates: Sequence[Fate], sentences: Sequence[str]) -> None:
     for fate in fates:
         for place in fate.sweep.outside if fate.goes else ():
             if place.exists():
-                told = (
+                text = (
                     f"{fate.sweep.folder.name}: its checkpoints in {place} lie outside; remove them by hand"
                 )
-                console.print(told, soft_wrap=True)
+                console.print(text, soft_wrap=True)
