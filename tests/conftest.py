@@ -49,6 +49,12 @@ class Finished:
         path = self.folder / "results.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
+    def measurements(self, cell: str, metric: str) -> list[dict[str, Any]]:
+        """What was measured of a metric in a cell."""
+        lines = (self.folder / "measurements.jsonl").read_text().splitlines()
+        measured = [json.loads(line) for line in lines]
+        return [one for one in measured if (one["cell"], one["metric"]) == (cell, metric)]
+
     def row(self, **wanted: Any) -> dict[str, Any]:
         """The one row whose columns have these values."""
         found = [row for row in self.rows if all(row[name] == value for name, value in wanted.items())]

@@ -1,6 +1,7 @@
 """A metric and a check that a plug-in declares, once each, are everywhere where built-in ones are."""
 
 import csv
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -48,7 +49,7 @@ def sweeps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Fin
     (place / "mine_plugin.py").write_text(PLUGIN)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DCPBENCH_PLUGINS", "mine_plugin")
-        patch.setenv("PYTHONPATH", str(place))
+        patch.setenv("PYTHONPATH", str(place), prepend=os.pathsep)
         asked = ("-m", "parallel=ddp,fsdp2", "saves=1", "device=cpu", "world_size=2")
         old, new = (run(place / name, *asked, own_process=name == "old") for name in ("old", "new"))
         yield place, old, new
@@ -109,7 +110,8 @@ def test_compare_and_history_have_the_metric(sweeps: tuple[Path, Finished, Finis
 def test_without_the_plug_in_its_columns_hide_no_other(sweeps: tuple[Path, Finished, Finished]) -> None:
     _, _, new = sweeps
     program = [sys.executable, "-m", "dcpbench.report", str(new.folder)]
-    plain = subprocess.run(program, capture_output=True, text=True, check=True, env=environment()).stdout
+    variables = {**environment(), "DCPBENCH_PLUGINS": ""}
+    plain = subprocess.run(program, capture_output=True, text=True, check=True, env=variables).stdout
     assert "2 cells: 2 pass" in plain
     assert "load_descriptors" not in plain
 

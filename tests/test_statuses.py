@@ -110,7 +110,9 @@ def test_a_sweep_whose_faults_were_all_seen_is_well(faulty: Finished) -> None:
 
 
 def test_a_known_failure_hides_no_other(tmp_path: Path) -> None:
-    ended = run(tmp_path / "sweep", "-m", f"fault={','.join(FAULTS)}", "parallel=fsdp_tp", "device=cpu")
+    ended = run(
+        tmp_path / "sweep", "-m", f"fault={','.join(FAULTS)}", "parallel=fsdp_tp", "saves=2", "device=cpu"
+    )
     assert len(ended.rows) == len(FAULTS)
     # FSDP1 itself refuses ranks whose step counters differ when it loads once more.
     assert {row["status"] for row in ended.rows} <= {"fail", "error"}

@@ -104,7 +104,7 @@ def test_of_a_key_that_comes_twice_the_last_holds() -> None:
 
 
 def test_random_seeds_are_drawn_once_and_may_be_chosen(tmp_path: Path) -> None:
-    command = ("experiment=soak", "parallel=none", "model=dummy", "save=sync")
+    command = ("experiment=soak", "parallel=none", "model=dummy", "save=sync", "world_size=1")
     done = run(tmp_path / "sweep", *command, "device=cpu")
     seeds = [row["seed"] for row in done.rows]
     assert len(set(seeds)) == 14

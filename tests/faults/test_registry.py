@@ -1,5 +1,6 @@
 """Faults are declared once, beside their functions, and are values of the group `fault`."""
 
+import os
 import pkgutil
 import subprocess
 import sys
@@ -63,7 +64,7 @@ def test_the_driver_knows_them_without_torch() -> None:
 def test_a_plug_in_declares_one_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "faulty_plugin.py").write_text(PLUGIN)
     monkeypatch.setenv("DCPBENCH_PLUGINS", "faulty_plugin")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     cell = ("parallel=ddp", "saves=1", "device=cpu", "fault=first_weight_scaled")
     ended = run(tmp_path / "sweep", *cell, own_process=True)
     (row,) = ended.rows

@@ -1,10 +1,12 @@
 """Saves that overlap, and state too large to be copied, on real ranks."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from conftest import Finished
+from support.drivers import plant
 
 pytestmark = pytest.mark.slow
 
@@ -47,9 +49,10 @@ def test_the_raw_limit_is_measured_beside_each_save(sweep: Callable[..., Finishe
 
 
 def test_large_parts_are_compared_by_digests(sweep: Callable[..., Finished]) -> None:
+    large = partial(plant, "dcpbench.verify.retain", "LARGE_BYTES", 8192)
     done = sweep(
         "-m", "device=cpu", "parallel=ddp,fsdp2", "model=wide", "optimizer=sgd", "saves=1",
-        "fault=none,weight_lowest_bit",
+        "fault=none,weight_lowest_bit", prepare=large,
     )  # fmt: skip
     for row in done.rows:
         if row["fault"] is None:

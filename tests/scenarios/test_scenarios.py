@@ -132,20 +132,6 @@ def test_the_parts_of_every_layout_make_up_the_plain_model(layouts: Finished) ->
     ]
 
 
-def test_compiled_models_are_converted_and_fine_tuned_too(tmp_path: Path) -> None:
-    ended = run(
-        tmp_path / "sweep",
-        "-m",
-        "scenario=convert,fine_tune,partial_load",
-        "parallel=fsdp2",
-        "compile=true",
-        "save=async",
-        "saves=1",
-        "device=cpu",
-    )
-    assert [row["status"] for row in ended.rows] == ["pass"] * 3, ended.out
-
-
 def test_one_process_without_a_group(tmp_path: Path) -> None:
     ended = run(
         tmp_path / "sweep", "-m", "scenario=no_dist", "parallel=none,fsdp", "save=sync,async", "device=cpu"

@@ -7,6 +7,7 @@ signals, the environment, the folder, the exit status and what is printed are th
 only that modules are loaded already is not, and tests that are about imports start a python of their own.
 """
 
+import importlib
 import multiprocessing
 import os
 import selectors
@@ -44,6 +45,10 @@ def start_server() -> ForkServerContext:
         "dcpbench.sweep.app",
         "dcpbench.report.terminal",
         "dcpbench.report.files",
+        "dcpbench.scenarios.save_load",
+        "dcpbench.workloads.models",
+        "dcpbench.workloads.parallelisms",
+        "support.compile_once",
         __name__,
     ]
     with mock.patch.dict(os.environ, environment()):
@@ -53,6 +58,11 @@ def start_server() -> ForkServerContext:
         with fork_server._fixed_addresses():
             forkserver.ensure_running()
     return context
+
+
+def plant(module: str, name: str, value: object) -> None:
+    """What a driver may be told to `prepare`: another value of a module's, in it and in its ranks."""
+    setattr(importlib.import_module(module), name, value)
 
 
 class Driver:

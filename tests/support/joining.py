@@ -9,13 +9,6 @@ from unittest import mock
 from dcpbench.worker.messages import RankSpec
 
 
-def plant() -> None:
-    """Have the ranks of this driver run what is below."""
-    from dcpbench.executors import rank_group
-
-    rank_group._rank_main = main
-
-
 def main(spec: RankSpec, listener: socket.socket | None, connection: Connection) -> None:
     """What a rank process runs, but rank 1 stays away."""
     from dcpbench.worker import main

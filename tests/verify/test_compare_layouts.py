@@ -6,10 +6,18 @@ from hypothesis import strategies as st
 
 from dcpbench.records.findings import Finding
 from dcpbench.records.sentences import describe
-from dcpbench.verify.compare_layouts import _Part, _together, compare_across, differing
+from dcpbench.verify.compare_layouts import (
+    WholeDigest,
+    _Part,
+    _together,
+    compare_across,
+    differing,
+    digests,
+)
 from dcpbench.verify.digest import digest, fetch
 from dcpbench.verify.layout import Extent, whole
-from dcpbench.verify.snapshot import Idle, TensorLeaf
+from dcpbench.verify.perturb import controllable
+from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
 
 
 def leaf(tensor: torch.Tensor) -> TensorLeaf:
@@ -71,3 +79,32 @@ def test_replicas_and_holes_are_told() -> None:
     assert "rank 0 and rank 1 have other bits" in described(_together("w", {0: same, 1: drifted})[1])
     half = part(tensor[:2], Extent((4, 2), (0, 0), (2, 2), 0, 4))
     assert described(_together("w", {0: half, 1: half})[1]) == "the ranks' parts hold 4 of 8 elements"
+
+
+def test_of_whole_digests_the_checkpoint_says_what_it_was() -> None:
+    state = {"w": leaf(torch.ones(2, 3)), "v": leaf(torch.zeros(4)), "e": leaf(torch.empty(0, 3)), "lr": 0.1}
+    saved, wrong = digests(state, None)
+    assert wrong == []
+    assert isinstance(saved["w"], WholeDigest)
+    assert controllable(saved) == ["w", "v", "lr"]
+    assert compare_across(saved, state, None) == []
+    other = {**state, "w": leaf(torch.tensor([[1.0, 1, 1], [1, 2, 1]]))}
+    assert differing(saved, other, None) == ["w"]
+
+    def told(actual: Leaves, held: torch.Tensor | None) -> str:
+        (found,) = compare_across(saved, actual, None, lambda _: held)
+        return f"{found.name} {described(found)}"
+
+    assert told(other, torch.ones(2, 3)).startswith("w index [1, 1]: saved 1.0 (0x3f800000), restored 2.0")
+    assert told(other, None) == "w its digests differ"
+    corrupt = "w its digests differ; what the checkpoint holds is not what was saved"
+    assert told(other, torch.zeros(2, 3)) == corrupt
+    assert told({**state, "lr": 0.2}, None) == "lr saved 0.1, restored 0.2"
+    assert told({**state, "w": leaf(torch.ones(3, 2))}, None) == (
+        "w global shape: saved (2, 3), restored (3, 2)"
+    )
+    assert told({**state, "v": leaf(torch.zeros(4, dtype=torch.int32))}, None).startswith("v dtype: saved")
+    assert told({name: one for name, one in state.items() if name != "v"}, None) == (
+        "v saved, but missing after the load"
+    )
+    assert told({**state, "x": 1}, None) == "x there after the load, but never saved"

@@ -106,7 +106,7 @@ class Checkpointer(ABC):
     """
 
     raw: RawIO | None = None
-    """How to do with plain files what a save and a load do, where that can be said."""
+    """How to do with plain files what a save and a load do, where there is a way."""
 
     @abstractmethod
     def save(self, state: dict[str, Any], checkpoint_id: str, slot: int = 0) -> PendingSave:

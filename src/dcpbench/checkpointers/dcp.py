@@ -20,7 +20,7 @@ from dcpbench.verify.manifest import Chunk, Entry, Manifest
 class DcpCheckpointer(Checkpointer):
     """Saves as `config.save` says and lies where `config.storage` says.
 
-    There is one writer for all saves in a slot, told of a new checkpoint id each time: a cached staging
+    There is one writer for all saves in a slot, which gets a new checkpoint id each time: a cached staging
     buffer lives in the writer, and only shows its faults from the second save on.
     """
 

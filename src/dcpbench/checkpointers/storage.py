@@ -21,10 +21,10 @@ class Storage:
     """A writer and the way to make a reader.
 
     Args:
-        writer: for saves, one after the other; it is told of the checkpoint id each time.
+        writer: for saves, one after the other; it gets a new checkpoint id each time.
         reader: makes one for a checkpoint id.
         lengths: the bytes of each file of a checkpoint id, by its relative path.
-        raw: how to do without DCP what a save and a load do, where that can be said.
+        raw: how to do without DCP what a save and a load do, where there is a way.
     """
 
     writer: StorageWriter

@@ -87,9 +87,7 @@ def prove_power(
     """The negative controls: each comparison against the target before anything is loaded into it.
 
     Args:
-        cell: the cell.
         target: in which everything was made different.
-        checkpoint: what is to be loaded.
         checks: of which equality, if not of all three.
     """
     with cell.phase("verify", "power"):
@@ -156,7 +154,6 @@ def resume(
     which nothing was restored has others.
 
     Args:
-        cell: the cell.
         target: into which the checkpoint was loaded.
         checkpoint: from which it goes on.
         losses: those of the uninterrupted run and of the twin.
@@ -258,7 +255,6 @@ def verify_contract(
     """What a scenario asks of DCP beside equality.
 
     Args:
-        cell: the cell.
         held: what the judgement finds wrong with what happened.
         broken: what the same judgement finds wrong with a case that breaks the contract on purpose.
         names: what it has to find there.
@@ -288,7 +284,6 @@ def verify_refused(
     """What must be refused was, with an exception of this kind and a message that holds these words.
 
     Args:
-        cell: the cell.
         kind: of the exception.
         message: what its text contains.
         refused: the call that must raise it.

@@ -103,13 +103,9 @@ def save(
     """Write a checkpoint the cell's way; an asynchronous one goes on while training does.
 
     Args:
-        cell: the cell.
-        run: what is saved.
-        checkpointer: what writes it.
         name: of the checkpoint's folder, the step if none is given.
         state: what is saved instead of the run's own state.
         beside: what that holds beside the run's, as leaves by name.
-        slot: of the checkpointer.
     """
     step = run.train_state.step
     with cell.phase("verify", "retained"):
@@ -182,9 +178,6 @@ def load(
     """Load a checkpoint into a target.
 
     Args:
-        cell: the cell.
-        target: what is loaded into.
-        checkpoint: what is loaded.
         state: what is loaded into instead of the target's own state.
         install: what brings `state` into the target, where loading does not.
     """

@@ -78,7 +78,7 @@ def parameter_extents(model: nn.Module) -> dict[int, Extent]:
 def _fsdp1_extents(model: nn.Module) -> Iterator[tuple[int, Extent]]:
     """FSDP1 keeps a rank's parts as views into one flat parameter, and where they lie beside it.
 
-    The attributes are private to torch, and the only place where it is said: `FlatParameter` in
+    The attributes are private to torch, and the only place that has it: `FlatParameter` in
     torch/distributed/fsdp/_flat_param.py describes them.
     """
     for module in FullyShardedDataParallel.fsdp_modules(model):
