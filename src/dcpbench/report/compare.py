@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from dcpbench.analysis.comparison import FAIL_ON, Comparison, compared
+from dcpbench.analysis.comparison import FAIL_ON, Comparison, compared, differences
 from dcpbench.analysis.costs import Rule, always_compared
-from dcpbench.analysis.environments import differences
 from dcpbench.analysis.frame import Sweeps, read_sweeps, records, short_names
 from dcpbench.analysis.query import QueryError, names_in
 from dcpbench.records.metrics import METRICS

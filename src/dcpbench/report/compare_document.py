@@ -6,10 +6,8 @@ import numpy as np
 import pandas as pd
 
 from dcpbench.analysis.cell_identity import cell_names, shown_axes
-from dcpbench.analysis.comparison import Comparison
+from dcpbench.analysis.comparison import NEWLY_FAILING, OTHER_CONFIGURATION, SAME, Comparison, warning
 from dcpbench.analysis.costs import CHANGED, LEAST_RUNS, TOO_FEW, Rule
-from dcpbench.analysis.environments import warning
-from dcpbench.analysis.status_changes import NEWLY_FAILING, OTHER_CONFIGURATION, SAME
 from dcpbench.report.document import Content, Table, first_of
 from dcpbench.report.labels import quantity
 

@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dcpbench.analysis.cell_history import CellHistory, History, cell_histories, history
+from dcpbench.analysis.cell_history import KINDS, CellHistory, History, cell_histories, history
 from dcpbench.analysis.change_points import FALSE_ALARMS, LEAST_EFFECT
 from dcpbench.analysis.frame import records
 from dcpbench.analysis.history_rows import Rows, read_history
 from dcpbench.analysis.query import Condition, QueryError, known_metric, names_in, parse, queryable, select
-from dcpbench.analysis.status_codes import KINDS
 from dcpbench.records.metrics import METRICS
 from dcpbench.report.document import first_of
 from dcpbench.report.files import add_output, format_of, put_out

@@ -9,9 +9,8 @@ import numpy.typing as npt
 import pandas as pd
 from rich.text import Text
 
-from dcpbench.analysis.cell_history import CellHistory, Cost, Folded, History, folded
+from dcpbench.analysis.cell_history import ABSENT, KINDS, CellHistory, Cost, Folded, History, folded
 from dcpbench.analysis.change_points import LEAST_SIDE, Change
-from dcpbench.analysis.status_codes import ABSENT, KINDS
 from dcpbench.report.document import Content, Table
 from dcpbench.report.labels import change_style, clipped, plain, quantity
 from dcpbench.report.styles import style_of

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from dcpbench.analysis.failures import failures, of_a_kind
 from dcpbench.analysis.frame import Sweeps, short_names
 from dcpbench.analysis.query import Condition, select
+from dcpbench.analysis.runs import failures, of_a_kind
 from dcpbench.report import pivot
 from dcpbench.report.document import Content, Table, first_of
 from dcpbench.report.summary import detection, headline, summary
