@@ -28,13 +28,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from dcpbench.analysis.cell_matrix import history
-from dcpbench.report.history_terminal import rendered
 
-from dcpbench.analysis.cell_history import stories
+from dcpbench.analysis.cell_history import cell_histories, history
 from dcpbench.analysis.history_rows import read_history
-from dcpbench.records.store import COLUMNS, RESULTS_CSV, RESULTS_JSONL
-from dcpbench.report.history import METRICS
+from dcpbench.records.row import columns
+from dcpbench.records.store import RESULTS_CSV, RESULTS_JSONL
+from dcpbench.report.history import default_metrics
+from dcpbench.report.history_document import contents, strip_length
+from dcpbench.report.terminal import rendered
 
 SAMPLE = Path(__file__).parents[1] / "docs" / "sample-sweep" / RESULTS_JSONL
 COSTS = ("build_s", "train_s", "save_s", "save_stall_s", "load_s", "verify_s", "cell_s")
@@ -117,7 +118,7 @@ def write(folder: Path, rows: list[dict[str, Any]], details: str) -> None:
     lines = (json.dumps({**row, "details": 0})[:-2] + details + "}\n" for row in rows)
     (folder / RESULTS_JSONL).write_text("".join(lines))
     table = io.StringIO(newline="")
-    writer = csv.DictWriter(table, COLUMNS, extrasaction="ignore")
+    writer = csv.DictWriter(table, columns(), extrasaction="ignore")
     writer.writeheader()
     writer.writerows(rows)
     (folder / RESULTS_CSV).write_bytes(table.getvalue().encode())
@@ -147,12 +148,13 @@ def timed(folder: Path) -> str:
 def split(folder: Path) -> str:
     """Seconds of its parts, in this process, which has imported what it needs."""
     times = [time.perf_counter()]
-    rows = read_history([folder], METRICS)
+    rows = read_history([folder], default_metrics())
     times.append(time.perf_counter())
-    told = history(rows, METRICS)
-    cells = stories(told)
+    found = history(rows, default_metrics())
+    cells = cell_histories(found)
     times.append(time.perf_counter())
-    rendered(told, cells, [], False, io.StringIO())
+    for part in contents(found, cells, [], False, strip_length(found, cells, 120)):
+        rendered(part, io.StringIO())
     times.append(time.perf_counter())
     parts = zip(("reading", "analysing", "printing"), pairwise(times), strict=True)
     return ", ".join(f"{name} {end - start:.2f} s" for name, (start, end) in parts)

@@ -18,7 +18,7 @@ import pandas as pd
 
 from dcpbench.analysis.cell_identity import with_cells
 from dcpbench.analysis.costs import CHANGED, Rule, costs
-from dcpbench.analysis.frame import DTYPES
+from dcpbench.analysis.frame import dtypes
 
 NOISE = (0.01, 0.03, 0.05, 0.1)
 DRIFT = (0.0, 0.01, 0.02, 0.03, 0.05)
@@ -61,7 +61,7 @@ def _is_called(noise: float, drift: float, ratio: float, before: int, seed: int)
     random = np.random.default_rng(seed)
     sweeps = [sweep(random, number, noise, drift) for number in range(before + 1)]
     sweeps[-1]["save_s"] *= ratio
-    rows = with_cells(pd.concat(sweeps, ignore_index=True))
+    rows = with_cells(pd.concat(sweeps, ignore_index=True), [])
     newest = rows["sweep"] == before
     lines = costs(rows[~newest], rows[newest], RULE)
     if ratio != 1:
@@ -72,7 +72,7 @@ def _is_called(noise: float, drift: float, ratio: float, before: int, seed: int)
 def sweep(random: np.random.Generator, number: int, noise: float, drift: float) -> pd.DataFrame:
     """The rows of one sweep."""
     cells = [(parallel, save, repeat) for repeat in range(REPEATS) for parallel, save in CELLS]
-    frame = pd.DataFrame(cells, columns=["parallel", "save", "repeat"]).reindex(columns=["sweep", *DTYPES])
+    frame = pd.DataFrame(cells, columns=["parallel", "save", "repeat"]).reindex(columns=["sweep", *dtypes()])
     offset = random.normal(0, drift / np.sqrt(2))
     frame["save_s"] = np.exp(offset + random.normal(0, noise, len(frame)))
     frame["sweep"], frame["status"] = number, "pass"

@@ -5,11 +5,13 @@ import json
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dcpbench.config.cell_key import digest_of
 from dcpbench.records.store import append_row, write_json
 from dcpbench.report.__main__ import main
 from support.rows import row
@@ -34,8 +36,10 @@ def asked(parallel: str, **columns: Any) -> Any:
     return row(parallel=parallel, overrides=f"parallel={parallel}", **columns)
 
 
-def measured(seed: int, slower: float = 1.0, noise: float = 0.02) -> list[Any]:
-    """Five runs of each of eight cells; those of fsdp are slower by a factor."""
+def measured(
+    seed: int, slower: float = 1.0, noise: float = 0.02, offset: float = 1.0, **columns: Any
+) -> list[Any]:
+    """Five runs of each of eight cells; those of fsdp are slower by a factor, all of them by the offset."""
     chance = random.Random(seed)
     return [
         row(
@@ -43,8 +47,9 @@ def measured(seed: int, slower: float = 1.0, noise: float = 0.02) -> list[Any]:
             save=save,
             repeat=repeat,
             overrides=f"parallel={parallel} save={save} repeat={repeat}",
-            save_s=level * (slower if parallel == "fsdp" else 1) * math.exp(chance.gauss(0, noise)),
+            save_s=level * (slower if parallel == "fsdp" else 1) * offset * math.exp(chance.gauss(0, noise)),
             load_s=level / 2 * math.exp(chance.gauss(0, noise)),
+            **columns,
         )
         for repeat in range(5)
         for level, parallel in enumerate(PARALLELISMS, 1)
@@ -163,10 +168,7 @@ def test_earlier_sweeps_show_how_far_equal_ones_drift_apart(
     """Every night as a whole is up to 8 % off: that one night is slower than the last says nothing."""
 
     def night(name: str, seed: int, offset: float) -> Path:
-        rows = measured(seed)
-        for one in rows:
-            one.save_s *= offset
-        return sweep(f"nights/{name}", *rows)
+        return sweep(f"nights/{name}", *measured(seed, offset=offset))
 
     (tmp_path / "nights").mkdir()
     for number, offset in enumerate((1.06, 0.95, 1.0, 1.08, 0.97, 0.94)):
@@ -252,3 +254,65 @@ def test_each_of_several_is_held_against_the_first(
     assert told == {"well": "same", "broken": "newly failing"}
     assert compared(old, *others, "-o", tmp_path / "said.md") == 0
     assert "newly failing" in (tmp_path / "said.md").read_text()
+
+
+def edited(sizes: str, seed: int, **columns: Any) -> list[Any]:
+    """Sweeps with a configuration that no override says: the YAML of the model."""
+    rows = measured(seed, **columns)
+    config = [{**one.config, "model.options.sizes": sizes} for one in rows]
+    return [
+        replace(one, config=known, config_digest=digest_of(known))
+        for one, known in zip(rows, config, strict=True)
+    ]
+
+
+def test_an_edited_configuration_is_told_and_nothing_is_called_slower(
+    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The axes and the overrides are the same: only the whole configuration is not."""
+    old = sweep("old", *edited("[3, 4]", 1))
+    slow = edited("[3, 8]", 2, offset=2.0, checkpoint_bytes=9)
+    new = sweep("new", *edited("[3, 4]", 3)[:2], *slow[2:8], *edited("[3, 4]", 3)[8:])
+    told = lines(capsys, old, sweep("all", *slow))
+    assert {line["verdict"] for line in told} == {"other configuration"}
+    keys = [line for line in told if line["metric"] == "configuration"]
+    assert len(keys) == 8
+    assert {(line["name"], line["old"], line["new"]) for line in keys} == {
+        ("model.options.sizes", "[3, 4]", "[3, 8]")
+    }
+    assert compared(old, tmp_path / "all", "--fail-on", "other-configuration") == 1
+    assert compared(old, tmp_path / "all", "--fail-on", "regressions,newly-failing,new,vanished") == 0
+    text = capsys.readouterr().out
+    assert "The environments are the same; configurations are not, see below." in text
+    assert "model.options.sizes  [3, 4] → [3, 8]  8" in text
+    assert "8 cells have another configuration" in text
+    assert compared(old, tmp_path / "all", "--format", "markdown") == 0
+    assert "model.options.sizes | \\[3, 4\\] → \\[3, 8\\] | 8 |" in capsys.readouterr().out
+    assert compared(old, tmp_path / "all", "--ignore", "model.options.sizes", "--fail-on", "regressions") == 1
+    failed = sweep("failed", *edited("[3, 8]", 2, status="fail", reason="model_equal: rank 1"))
+    assert compared(old, failed, "--fail-on", "newly-failing") == 0
+    assert compared(old, failed, "--fail-on", "failing") == 1
+    assert "other configuration parallel=ddp save=sync: model_equal: rank 1" in capsys.readouterr().out
+    mixed = {line["verdict"] for line in lines(capsys, old, new) if line["metric"] == "status"}
+    assert mixed == {"same", "other configuration"}
+
+
+def test_rows_without_a_digest_compare_by_their_address(
+    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As those of schema version 1, whose overrides are no words of a shell."""
+    first = {"config": {}, "config_digest": "of then", "schema_version": 1}
+    asked_for = "parallel=ddp +model.options.sizes=[3, 4] timeouts.cell_s=9"
+    old = sweep("old", row(overrides=asked_for, **first))
+    new = sweep("new", row(overrides="parallel=ddp '+model.options.sizes=[3, 4]'"))
+    other = sweep("other", row(overrides="parallel=ddp '+model.options.sizes=[3, 8]'"))
+    assert [line["verdict"] for line in statuses(capsys, old, new)] == ["same"]
+    assert [line["verdict"] for line in statuses(capsys, old, other)] == ["vanished", "new"]
+
+
+def test_how_a_cell_is_run_does_not_make_it_another(
+    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = sweep("old", row(overrides="parallel=ddp sharing=none saves=2 timeouts.cell_s=9"))
+    new = sweep("new", row(overrides="experiment=nightly saves=2 parallel=ddp"))
+    assert [line["verdict"] for line in statuses(capsys, old, new)] == ["same"]

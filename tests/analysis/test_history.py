@@ -1,35 +1,41 @@
 """How cells went over many sweeps: what is read, what is found in it, and what is shown of it."""
 
 import csv
+import io
 import json
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from dcpbench.analysis.cell_matrix import History, history, other_overrides
+from rich.text import Text
 
-from dcpbench.analysis.cell_history import Story, stories
+from dcpbench.analysis.cell_history import CellHistory, History, cell_histories, folded, history
 from dcpbench.analysis.change_points import FALSE_ALARMS, LEAST_SIDE, changes
 from dcpbench.analysis.history_rows import Rows, read_history
 from dcpbench.analysis.status_codes import KINDS
-from dcpbench.records.store import COLUMNS, RESULTS_CSV, RESULTS_JSONL, Row, append_row, write_csv
-from dcpbench.report import history_terminal
+from dcpbench.records.row import Row
+from dcpbench.records.store import RESULTS_CSV, RESULTS_JSONL, append_row, write_csv
 from dcpbench.report.__main__ import main
-from dcpbench.report.history import METRICS
+from dcpbench.report.history import default_metrics
+from dcpbench.report.history_document import blocks, contents, strip_length
+from dcpbench.report.terminal import rendered
 from report.sweeps import cell, folder_with
 
 NIGHTS = 24
+METRICS = default_metrics()
 
 
 def night(folder: Path, number: int, *rows: Row) -> Path:
     """A sweep of that night with these rows, as the driver leaves it."""
-    for row in rows:
-        row.started_at = f"2026-{10 + number // 30:02}-{1 + number % 30:02}T01:00:00+00:00"
-        row.git_commit = f"{0xABC0000 + number:x}".ljust(40, "0")
-        row.torch_version = "2.13.0" if number < NIGHTS // 2 else "2.14.0"
-    sweep = folder_with(folder / f"night-{number:02}", *rows)
+    then = {
+        "started_at": f"2026-{10 + number // 30:02}-{1 + number % 30:02}T01:00:00+00:00",
+        "git_commit": f"{0xABC0000 + number:x}".ljust(40, "0"),
+        "torch_version": "2.13.0" if number < NIGHTS // 2 else "2.14.0",
+    }
+    sweep = folder_with(folder / f"night-{number:02}", *(replace(row, **then) for row in rows))
     write_csv(sweep)
     return sweep
 
@@ -43,25 +49,24 @@ def nights(tmp_path: Path) -> Path:
     """ddp fails in the last two nights; fsdp's load_s is 30 % more from the 12th on; hsdp is as ever."""
     random = np.random.default_rng(3)
     for number in range(NIGHTS):
-        ddp = cell("ddp", **costs(random))
-        if number >= NIGHTS - 2:
-            ddp.status, ddp.reason = "fail", "optim_equal: rank 1:\nnet.weight"
-        slower = cell("fsdp", **costs(random))
-        slower.load_s *= 1.3 if number >= NIGHTS // 2 else 1
-        night(tmp_path / "nights", number, ddp, slower, cell("hsdp", **costs(random)))
+        failed = {"status": "fail", "reason": "optim_equal: rank 1:\nnet.weight"}
+        ddp = cell("ddp", **costs(random), **(failed if number >= NIGHTS - 2 else {}))
+        slower = costs(random)
+        slower["load_s"] *= 1.3 if number >= NIGHTS // 2 else 1
+        night(tmp_path / "nights", number, ddp, cell("fsdp", **slower), cell("hsdp", **costs(random)))
     return tmp_path / "nights"
 
 
-def told(folder: Path, **how: object) -> History:
+def found(folder: Path, **how: object) -> History:
     return history(read_history([folder], METRICS), METRICS, **how)  # type: ignore[arg-type]
 
 
-def by_name(folder: Path) -> dict[str, Story]:
-    return {story.name: story for story in stories(told(folder))}
+def by_name(folder: Path) -> dict[str, CellHistory]:
+    return {cell.name: cell for cell in cell_histories(found(folder))}
 
 
-def letters(story: Story) -> str:
-    return "".join(KINDS[kind].letter for kind in story.kinds)
+def letters(history_of: CellHistory) -> str:
+    return "".join(KINDS[kind].letter for kind in history_of.kinds)
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[str]:
@@ -80,14 +85,17 @@ def test_what_changed_last_comes_first_and_says_since_when(
     assert ddp < fsdp
     assert lines[ddp + 1].split() == ["status", "P" * 22 + "FF", "fail"]
     assert lines[ddp + 2].index("^") == lines[ddp + 1].index("F")
-    assert "pass to fail since night-22, commit abc00150 → abc00160, torch 2.14.0" in lines[ddp + 2]
-    assert lines[ddp + 3].strip() == "optim_equal: rank 1: net.weight"
-    load, arrow, said = lines[fsdp + 4 : fsdp + 7]
+    assert lines[ddp + 6] == (
+        "status: pass to fail since night-22, commit abc00150 → abc00160, torch 2.14.0; optim_equal: rank 1: "
+        "net.weight"
+    )
+    load, arrow, text = lines[fsdp + 4 : fsdp + 7]
     assert load.split()[0] == "load_s"
     assert arrow.index("^") == load.index("load_s") + len("save_stall_s  ") + NIGHTS // 2
-    assert "since night-12, commit abc000b0 → abc000c0, torch 2.13.0 → 2.14.0, 0." in said
+    assert text.startswith("load_s: +3")
+    assert "since night-12, commit abc000b0 → abc000c0, torch 2.13.0 → 2.14.0, 0." in text
     assert "parallel=hsdp" not in lines
-    assert "1 cell all along the same and well, with steady costs: 1 pass (--all shows them)" in lines
+    assert "1 cell all along the same and ok, with steady costs: 1 pass (--all shows them)" in lines
 
 
 def test_all_shows_also_what_is_as_ever(nights: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,8 +113,8 @@ def test_a_change_before_the_sweeps_shown_is_summed_up(
     capsys.readouterr()
     assert main(["history", str(tmp_path), "--format", "table", "--last", "20"]) == 0
     assert "2 cells all along the same" in capsys.readouterr().out
-    many = [Story(0, "a", (0, *[12] * 999), 999, 1, KINDS[0], [], "")]
-    assert history_terminal.folded(many, 50).earlier == many
+    many = [CellHistory(0, "a", (0, *[12] * 999), 999, 1, KINDS[0], [], "")]
+    assert folded(many, 50).earlier == many
 
 
 def test_runs_of_a_cell_are_its_worst_status_and_its_median_cost(tmp_path: Path) -> None:
@@ -114,10 +122,10 @@ def test_runs_of_a_cell_are_its_worst_status_and_its_median_cost(tmp_path: Path)
     runs = [cell(repeat=n, status=end, reason=end, save_s=1.0 + n) for n, end in enumerate(ends)]
     night(tmp_path, 0, *runs)
     night(tmp_path, 1, *(cell(repeat=n, save_s=3.0 + n) for n in range(2)))
-    (only,) = stories(told(tmp_path))
+    (only,) = cell_histories(found(tmp_path))
     assert letters(only) == "CP"
-    assert only.costs[1].medians.tolist() == [2.0, 3.5]
-    assert told(tmp_path, last=1).reasons == [""]
+    assert only.costs[0].medians.tolist() == [2.0, 3.5]
+    assert found(tmp_path, last=1).reasons == [""]
     assert history(_only(tmp_path, 0), METRICS).reasons == ["crash"]
 
 
@@ -133,32 +141,32 @@ def test_a_planted_fault_is_well_when_it_was_seen(tmp_path: Path) -> None:
             cell(fault="lr", status="fail", fault_seen=seen, overrides="parallel=ddp fault=lr"),
             cell("fsdp", flaky=number == 1),
         )
-    told_of = by_name(tmp_path)
-    planted, flaky = told_of["parallel=ddp fault=lr"], told_of["parallel=fsdp fault=-"]
-    assert (letters(planted), planted.now.well, planted.before and planted.before.well) == (
+    histories = by_name(tmp_path)
+    planted, flaky = histories["parallel=ddp fault=lr"], histories["parallel=fsdp fault=-"]
+    assert (letters(planted), planted.now.ok, planted.before and planted.before.ok) == (
         "DDM",
         False,
         True,
     )
-    assert (letters(flaky), flaky.now.well) == ("P~P", True)
+    assert (letters(flaky), flaky.now.ok) == ("P~P", True)
 
 
 def test_cells_are_matched_by_axes_and_overrides_but_not_by_repeat(tmp_path: Path) -> None:
     night(tmp_path, 0, cell(overrides="parallel=ddp saves=1 parallel.tp=2"))
     night(tmp_path, 1, cell(overrides="parallel.tp=2 saves=1 parallel=ddp repeat=4 timeouts.cell_s=9"))
     night(tmp_path, 2, cell(overrides="parallel=ddp saves=2 parallel.tp=2"))
-    assert {name: letters(story) for name, story in by_name(tmp_path).items()} == {
+    assert {name: letters(one) for name, one in by_name(tmp_path).items()} == {
         "parallel=ddp parallel.tp=2 saves=1": "PP·",
         "parallel=ddp parallel.tp=2 saves=2": "··P",
     }
-    long = " ".join(f"+model.options.width_{n}=1" for n in range(20))
-    assert other_overrides(long).count("width") == 20
+    night(tmp_path, 3, cell(overrides=" ".join(f"+model.options.width_{n}=1" for n in range(20))))
+    assert max(name.count("width") for name in by_name(tmp_path)) == 20
 
 
 def test_sweeps_are_in_the_order_in_which_they_began(tmp_path: Path) -> None:
     for folder, started_at in (("a", "2026-11-03"), ("b", "2026-11-01"), ("c", "2026-11-02")):
         write_csv(folder_with(tmp_path / folder, cell(started_at=started_at)))
-    assert told(tmp_path).sweeps["name"].tolist() == ["b", "c", "a"]
+    assert found(tmp_path).sweeps["name"].tolist() == ["b", "c", "a"]
 
 
 def marked(sweep: Path) -> None:
@@ -237,7 +245,8 @@ def test_a_flat_copy_that_is_not_surely_the_same_is_not_read(
         if number == 1:
             damage(sweep)
     rows = read_history([tmp_path], METRICS)
-    assert [remark.startswith(f"{tmp_path / 'night-01'}: {why}") for remark in rows.remarks] == [True]
+    (remark,) = rows.remarks
+    assert remark.startswith(f"{tmp_path / 'night-01'}: {why}")
     assert "read from results.jsonl, which takes longer" in rows.remarks[0]
     made = history(rows, METRICS).costs["save_s"]
     assert made[:2].tolist() == [[0.75, 0.25, 0.75]] * 2
@@ -259,10 +268,11 @@ def test_both_files_tell_the_same(nights: Path, capsys: pytest.CaptureFixture[st
 def test_older_rows_without_some_columns(tmp_path: Path) -> None:
     """Their copies have another header."""
     night(tmp_path, 1, cell(save_s=0.5, disk_bytes=7))
-    old = night(tmp_path, 0, cell(save_s=0.25))
-    known = COLUMNS[: COLUMNS.index("schema_version") + 1]
+    old = night(tmp_path, 0, cell(save_s=0.25, schema_version=1))
     with (old / RESULTS_CSV).open(newline="") as read:
-        lines = [line[: len(known)] for line in csv.reader(read)]
+        lines = list(csv.reader(read))
+    known = lines[0].index("schema_version") + 1
+    lines = [line[:known] for line in lines]
     with (old / RESULTS_CSV).open("w", newline="") as out:
         csv.writer(out).writerows(lines)
     rows = read_history([tmp_path], ["save_s", "disk_bytes"])
@@ -432,22 +442,72 @@ def test_written_to_a_file(nights: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert (tmp_path / "history.txt").read_text().splitlines() == shown(capsys, nights)
     assert json.loads((tmp_path / "history.json").read_text())["statuses"]["F"] == {
         "label": "fail",
-        "well": False,
+        "ok": False,
     }
 
 
 @pytest.mark.parametrize("width", [40, 80, 100, 160])
-def test_lines_fit_the_terminal(width: int, nights: Path) -> None:
-    made = told(nights)
-    for line in history_terminal.lines(made, stories(made), ["a remark of some words " * 9], True, width):
-        for part in line.plain.splitlines():
-            assert len(part) <= width, part
+def test_lines_fit_the_terminal(width: int, nights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    history_of, remarks = found(nights), ["a remark of some words " * 9]
+    cells = cell_histories(history_of)
+    for part in contents(history_of, cells, remarks, True, strip_length(history_of, cells, width)):
+        for line in rendered(part, Terminal()).splitlines():
+            assert len(Text.from_ansi(line).plain.rstrip()) <= width, line
 
 
 def test_noise_is_drawn_low_and_what_is_missing_is_a_space() -> None:
-    drawn = history_terminal.blocks(np.array([1.0, 1.05, np.nan, 1.1]))
+    drawn = blocks(np.array([1.0, 1.05, np.nan, 1.1]))
     assert drawn[0] == "▁"
     assert drawn[2] == " "
     assert max(drawn) < "▅"
-    assert history_terminal.blocks(np.array([1.0, 2.0, 4.0]))[0::2] == "▁█"
-    assert history_terminal.blocks(np.array([np.nan])) == " "
+    assert blocks(np.array([1.0, 2.0, 4.0]))[0::2] == "▁█"
+    assert blocks(np.array([np.nan])) == " "
+
+
+def test_another_configuration_is_another_cell_from_then_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its costs are no change of the cell before, and what was edited is named."""
+    random = np.random.default_rng(4)
+    for number in range(NIGHTS):
+        edited = number >= NIGHTS // 2
+        config = {"parallel": "ddp", "model.options.sizes": "[3, 8]" if edited else "[3, 4]"}
+        rows = [cell(config=config, config_digest=str(edited), **costs(random, 1.5 if edited else 1))]
+        night(tmp_path, number, *rows, cell("fsdp", **costs(random)))
+    text = json.loads("\n".join(shown(capsys, tmp_path, "--format", "json")))
+    assert [one["statuses"] for one in text["cells"]] == ["·" * 12 + "P" * 12, "P" * 12 + "·" * 12, "P" * 24]
+    assert [one["costs"]["save_s"]["changes"] for one in text["cells"]] == [[], [], []]
+    assert text["cells"][0]["reconfigured"] == {
+        "at": 12,
+        "keys": {"model.options.sizes": ["[3, 4]", "[3, 8]"]},
+    }
+    assert [one["reconfigured"] for one in text["cells"][1:]] == [None, None]
+    lines = shown(capsys, tmp_path)
+    assert lines.count("parallel=ddp") == 1, "and the cell before is no news"
+    named = "other configuration since night-12, commit abc000b0 → abc000c0, torch 2.13.0 → 2.14.0: "
+    assert any(f"status: {named}model.options.sizes: [3, 4] → [3, 8]" in line for line in lines)
+    assert any(line.startswith("1 cell with a configuration that was replaced since") for line in lines)
+    assert "parallel=ddp (configuration until night-11)" in shown(capsys, tmp_path, "--all")
+    for path in tmp_path.glob(f"*/{RESULTS_CSV}"):
+        path.unlink()
+    again = json.loads("\n".join(shown(capsys, tmp_path, "--format", "json")))
+    assert again["cells"] == text["cells"]
+
+
+def test_a_history_goes_on_from_rows_of_version_1(tmp_path: Path) -> None:
+    """They have no digest that compares: it is their address that counts."""
+    for number in range(4):
+        old = {"schema_version": 1, "config_digest": "of then", "checkpointer": None} if number < 2 else {}
+        quote = "" if number < 2 else "'"
+        night(
+            tmp_path, number, cell(overrides=f"parallel=ddp {quote}+model.sizes=[3, 4]{quote} seed=0", **old)
+        )
+    assert {name: letters(one) for name, one in by_name(tmp_path).items()} == {"parallel=ddp": "PPPP"}
+    (tmp_path / "night-01" / RESULTS_CSV).unlink()
+    assert {name: letters(one) for name, one in by_name(tmp_path).items()} == {"parallel=ddp": "PPPP"}

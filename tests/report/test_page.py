@@ -162,8 +162,8 @@ def test_everything_can_be_done_by_keyboard(show: Callable[..., Browser]) -> Non
 
 
 def test_the_command_is_copied(show: Callable[..., Browser]) -> None:
-    asked = "model.options={a:'it is \"so\"'} parallel=ddp"
-    browser = show([cell("ddp", overrides=asked)])
+    asked = ["model.options={a:'it is \"so\"'}", "parallel=ddp"]
+    browser = show([cell("ddp", overrides=shlex.join(asked))])
     grant = {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
     browser.driver.execute_cdp_cmd("Browser.grantPermissions", grant)
     browser.one("#matrix .square").click()
@@ -172,7 +172,7 @@ def test_the_command_is_copied(show: Callable[..., Browser]) -> None:
         "const [done] = arguments; navigator.clipboard.readText().then(done, (error) => done(String(error)))"
     )
     copied = browser.driver.execute_async_script(read)
-    assert shlex.split(copied) == ["python", "-m", "dcpbench", *asked.rsplit(" ", 1)]
+    assert shlex.split(copied) == ["python", "-m", "dcpbench", *asked]
 
 
 def test_what_rows_say_stays_text(show: Callable[..., Browser], tmp_path: Path) -> None:
@@ -291,3 +291,42 @@ def test_without_scripts_there_is_a_plain_table(browser: Browser, tmp_path: Path
 def test_a_frame_without_columns_of_today_gives_a_page() -> None:
     frame = pd.DataFrame(columns=["sweep", *dtypes()])
     assert "no rows" in page(Sweeps(frame, {}, ["a line was left out"]), "nothing")
+
+
+def test_what_differs_is_a_sentence_made_of_what_was_found(show: Callable[..., Browser]) -> None:
+    """Rows of schema version 2 have findings; those of version 1 had the sentence itself."""
+    found = {
+        "name": "net1.weight",
+        "problem": "differs",
+        "kind": "param",
+        "where": "in the checkpoint of step 4",
+        "max_abs_diff": 0.5,
+        "index": [0, 1],
+        "saved": 1.0,
+        "restored": 1.5,
+        "saved_bits": "0x3f800000",
+        "restored_bits": "0x3fc00000",
+        "differing": 1,
+        "elements": 8,
+        "rank": 1,
+        "ranks": [0, 1],
+    }
+    old = {
+        "name": "net2.bias",
+        "what": "its dtype is another one",
+        "max_abs_diff": None,
+        "rank": 0,
+        "ranks": [0],
+    }
+    other = {"name": "net3.bias", "problem": "of a later version", "ranks": [2]}
+    seen = {"held": False, "control": {"a": True}, "control_missed": [], "worst": [found, old, other]}
+    rows = [cell("ddp", status="fail", model_equal=False, details={"checks": {"model_equal": seen}})]
+    browser = show(rows)
+    browser.one("#matrix .square").click()
+    text = browser.text("#cell .checks")
+    assert (
+        "net1.weight in the checkpoint of step 4; index [0, 1]: saved 1.0 (0x3f800000), restored 1.5" in text
+    )
+    assert "1 of 8 elements differ, by at most 0.5; rank 0, 1" in text
+    assert "net2.bias; its dtype is another one; rank 0" in text
+    assert "net3.bias; of a later version; rank 2" in text

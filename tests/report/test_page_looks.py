@@ -136,8 +136,8 @@ def test_costs_have_a_dot_for_each_run_and_can_be_sorted(show: Callable[..., Bro
     first = browser.all("#costs tbody tr")[0]
     assert first.text.split("\n") == [
         "ddp \u00b7 sync 2",
-        "50.0 ms",
         "200 ms",
+        "50.0 ms",
         "100 ms",
         "20 GB/s",
         "40 GB/s",

@@ -7,9 +7,10 @@ configuration that is known at its address.
 """
 
 import shlex
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from dcpbench.analysis.frame import as_text
@@ -69,8 +70,8 @@ def with_cells(frame: pd.DataFrame, keys: Collection[str], ignored: Collection[s
         ignored: axes and overrides by which cells are not to be told apart.
     """
     cells = frame.assign(**{axis: axis_text(frame[axis]) for axis in AXES})
-    overrides, address = frame["overrides"].astype(object), set(keys) - set(ignored)
-    cells["others"] = overrides.map({line: _others(line, address) for line in overrides.unique()}).fillna("")
+    address = set(keys) - set(ignored)
+    cells["others"] = _mapped(frame["overrides"], lambda line: _others(line, address), missing="")
     cells["repeat"] = frame["repeat"].fillna(0).astype(int)
     parts = [cells[axis] for axis in AXES if axis not in ignored] + [cells["others"]]
     cells["address"] = [_SEPARATOR.join(values) for values in zip(*parts, strict=True)]
@@ -82,9 +83,7 @@ def with_cells(frame: pd.DataFrame, keys: Collection[str], ignored: Collection[s
 
 def axis_text(column: "pd.Series[Any]") -> "pd.Series[Any]":
     """An axis as text, see `as_text`; whole, since what is cut short could make one cell of two."""
-    return (
-        column.astype(object).map({value: as_text(value) for value in column.dropna().unique()}).fillna("-")
-    )
+    return _mapped(column, as_text, missing="-")
 
 
 def refuse_merged(cells: pd.DataFrame, ignored: Collection[str]) -> None:
@@ -149,6 +148,13 @@ def not_in_common(old: pd.DataFrame, new: pd.DataFrame) -> str:
 def _others(overrides: object, keys: Collection[str]) -> str:
     values = override_values(overrides)
     return " ".join(sorted(f"{key}={value}" for key, value in values.items() if key in keys))
+
+
+def _mapped(column: "pd.Series[Any]", text: Callable[[Any], str], missing: str) -> "pd.Series[Any]":
+    """A column as texts; each value is looked at once, as there are many rows and few values."""
+    values = column.astype("category").cat
+    texts = np.array([*map(text, values.categories), missing], dtype=object)
+    return pd.Series(texts[values.codes.to_numpy()], index=column.index, dtype=object)
 
 
 def _digests(frame: pd.DataFrame, ignored: Collection[str]) -> "pd.Series[Any]":

@@ -62,12 +62,14 @@ def contents(
         _caution(found),
         *_summed_up(fold, cells, found),
     ]
-    newest = pd.DataFrame(
-        _newest_changes(cells, found), columns=["sweep", "what changed, and in how many cells"]
-    )
+    newest = pd.DataFrame(_newest_changes(cells, found), columns=["sweep", "change", "cells"])
     return [
         Content(headline="\n".join(_headline(found, cells))),
-        *([Content([Table("", newest)])] if len(newest) else []),
+        *(
+            [Content([Table("What changed, and in how many cells", newest, heading="sweep")])]
+            if len(newest)
+            else []
+        ),
         Content(
             [Table("", table, ("now",), heading="cell", below="last change")] if lines else [],
             damaged=remarks,
@@ -95,10 +97,13 @@ def _lines(cell: CellHistory, found: History, first: int) -> Iterator[tuple[obje
     texts = [text for at, text in changes.items() if at >= first]
     texts += [clipped(" ".join(cell.reason.split()), _REASON)] if cell.reason and not cell.now.ok else []
     _point_at(signs, [at - first for at in changes], style_of(cell.now.status))
-    yield cell.name, "status", signs, cell.now.label, "; ".join(texts)
+    name = cell.name
+    if cell.replaced:
+        name += f" (configuration until {found.sweeps['name'].iloc[cell.last_seen]})"
+    yield name, "status", signs, cell.now.label, "; ".join(texts)
     for cost in cell.costs:
         if not np.isnan(cost.latest):
-            yield cell.name, *_cost_line(cost, found, first)
+            yield name, *_cost_line(cost, found, first)
 
 
 def _cost_line(cost: Cost, found: History, first: int) -> tuple[object, ...]:
@@ -150,8 +155,8 @@ def _headline(found: History, cells: Sequence[CellHistory]) -> list[str]:
     ]
 
 
-def _newest_changes(cells: Sequence[CellHistory], found: History) -> list[tuple[str, str]]:
-    """The newest sweeps at which something changed, and in how many cells: one cause has many effects."""
+def _newest_changes(cells: Sequence[CellHistory], found: History) -> list[tuple[str, str, str]]:
+    """The changes at the newest sweeps, and in how many cells: one cause has many effects."""
     counts: dict[int, Counter[str]] = {}
     for cell in cells:
         if cell.reconfigured is not None:
@@ -164,11 +169,9 @@ def _newest_changes(cells: Sequence[CellHistory], found: History) -> list[tuple[
                 counts.setdefault(change.at, Counter())[f"{cost.metric} {direction}"] += 1
     newest = sorted(counts, reverse=True)[:_NEWEST_CHANGES]
     return [
-        (
-            _sweep(found.sweeps, at),
-            "; ".join(f"{what} in {number}" for what, number in counts[at].most_common()),
-        )
+        (_sweep(found.sweeps, at), change, str(number))
         for at in newest
+        for change, number in counts[at].most_common()
     ]
 
 

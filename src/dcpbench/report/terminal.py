@@ -93,13 +93,12 @@ def _parts(shown: Table) -> Iterator[tuple[str, RichTable, list[Text]]]:
     if not shown.heading:
         yield "", _table(shown, shown.table), []
         return
-    inside = shown.table.drop(columns=[shown.heading, shown.below])
+    inside = shown.table.drop(columns=[shown.heading, shown.below], errors="ignore")
     widths = [int(inside[name].map(_width).max()) for name in inside]
     for heading, rows in shown.table.groupby(shown.heading, sort=False):
         own = inside.loc[rows.index]
-        below = [
-            f"{name}: {text}" for name, text in zip(own.iloc[:, 0], rows[shown.below], strict=True) if text
-        ]
+        texts = rows[shown.below] if shown.below else ()
+        below = [f"{name}: {text}" for name, text in zip(own.iloc[:, 0], texts, strict=False) if text]
         yield str(heading), _table(shown, own, widths), [Text(visible(line)) for line in below]
 
 

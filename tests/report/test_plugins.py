@@ -1,0 +1,135 @@
+"""A metric and a check of a plug-in: shown, compared and followed as any other, from their declarations."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from report.sweeps import folder_of_lines, line
+from support.browser import Browser
+
+PLUGIN = """
+from dcpbench.records.checks import CheckSpec, register_check
+from dcpbench.records.metrics import MetricSpec, register_metric
+
+shown = {"shown": "always", "compared": "always"}
+register_metric(MetricSpec("queue_s", "waiting for the storage", history=True, better="lower", **shown))
+register_metric(MetricSpec("hits", "blocks from a cache", better="higher", **shown))
+register_check(CheckSpec("index_equal", "index=", "the index came back"))
+"""
+
+
+@pytest.fixture
+def sweeps(tmp_path: Path) -> Path:
+    """Six equal sweeps of three cells with five runs each; the seventh waits longer and caches less."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "queue_plugin.py").write_text(PLUGIN)
+    for number in range(7):
+        changed = number == 6
+        rows = [
+            line(
+                cell=f"parallel={parallel},repeat={repeat}",
+                parallel=parallel,
+                overrides=f"parallel={parallel} repeat={repeat}",
+                repeat=repeat,
+                started_at=f"2026-11-0{number + 1}T00:00:00+00:00",
+                queue_s=(0.25 + 0.001 * repeat) * (2 if changed else 1),
+                hits=(100 + repeat) * (0.5 if changed else 1),
+                index_equal=not changed,
+                status="fail" if changed and parallel == "none" else "pass",
+            )
+            for repeat in range(5)
+            for parallel in ("none", "ddp", "fsdp")
+        ]
+        folder_of_lines(tmp_path / "nights" / f"{number}", rows)
+    return tmp_path / "nights"
+
+
+def report(sweeps: Path, *arguments: str) -> str:
+    """What the command prints, in a process of its own with the plug-in."""
+    path = os.pathsep.join([str(sweeps.parent / "site"), os.environ.get("PYTHONPATH", "")])
+    ended = subprocess.run(
+        [sys.executable, "-m", "dcpbench.report", *arguments],
+        cwd=sweeps,
+        env={**os.environ, "DCPBENCH_PLUGINS": "queue_plugin", "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return ended.stdout
+
+
+def test_in_the_table_the_csv_and_the_pivot(sweeps: Path) -> None:
+    table = [row.split() for row in report(sweeps, "6", "--format", "table").splitlines()]
+    assert table[0] == [
+        "parallel",
+        "compile",
+        "save",
+        "status",
+        "runs",
+        "index=",
+        "save_s",
+        "save_stall_s",
+        "load_s",
+        "cell_s",
+        "queue_s",
+        "hits",
+    ]
+    assert table[1][3:] == ["fail", "5", "runs", "NO", "-", "-", "-", "-", "0.504", "51"]
+    csv = report(sweeps, "6", "--format", "csv").splitlines()
+    assert {"queue_s", "hits", "index_equal"} <= set(csv[0].split(","))
+    pivot = report(
+        sweeps, "6", "--metric", "queue_s,hits", "--where", "index_equal=false", "--format", "table"
+    )
+    assert "queue_s by parallel: median in seconds" in pivot
+    assert "hits by parallel: median ±" in pivot
+    assert "| queue_s | hits |" in report(sweeps, "6", "--format", "markdown")
+
+
+@pytest.mark.browser
+def test_on_the_page(sweeps: Path, browser: Browser) -> None:
+    report(sweeps, "6", "-o", "page.html")
+    browser.open(sweeps / "page.html")
+    assert "queue" in browser.text("#costs thead")
+    assert "504 ms" in browser.text("#costs tbody")
+    browser.all("#matrix .square")[0].click()
+    cell = browser.text("#cell")
+    assert "index_equal\nNO" in cell.replace(" NO", "\nNO")
+    assert "queue_s" in cell
+    assert "hits" in cell
+
+
+def test_in_compare_with_what_is_better(sweeps: Path) -> None:
+    lines = json.loads(report(sweeps, "compare", "0", "6", "--format", "json"))
+    verdicts = {line["metric"]: line["verdict"] for line in lines if line["level"] == "all"}
+    assert (verdicts["queue_s"], verdicts["hits"]) == ("slower", "smaller")
+    text = report(sweeps, "compare", "0", "6", "--metric", "hits")
+    assert "hits" in text
+    assert "queue_s" not in text
+    assert report(sweeps, "compare", "6", "0", "--metric", "hits", "--fail-on", "regressions"), (
+        "more is better"
+    )
+
+
+def test_in_history(sweeps: Path) -> None:
+    history = json.loads(report(sweeps, "history", ".", "--format", "json"))
+    assert list(history["cells"][0]["costs"]) == ["save_s", "save_stall_s", "load_s", "queue_s"]
+    assert history["cells"][0]["costs"]["queue_s"]["medians"][5:] == pytest.approx([0.252, 0.504])
+    assert " queue_s  " in report(sweeps, "history", ".")
+
+
+def test_a_plugin_that_is_not_there_is_one_line(sweeps: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "dcpbench.report", str(sweeps)],
+        env={**os.environ, "DCPBENCH_PLUGINS": "nowhere.to_be_found"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("dcpbench.report: plug-in nowhere.to_be_found cannot be imported")
+    assert ended.stderr.count("\n") == 1
