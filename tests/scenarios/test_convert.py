@@ -65,3 +65,16 @@ def test_replicas_of_one_shard_are_a_finding_and_what_has_no_mesh_is_a_skip(othe
             row = other_worlds.row(**of, load_world_size=load_world_size)
             assert row["status"] == "skip"
             assert f"world size {load_world_size} (load_world_size)" in row["reason"]
+
+
+@pytest.fixture(scope="module")
+def layouts(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    folder = tmp_path_factory.mktemp("layouts") / "sweep"
+    lists = (f"parallel={','.join(PARALLELISMS)}", "model=even,uneven")
+    return run(folder, "-m", "scenario=layouts", "device=cpu", *lists)
+
+
+def test_the_parts_of_every_layout_make_up_the_plain_model(layouts: Finished) -> None:
+    assert [(row["parallel"], row["model"], row["status"]) for row in layouts.rows] == [
+        (parallel, model, "pass") for parallel in PARALLELISMS for model in ("even", "uneven")
+    ]
