@@ -38,7 +38,7 @@ class Rows:
     Args:
         frame: columns as `read_sweeps` has them, and `at`, the place of the row's sweep in `folders`.
         folders: the sweeps' folders.
-        names: just tell the sweeps apart.
+        names: short ones, no two alike.
         remarks: sentences on what could not be read, or not in the quick way.
         keys: the overrides that are part of a cell's identity, see `cell_identity.identity_keys`.
     """
@@ -224,7 +224,7 @@ def _samples(rows: Rows) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _last_row(path: Path) -> list[Any] | None:
-    """What tells the last row of a file apart; None if it cannot be told."""
+    """What identifies the last row of a file; None if that is not known."""
     try:
         row = json.loads(_last_line(path) or b"{}")
     except (OSError, ValueError, RecursionError):
