@@ -34,6 +34,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with sweeps come first: where workers share the tests, what is left at the end is short."""
+    long = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in long)
+
+
 @dataclass(frozen=True)
 class Finished:
     """A command that has ended, and the sweep that it left behind."""

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from conftest import Finished, run
 from dcpbench.config.errors import ConfigError
-from dcpbench.sweep.objective import objective_of
+from dcpbench.sweep.task import objective_of
 from support.rows import row
 
 SMALL = ("parallel=none", "device=cpu", "world_size=1", "saves=1")

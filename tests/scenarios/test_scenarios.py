@@ -50,51 +50,6 @@ def test_fsdp1_with_tp_trains_what_was_frozen_and_says_so(matrix: Finished) -> N
     assert "pretrain.net1.weight" in row["reason"]
 
 
-@pytest.fixture(scope="module")
-def conversions(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    folder = tmp_path_factory.mktemp("convert") / "sweep"
-    lists = ("parallel=none,fsdp,hsdp2,fsdp2_tp", f"load_parallel={','.join(PARALLELISMS)}", "saves=1")
-    return run(folder, "-m", "scenario=convert", "model=uneven", "device=cpu", *lists)
-
-
-@pytest.mark.parametrize("load_parallel", PARALLELISMS)
-@pytest.mark.parametrize("parallel", ["none", "fsdp", "hsdp2", "fsdp2_tp"])
-def test_what_one_saves_another_loads(conversions: Finished, parallel: str, load_parallel: str) -> None:
-    row = conversions.row(parallel=parallel, load_parallel=load_parallel)
-    if load_parallel == KNOWN:
-        assert row["status"] == "xfail", row["reason"]
-        assert row["model_equal"] is True
-        return
-    assert row["status"] == "pass", row["reason"]
-    # The same layout must go on with the same bits, another one closely.
-    same = parallel == load_parallel
-    assert row["loss_resume_equal"] is (True if same else None)
-    assert row["loss_resume_close"] is (None if same else True)
-
-
-@pytest.fixture(scope="module")
-def other_worlds(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    folder = tmp_path_factory.mktemp("worlds") / "sweep"
-    lists = ("parallel=fsdp2,ddp", "load_parallel=fsdp2,fsdp", "load_world_size=1,2,3")
-    return run(
-        folder, "-m", "scenario=convert", "world_size=4", "model=uneven", "device=cpu", "saves=1", *lists
-    )
-
-
-@pytest.mark.parametrize("load_world_size", [1, 2, 3])
-@pytest.mark.parametrize("load_parallel", ["fsdp2", "fsdp"])
-@pytest.mark.parametrize("parallel", ["fsdp2", "ddp"])
-def test_fewer_ranks_load_what_four_saved(
-    other_worlds: Finished, parallel: str, load_parallel: str, load_world_size: int
-) -> None:
-    row = other_worlds.row(parallel=parallel, load_parallel=load_parallel, load_world_size=load_world_size)
-    assert row["status"] == "pass", row["reason"]
-    assert row["model_equal"] is True
-    assert row["optim_equal"] is True
-    assert row["loss_resume_close"] is True
-    assert row["loss_resume_equal"] is None
-
-
 def test_torch_save_does_what_needs_no_resharding(tmp_path: Path) -> None:
     lists = ("parallel=none,ddp,fsdp2", "save=sync,async", "raw=true")
     ended = run(tmp_path / "sweep", "-m", "checkpointer=torch_save", "device=cpu", "saves=2", *lists)
@@ -119,19 +74,6 @@ def test_torch_save_is_seen_through_by_the_same_faults(tmp_path: Path) -> None:
     assert "takes checkpointer=dcp" in ended.rows[-1]["reason"]
 
 
-@pytest.fixture(scope="module")
-def layouts(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    folder = tmp_path_factory.mktemp("layouts") / "sweep"
-    lists = (f"parallel={','.join(PARALLELISMS)}", "model=even,uneven")
-    return run(folder, "-m", "scenario=layouts", "device=cpu", *lists)
-
-
-def test_the_parts_of_every_layout_make_up_the_plain_model(layouts: Finished) -> None:
-    assert [(row["parallel"], row["model"], row["status"]) for row in layouts.rows] == [
-        (parallel, model, "pass") for parallel in PARALLELISMS for model in ("even", "uneven")
-    ]
-
-
 def test_one_process_without_a_group(tmp_path: Path) -> None:
     ended = run(
         tmp_path / "sweep", "-m", "scenario=no_dist", "parallel=none,fsdp", "save=sync,async", "device=cpu"
@@ -148,16 +90,3 @@ def test_what_makes_no_sense_is_a_skip_that_says_why(tmp_path: Path) -> None:
     assert len(reasons) == 2
     assert "takes device=cuda and not cpu" in reasons[0]
     assert "scenario=save_load loads under the parallelism that it saved with" in reasons[1]
-
-
-def test_the_experiment_of_pytorchs_own_tests(tmp_path: Path) -> None:
-    ended = run(tmp_path / "sweep", "experiment=seeds", "device=cpu")
-    assert ended.status == 0, ended.out
-    statuses = {row["status"] for row in ended.rows}
-    assert statuses == {"pass", "xfail", "skip"}
-    assert {row["scenario"] for row in ended.rows} == {*CHECKS_OF, "save_load", "convert", "no_dist"} | {
-        "fine_tune_submodules",
-        "no_cpu_backend",
-    }
-    unexpected = [row["cell"] for row in ended.rows if row["status"] == "xfail" and row["parallel"] != KNOWN]
-    assert unexpected == []

@@ -23,7 +23,8 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from unittest import mock
 
-_PATH = tuple(sys.path)
+_LIBRARY = tuple(sys.path[next(number for number, place in enumerate(sys.path) if place.endswith(".zip")) :])
+"""What follows in `sys.path` on the folder and PYTHONPATH."""
 _TESTS = Path(__file__).parents[1]
 _ENDED_S = 10.0
 
@@ -155,7 +156,7 @@ def _drive(
     os.environ.clear()
     os.environ.update(variables)
     os.chdir(cwd)
-    sys.path[:] = [cwd, *_PATH[1:]]
+    sys.path[:] = [cwd, *filter(None, variables["PYTHONPATH"].split(os.pathsep)), *_LIBRARY]
     import dcpbench.__main__ as program
 
     sys.modules["__main__"] = program

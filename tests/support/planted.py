@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from torch.distributed.checkpoint import state_dict_loader
 
 from dcpbench.checkpointers.dcp import DcpCheckpointer
-from dcpbench.config.conf_folder import conf_folder
+from dcpbench.config.schema import conf_folder
 from dcpbench.scenarios import steps
 from dcpbench.scenarios.cell import Cell
 

@@ -11,10 +11,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from dcpbench.__main__ import register_groups
-from dcpbench.config.conf_folder import conf_folder
-from dcpbench.sweep.plan import compositions
-from dcpbench.sweep.plan.cells import typed
-from dcpbench.sweep.plan.compositions import Compositions
+from dcpbench.config.schema import conf_folder
+from dcpbench.sweep.plan import cells
+from dcpbench.sweep.plan.cells import Compositions, typed
 
 JOBS = (
     ["parallel=ddp", "seed=1", "compile=True"],
@@ -64,7 +63,7 @@ def test_files_are_read_once_for_each_choice_of_groups(
         return load(self, master, overrides)
 
     monkeypatch.setattr(type(hydra_loader), "load_sweep_config", counted)
-    made = compositions.Compositions(hydra_loader, base)
+    made = Compositions(hydra_loader, base)
     for parallel in ("ddp", "fsdp"):
         for seed in range(10):
             made.of([f"parallel={parallel}", f"seed={seed}"])
@@ -86,8 +85,8 @@ def test_a_wrong_value_is_refused_in_hydras_words(wrong: list[str], hydra_loader
 def test_many_choices_are_composed_beside_each_other_alike(
     hydra_loader: ConfigLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compositions, "_WORTH_FORKING", 1)
-    monkeypatch.setattr(compositions.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(cells, "_WORTH_FORKING", 1)
+    monkeypatch.setattr(cells.os, "sched_getaffinity", lambda _: {0, 1})
     base = sweep(hydra_loader)
     jobs = [[f"parallel={name}", f"seed={seed}"] for name in ("ddp", "hsdp", "none") for seed in (1, 2)]
     wrong = ["parallel=none_such"]

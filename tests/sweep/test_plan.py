@@ -17,9 +17,7 @@ from dcpbench.config.groups import StorageConfig
 from dcpbench.config.schema import Config
 from dcpbench.records.row import Row
 from dcpbench.records.store import append_row
-from dcpbench.sweep.plan import estimate
-from dcpbench.sweep.plan.disk import DiskUse
-from dcpbench.sweep.plan.estimate import Estimated, Times, duration_text, keys
+from dcpbench.sweep.plan.resources import DiskUse, Estimated, Times, duration_text, keys
 from dcpbench.sweep.run.progress import ProgressDisplay
 from support.rows import row
 
@@ -81,7 +79,7 @@ def taken(cell: CellKey, cell_s: float | None, shared_cell_s: float | None = Non
 
 def test_a_cell_takes_as_long_as_the_cells_that_are_most_like_it() -> None:
     convert = key(**{"scenario.name": "convert"})
-    times = estimate.times_of(
+    times = Times(
         [
             taken(key("a"), 10.0),
             taken(key("b"), 30.0),

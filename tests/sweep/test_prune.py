@@ -15,7 +15,7 @@ from dcpbench.records import lock
 from dcpbench.records.store import append_row, write_json
 from dcpbench.report.__main__ import main
 from dcpbench.sweep.folder import discard as discarding
-from dcpbench.sweep.folder.retention import Policy, StoredSweep, kept
+from dcpbench.sweep.folder.prune import Policy, StoredSweep, kept
 from support.rows import row
 
 NOW = datetime.datetime.now(datetime.UTC)

@@ -18,7 +18,7 @@ from dcpbench.config.groups import ModelConfig, ScenarioConfig, StorageConfig
 from dcpbench.config.schema import Config
 from dcpbench.records.store import append_row, keep_lines, read_lines
 from dcpbench.sweep.folder import manifest
-from dcpbench.sweep.plan import code_digest
+from dcpbench.sweep.plan import job
 from dcpbench.sweep.plan.job import expected_digest
 from dcpbench.sweep.plan.known_failures import KnownFailure
 from support.rows import row
@@ -294,8 +294,8 @@ def test_a_users_own_code_is_part_of_what_ran(tmp_path: Path, monkeypatch: pytes
     own = Config(model=ModelConfig(target="users_package.models.Mine"))
 
     def digest(config: Config) -> str:
-        code_digest._package_digest.cache_clear()
-        return code_digest.code_digest(config)
+        job._package_digest.cache_clear()
+        return job.code_digest(config)
 
     before = digest(own), digest(Config())
     assert before[0] != before[1]

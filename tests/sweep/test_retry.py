@@ -11,9 +11,9 @@ import pytest
 from dcpbench.config.groups import FaultConfig, KeepCheckpoints
 from dcpbench.config.schema import Config
 from dcpbench.records.row import exit_status
-from dcpbench.sweep.run import retry
 from dcpbench.sweep.run.row_builder import Try, row_of
 from dcpbench.sweep.run.verdict import Verdict
+from dcpbench.sweep.run.worker import clear, is_due, set_aside
 from support.jobs import job
 from support.rows import row
 
@@ -28,16 +28,16 @@ def tried(status: str, reason: str | None = None, fault_seen: bool | None = None
 
 @pytest.mark.parametrize("status", ["pass", "xfail", "skip"])
 def test_what_is_well_is_not_tried_again(status: str) -> None:
-    assert not retry.is_due(tried(status), Config())
+    assert not is_due(tried(status), Config())
 
 
 @pytest.mark.parametrize("status", ["fail", "vacuous", "error", "crash", "timeout", "xpass"])
 def test_what_is_not_well_is_tried_again_unless_a_fault_is_planted(status: str) -> None:
-    assert retry.is_due(tried(status), Config())
-    assert not retry.is_due(tried(status), Config(retry=0))
+    assert is_due(tried(status), Config())
+    assert not is_due(tried(status), Config(retry=0))
     planted = Config(fault=FaultConfig(name="lr_not_restored", target="x.y"))
     for seen in (True, False):
-        assert not retry.is_due(tried(status, fault_seen=seen), planted)
+        assert not is_due(tried(status, fault_seen=seen), planted)
 
 
 @pytest.mark.parametrize(("first", "second", "flaky"), [("crash", "pass", True), ("fail", "fail", False)])
@@ -63,7 +63,7 @@ def test_the_first_try_is_set_aside_whole(tmp_path: Path, inside: bool) -> None:
     (checkpoints / "step-0002").mkdir(parents=True)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "rank0.log").write_text("of the first try")
-    aside = retry.set_aside(folder, checkpoints)
+    aside = set_aside(folder, checkpoints)
     assert (aside / "step-0002").is_dir()
     assert aside.parent == (folder / "first-try" if inside else checkpoints.parent)
     assert list(checkpoints.iterdir()) == []
@@ -84,8 +84,8 @@ def test_the_first_try_is_set_aside_whole(tmp_path: Path, inside: bool) -> None:
 def test_whose_checkpoints_stay(tmp_path: Path, keep: str, status: str, flaky: bool, left: list[str]) -> None:
     for name in ("first", "second"):
         (tmp_path / name / "step-0002").mkdir(parents=True)
-    assert retry.clear(KeepCheckpoints[keep], tried(status), tmp_path / "second") is None
-    assert retry.clear_first(KeepCheckpoints[keep], flaky, tmp_path / "first") is None
+    assert clear(KeepCheckpoints[keep], not tried(status).is_ok, tmp_path / "second") is None
+    assert clear(KeepCheckpoints[keep], flaky, tmp_path / "first") is None
     assert sorted(path.name for path in tmp_path.iterdir()) == left
 
 
@@ -110,7 +110,7 @@ def test_what_a_cell_made_read_only_is_removed_too(without_privileges: Path) -> 
     (checkpoints / "step-0002" / ".metadata").touch()
     (checkpoints / "step-0002").chmod(0o555)
     checkpoints.chmod(0o555)
-    assert retry.clear(KeepCheckpoints.none, tried("error"), checkpoints) is None
+    assert clear(KeepCheckpoints.none, True, checkpoints) is None
     assert not checkpoints.exists()
 
 
@@ -118,7 +118,7 @@ def test_what_cannot_be_removed_is_told(without_privileges: Path) -> None:
     checkpoints = without_privileges / "checkpoints"
     checkpoints.mkdir()
     without_privileges.chmod(0o555)
-    said = retry.clear(KeepCheckpoints.none, tried("error"), checkpoints)
+    said = clear(KeepCheckpoints.none, True, checkpoints)
     without_privileges.chmod(0o755)
     assert said is not None
     assert said.startswith(f"{checkpoints} could not be removed: ")

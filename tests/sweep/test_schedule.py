@@ -11,7 +11,7 @@ from conftest import Finished, alive_in
 from dcpbench.config.groups import Device, ScenarioConfig, Sharing
 from dcpbench.config.schema import Config
 from dcpbench.sweep.plan.job import Job
-from dcpbench.sweep.run.schedule import places, stretches
+from dcpbench.sweep.plan.resources import places, stretches
 from support.jobs import job as a_job
 
 

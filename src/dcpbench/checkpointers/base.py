@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from dcpbench.measure.raw_io import RawIO
-from dcpbench.verify.manifest import Manifest
+from dcpbench.verify.audit import Manifest
 
 
 class Ranks(Protocol):

@@ -14,6 +14,15 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+_PRELOADED = (
+    "torch._dynamo",
+    "torch._inductor.config",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+)
+"""What the server imports once, so that a rank is born with it. None of it may touch CUDA."""
+
 _PROBE_LIMIT_S = 120.0
 _DETAILS_LIMIT_S = 10.0
 
@@ -29,10 +38,8 @@ class Machine:
 
     def complete(self) -> None:
         """Add to the description what takes longer to find out; waits for it."""
-        if self._more is None or self._probe is None:
-            return
         with suppress(EOFError):
-            if self._more.poll(_DETAILS_LIMIT_S):
+            if self._more and self._more.poll(_DETAILS_LIMIT_S):
                 self.description.update(self._more.recv())
         self._end()
 
@@ -62,8 +69,8 @@ def fork_server(compiles: bool) -> ForkServerContext:
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no worker pools left behind
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if platform.system() == "Linux" else "lo0")
     context = multiprocessing.get_context("forkserver")
-    preload = ["dcpbench.worker.preload"]
-    context.set_forkserver_preload([*preload, "dcpbench.worker.preload_compile"] if compiles else preload)
+    compiler = ["dcpbench.worker.preload_compile"] if compiles else []
+    context.set_forkserver_preload([*_PRELOADED, *compiler])
     # It imports while the driver composes the cells.
     with _fixed_addresses():
         forkserver.ensure_running()
@@ -104,11 +111,10 @@ def probe(context: ForkServerContext) -> Machine:
         if not here.poll(_PROBE_LIMIT_S):
             raise RuntimeError(f"torch did not answer within {_PROBE_LIMIT_S:.0f} s of its import")
         machine.description = here.recv()
-    except EOFError:
+    except BaseException as error:
         machine._end()
-        raise RuntimeError("torch cannot be imported here; see the error above") from None
-    except BaseException:
-        machine._end()
+        if isinstance(error, EOFError):
+            raise RuntimeError("torch cannot be imported here; see the error above") from None
         raise
     machine.gpus = machine.description["gpu_count"]
     return machine

@@ -10,10 +10,10 @@ from dcpbench.records.findings import Finding
 from dcpbench.verify import compare_layouts
 from dcpbench.verify.audit import Expected, expected_of
 from dcpbench.verify.compare import Recall, compare
-from dcpbench.verify.retain import retained
 from dcpbench.verify.snapshot import (
     Leaves,
     named_parameters,
+    retained,
     snapshot_model,
     snapshot_nested,
     snapshot_optimizer,

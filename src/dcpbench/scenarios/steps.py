@@ -17,8 +17,7 @@ from dcpbench.faults.inject import FaultyCheckpointer
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, SavedCheckpoint, promised_keys, retained_state
 from dcpbench.verify.audit import audit, controls
-from dcpbench.verify.compare_layouts import WholeDigest, digests
-from dcpbench.verify.gather import gathered
+from dcpbench.verify.compare_layouts import WholeDigest, digests, gathered
 from dcpbench.verify.perturb import perturb_model, perturb_optimizer
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import training_run

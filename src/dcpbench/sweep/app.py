@@ -1,12 +1,12 @@
 """A sweep from Hydra's overrides to its printed table: begun, resumed, or only planned."""
 
-import importlib
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 from hydra.core.config_loader import ConfigLoader
@@ -18,16 +18,14 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Rerun
 from dcpbench.config.schema import OF_THE_SWEEP, REPEATS
 from dcpbench.executors import fork_server
-from dcpbench.records.row import exit_status
-from dcpbench.records.status import INTERRUPTED
+from dcpbench.records.row import INTERRUPTED, exit_status
 from dcpbench.records.store import ResultsError, stored_rows, write_csv
 from dcpbench.sweep.folder import claim as folders
 from dcpbench.sweep.folder import manifest, resume
-from dcpbench.sweep.objective import objective_of
 from dcpbench.sweep.plan import cells as composing
 from dcpbench.sweep.plan import dry_run, job
-from dcpbench.sweep.plan.compositions import Compositions
 from dcpbench.sweep.run import driver
+from dcpbench.sweep.task import objective_of
 
 _MULTIRUN_YAML = "multirun.yaml"
 """The configuration of the sweep, named as by Hydra's own sweeper, which writes it before the first batch."""
@@ -45,8 +43,7 @@ class SweepRun:
         """Decide what can be decided before the first batch.
 
         Args:
-            loader: Hydra's, to compose cells with.
-            base: the composition of the sweep itself.
+            base: the composition of the sweep itself; `loader` composes its cells.
             conf: the folder of dcpbench's own configuration.
             own_sweeper: whether the sweep is driven by dcpbench's own sweeper.
 
@@ -57,7 +54,7 @@ class SweepRun:
         self.sweeper = str(base.hydra.runtime.choices["hydra/sweeper"])
         self._folder = Path(str(base.hydra.sweep.dir)).resolve()
         self._objective = objective_of(base)
-        self._compositions = Compositions(loader, base)
+        self._compositions = composing.Compositions(loader, base)
         self._console = Console(stderr=True)
         self._claim = ExitStack()
         self._record: manifest.Record | None = None
@@ -126,12 +123,12 @@ class SweepRun:
         unless it is only to be planned."""
         base, folder = self._base, self._folder
         before = _resumed(base, folder)
-        if before is not None and not base.plan:
-            self._claim.enter_context(folders.held(folder))
-        elif before is None and self._own_sweeper:
-            folders.refuse_used(folder)
         if before is not None:
+            if not base.plan:
+                self._claim.enter_context(folders.held(folder))
             resume.same_matrix(folder, before, composing.cell_names(batch))
+        elif self._own_sweeper:
+            folders.refuse_used(folder)
         context = fork_server.fork_server(compiles=composing.may_compile(base, batch))
         cells = self._compose(batch)
         try:
@@ -151,8 +148,7 @@ class SweepRun:
             self._go_on(sweep, before, found)
         self._started = time.monotonic()
         # pandas takes up to a second to import, which the driver has while the ranks are at work.
-        import_of = ("dcpbench.report.files",)
-        threading.Thread(target=importlib.import_module, args=import_of, daemon=True).start()
+        threading.Thread(target=import_module, args=("dcpbench.report.files",), daemon=True).start()
         self._driver = sweep
         return jobs
 

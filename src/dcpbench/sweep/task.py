@@ -1,13 +1,21 @@
-"""The task function that Hydra is given, through which the launcher and `__main__` know of each other."""
+"""What Hydra sees of a sweep: a task function, through which the launcher and `__main__` know of each other,
+and the number that a sweeper is returned for each cell: a metric of its row, named by `objective`."""
 
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from dcpbench.config.errors import ConfigError
+from dcpbench.records.metrics import METRICS
+from dcpbench.records.row import Row
 
 if TYPE_CHECKING:
     from dcpbench.sweep.app import SweepRun
+
+_MAXIMIZES = {"direction": "maximize", "optim.maximize": "true", "ax_config.experiment.minimize": "false"}
+"""How the configurations of Hydra's own Optuna, Nevergrad and Ax sweepers say that they maximize."""
 
 
 class SweepTask:
@@ -24,3 +32,36 @@ class SweepTask:
             ConfigError: always; cells are run by the launcher, which is given all of a batch.
         """
         raise ConfigError("hydra.mode, hydra/launcher: dcpbench runs cells with its own launcher only")
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A metric, None for no objective, and the value that stands for a cell that has none."""
+
+    metric: str | None
+    worst: float
+
+    def value_of(self, row: Row | None) -> float | None:
+        """The number for a row, infinitely bad where the row is not ok or the metric is null.
+
+        NaN or an exception would do as well, but the Optuna sweeper gives a whole study up for either.
+        """
+        if self.metric is None:
+            return None
+        value = row.metrics.get(self.metric) if row is not None and row.is_ok else None
+        return self.worst if value is None else float(value)
+
+
+def objective_of(base: DictConfig) -> Objective:
+    """What the composition of a sweep asks for.
+
+    Raises:
+        ConfigError: `objective` is no metric.
+    """
+    metric = base.objective
+    if metric is not None and metric not in METRICS:
+        raise ConfigError(f"objective={metric}: is no metric; it may be {', '.join(METRICS)}")
+    sweeper = base.hydra.sweeper  # whose setting is an Enum, a text or a flag
+    given = ((OmegaConf.select(sweeper, key), value) for key, value in _MAXIMIZES.items())
+    maximizes = any(getattr(setting, "name", str(setting)).lower() == value for setting, value in given)
+    return Objective(metric, -math.inf if maximizes else math.inf)

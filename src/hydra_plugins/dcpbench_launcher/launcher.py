@@ -1,19 +1,23 @@
-"""The launcher: where Hydra hands over the cells, all of them at once.
+"""The launcher, to which Hydra hands the cells over, all of them at once; the sweeper; and the group `fault`.
 
 Hydra imports this file at every start, so what it needs to run a sweep is imported when one runs.
 """
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
+from hydra.core.object_type import ObjectType
 from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+
+_FAULT = "fault"
 
 
 class DcpbenchLauncher(Launcher):
@@ -21,7 +25,7 @@ class DcpbenchLauncher(Launcher):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Begin the sweep, and leave it in `task_function` to be ended when Hydra has returned."""
-        from dcpbench.config.conf_folder import conf_folder
+        from dcpbench.config.schema import conf_folder
         from dcpbench.sweep.app import SweepRun
         from dcpbench.sweep.task import SweepTask
 
@@ -105,6 +109,35 @@ class DcpbenchSweeper(Sweeper):
         return [self.launcher.launch(cells, initial_job_idx=0)]
 
 
+class FaultSource(ConfigSource):
+    """What `hydra.searchpath` names as `faults://`: the group `fault`, whose values are declared in Python
+    beside the functions that plant them. Not the ConfigStore, all of which Hydra copies for every group that
+    it lists."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "faults"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        config = OmegaConf.create(asdict(_faults()[_fault_name(config_path)]))
+        return ConfigResult(self.provider, self.full_path(), config, header={"package": None})
+
+    def is_group(self, config_path: str) -> bool:
+        return config_path in ("", _FAULT)
+
+    def is_config(self, config_path: str) -> bool:
+        return config_path.startswith(f"{_FAULT}/") and _fault_name(config_path) in _faults()
+
+    def available(self) -> bool:
+        return True
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        if config_path == "":
+            return [] if results_filter is ObjectType.CONFIG else [_FAULT]
+        faults = config_path == _FAULT and results_filter is not ObjectType.GROUP
+        return [*_faults()] if faults else []
+
+
 @dataclass
 class LauncherConfig:
     _target_: str = "hydra_plugins.dcpbench_launcher.launcher.DcpbenchLauncher"
@@ -125,6 +158,16 @@ def _completed(overrides: Sequence[str], value: float | None) -> JobReturn:
     job = JobReturn(overrides=list(overrides), status=JobStatus.COMPLETED)
     job.return_value = value
     return job
+
+
+def _faults() -> dict[str, Any]:
+    from dcpbench.faults.registry import load_faults
+
+    return dict(load_faults())
+
+
+def _fault_name(config_path: str) -> str:
+    return config_path.removeprefix(f"{_FAULT}/").removesuffix(".yaml")
 
 
 def _listed(values: Any) -> str:

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -86,34 +85,6 @@ def clear(folder: Path, within: Path) -> None:
         return
     except OSError as error:
         raise ConfigError(f"{folder}: of a cell that broke off, cannot be removed: {error}") from None
-
-
-def git_commit() -> str | None:
-    """The commit of the dcpbench checkout, `-dirty` if it was changed; None in an installed wheel."""
-    root = Path(__file__).resolve().parents[4]
-    if not (root / ".git").exists():
-        # An environment may lie inside a repository of somebody else's: its commit is not ours.
-        return None
-    try:
-        described = subprocess.run(
-            [
-                "git",
-                "-C",
-                str(root),
-                "describe",
-                "--always",
-                "--dirty",
-                "--abbrev=40",
-                "--exclude=*",
-            ],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=10,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return described.stdout.strip() or None
 
 
 def _take_back(folder: Path) -> None:

@@ -9,11 +9,16 @@ from rich.text import Text
 from dcpbench.records.row import Row
 from dcpbench.report.styles import console_for, style_of
 from dcpbench.sweep.folder.resume import Found
-from dcpbench.sweep.plan import estimate
-from dcpbench.sweep.plan.disk import DiskUse
-from dcpbench.sweep.plan.estimate import Estimated, Times, duration_text
 from dcpbench.sweep.plan.job import Job
-from dcpbench.sweep.run import schedule
+from dcpbench.sweep.plan.resources import (
+    DiskUse,
+    Estimated,
+    Times,
+    duration_text,
+    estimates,
+    keys,
+    newest_like,
+)
 
 _WOULD = {"run": "would run", "skip": "would be skipped", "done": "are done"}
 _STYLES = {"done": style_of("pass"), "skip": style_of("skip")}
@@ -22,8 +27,11 @@ _STYLES = {"done": style_of("pass"), "skip": style_of("skip")}
 def print_plan(folder: Path, jobs: list[Job], gpus: int, found: Found | None) -> None:
     """Print to standard output what would become of each cell of the sweep in `folder`, and the sum."""
     done = {row.cell: row for row in found.rows} if found else {}
-    to_run = list(schedule.estimates([job for job in jobs if job.cell.name not in done], gpus).values())
-    source, times = _times(folder, list(done.values()), to_run)
+    to_run = list(estimates([job for job in jobs if job.cell.name not in done], gpus).values())
+    # This sweep, if it has begun and knows such cells, else the newest beside it that does.
+    source, times = "this sweep", Times(done.values())
+    if not times.know_any(to_run) and (other := newest_like(folder, to_run)):
+        source, times = str(other[0]), other[1]
     disk = DiskUse()
     for job in jobs:
         if row := done.get(job.cell.name):
@@ -33,16 +41,17 @@ def print_plan(folder: Path, jobs: list[Job], gpus: int, found: Found | None) ->
     for job in jobs:
         would, about, because = _fate(job, done.get(job.cell.name), disk, folder, times)
         counts[would] += 1
-        table.add_row(
-            Text(job.cell.name), Text(would, style=_STYLES.get(would, "default")), about, Text(because)
-        )
+        style = _STYLES.get(would, "default")
+        table.add_row(Text(job.cell.name), Text(would, style=style), about, Text(because))
     console = console_for(table)
     console.print(table)
     console.print()
-    if found:
-        for sentence in found.sentences(len(jobs)):
-            console.print(Text(sentence), soft_wrap=True)
-    for sentence in _sum(len(jobs), counts, to_run, source, times):
+    sentences = found.sentences(len(jobs)) if found else []
+    parts = [f"{counts[would]} {words}" for would, words in _WOULD.items() if counts[would]]
+    sentences.append(f"{len(jobs)} cells: {', '.join(parts)}")
+    if to_run:
+        sentences.append(_estimate(to_run, source, times))
+    for sentence in sentences:
         console.print(Text(sentence), soft_wrap=True)
 
 
@@ -53,34 +62,15 @@ def _fate(job: Job, done: Row | None, disk: DiskUse, folder: Path, times: Times)
     if skip:
         return "skip", "", skip
     expects = "; ".join(f"known failure {failure.id}: {failure.reason}" for failure in job.known_failures)
-    seconds = times.of(estimate.keys(job.key))
+    seconds = times.of(keys(job.key))
     return "run", "?" if seconds is None else duration_text(seconds), expects
 
 
-def _times(folder: Path, done: list[Row], to_run: list[Estimated]) -> tuple[str, Times]:
-    """Where times are taken from, and they: this sweep if it has begun and knows such cells, else the
-    newest beside it that does."""
-    own = estimate.times_of(done)
-    if any(own.of(cell.keys) is not None for cell in to_run):
-        return "this sweep", own
-    if other := estimate.newest_like(folder, to_run):
-        return str(other[0]), other[1]
-    return "", own
-
-
-def _sum(cells: int, counts: Counter[str], to_run: list[Estimated], source: str, times: Times) -> list[str]:
-    parts = [f"{counts[would]} {words}" for would, words in _WOULD.items() if counts[would]]
-    sentences = [f"{cells} cells: {', '.join(parts)}"]
-    if not to_run:
-        return sentences
+def _estimate(to_run: list[Estimated], source: str, times: Times) -> str:
     whole = times.left(to_run)
     if whole is None:
-        return [*sentences, "no estimate of the time: no sweep beside this one has cells like these"]
+        return "no estimate of the time: no sweep beside this one has cells like these"
     missing = sum(times.of(cell.keys) is None for cell in to_run)
-    known = len(to_run) - missing
-    text = (
-        f"about {duration_text(whole)}, from the times of cells like {known} of the {len(to_run)} in {source}"
-    )
-    if missing:
-        text += f"; {missing} had none and are taken to need as long as the others do"
-    return [*sentences, text]
+    known = f"{len(to_run) - missing} of the {len(to_run)}"
+    text = f"about {duration_text(whole)}, from the times of cells like {known} in {source}"
+    return text + f"; {missing} had none and are taken to need as long as the others do" if missing else text

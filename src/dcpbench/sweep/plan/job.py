@@ -1,8 +1,12 @@
 """What a sweep has to do, decided before it starts: for each cell whether it runs, and on what."""
 
+import hashlib
 import shlex
-from collections.abc import Mapping, Sequence
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +16,11 @@ from dcpbench.config.groups import StageConfig
 from dcpbench.config.schema import Config
 from dcpbench.executors.base import WorldKind
 from dcpbench.executors.fork_server import Machine
-from dcpbench.sweep.folder.claim import git_commit
 from dcpbench.sweep.plan import known_failures, validity
 from dcpbench.sweep.plan.cells import SweepCell
-from dcpbench.sweep.plan.code_digest import code_digest
 from dcpbench.sweep.plan.known_failures import KnownFailure
+
+_OURS = ("dcpbench", "hydra_plugins.dcpbench_launcher")
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def plan(cells: Sequence[SweepCell], machine: Machine, conf: Path) -> list[Job]:
     """
     lists: dict[Path, list[KnownFailure]] = {}
     jobs: list[Job] = []
-    commit, version = git_commit(), str(machine.description["torch"])
+    commit, version = _git_commit(), str(machine.description["torch"])
     for cell in cells:
         try:
             config = validity.resolve(cell.config, machine)
@@ -123,3 +127,55 @@ def refuse_shared_folders(jobs: Sequence[Job]) -> None:
     for cell in (job.cell for job in jobs):
         if (other := taken.setdefault(cell.folder, cell.name)) != cell.name:
             raise ConfigError(f"hydra.sweep.subdir: {other} and {cell.name} would share {cell.folder}")
+
+
+def code_digest(config: Config) -> str:
+    """A digest of the code that ran: of the sources of dcpbench, and of every package that a `target` of the
+    configuration is from.
+
+    It is of what the files say: the same in a checkout and in the wheel made from it, another in a checkout
+    that was changed, and untouched by a commit that changes none of it. Torch's own are told apart by its
+    version. What those packages import is not looked at.
+    """
+    packages = {target.partition(".")[0] for target in _targets(asdict(config))}
+    packages -= {"torch", "dcpbench", "hydra_plugins"}
+    return digest_of([_package_digest(name) for name in (*_OURS, *sorted(packages))])
+
+
+def _targets(value: Any) -> Iterator[str]:
+    if isinstance(value, dict) and isinstance(target := value.get("target"), str):
+        yield target
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for item in inner:
+        yield from _targets(item)
+
+
+@cache
+def _package_digest(name: str) -> str:
+    """A package or module is found without being imported, as the driver has no torch; there may be none."""
+    found = find_spec(name)
+    roots = [Path(place) for place in found.submodule_search_locations or []] if found else []
+    if found and not roots and found.origin and found.has_location:
+        roots = [Path(found.origin)]
+    sources = hashlib.sha256()
+    for root in roots:
+        for path in sorted(root.rglob("*.py") if root.is_dir() else [root]):
+            sources.update(f"{path.relative_to(root)}\0".encode())
+            sources.update(hashlib.sha256(path.read_bytes()).digest())
+    return sources.hexdigest()
+
+
+def _git_commit() -> str | None:
+    """The commit of the dcpbench checkout, `-dirty` if it was changed; None in an installed wheel."""
+    root = Path(__file__).resolve().parents[4]
+    if not (root / ".git").exists():
+        # An environment may lie inside a repository of somebody else's: its commit is not ours.
+        return None
+    describe = ("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    try:
+        described = subprocess.run(
+            ["git", "-C", str(root), *describe], capture_output=True, text=True, check=True, timeout=10
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return described.stdout.strip() or None

@@ -24,12 +24,10 @@ from dcpbench.records.store import (
     append_row,
     write_json,
 )
-from dcpbench.sweep.plan import estimate
-from dcpbench.sweep.plan.disk import DiskUse
 from dcpbench.sweep.plan.job import Job
-from dcpbench.sweep.run import retry, schedule
+from dcpbench.sweep.plan.resources import DiskUse, Times, estimates, places, stretches
 from dcpbench.sweep.run.progress import ProgressDisplay
-from dcpbench.sweep.run.worker import Finished, Worker
+from dcpbench.sweep.run.worker import Finished, Worker, remove
 
 _ENDED_S = 30.0
 
@@ -39,7 +37,7 @@ class Sweep:
     """Runs the jobs that are not `done`, in one batch or several; a row is forgotten once it is written.
 
     Cells that need the same ranks run one after another, and at once where the machine has room
-    (`dcpbench.sweep.run.schedule`): each worker then has a thread, but this one alone writes rows. Ranks
+    (`dcpbench.sweep.plan.resources`): each worker then has a thread, but this one alone writes rows. Ranks
     that the next batch can use stay up for it, until `end`.
     """
 
@@ -52,7 +50,7 @@ class Sweep:
     earlier_machines: list[dict[str, Any]] = field(default_factory=list)
     written: int = 0
     _disk: DiskUse = field(default_factory=DiskUse)
-    _times: estimate.Times = field(default_factory=lambda: estimate.times_of(()))
+    _times: Times = field(default_factory=Times)
     _executors: dict[tuple[int, tuple[int, ...]], LocalExecutor] = field(default_factory=dict)
     """By the number of the worker and the GPUs that its ranks use."""
 
@@ -64,20 +62,18 @@ class Sweep:
         """
         for job in batch:
             if row := self.done.get(job.cell.name):
-                self._times.add(row)
-                self._disk.add(job.key, row["disk_bytes"])
+                self._learn(job, row)
         to_run = [job for job in batch if job.cell.name not in self.done]
-        left = schedule.estimates(to_run, self.machine.gpus)
+        left = estimates(to_run, self.machine.gpus)
         self._describe_machine()
         cleanup.adopt_orphans()
         try:
             with ProgressDisplay(self.console, len(self.jobs), len(self.done) + self.written) as display:
-                for together in schedule.stretches(to_run):
+                for together in stretches(to_run):
                     with closing(self._run_together(together, display)) as ended:
                         for finished in ended:
                             left.pop(finished.row.cell, None)
-                            self._times.add(finished.row)
-                            self._disk.add(finished.job.key, finished.row["disk_bytes"])
+                            self._learn(finished.job, finished.row)
                             self._write(finished)
                             self.written += 1
                             display.end(finished.row, lambda: self._times.left(left.values()))
@@ -90,6 +86,10 @@ class Sweep:
         self._end_ranks()
         self.machine.complete()
         self._describe_machine()
+
+    def _learn(self, job: Job, row: Row) -> None:
+        self._times.add(row)
+        self._disk.add(job.key, row["disk_bytes"])
 
     def _end_ranks(self) -> None:
         for executor in self._executors.values():
@@ -105,13 +105,15 @@ class Sweep:
         self, together: Sequence[Job], display: ProgressDisplay
     ) -> Generator[Finished, None, None]:
         """Run jobs that need the same ranks; each as it ends."""
-        places = list(enumerate(schedule.places(together, self.machine.gpus)))
-        for place in self._executors.keys() - set(places):
-            self._executors[place].release()
-        shared = len(places) > 1 and together[0].config.sharing is Sharing.correctness
-        workers = [
-            Worker(self.folder, self._executor(place), self.console, self._disk, shared) for place in places
+        numbered = list(enumerate(places(together, self.machine.gpus)))
+        for place in self._executors.keys() - set(numbered):
+            self._executors[place].keep_only(set())
+        shared = len(numbered) > 1 and together[0].config.sharing is Sharing.correctness
+        # Those of an earlier stretch or batch, whose ranks may be of use again, or new ones.
+        executors = [
+            self._executors.setdefault(place, LocalExecutor(self.context, place[1])) for place in numbered
         ]
+        workers = [Worker(self.folder, one, self.console, self._disk, shared) for one in executors]
         if len(workers) == 1:
             for job in together:
                 yield workers[0].run(job, display)
@@ -146,10 +148,6 @@ class Sweep:
             for thread in threads:
                 thread.join(_ENDED_S)
 
-    def _executor(self, place: tuple[int, tuple[int, ...]]) -> LocalExecutor:
-        """That of an earlier stretch or batch, whose ranks may be of use again, or a new one."""
-        return self._executors.setdefault(place, LocalExecutor(self.context, place[1]))
-
     def _write(self, finished: Finished) -> None:
         """Write what was measured, and the row last. A row comes before the checkpoints of its cell, where
         there is no room for both.
@@ -159,15 +157,13 @@ class Sweep:
         """
         row, checkpoints = finished.row, finished.job.checkpoints(self.folder)
         try:
-            self._append(finished, row)
+            append_measurements(self.folder, row, finished.measurements)
+            append_row(self.folder, row)
         except ResultsError:
             if not checkpoints.exists():
                 raise
-            if sentence := retry.remove(checkpoints):
+            if sentence := remove(checkpoints):
                 self.console.print(sentence, soft_wrap=True)
             note = "(its checkpoints were removed to make room for this row)"
-            self._append(finished, replace(row, reason=f"{row.reason} {note}"))
-
-    def _append(self, finished: Finished, row: Row) -> None:
-        append_measurements(self.folder, row, finished.measurements)
-        append_row(self.folder, row)
+            append_measurements(self.folder, row, finished.measurements)
+            append_row(self.folder, replace(row, reason=f"{row.reason} {note}"))

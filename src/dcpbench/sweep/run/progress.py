@@ -4,7 +4,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -13,7 +12,7 @@ from rich.text import Text
 
 from dcpbench.records.row import Row
 from dcpbench.report.styles import style_of
-from dcpbench.sweep.plan.estimate import duration_text
+from dcpbench.sweep.plan.resources import duration_text
 
 _FAILURES_SHOWN = 5
 _LEFT_EVERY_S = 1.0
@@ -45,13 +44,9 @@ class ProgressDisplay:
         self._failed: deque[tuple[str, str]] = deque(maxlen=_FAILURES_SHOWN)
         self._left_at = 0.0
         self._running: dict[str, _Running] = {}
+        left = TextColumn("{task.fields[left]}")
         self._bar = Progress(
-            TextColumn("cells"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}"),
-            console=console,
+            "cells", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), left, console=console
         )
         self._task = self._bar.add_task("cells", total=total, completed=done, left="")
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=8, transient=True)
@@ -61,12 +56,7 @@ class ProgressDisplay:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._console.is_terminal:
             self._live.stop()
 
@@ -103,8 +93,8 @@ class ProgressDisplay:
         # With each tenth of the sweep, and not where it is over in a moment.
         tenths = 10 * self._done // self._total
         if tenths > 10 * (self._done - 1) // self._total:
-            seconds = left()
-            if seconds is not None and seconds >= _WORTH_TELLING_S:
+            seconds = left() or 0.0
+            if seconds >= _WORTH_TELLING_S:
                 self._console.print(Text(f"about {duration_text(seconds)} left"))
 
     def _show_left(self, left: Callable[[], float | None]) -> None:

@@ -110,7 +110,9 @@ def judge(reports: Iterable[RankReport]) -> Verdict:
         if missed or not fired:
             powerless.append(powerless_sentence(check, missed))
         if not checks[check]:
-            failed.append(_failed(check, seen))
+            rank, first = next((rank, view.first) for rank, view in seen if view.first)
+            names = dict.fromkeys(name for _, view in seen for name in view.names)
+            failed.append(FailedCheck(check, rank, first, tuple(names)))
     not_compiled = [report.rank for report in ranks if report.compiled is False]
     if not_compiled:
         powerless.append(f"compile: nothing was compiled on rank {not_compiled[0]}")
@@ -126,12 +128,6 @@ def judge(reports: Iterable[RankReport]) -> Verdict:
         first_mismatch=f"rank {failed[0].rank}: {finding_sentence(failed[0].first)}" if failed else None,
         details={"checks": details, "ranks": [report.plain() for report in ranks]},
     )
-
-
-def _failed(check: str, seen: Sequence[tuple[int, CheckReport]]) -> FailedCheck:
-    rank, first = next((rank, view.first) for rank, view in seen if view.first)
-    names = dict.fromkeys(name for _, view in seen for name in view.names)
-    return FailedCheck(check, rank, first, tuple(names))
 
 
 def _fired(views: Iterable[CheckReport]) -> dict[str, bool]:

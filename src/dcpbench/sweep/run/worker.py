@@ -1,24 +1,34 @@
-"""Runs one cell after the other on an executor of its own, from a job to its row."""
+"""Runs one cell after the other on an executor of its own, from a job to its row.
+
+A cell that did not come out as it should is tried once more, on fresh ranks into a clean checkpoint folder,
+so the row is the second try's: what an earlier cell may have done to the ranks of the first cannot make its
+verdict. That the first came to something else stands in the row as well (`flaky`), and such a row is not as
+it should be.
+"""
 
 import datetime
+import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 
-from dcpbench.config.groups import Ending, Isolation, StageConfig
+from dcpbench.config.groups import Ending, Isolation, KeepCheckpoints, StageConfig
+from dcpbench.config.schema import Config
 from dcpbench.executors.base import OnPhase, Outcome
 from dcpbench.executors.local import LocalExecutor
 from dcpbench.records.metrics import Measurement
 from dcpbench.records.row import Row
-from dcpbench.sweep.plan.disk import DiskUse, bytes_in
 from dcpbench.sweep.plan.job import Job
-from dcpbench.sweep.run import retry
+from dcpbench.sweep.plan.resources import DiskUse, bytes_in
 from dcpbench.sweep.run.progress import ProgressDisplay
 from dcpbench.sweep.run.row_builder import Try, row_of
 from dcpbench.sweep.run.verdict import Verdict, verdict_of
 from dcpbench.worker.messages import CellSpec, RunId
+
+FIRST_TRY = "first-try"
 
 
 @dataclass(frozen=True)
@@ -44,38 +54,37 @@ class Worker:
     def run(self, job: Job, display: ProgressDisplay) -> Finished:
         """Run a cell, once more if it did not come out as it should."""
         display.begin(job.cell.name)
-        checkpoints = job.checkpoints(self.folder)
-        skip = job.skip or self.disk.why_skip(job.key, job.config.storage, checkpoints)
-        if skip:
-            return self._finished(job, [Try(Verdict("skip", skip), _now())])
-        try:
-            job.cell.write_hydra_folder()
-            checkpoints.mkdir(parents=True)
-        except OSError as error:
-            reason = f"the cell's folder could not be made: {error}"
-            return self._finished(job, [Try(Verdict("error", reason), _now())])
-        return self._finished(job, self._tries(job, checkpoints, display))
+        tries = self._tries(job, display)
+        return Finished(job, row_of(job, tries, self.shared), tries[-1].measurements)
 
     def stop(self) -> None:
         """End what runs in another thread: its cell ends at once, and no other is begun."""
         self.stopping = True
         self.executor.interrupt()
 
-    def _tries(self, job: Job, checkpoints: Path, display: ProgressDisplay) -> list[Try]:
+    def _tries(self, job: Job, display: ProgressDisplay) -> list[Try]:
+        checkpoints = job.checkpoints(self.folder)
+        if skip := job.skip or self.disk.why_skip(job.key, job.config.storage, checkpoints):
+            return [Try(Verdict("skip", skip), _now())]
+        try:
+            job.cell.write_hydra_folder()
+            checkpoints.mkdir(parents=True)
+        except OSError as error:
+            return [Try(Verdict("error", f"the cell's folder could not be made: {error}"), _now())]
         on_phase, keep = display.phases_of(job.cell.name), job.config.keep_checkpoints
         first = self._try(job, 0, checkpoints, on_phase)
-        if self.stopping or not retry.is_due(first, job.config):
-            self._print(retry.clear(keep, first, checkpoints))
+        if self.stopping or not is_due(first, job.config):
+            self._print(clear(keep, not first.is_ok, checkpoints))
             return [first]
         try:
-            aside = retry.set_aside(job.cell.folder, checkpoints)
+            aside = set_aside(job.cell.folder, checkpoints)
         except OSError as error:
             self._print(f"{job.cell.name}: no second try: {error}")
             return [first]
         display.begin(job.cell.name, "second try")
         second = self._try(job, 1, checkpoints, on_phase)
         flaky = first.verdict.status != second.verdict.status
-        self._print(retry.clear(keep, second, checkpoints), retry.clear_first(keep, flaky, aside))
+        self._print(clear(keep, not second.is_ok, checkpoints), clear(keep, flaky, aside))
         return [first, second]
 
     def _try(self, job: Job, attempt: int, checkpoints: Path, on_phase: OnPhase) -> Try:
@@ -90,7 +99,7 @@ class Worker:
         tried = Try(verdict, started_at, outcomes, cell_s, disk_bytes)
         # A planted fault that was seen did its damage to the cell's own state only.
         if not tried.is_ok or job.config.isolation is not Isolation.warm:
-            self.executor.release()
+            self.executor.keep_only(set())
         return tried
 
     def _stages(self, job: Job, attempt: int, checkpoints: Path, on_phase: OnPhase) -> list[Outcome]:
@@ -111,12 +120,63 @@ class Worker:
                 break
         return outcomes
 
-    def _finished(self, job: Job, tries: list[Try]) -> Finished:
-        return Finished(job, row_of(job, tries, self.shared), tries[-1].measurements)
-
     def _print(self, *sentences: str | None) -> None:
         for sentence in filter(None, sentences):
             self.console.print(sentence, soft_wrap=True)
+
+
+def is_due(tried: Try, config: Config) -> bool:
+    """Whether a cell runs once more. A planted fault that was not seen is never tried again: it would
+    be until somebody sees it."""
+    return config.retry > 0 and config.fault.target is None and not tried.is_ok
+
+
+def set_aside(folder: Path, checkpoints: Path) -> Path:
+    """Move the logs and the checkpoints of the first try away; where its checkpoints then are.
+
+    Raises:
+        OSError: they cannot be moved.
+    """
+    aside = folder / FIRST_TRY
+    aside.mkdir()
+    for log in folder.glob("rank*.log"):
+        log.rename(aside / log.name)
+    beside = aside / checkpoints.name
+    if checkpoints.parent != folder:  # storage.root: perhaps another file system
+        beside = checkpoints.with_name(f"{checkpoints.name}.{FIRST_TRY}")
+    remove(beside)  # of a sweep that was broken off
+    checkpoints.rename(beside)
+    checkpoints.mkdir()
+    return beside
+
+
+def clear(keep: KeepCheckpoints, failed: bool, checkpoints: Path) -> str | None:
+    """Remove the checkpoints of a try that are not to be kept; a sentence if they would not go.
+
+    Args:
+        failed: it did not come out as it should, or, of a first try, other than the second.
+    """
+    if keep is KeepCheckpoints.all or (keep is KeepCheckpoints.failed and failed):
+        return None
+    return remove(checkpoints)
+
+
+def remove(folder: Path) -> str | None:
+    """Remove a folder, also where a cell has made parts of it read-only; a sentence if it would not go."""
+    with suppress(OSError):
+        shutil.rmtree(folder)
+        return None
+    for inner in (folder, *folder.rglob("*")):
+        with suppress(OSError):
+            if inner.is_dir() and not inner.is_symlink():
+                inner.chmod(0o700)
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        return f"{folder} could not be removed: {error}"
+    return None
 
 
 def _as_expected(stage: StageConfig, outcome: Outcome) -> Outcome:

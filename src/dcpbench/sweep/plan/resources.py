@@ -1,0 +1,187 @@
+"""What cells need of the machine: ranks and GPUs, which decide what runs at the same time; time, estimated
+from what cells like them took; and room on the disk.
+
+Nobody knows how much a cell writes before a model is built, for which the driver has no torch. So it is
+what a cell of the same scenario, model, optimizer, parallelism and saves took up earlier in the sweep, or
+what the user says (`storage.needs_bytes`); without either, only what is to stay free is asked for.
+"""
+
+import os
+import shutil
+import statistics
+from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.filesize import decimal
+
+from dcpbench.config.cell_key import CellKey
+from dcpbench.config.groups import Sharing, StorageConfig
+from dcpbench.records.row import Row
+from dcpbench.records.store import RESULTS_JSONL, stored_rows
+from dcpbench.sweep.plan.job import Job
+
+_ALIKE = (
+    ("scenario.name", "parallel.name", "load_parallel.name", "compile", "model.name", "device", "world_size"),
+    ("scenario.name", "parallel.name", "compile", "device", "world_size"),
+    ("scenario.name", "compile", "device", "world_size"),
+)
+"""The parts of their identities in which two cells have to agree to take alike long, the closest likeness
+first; closer still are those of one identity."""
+_KEPT = 25
+
+_WRITES_ALIKE = (
+    *("scenario", "parallel", "load_parallel", "checkpointer", "model", "optimizer"),
+    *("world_size", "saves", "save_at"),
+)
+"""Those in which they have to agree to write as much."""
+
+_AT_ONCE = 4
+"""Cells that share GPUs, or a CPU, where only their verdicts matter."""
+
+
+def stretches(jobs: Iterable[Job]) -> list[list[Job]]:
+    """The jobs by the ranks that they need: what is together may run at once, and one after the other on
+    the same ranks. Where only verdicts matter all are together. In the order in which each is first met."""
+    found: dict[object, list[Job]] = {}
+    for job in jobs:
+        shared = job.config.sharing is Sharing.correctness
+        ranks = job.kinds[0].device if shared else (*job.kinds, job.config.sharing)
+        found.setdefault(ranks, []).append(job)
+    return list(found.values())
+
+
+def places(jobs: Sequence[Job], gpus: int) -> list[tuple[int, ...]]:
+    """For each worker that the cells of a stretch run in the GPUs that are its own, or that it shares.
+
+    Cells on GPUs run at once where each has its own, with `sharing=none` never. With
+    `sharing=correctness` as many workers share the GPUs, or the CPU, as are worth it.
+    """
+    device, sharing = jobs[0].kinds[0].device, jobs[0].config.sharing
+    size = max(job.world_size for job in jobs)
+    everywhere = tuple(range(gpus)) if device == "cuda" else ()
+    if sharing is Sharing.correctness:
+        at_once = max(2, min(_AT_ONCE, (os.cpu_count() or 1) // size))
+        found = [everywhere[worker:] + everywhere[:worker] for worker in range(at_once)]
+    elif everywhere and sharing is Sharing.disjoint:
+        found = [everywhere[first : first + size] for first in range(0, gpus - size + 1, size)]
+    else:
+        found = [everywhere]
+    runs = sum(1 for job in jobs if not job.skip)
+    return found[: max(1, runs)]
+
+
+class Estimated(NamedTuple):
+    """A cell by what it is known by, and how many run `at_once` where it does."""
+
+    keys: list[str]
+    at_once: int
+
+
+def estimates(jobs: Iterable[Job], gpus: int) -> dict[str, Estimated]:
+    """Each cell that is not a skip by its name, as what its time is estimated from."""
+    found: dict[str, Estimated] = {}
+    for together in stretches(jobs):
+        at_once = len(places(together, gpus))
+        found |= {job.cell.name: Estimated(keys(job.key), at_once) for job in together if not job.skip}
+    return found
+
+
+def keys(cell: CellKey) -> list[str]:
+    """What a cell is known by at each likeness."""
+    return [cell.digest, *(f"{number} {cell.part(alike)}" for number, alike in enumerate(_ALIKE))]
+
+
+class Times:
+    """Seconds that cells took, the latest few for each likeness."""
+
+    def __init__(self, rows: Iterable[Row] = ()) -> None:
+        self._taken: defaultdict[str, deque[float]] = defaultdict(partial(deque, maxlen=_KEPT))
+        for row in rows:
+            self.add(row)
+
+    def add(self, row: Row) -> None:
+        """Take note of a cell that has ended; one that did not run says nothing."""
+        took_s = row["shared_cell_s"] if row["cell_s"] is None else row["cell_s"]
+        if took_s is not None:
+            for key in keys(CellKey(row.config)):
+                self._taken[key].append(took_s)
+
+    def of(self, cell: Iterable[str]) -> float | None:
+        """The median seconds of the cells that are closest to one with these keys, None if there are none."""
+        found = next((taken for key in cell if (taken := self._taken.get(key))), None)
+        return statistics.median(found) if found else None
+
+    def left(self, cells: Iterable[Estimated]) -> float | None:
+        """Seconds for all of these cells; those that are like none so far take as long as the others do.
+        None if there is nothing to go by."""
+        known: list[float] = []
+        whole = unknown = 0.0
+        for cell in cells:
+            seconds = self.of(cell.keys)
+            if seconds is None:
+                unknown += 1 / cell.at_once
+            else:
+                known.append(seconds)
+                whole += seconds / cell.at_once
+        return whole + unknown * statistics.fmean(known) if known else None
+
+    def know_any(self, cells: Iterable[Estimated]) -> bool:
+        """Whether one of these cells is like one that has ended."""
+        return any(self.of(cell.keys) is not None for cell in cells)
+
+
+def newest_like(folder: Path, cells: list[Estimated]) -> tuple[Path, Times] | None:
+    """The newest sweep beside `folder`, itself left out, that has times for any of these cells."""
+    found = [path for path in folder.parent.glob(f"*/{RESULTS_JSONL}") if path.parent != folder]
+    for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
+        times = Times(stored_rows(path.parent))
+        if times.know_any(cells):
+            return path.parent, times
+    return None
+
+
+def duration_text(seconds: float) -> str:
+    """`45 s`, `12 min`, `3 h 20 min`: as exact as an estimate deserves."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+class DiskUse:
+    """The most bytes that cells of a kind have taken up."""
+
+    def __init__(self) -> None:
+        self._taken: dict[str, int] = {}
+
+    def add(self, cell: CellKey, disk_bytes: int | None) -> None:
+        """Take note of a cell that has ended, and of what it took up if that is known."""
+        if disk_bytes is not None:
+            kind = cell.part(_WRITES_ALIKE)
+            self._taken[kind] = max(disk_bytes, self._taken.get(kind, 0))
+
+    def why_skip(self, cell: CellKey, storage: StorageConfig, checkpoints: Path) -> str | None:
+        """Why a cell whose checkpoints go to a folder has no room there, or None if it has."""
+        place = next(path for path in (checkpoints, *checkpoints.parents) if path.exists())
+        free = shutil.disk_usage(place).free
+        needs, because = storage.needs_bytes, "storage.needs_bytes"
+        if needs is None:
+            needs, because = self._taken.get(cell.part(_WRITES_ALIKE), 0), "as a cell like it took up"
+        if free - needs >= storage.keep_free_bytes:
+            return None
+        wanted = f"it needs {decimal(needs)} ({because}) and " if needs else ""
+        return (
+            f"too little disk space: {decimal(free)} are free in {place}, {wanted}"
+            f"{decimal(storage.keep_free_bytes)} are to stay free (storage.keep_free_bytes)"
+        )
+
+
+def bytes_in(folder: Path) -> int | None:
+    """The bytes of all files below a folder, None if that cannot be determined."""
+    try:
+        return sum(item.stat().st_size for item in folder.rglob("*") if item.is_file())
+    except OSError:
+        return None
