@@ -101,8 +101,8 @@ def composed(row: dict[str, Any]) -> Any:
     from hydra import compose, initialize_config_dir
 
     from dcpbench.__main__ import register_groups
-    from dcpbench.config.conf_folder import conf_folder
     from dcpbench.config.groups import Device
+    from dcpbench.config.schema import conf_folder
     from dcpbench.sweep.plan.cells import typed
 
     register_groups([])

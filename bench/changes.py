@@ -1,4 +1,4 @@
-"""How often a change is told where there is none, and how often one that is there is found and placed.
+"""How often a change is reported where there is none, and how often one that is there is found and placed.
 
 python bench/changes.py --times 1000
 """
@@ -16,7 +16,7 @@ from dcpbench.analysis.change_points import changes
 Floats = npt.NDArray[np.float64]
 Noise = Callable[[np.random.Generator, int, int], Floats]
 NOISE = 0.1
-"""So large that the least effect that is told hides few false alarms."""
+"""So large that the least effect that is reported hides few false alarms."""
 
 
 def normal(random: np.random.Generator, series: int, sweeps: int) -> Floats:
@@ -96,11 +96,11 @@ def false_alarms(noise: Noise, series: int, sweeps: int, times: int) -> float:
 
 
 def alarmed(noise: Noise, random: np.random.Generator, series: int, sweeps: int) -> bool:
-    """Whether a change was told that is none."""
-    told = changes(np.exp(NOISE * noise(random, series, sweeps)))
+    """Whether a change was reported that is none."""
+    found = changes(np.exp(NOISE * noise(random, series, sweeps)))
     if noise is one_changed:
-        return len(told[0]) > 1 or any(told[1:])
-    return any(told)
+        return len(found[0]) > 1 or any(found[1:])
+    return any(found)
 
 
 def found_and_placed(series: int, sweeps: int, after: int, times: int) -> tuple[float, float]:
@@ -109,9 +109,9 @@ def found_and_placed(series: int, sweeps: int, after: int, times: int) -> tuple[
     for _ in range(times):
         values = np.exp(0.03 * normal(random, series, sweeps))
         values[0, sweeps - after :] *= 1.1
-        told = changes(values)[0]
-        found += bool(told)
-        placed += any(abs(change.at - (sweeps - after)) <= 1 for change in told)
+        changed = changes(values)[0]
+        found += bool(changed)
+        placed += any(abs(change.at - (sweeps - after)) <= 1 for change in changed)
     return found / times, placed / times
 
 

@@ -115,8 +115,8 @@ def compared(old: Path, new: Path) -> list[dict[str, Any]]:
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode:
         sys.exit(ended.stderr)
-    told: list[dict[str, Any]] = json.loads(ended.stdout)
-    return told
+    lines: list[dict[str, Any]] = json.loads(ended.stdout)
+    return lines
 
 
 def changed(lines: list[dict[str, Any]]) -> list[str]:

@@ -57,8 +57,8 @@ def main() -> None:
         folder = asked.folder or Path(scratch) / "nights"
         if not folder.exists():
             make(folder, asked.sweeps, asked.cells, asked.details_bytes)
-        said = f"{len(os.sched_getaffinity(0))} CPU cores, Python {platform.python_version()}"
-        print(f"{said}, numpy {np.__version__}, pandas {pd.__version__}")
+        machine = f"{len(os.sched_getaffinity(0))} CPU cores, Python {platform.python_version()}"
+        print(f"{machine}, numpy {np.__version__}, pandas {pd.__version__}")
         print(f"{folder_size(folder)}")
         for _ in range(asked.times):
             print(f"{timed(folder)}; its parts: {split(folder)}")

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from conftest import environment
-from dcpbench.config.conf_folder import conf_folder
+from dcpbench.config.schema import conf_folder
 from dcpbench.faults.registry import load_faults
 
 ROOT = Path(__file__).parents[1]

@@ -17,13 +17,11 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from dcpbench.config.conf_folder import conf_folder
-from dcpbench.config.config_errors import one_line
-from dcpbench.config.errors import ConfigError
-from dcpbench.config.schema import Config
+from dcpbench.config.errors import ConfigError, one_line
+from dcpbench.config.schema import Config, conf_folder
 from dcpbench.faults import registry as faults
 from dcpbench.records.plugins import PluginError, load_plugins
-from dcpbench.records.status import INTERRUPTED, WRONG_CONFIGURATION
+from dcpbench.records.row import INTERRUPTED, WRONG_CONFIGURATION
 from dcpbench.records.store import ResultsError
 from dcpbench.sweep.folder.manifest import command_line
 from dcpbench.sweep.task import SweepTask

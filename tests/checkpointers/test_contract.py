@@ -12,9 +12,8 @@ from omegaconf import OmegaConf
 
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
-from dcpbench.config.conf_folder import conf_folder
 from dcpbench.config.groups import SaveConfig, StorageConfig
-from dcpbench.config.schema import Config
+from dcpbench.config.schema import Config, conf_folder
 from dcpbench.verify.audit import Expected, audit, controls
 
 NAMES = [path.stem for path in sorted(conf_folder().glob("checkpointer/*.yaml"))]

@@ -49,7 +49,7 @@ def test_the_raw_limit_is_measured_beside_each_save(sweep: Callable[..., Finishe
 
 
 def test_large_parts_are_compared_by_digests(sweep: Callable[..., Finished]) -> None:
-    large = partial(plant, "dcpbench.verify.retain", "LARGE_BYTES", 8192)
+    large = partial(plant, "dcpbench.verify.snapshot", "LARGE_BYTES", 8192)
     done = sweep(
         "-m", "device=cpu", "parallel=ddp,fsdp2", "model=wide", "optimizer=sgd", "saves=1",
         "fault=none,weight_lowest_bit", prepare=large,

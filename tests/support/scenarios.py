@@ -13,7 +13,7 @@ import torch.distributed as dist
 from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.verify.compare import compare
-from dcpbench.verify.gather import contents
+from dcpbench.verify.compare_layouts import contents
 from dcpbench.verify.snapshot import snapshot_model
 
 VICTIM = 2

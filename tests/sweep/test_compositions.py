@@ -11,7 +11,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from dcpbench.__main__ import register_groups
-from dcpbench.config.conf_folder import conf_folder
+from dcpbench.config.schema import conf_folder
 from dcpbench.sweep.plan import cells
 from dcpbench.sweep.plan.cells import Compositions, typed
 

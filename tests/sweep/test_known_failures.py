@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dcpbench.config.conf_folder import conf_folder
 from dcpbench.config.errors import ConfigError
+from dcpbench.config.schema import conf_folder
 from dcpbench.executors.base import Outcome
 from dcpbench.records.findings import Finding, Problem, RaisedError
 from dcpbench.records.rank_report import CheckReport, RankReport

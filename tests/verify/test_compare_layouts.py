@@ -8,8 +8,7 @@ from dcpbench.records.findings import Finding
 from dcpbench.records.sentences import describe
 from dcpbench.verify.compare_layouts import (
     WholeDigest,
-    _Part,
-    _together,
+    _add_up,
     compare_across,
     differing,
     digests,
@@ -17,7 +16,7 @@ from dcpbench.verify.compare_layouts import (
 from dcpbench.verify.digest import digest, fetch
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.perturb import controllable
-from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
+from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaves, TensorLeaf
 
 
 def leaf(tensor: torch.Tensor) -> TensorLeaf:
@@ -28,9 +27,9 @@ def described(finding: Finding | None) -> str:
     return describe(finding) if finding else ""
 
 
-def part(tensor: torch.Tensor, extent: Extent) -> _Part:
+def part(tensor: torch.Tensor, extent: Extent) -> DigestedLeaf:
     (value,) = fetch([digest(tensor, extent)])
-    return _Part(extent, str(tensor.dtype), value, "param")
+    return TensorLeaf(tensor, extent, None, "param").digested(value)
 
 
 @settings(deadline=None, max_examples=60)
@@ -46,12 +45,12 @@ def test_every_cut_gives_the_digest_of_the_whole(shape: list[int], cut: int, at:
         piece = tensor[begin:end]
         extent = Extent(tuple(shape), (begin, *zeros), tuple(piece.shape), 0, piece.numel())
         parts[rank] = part(piece, extent)
-    together, wrong = _together("w", parts)
+    together, wrong = _add_up("w", parts)
     assert wrong is None
-    assert together.digest == part(tensor, whole(tensor)).digest
+    assert (together.digest,) == part(tensor, whole(tensor)).blocks
     changed = tensor.clone().view(-1)
     changed.view(torch.int32)[at % changed.numel()] ^= 1
-    assert part(changed.reshape(shape), whole(tensor)).digest != together.digest
+    assert part(changed.reshape(shape), whole(tensor)).blocks != (together.digest,)
 
 
 def test_what_differs_is_found_and_looked_at() -> None:
@@ -74,11 +73,11 @@ def test_what_differs_is_found_and_looked_at() -> None:
 def test_replicas_and_holes_are_told() -> None:
     tensor = torch.rand(4, 2)
     same = part(tensor, whole(tensor))
-    assert _together("w", {0: same, 1: same})[1] is None
+    assert _add_up("w", {0: same, 1: same})[1] is None
     drifted = part(tensor + 1, whole(tensor))
-    assert "rank 0 and rank 1 have other bits" in described(_together("w", {0: same, 1: drifted})[1])
+    assert "rank 0 and rank 1 have other bits" in described(_add_up("w", {0: same, 1: drifted})[1])
     half = part(tensor[:2], Extent((4, 2), (0, 0), (2, 2), 0, 4))
-    assert described(_together("w", {0: half, 1: half})[1]) == "the ranks' parts hold 4 of 8 elements"
+    assert described(_add_up("w", {0: half, 1: half})[1]) == "the ranks' parts hold 4 of 8 elements"
 
 
 def test_of_whole_digests_the_checkpoint_says_what_it_was() -> None:

@@ -18,8 +18,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 
 from dcpbench.records.findings import Problem
 from dcpbench.verify.compare import compare
-from dcpbench.verify.compare_layouts import compare_across, differing, digests
-from dcpbench.verify.gather import contents
+from dcpbench.verify.compare_layouts import compare_across, contents, differing, digests
 from dcpbench.verify.layout import extent_of, whole
 from dcpbench.verify.snapshot import TensorLeaf
 from support.gloo_ranks import Ask

@@ -6,8 +6,7 @@ from torch import nn
 
 from dcpbench.verify.compare import compare, same_value
 from dcpbench.verify.perturb import controllable, perturb_model, perturb_optimizer, perturbed
-from dcpbench.verify.retain import retained
-from dcpbench.verify.snapshot import snapshot_model, snapshot_optimizer
+from dcpbench.verify.snapshot import retained, snapshot_model, snapshot_optimizer
 from dcpbench.workloads.models import Mlp
 
 

@@ -106,20 +106,20 @@ def history(rows: Rows, metrics: Sequence[str], last: int | None = None) -> Hist
     place = pd.Series(range(len(kept)), index=kept.index)
     frame = rows.frame.assign(place=rows.frame["at"].map(place)).dropna(subset="place")
     frame = with_cells(frame.sort_values("place", kind="stable", ignore_index=True), rows.keys)
-    cell, keys = pd.factorize(frame["key"])
-    at = frame["place"].to_numpy(dtype=int)
-    kinds = np.full((len(keys), len(kept)), ABSENT, dtype=np.int8)
-    of_row = kind_numbers(frame)
-    np.minimum.at(kinds, (cell, at), of_row)
-    digests = frame["config_digest"].groupby(cell).first()
-    once = frame[~frame["key"].duplicated()].reset_index(drop=True).assign(config_digest=digests)
+    frame = frame.assign(cell=pd.factorize(frame["key"])[0], kind=kind_numbers(frame))
+    runs = frame.groupby(["cell", "place"])
+    worst = runs["kind"].min()
+    kinds = _matrix(worst, len(kept)).fillna(ABSENT).to_numpy(dtype=np.int8)
+    numbers = frame[[*metrics]].astype(float).groupby([frame["cell"], frame["place"]])
+    cells = frame.drop_duplicates("key").drop(columns="config_digest").set_index("cell")
+    cells = cells.join(frame.groupby("cell")["config_digest"].first())
     return History(
         kept.reset_index(drop=True),
-        once[[*AXES, "others", "config_digest"]],
+        cells[[*AXES, "others", "config_digest"]],
         kinds,
-        {name: _medians(frame[name], cell, at, kinds.shape) for name in metrics},
-        _reasons(frame["reason"], cell, at, of_row, kinds),
-        _reconfigured(rows, once, kinds, list(kept.index)),
+        {name: _matrix(numbers[name].median(), len(kept)).to_numpy() for name in metrics},
+        _reasons(frame, worst),
+        _reconfigured(rows, cells, kinds, list(kept.index)),
     )
 
 
@@ -190,29 +190,16 @@ def _written_at(rows: Rows, number: int) -> str:
     return datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
 
 
-def _medians(
-    values: "pd.Series[Any]", cell: npt.NDArray[np.intp], at: npt.NDArray[Any], shape: tuple[int, ...]
-) -> npt.NDArray[np.float64]:
-    measured = pd.Series(values.to_numpy(dtype=float, na_value=np.nan)).groupby(cell * shape[1] + at).median()
-    medians = np.full(shape, np.nan)
-    medians.reshape(-1)[measured.index.to_numpy(dtype=int)] = measured.to_numpy()
-    return medians
+def _matrix(values: "pd.Series[Any]", sweeps: int) -> pd.DataFrame:
+    """Values of cells in sweeps as a matrix, missing where there is none."""
+    return values.unstack().reindex(columns=range(sweeps))
 
 
-def _reasons(
-    reason: "pd.Series[Any]",
-    cell: npt.NDArray[np.intp],
-    at: npt.NDArray[Any],
-    of_row: Numbers,
-    kinds: Numbers,
-) -> list[str]:
-    """For each cell the reason of its worst run in the last sweep that has one of it."""
-    newest = kinds.shape[1] - 1 - (kinds[:, ::-1] != ABSENT).argmax(axis=1)
-    meant = (at == newest[cell]) & (of_row == kinds[cell, at])
-    reasons = [""] * len(kinds)
-    for number, text in zip(cell[meant][::-1], reason[meant].astype(object)[::-1], strict=True):
-        reasons[number] = text if isinstance(text, str) else ""
-    return reasons
+def _reasons(frame: pd.DataFrame, worst: "pd.Series[int]") -> list[str]:
+    """For each cell the reason of its worst run in the last sweep that has one of it, the first of them."""
+    last = worst.reset_index().drop_duplicates("cell", keep="last")
+    runs = frame[["cell", "place", "kind", "reason"]].merge(last, on=["cell", "place", "kind"])
+    return [*runs.drop_duplicates("cell").sort_values("cell")["reason"].astype(object).fillna("")]
 
 
 def _reconfigured(

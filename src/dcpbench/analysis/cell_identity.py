@@ -67,7 +67,7 @@ def with_cells(frame: pd.DataFrame, keys: Collection[str], ignored: Collection[s
 
     Args:
         keys: what `identity_keys` says of all these rows.
-        ignored: axes and overrides by which cells are not to be told apart.
+        ignored: axes and overrides by which cells are not to be distinguished.
     """
     cells = frame.assign(**{axis: axis_text(frame[axis]) for axis in AXES})
     address = set(keys) - set(ignored)

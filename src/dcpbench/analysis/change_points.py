@@ -3,9 +3,9 @@
 The values of a series become the normal scores of their ranks, so that neither the shape of the noise nor
 a few wild values matter. For every split with `LEAST_SIDE` values on either side, the sum of the scores on
 the left is standardised as under random order; the split where it is largest is where the change lies, if
-there is one. Sweeps that are like those before them (a machine that has its moods by the week) would make
-that too large by chance: it is made smaller by what their correlation says, `_worth`. The p-value has two
-steps, both known approximations: for one split, that of a t test on the scores (Conover and Iman, The
+there is one. Sweeps that are correlated with those before them (a machine that is slower for some days)
+would make that too large by chance: it is made smaller by what their correlation says, `_worth`. The p-value
+has two steps, both known approximations: for one split, that of a t test on the scores (Conover and Iman, The
 American Statistician 35, 1981); for the largest of all of them, the formula of Miller and Siegmund
 (Biometrics 38, 1982), as Lausen and Schumacher (Biometrics 48, 1992) use it for ranks. Over all series of
 a history Holm's step-down holds the rate. A changed series is split and looked at again on each side,
@@ -33,7 +33,7 @@ LEAST_SIDE = 3
 """So many values at least lie on either side of a change."""
 
 LEAST_EFFECT = 0.05
-"""A smaller step of the median is not told, however sure it is: 0.05 is 5 %."""
+"""A smaller step of the median is not reported, however sure it is: 0.05 is 5 %."""
 
 _FIRST_LOOKS = 0.8 * FALSE_ALARMS
 _LATER_LOOKS = 0.2 * FALSE_ALARMS
@@ -73,8 +73,8 @@ def changes(values: Floats) -> list[list[Change]]:
         values: (series, sweeps), the sweeps in order of time; NaN where not measured. What is not positive
             is taken as not measured: steps are ratios.
 
-    In at most `FALSE_ALARMS` of histories a change is told of a series that has none. Four fifths of that are
-    spent on the first look at each series, the rest on the looks at both sides of a change, which holds
+    In at most `FALSE_ALARMS` of histories a change is reported of a series that has none. Four fifths of that
+    are spent on the first look at each series, the rest on the looks at both sides of a change, which holds
     as long as there are no more changes than series.
     """
     if not values.size:
@@ -84,7 +84,7 @@ def changes(values: Floats) -> list[list[Change]]:
     found = holm(first.p) <= _FIRST_LOOKS
     later = _LATER_LOOKS / max(1, len(values))
     return [
-        _told(series, _splits(series, int(first.at[number]), float(first.p[number]), later))
+        _changes_at(series, _splits(series, int(first.at[number]), float(first.p[number]), later))
         if found[number]
         else []
         for number, series in enumerate(kept)
@@ -180,7 +180,7 @@ def _step(before: Floats, after: Floats) -> float:
     return float(abs(np.log(np.nanmedian(after) / np.nanmedian(before))))
 
 
-def _told(series: Floats, splits: Iterator[tuple[int, float]]) -> list[Change]:
+def _changes_at(series: Floats, splits: Iterator[tuple[int, float]]) -> list[Change]:
     """The changes at these places; where one came out too small between the next ones, it goes."""
     found = dict(splits)
     while found:
@@ -188,7 +188,7 @@ def _told(series: Floats, splits: Iterator[tuple[int, float]]) -> list[Change]:
         levels = [float(np.nanmedian(series[start:end])) for start, end in pairwise(edges)]
         steps = [abs(np.log(after / before)) for before, after in pairwise(levels)]
         if min(steps) >= np.log1p(LEAST_EFFECT):
-            told = zip(found.items(), pairwise(levels), strict=True)
-            return [Change(at, before, after, p) for (at, p), (before, after) in told]
+            steps_found = zip(found.items(), pairwise(levels), strict=True)
+            return [Change(at, before, after, p) for (at, p), (before, after) in steps_found]
         del found[list(found)[int(np.argmin(steps))]]
     return []

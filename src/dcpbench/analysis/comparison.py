@@ -78,7 +78,7 @@ def compared(
 
     Args:
         old, new: rows as `frame.read_sweeps` gives them.
-        ignored: axes and overrides by which cells are not to be told apart.
+        ignored: axes and overrides by which cells are not to be distinguished.
         earlier: rows of sweeps before the old one, whose costs count with it.
 
     Raises:

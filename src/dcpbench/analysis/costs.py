@@ -1,20 +1,16 @@
 """What changed in the costs of the cells that two sides have in common: over all, by axis value, by cell."""
 
-from __future__ import annotations
+from dataclasses import dataclass, field
+from typing import Any
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
+import numpy as np
 import pandas as pd
 
 from dcpbench.analysis import statistics
 from dcpbench.analysis.samples import Side, groups, side, usable
 from dcpbench.records.metrics import METRICS
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, np.dtype[Any]]
+Array = np.ndarray[Any, np.dtype[Any]]
 
 LEAST_RUNS = 3
 _LEAST_FREEDOM = 4
@@ -39,12 +35,7 @@ class Rule:
     false_alarms: float = 0.01
     least_effect: float = 0.05
     drift: float = 0.03
-    metrics: tuple[str, ...] = ()
-
-    @property
-    def compared(self) -> tuple[str, ...]:
-        """The metrics that are compared: those that were asked for, else those that always are."""
-        return self.metrics or always_compared()
+    metrics: tuple[str, ...] = field(default_factory=lambda: always_compared())
 
 
 def always_compared() -> tuple[str, ...]:
@@ -52,7 +43,7 @@ def always_compared() -> tuple[str, ...]:
     return tuple(spec.name for spec in METRICS.values() if spec.compared == "always")
 
 
-def is_regression(lines: pd.DataFrame) -> pd.Series[bool]:
+def is_regression(lines: pd.DataFrame) -> "pd.Series[bool]":
     """Which lines say that a cost is worse than before, by what its metric says is better."""
     worse = {"lower": ("slower", "larger"), "higher": ("faster", "smaller"), None: ()}
     verdicts = zip(lines["metric"], lines["verdict"], strict=True)
@@ -78,7 +69,7 @@ def costs(old: pd.DataFrame, new: pd.DataFrame, rule: Rule) -> pd.DataFrame:
     keys = list(cells.index)
     lines = [
         _lines(metric, cells, *(side(rows, metric, keys, by_sweep) for rows in (before, after)))
-        for metric in rule.compared
+        for metric in rule.metrics
     ]
     # One sweep is one sample of the machine's state; with enough of them the drift is part of their noise.
     table = pd.concat(lines, ignore_index=True).assign(by_sweep=by_sweep)
@@ -87,8 +78,6 @@ def costs(old: pd.DataFrame, new: pd.DataFrame, rule: Rule) -> pd.DataFrame:
 
 def _lines(metric: str, cells: pd.DataFrame, old: Side, new: Side) -> pd.DataFrame:
     """The lines of one metric, without verdicts: differences of logarithms, with their errors."""
-    import numpy as np
-
     both = (old.runs.gt(0) & new.runs.gt(0)).to_numpy()
     parts = []
     if not METRICS[metric].counted and both.any():
@@ -119,8 +108,6 @@ def _found(old: Side, new: Side, members: Array) -> pd.DataFrame:
 
 
 def _judged(lines: pd.DataFrame, rule: Rule, drift: float) -> pd.DataFrame:
-    import numpy as np
-
     lines = lines.reindex(columns=[*dict.fromkeys([*lines.columns, *COLUMNS])])
     counted = lines["metric"].isin([spec.name for spec in METRICS.values() if spec.counted])
     enough = lines[["runs_old", "runs_new"]].min(axis=1) >= np.where(lines["level"] == "cell", LEAST_RUNS, 1)
@@ -144,12 +131,7 @@ def _judged(lines: pd.DataFrame, rule: Rule, drift: float) -> pd.DataFrame:
     called &= lines["difference"].abs() >= least
     within = (np.log(lines["ratio_low"]) > -least) & (np.log(lines["ratio_high"]) < least)
     lines["verdict"] = np.select(
-        [
-            lines["difference"].isna(),
-            called,
-            ~tested & ~counted,
-            within | counted,
-        ],
+        [lines["difference"].isna(), called, ~tested & ~counted, within | counted],
         [NOT_MEASURED, _direction(lines), TOO_FEW, NO_CHANGE],
         UNCLEAR,
     )
@@ -157,7 +139,5 @@ def _judged(lines: pd.DataFrame, rule: Rule, drift: float) -> pd.DataFrame:
 
 
 def _direction(lines: pd.DataFrame) -> Array:
-    import numpy as np
-
     up, time = lines["difference"] > 0, lines["metric"].map(lambda metric: METRICS[metric].unit == "s")
     return np.select([time & up, time, up], ["slower", "faster", "larger"], "smaller")

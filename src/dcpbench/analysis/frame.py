@@ -7,9 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from dcpbench.records import jsonl
-from dcpbench.records.row import NESTED, column_types
-from dcpbench.records.status import is_ok
+from dcpbench.records.row import NESTED, column_types, is_ok
+from dcpbench.records.row_reader import parse
 from dcpbench.records.store import ENVIRONMENT_JSON, RESULTS_JSONL, ResultsError, read_rows
 
 _DTYPES = {bool: "boolean", int: "Int64", float: "float64", str: "string"}
@@ -108,7 +107,7 @@ def as_text(value: object) -> str:
 
 
 def ok(frame: pd.DataFrame) -> "pd.Series[bool]":
-    """Where a row came out as it should, as `dcpbench.records.status.is_ok` has it."""
+    """Where a row came out as it should, as `dcpbench.records.row.is_ok` has it."""
     known = frame[["status", "flaky", "fault_seen"]].astype(object)
     rows = known.where(known.notna(), None).itertuples(index=False)
     return pd.Series([is_ok(*row) for row in rows], index=frame.index, dtype=bool)
@@ -160,7 +159,7 @@ def sweeps_in(place: Path) -> Iterator[Path]:
 def _environment(folder: Path) -> tuple[dict[str, Any], list[str]]:
     path = folder / ENVIRONMENT_JSON
     try:
-        known, remarks = jsonl.parse(path.read_bytes())
+        known, remarks = parse(path.read_bytes())
     except FileNotFoundError:
         return {}, []
     except OSError as error:

@@ -17,8 +17,8 @@ import pandas as pd
 from dcpbench.analysis.cell_identity import identity_keys, override_values, override_words
 from dcpbench.analysis.frame import dtypes, read_frame, short_names, sweeps_in
 from dcpbench.records.row import AXES, SCHEMA_VERSION, Row
+from dcpbench.records.row_reader import upgraded
 from dcpbench.records.store import RESULTS_CSV, RESULTS_JSONL, ResultsError, stored_rows
-from dcpbench.records.upgrade import upgraded
 
 _LAST = ("cell", "status", "started_at")
 _OF_CELL = (*AXES, "overrides", "config_digest", "status", "reason", "flaky", "fault_seen", "repeat")
@@ -38,7 +38,7 @@ class Rows:
     Args:
         frame: columns as `read_sweeps` has them, and `at`, the place of the row's sweep in `folders`.
         folders: the sweeps' folders.
-        names: just tell the sweeps apart.
+        names: short ones, no two alike.
         remarks: sentences on what could not be read, or not in the quick way.
         keys: the overrides that are part of a cell's identity, see `cell_identity.identity_keys`.
     """
@@ -194,7 +194,7 @@ def _parse(header: bytes, copies: _Copies, wanted: Sequence[str]) -> pd.DataFram
 
 
 def _upgraded(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows of `results.csv`, those of schema version 1 as `records.upgrade` has them, unless they were so
+    """Rows of `results.csv`, those of schema version 1 as `records.row_reader` has them, unless they were so
     when the file was written."""
     old = (frame["schema_version"] < SCHEMA_VERSION) & frame["checkpointer"].isna()
     if not old.any():
@@ -224,7 +224,7 @@ def _samples(rows: Rows) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _last_row(path: Path) -> list[Any] | None:
-    """What tells the last row of a file apart; None if it cannot be told."""
+    """What identifies the last row of a file; None if that is not known."""
     try:
         row = json.loads(_last_line(path) or b"{}")
     except (OSError, ValueError, RecursionError):

@@ -9,8 +9,7 @@ from dcpbench.analysis.cell_identity import override_words
 from dcpbench.analysis.frame import is_true
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.metrics import METRICS
-from dcpbench.records.row import AXES
-from dcpbench.records.status import STATUSES
+from dcpbench.records.row import AXES, STATUSES
 
 _REPEAT = re.compile(r"(^|,)repeat=\d+(?=$|,)")
 _FLAKY = STATUSES.index("xpass") + 0.5

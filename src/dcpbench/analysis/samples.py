@@ -1,18 +1,14 @@
 """One cost of the cells that two sides have in common, as tables of logarithms."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from dcpbench.records.row import AXES
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, np.dtype[Any]]
+Array = np.ndarray[Any, np.dtype[Any]]
 
 _NOT_GROUPED = ("seed", "fault")
 
@@ -22,10 +18,10 @@ class Side:
     """What one side measured of each cell: `runs`, `median`, `lowest` and `highest` by the cells' keys, and
     `logs` (cells, rounds), the logarithm of each cell in each round, NaN where it was not measured."""
 
-    runs: pd.Series
-    median: pd.Series
-    lowest: pd.Series
-    highest: pd.Series
+    runs: "pd.Series[int]"
+    median: "pd.Series[float]"
+    lowest: "pd.Series[float]"
+    highest: "pd.Series[float]"
     logs: Array
 
 
@@ -41,8 +37,6 @@ def side(frame: pd.DataFrame, metric: str, keys: list[str], by_sweep: bool) -> S
         frame: rows with `key`, see `cell_identity.with_cells`.
         by_sweep: a round is a whole sweep, and not one of its repeats.
     """
-    import numpy as np
-
     values = pd.to_numeric(frame[metric], errors="coerce").astype(float)
     if metric == "save_stall_s":  # of a synchronous save it is its save_s once more
         values = values.mask(frame["save"].eq("sync"))
@@ -70,8 +64,6 @@ def groups(cells: pd.DataFrame, measured: Array) -> tuple[list[str], Array]:
     Returns:
         the name of each set, and which cells are in it, (sets, cells).
     """
-    import numpy as np
-
     found: dict[str, Array] = {}
     for axis in (axis for axis in AXES if axis not in _NOT_GROUPED):
         values = cells[axis].to_numpy()

@@ -4,18 +4,16 @@ One sweep with five repeats measures each cell five times: far too few to know a
 many cells are looked at at once. So the noise of a cell is estimated from that of all cells too (Smyth's
 moderated t), what several cells share is tested on means over these cells within one round, so that a
 drift from round to round counts as the noise it is, and the rate of false alarms is held over everything
-that is looked at (Holm). numpy and scipy are imported when they are needed: most commands need neither.
+that is looked at (Holm).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
+from scipy.special import digamma, polygamma, stdtr, stdtrit
 
-    Array = np.ndarray[Any, np.dtype[np.float64]]
+Array = np.ndarray[Any, np.dtype[np.float64]]
 
 LEAST_SD = 1e-3
 """Standard deviation of a logarithm below which nothing is believed: sizes that never vary have none."""
@@ -23,7 +21,7 @@ LEAST_SD = 1e-3
 
 @dataclass(frozen=True)
 class Changes:
-    """What each of n groups came to, arrays of shape (n,): the difference of the mean logarithms (new less
+    """The change of each of n groups, arrays of shape (n,): the difference of the mean logarithms (new less
     old), NaN where a side has none, its standard error (NaN: no noise was seen), its degrees of freedom."""
 
     difference: Array
@@ -45,8 +43,6 @@ def changes(old: Array, new: Array, members: Array) -> tuple[Changes, Array]:
     Returns:
         the changes, and in how many rounds of the old and the new side each group was measured, (2, groups).
     """
-    import numpy as np
-
     level = (_mean(old) + _mean(new)) / 2
     before, after = (_group_means(side - level[:, None], members) for side in (old, new))
     counts = [np.isfinite(side).sum(axis=1).astype(float) for side in (before, after)]
@@ -75,9 +71,6 @@ def moderated(variance: Array, freedom: Array) -> tuple[Array, Array]:
     Returns:
         the variances and their degrees of freedom, NaN where there were none.
     """
-    import numpy as np
-    from scipy.special import digamma, polygamma
-
     usable = (freedom > 0) & np.isfinite(variance)
     given, own = variance[usable], freedom[usable]
     if len(given) < 2:
@@ -99,9 +92,6 @@ def moderated(variance: Array, freedom: Array) -> tuple[Array, Array]:
 
 def p_values(found: Changes, allowed: float) -> Array:
     """Two-sided p of each row for `the true difference is at most `allowed` either way`; NaN: no test."""
-    import numpy as np
-    from scipy.special import stdtr
-
     beyond = (np.abs(found.difference) - allowed) / found.error
     p = 2 * stdtr(found.freedom, -np.maximum(beyond, 0))
     return np.where(np.isfinite(found.error), np.minimum(p, 1.0), np.nan)
@@ -109,16 +99,12 @@ def p_values(found: Changes, allowed: float) -> Array:
 
 def interval(found: Changes, level: float = 0.95) -> tuple[Array, Array]:
     """The interval of each row by itself, of the difference of logarithms."""
-    from scipy.special import stdtrit
-
     half = stdtrit(found.freedom, (1 + level) / 2) * found.error
     return found.difference - half, found.difference + half
 
 
 def would_see(found: Changes, allowed: float, false_alarms: float, tests: int, power: float = 0.9) -> Array:
     """The difference of logarithms that each row would be called for with this power."""
-    from scipy.special import stdtrit
-
     needed = stdtrit(found.freedom, 1 - false_alarms / (2 * max(tests, 1)))
     return allowed + (needed + stdtrit(found.freedom, power)) * found.error
 
@@ -126,8 +112,6 @@ def would_see(found: Changes, allowed: float, false_alarms: float, tests: int, p
 def holm(p: Array) -> Array:
     """p values such that calling those up to `a` has a chance of at most `a` of any false call, however
     the tests depend on each other (Holm 1979); NaN is no test."""
-    import numpy as np
-
     adjusted = np.full(len(p), np.nan)
     order = np.argsort(p)[: int(np.isfinite(p).sum())]
     steps = np.maximum.accumulate(p[order] * np.arange(len(order), 0, -1))
@@ -136,8 +120,6 @@ def holm(p: Array) -> Array:
 
 
 def _mean(values: Array) -> Array:
-    import numpy as np
-
     counts = np.isfinite(values).sum(axis=1)
     with np.errstate(invalid="ignore"):
         return np.asarray(np.nansum(values, axis=1) / np.where(counts, counts, np.nan))
@@ -145,8 +127,6 @@ def _mean(values: Array) -> Array:
 
 def _group_means(values: Array, members: Array) -> Array:
     """Of each group the mean over its cells in each round, (groups, rounds); NaN where none was measured."""
-    import numpy as np
-
     measured = np.isfinite(values)
     counts = members.astype(float) @ measured
     sums = members.astype(float) @ np.where(measured, values, 0.0)
@@ -155,8 +135,6 @@ def _group_means(values: Array, members: Array) -> Array:
 
 def _trigamma_inverse(value: float) -> float:
     """x with trigamma(x) = value, by Newton's method (Smyth 2004, appendix)."""
-    from scipy.special import polygamma
-
     x = 0.5 + 1 / value
     for _ in range(50):
         trigamma = float(polygamma(1, x))

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from dcpbench.verify.manifest import Manifest
+from dcpbench.verify.audit import Manifest
 
 
 class Ranks(Protocol):

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks
 from dcpbench.checkpointers.storage import Storage
 from dcpbench.config.schema import Config
-from dcpbench.verify.manifest import Chunk, Entry, Manifest
+from dcpbench.verify.audit import Chunk, Entry, Manifest
 
 
 class DcpCheckpointer(Checkpointer):

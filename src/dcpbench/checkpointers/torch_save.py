@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks, file_lengths
 from dcpbench.checkpointers.storage import plain_files
 from dcpbench.config.schema import Config
-from dcpbench.verify.manifest import Chunk, Entry, Manifest
+from dcpbench.verify.audit import Chunk, Entry, Manifest
 
 FILE = "state.pt"
 

@@ -3,11 +3,10 @@
 Hydra merges every YAML file and every override into these classes, so an unknown key or a wrong
 type is refused before anything starts. They are not frozen, because OmegaConf marks a node made
 from a frozen dataclass read-only and then refuses to merge the YAML into it.
-
-`target` is always the dotted path of the function or class that a YAML stands for; it is resolved
-in the rank processes only, so that this module (and with it the driver) needs no torch.
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
@@ -15,7 +14,10 @@ from typing import Any
 from omegaconf import MISSING
 
 from dcpbench.config.cell_key import HOW_RUN
-from dcpbench.config.mesh import mesh_sizes
+from dcpbench.config.errors import ConfigError
+
+REST = -1
+"""A mesh size that stands for whatever the other dimensions leave of the world size."""
 
 
 def how_run(default: Any) -> Any:
@@ -139,35 +141,70 @@ class ScenarioConfig:
 
 
 @dataclass
-class ParallelConfig:
-    """How a model is spread over the ranks: `target(model, mesh, config)` returns the wrapped model.
-
-    `mesh` names the dimensions that this parallelism has, outermost first, out of `mesh.DIMENSIONS`;
-    the three sizes say how large each is. An empty `mesh` means an unwrapped replica on every rank.
-    `tp_plan` is the model's, unless another is given.
-    """
+class Group:
+    """What a YAML file stands for: `target` is the dotted path of a function or class, resolved in the rank
+    processes only, so that the driver needs no torch; `options` are more keyword arguments for it."""
 
     name: str = MISSING
     target: str = MISSING
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class ParallelConfig(Group):
+    """How a model is spread over the ranks: `target(model, mesh, config)` returns the wrapped model.
+
+    `mesh` names the dimensions that this parallelism has, outermost first, out of the three
+    whose sizes follow, of which one may be `REST`. An empty `mesh` means an unwrapped replica on every rank.
+    `tp_plan` is the model's, unless another is given.
+    """
+
     mesh: list[str] = field(default_factory=list)
     dp_replicate: int = 1
     dp_shard: int = 1
     tp: int = 1
     tp_plan: dict[str, str] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
 
     def mesh_sizes(self, world_size: int) -> dict[str, int]:
         """The size of each mesh dimension on `world_size` ranks, outermost first.
 
         Raises:
-            ConfigError: the sizes do not fit the mesh or the world size.
+            ConfigError: the sizes are not positive, name a dimension that the mesh does not have, or do not
+                multiply to the world size.
         """
         given = {"dp_replicate": self.dp_replicate, "dp_shard": self.dp_shard, "tp": self.tp}
-        return mesh_sizes(self.name, self.mesh, given, world_size)
+        for name, size in given.items():
+            if name not in self.mesh and size != 1:
+                has = f"no {name} dimension ({' × '.join(self.mesh) or 'no mesh'})"
+                raise ConfigError(f"parallel.{name}={size}: parallel={self.name} has {has}")
+        if unknown := [name for name in self.mesh if name not in given]:
+            known = ", ".join(given)
+            raise ConfigError(f"parallel.mesh: unknown dimension {unknown[0]!r}; known are {known}")
+        sizes = {name: given[name] for name in self.mesh}
+        for name, size in sizes.items():
+            if size < 1 and size != REST:
+                raise ConfigError(f"parallel.{name}={size}: a mesh size is at least 1, or -1 for the rest")
+        rest = [name for name, size in sizes.items() if size == REST]
+        if len(rest) > 1:
+            raise ConfigError(f"parallel: only one of {', '.join(rest)} may be -1 (the rest)")
+        wanted = " × ".join(f"{name}={size}" for name, size in sizes.items())
+        fixed = math.prod(size for size in sizes.values() if size != REST)
+        if rest and world_size % fixed == 0:
+            sizes[rest[0]] = world_size // fixed
+        if sizes and math.prod(sizes.values()) != world_size:
+            how = "cannot be made to multiply" if rest else f"multiplies to {fixed}, not"
+            raise ConfigError(f"parallel={self.name}: the mesh {wanted} {how} to the world size {world_size}")
+        return sizes
+
+
+def dp_degree(sizes: Mapping[str, int], world_size: int) -> int:
+    """How many parts a global batch has on a mesh of these sizes: tp shares its data, and without a
+    mesh every rank sees the whole."""
+    return world_size // sizes.get("tp", 1) if sizes else 1
 
 
 @dataclass
-class ModelConfig:
+class ModelConfig(Group):
     """A model: `target(**options)`, whose `input_size` and `output_size` shape its batches.
 
     `batch_size` is the global batch; every data-parallel rank sees an equal share of it. `tp_plan`
@@ -175,26 +212,20 @@ class ModelConfig:
     `requires_accelerator` is too large for ranks that share a CPU and its memory.
     """
 
-    name: str = MISSING
-    target: str = MISSING
     batch_size: int = 24
     requires_accelerator: bool = False
     tp_plan: dict[str, str] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
-class OptimizerConfig:
+class OptimizerConfig(Group):
     """An optimizer: `target(groups(model), lr=..., ...)`; what is null is left to its default."""
 
-    name: str = MISSING
-    target: str = MISSING
     groups: str = "dcpbench.workloads.param_groups.one"
     lr: float = MISSING
     weight_decay: float | None = None
     momentum: float | None = None
     betas: list[float] | None = None
-    options: dict[str, Any] = field(default_factory=dict)
 
     def hyperparameters(self) -> dict[str, Any]:
         """Keyword arguments for the optimizer's constructor."""
@@ -208,37 +239,31 @@ class OptimizerConfig:
 
 
 @dataclass
-class CheckpointerConfig:
+class CheckpointerConfig(Group):
     """What writes and reads checkpoints: `target(folder, config)` returns a
     `dcpbench.checkpointers.base.Checkpointer`, given the cell's folder for checkpoints and its `Config`.
 
     What it cannot do is a skip: `only` has the values of other axes that it can be used with.
     """
 
-    name: str = MISSING
-    target: str = MISSING
     only: dict[str, Only] = how_run(dict)
-    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
-class SaveConfig:
+class SaveConfig(Group):
     """How DCP is called to save: `target(state_dict, checkpoint_id, writer, process_group, **options)`; see
     `dcpbench.checkpointers.dcp_saves`. Other checkpointers look at the flags alone.
 
     `asynchronous` says that training may go on before the checkpoint is complete.
     """
 
-    name: str = MISSING
-    target: str = MISSING
     asynchronous: bool = False
     cache_staged_state_dict: bool = False
     requires_accelerator: bool = False
-    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
-class StorageConfig:
+class StorageConfig(Group):
     """Where checkpoints lie: `target(folder, config, save)` returns a
     `dcpbench.checkpointers.storage.Storage`.
 
@@ -247,14 +272,11 @@ class StorageConfig:
     writes; null takes what cells like it took up.
     """
 
-    name: str = MISSING
-    target: str = MISSING
     root: str | None = how_run(None)
     thread_count: int = 1
     sync_files: bool = True
     keep_free_bytes: int = how_run(2**30)
     needs_bytes: int | None = how_run(None)
-    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass

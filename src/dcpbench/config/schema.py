@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import (
@@ -101,18 +102,19 @@ class Config:
         Raises:
             ConfigError: naming the key, its value and what it may be.
         """
-        at_least_one = {
-            "train_steps": self.train_steps,
-            "resume_steps": self.resume_steps,
-            "saves": self.saves,
-            "model.batch_size": self.model.batch_size,
-            "storage.thread_count": self.storage.thread_count,
-        }
-        for key, value in at_least_one.items():
-            if value < 1:
-                raise ConfigError(f"{key}={value}: must be at least 1")
-        if self.save_at is not None and self.save_at < 0:
-            raise ConfigError(f"save_at={self.save_at}: must be a step, at least 0")
+        for key, value, least, text in (
+            ("train_steps", self.train_steps, 1, "at least 1"),
+            ("resume_steps", self.resume_steps, 1, "at least 1"),
+            ("saves", self.saves, 1, "at least 1"),
+            ("model.batch_size", self.model.batch_size, 1, "at least 1"),
+            ("storage.thread_count", self.storage.thread_count, 1, "at least 1"),
+            ("save_at", self.save_at, 0, "a step, at least 0"),
+            ("storage.keep_free_bytes", self.storage.keep_free_bytes, 0, "at least 0 bytes"),
+            ("storage.needs_bytes", self.storage.needs_bytes, 0, "at least 0 bytes"),
+            ("load_world_size", self.load_world_size, 1, "at least 1 rank"),
+        ):
+            if value is not None and value < least:
+                raise ConfigError(f"{key}={value}: must be {text}")
         plan = Plan(self.train_steps, self.saves, self.resume_steps, self.save_at)
         if self.overlap_saves and len(plan.save_steps) < 2:
             raise ConfigError(f"overlap_saves=true: saves={self.saves} leaves nothing to overlap; at least 2")
@@ -121,14 +123,6 @@ class Config:
                 raise ConfigError(f"timeouts.{phase}_s={limit_s}: must be a number of seconds, more than 0")
         if self.retry not in (0, 1):
             raise ConfigError(f"retry={self.retry}: must be 0 or 1")
-        for key, size in (
-            ("storage.keep_free_bytes", self.storage.keep_free_bytes),
-            ("storage.needs_bytes", self.storage.needs_bytes or 0),
-        ):
-            if size < 0:
-                raise ConfigError(f"{key}={size}: must be at least 0 bytes")
-        if self.load_world_size is not None and self.load_world_size < 1:
-            raise ConfigError(f"load_world_size={self.load_world_size}: must be at least 1 rank")
         if self.world_size != "auto" and (isinstance(self.world_size, str) or self.world_size < 1):
             raise ConfigError(
                 f"world_size={self.world_size}: must be 'auto' or a number of ranks, at least 1"
@@ -154,3 +148,16 @@ class Plan:
     def last_step(self) -> int:
         """How far the uninterrupted run goes: `resume_steps` past the last checkpoint."""
         return self.save_steps[-1] + self.resume_steps
+
+
+def conf_folder() -> Path:
+    """Where `conf/` lies: in the installed package, else in the checkout.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    here = Path(__file__).resolve().parents[1]
+    for folder in (here / "conf", here.parents[1] / "conf"):
+        if (folder / "config.yaml").is_file():
+            return folder
+    raise ConfigError(f"no conf/config.yaml beside {here}: the installation is not whole")

@@ -53,8 +53,8 @@ class Executor(Protocol):
     def run(self, kind: WorldKind, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: OnPhase) -> Outcome:
         """Run a stage on the ranks of a kind that was started, and wait for its end."""
 
-    def release(self) -> None:
-        """Let all ranks leave, without waiting for them: the next stage gets fresh ones."""
+    def keep_only(self, kinds: set[WorldKind]) -> None:
+        """Let the ranks of other kinds leave: they would only take up room, or are to be fresh again."""
 
     def interrupt(self) -> None:
         """End what runs, at once; called from another thread."""

@@ -14,6 +14,15 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+_PRELOADED = (
+    "torch._dynamo",
+    "torch._inductor.config",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+)
+"""What the server imports once, so that a rank is born with it. None of it may touch CUDA."""
+
 _PROBE_LIMIT_S = 120.0
 _DETAILS_LIMIT_S = 10.0
 
@@ -62,8 +71,8 @@ def fork_server(compiles: bool) -> ForkServerContext:
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no worker pools left behind
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if platform.system() == "Linux" else "lo0")
     context = multiprocessing.get_context("forkserver")
-    preload = ["dcpbench.worker.preload"]
-    context.set_forkserver_preload([*preload, "dcpbench.worker.preload_compile"] if compiles else preload)
+    compiler = ["dcpbench.worker.preload_compile"] if compiles else []
+    context.set_forkserver_preload([*_PRELOADED, *compiler])
     # It imports while the driver composes the cells.
     with _fixed_addresses():
         forkserver.ensure_running()

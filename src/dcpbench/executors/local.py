@@ -5,13 +5,13 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 from dcpbench.config.groups import TimeoutsConfig
-from dcpbench.executors.base import OnPhase, Outcome, WorldKind
+from dcpbench.executors.base import Executor, OnPhase, Outcome, WorldKind
 from dcpbench.executors.rank_group import RankGroup
 from dcpbench.worker.messages import CellSpec
 
 
 @dataclass
-class LocalExecutor:
+class LocalExecutor(Executor):
     """Ranks of this host; on a device of their own out of `gpus` each, if they use any.
 
     Groups of several kinds stay up side by side, so that the stages of a cell need not start them anew.
@@ -23,16 +23,10 @@ class LocalExecutor:
     _leaving: list[RankGroup] = field(default_factory=list)
 
     def start(self, kind: WorldKind, log_folder: Path) -> None:
-        """Have ranks of this kind; those that died since their last stage are replaced.
-
-        Raises:
-            OSError, EOFError: they could not be started; none is left behind.
-        """
-        group = self._groups.get(kind)
-        if group and not group.usable():
+        """As for every executor; ranks that died since their last stage are replaced."""
+        if kind in self._groups and not self._groups[kind].usable():
             self._groups.pop(kind).kill()
-            group = None
-        if group is None:
+        if kind not in self._groups:
             self._groups[kind] = RankGroup.start(self.context, kind, log_folder, self.gpus)
 
     def run(self, kind: WorldKind, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: OnPhase) -> Outcome:
@@ -46,13 +40,11 @@ class LocalExecutor:
         return outcome
 
     def keep_only(self, kinds: set[WorldKind]) -> None:
-        """Let the ranks of other kinds leave, which would only take up room."""
+        """As for every executor; does not wait for those that leave."""
         for kind in self._groups.keys() - kinds:
-            self._leave(kind)
-
-    def release(self) -> None:
-        """Let all ranks leave; does not wait for them."""
-        self.keep_only(set())
+            group = self._groups.pop(kind)
+            group.close()
+            self._leaving.append(group)
 
     def interrupt(self) -> None:
         """End what runs in another thread: its stage ends at once."""
@@ -65,8 +57,3 @@ class LocalExecutor:
             self._groups.popitem()[1].kill()
         while self._leaving:
             self._leaving.pop().join()
-
-    def _leave(self, kind: WorldKind) -> None:
-        group = self._groups.pop(kind)
-        group.close()
-        self._leaving.append(group)

@@ -1,16 +1,51 @@
-"""How a stage ended on its ranks: what happened first, on which rank, in which phase."""
+"""How a stage ends on its ranks: the limits of time that it has, and what happened first, where."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from dcpbench.config.groups import TimeoutsConfig
 from dcpbench.executors import stack_dumps
 from dcpbench.executors.base import Outcome
 from dcpbench.executors.rank_handle import Rank
-from dcpbench.executors.timeouts import Limit
 from dcpbench.records.findings import LimitReached, RankDeath
 from dcpbench.records.rank_report import RankReport
 
 _DEATH_IS_SEEN_S = 0.25
 """How much later than its peers, whose connections break at once, the driver may see that a rank died."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A limit of the configuration and when it is reached (`time.monotonic`); `phase` is None for the
+    whole cell's."""
+
+    at: float
+    key: str
+    limit_s: float
+    phase: str | None = None
+
+    def concerns(self, rank: Rank) -> bool:
+        """Whether a rank is still at what took too long."""
+        at_it = self.phase in (None, rank.phase) or (self.phase == "upload" and bool(rank.uploads))
+        return rank.waiting and at_it
+
+
+def nearest(timeouts: TimeoutsConfig, began: float, ranks: Sequence[Rank]) -> Limit:
+    """The limit that is reached first if no rank gets any further; `began` is when the cell did."""
+    limits = timeouts.of_phases()
+    clocks = [
+        clock
+        for rank in ranks
+        if rank.waiting
+        for clock in ((rank.phase, rank.since), *(("upload", since) for since in rank.uploads))
+    ]
+    candidates = [
+        Limit(since + limits[phase], f"timeouts.{phase}_s", limits[phase], phase)
+        for phase, since in clocks
+        if phase in limits
+    ]
+    cell = Limit(began + timeouts.cell_s, "timeouts.cell_s", timeouts.cell_s)
+    return min([cell, *candidates], key=lambda limit: limit.at)
 
 
 def outcome_of(ranks: Sequence[Rank], limit: Limit) -> Outcome:

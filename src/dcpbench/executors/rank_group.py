@@ -14,9 +14,8 @@ from typing import Any
 from dcpbench.config.groups import TimeoutsConfig
 from dcpbench.executors import cleanup
 from dcpbench.executors.base import OnPhase, Outcome, WorldKind
-from dcpbench.executors.outcome import outcome_of
+from dcpbench.executors.outcome import nearest, outcome_of
 from dcpbench.executors.rank_handle import Rank
-from dcpbench.executors.timeouts import nearest
 from dcpbench.records.findings import RaisedError
 from dcpbench.worker.messages import CellSpec, Failed, Message, PhaseBegun, RankSpec
 
@@ -130,7 +129,7 @@ class RankGroup:
         cleanup.end_families(self._leaders())
 
     def kill(self) -> None:
-        """End the ranks and whatever they started, at once, and wait until they are gone."""
+        """`end` the ranks, wait until they are gone, and remove the shared memory that they leave."""
         held = cleanup.held_shared_memory(self._leaders())
         self.end()
         for rank in self._ranks:
@@ -138,9 +137,9 @@ class RankGroup:
             rank.connection.close()
         cleanup.remove_shared_memory(cleanup.shared_memory() - self._shared_before, held, self._started)
 
-    def join(self, timeout_s: float = _LEAVE_S) -> None:
-        """Wait until the ranks have left, and end those that have not by then."""
-        deadline = time.monotonic() + timeout_s
+    def join(self) -> None:
+        """Wait until the ranks have left, and end those that have not in time."""
+        deadline = time.monotonic() + _LEAVE_S
         for rank in self._ranks:
             rank.process.join(max(0.0, deadline - time.monotonic()))
         self.kill()

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks
 from dcpbench.config.groups import FaultConfig, Place
 from dcpbench.faults.targets import StagedState, Target
-from dcpbench.verify.manifest import Manifest
+from dcpbench.verify.audit import Manifest
 
 
 class FaultyCheckpointer(Checkpointer):

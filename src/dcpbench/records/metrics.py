@@ -10,9 +10,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-UNITS = {"_s": "s", "_bytes": "bytes"}
-"""The unit of a metric, by how its name ends."""
-
 PHASE_S = "phase_s"
 """Seconds that a rank spent in a phase; no column, but what those of whole phases are made of."""
 
@@ -60,7 +57,8 @@ class MetricSpec:
     @property
     def unit(self) -> str:
         """`s`, `bytes`, or empty where the name tells none."""
-        return next((unit for suffix, unit in UNITS.items() if self.name.endswith(suffix)), "")
+        name, _, unit = self.name.rpartition("_")
+        return unit if name and unit in ("s", "bytes") else ""
 
     @property
     def whole(self) -> bool:
@@ -109,7 +107,7 @@ def aggregated(measurements: Iterable[Measurement]) -> dict[str, float | int | N
     for one in measurements:
         source = _of_phase(one.phase or "") if one.metric == PHASE_S else one.metric
         by_source.setdefault(source, {}).setdefault(one.rank, []).append(one.value)
-    return {spec.name: _aggregate(spec, by_source.get(_source(spec), {})) for spec in METRICS.values()}
+    return {spec.name: _aggregate(spec, by_source) for spec in METRICS.values()}
 
 
 def _of_phase(phase: str) -> str:
@@ -117,11 +115,8 @@ def _of_phase(phase: str) -> str:
     return f"{PHASE_S} {phase.partition('/')[0]}"
 
 
-def _source(spec: MetricSpec) -> str:
-    return _of_phase(spec.phase or "") if spec.whole_phase else spec.name
-
-
-def _aggregate(spec: MetricSpec, ranks: dict[int | None, list[float]]) -> float | int | None:
+def _aggregate(spec: MetricSpec, by_source: dict[str, dict[int | None, list[float]]]) -> float | int | None:
+    ranks = by_source.get(_of_phase(spec.phase or "") if spec.whole_phase else spec.name)
     if not ranks:
         return None
     over_saves = sum if spec.whole_phase else _OVER_SAVES[spec.over_saves]

@@ -9,9 +9,6 @@ import importlib
 import os
 from importlib.metadata import entry_points
 
-VARIABLE = "DCPBENCH_PLUGINS"
-GROUP = "dcpbench"
-
 
 class PluginError(Exception):
     """A plug-in cannot be imported: one line that names it."""
@@ -23,8 +20,8 @@ def load_plugins() -> list[str]:
     Raises:
         PluginError: one of them cannot be imported.
     """
-    named = [name.strip() for name in os.environ.get(VARIABLE, "").split(",")]
-    modules = [*(entry.module for entry in entry_points(group=GROUP)), *filter(None, named)]
+    named = [name.strip() for name in os.environ.get("DCPBENCH_PLUGINS", "").split(",")]
+    modules = [*(entry.module for entry in entry_points(group="dcpbench")), *filter(None, named)]
     for name in modules:
         try:
             importlib.import_module(name)

@@ -1,16 +1,23 @@
-"""The row: the one record that a cell leaves behind."""
+"""The row: the one record that a cell leaves behind; what its columns hold, and whether it is ok."""
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_type_hints
 
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.metrics import METRICS, MetricSpec
-from dcpbench.records.schema import INTEGER, NUMBER, YES_OR_NO, ColumnType, column_types_of
-from dcpbench.records.status import is_ok
 
 SCHEMA_VERSION = 2
+
+STATUSES = ("crash", "timeout", "error", "fail", "vacuous", "xpass", "xfail", "skip", "pass")
+"""Every status that a cell may come to, the worst first."""
+
+WRONG_CONFIGURATION = 2
+INTERRUPTED = 130
+"""Exit statuses of a sweep beside 0 and 1: nothing was started; the user broke off."""
 
 _FIRST_VERSION = tuple(
     """
@@ -24,6 +31,17 @@ _FIRST_VERSION = tuple(
     """.split()  # noqa: SIM905
 )
 """The order of the first version's columns, which never changes; others follow as they are declared."""
+
+
+def is_ok(status: str, flaky: bool | None = None, fault_seen: bool | None = None) -> bool:
+    """Whether a cell came out as it should.
+
+    A cell with a planted fault did when the fault was seen for what it is. A flaky cell never did: that its
+    second try passed does not say what its first one was.
+    """
+    if flaky:
+        return False
+    return status in ("pass", "xfail", "skip") if fault_seen is None else fault_seen
 
 
 def _axis(default: Any) -> Any:
@@ -121,6 +139,37 @@ REQUIRED = (*_FIRST_VERSION[:14],)
 """The columns that every row has, of whatever version."""
 
 
+_TYPE_NAMES = {
+    bool: "true or false",
+    int: "an integer of 64 bits",
+    float: "a finite number",
+    str: "a text",
+    dict: "an object",
+}
+
+
+@dataclass(frozen=True)
+class ColumnType:
+    """What a column may hold: JSON's own types exactly, as true is no number; null if it is `optional`."""
+
+    python: type
+    optional: bool = True
+
+    @property
+    def name(self) -> str:
+        """What it holds, in words."""
+        return _TYPE_NAMES[self.python]
+
+    def fits(self, value: Any) -> bool:
+        """Whether a column of this type may hold this value."""
+        if value is None:
+            return self.optional
+        kind = type(value)
+        if self.python is float:
+            return kind in (float, int) and -sys.float_info.max <= value <= sys.float_info.max
+        return kind is self.python and (self.python is not int or -(2**63) <= value < 2**63)
+
+
 def column_types() -> dict[str, ColumnType]:
     """What each column holds, in the order of the columns, and after them what is nested."""
     return _column_types(tuple(CHECKS), tuple(METRICS.values()))
@@ -128,13 +177,20 @@ def column_types() -> dict[str, ColumnType]:
 
 @cache
 def _column_types(checks: tuple[str, ...], metrics: tuple[MetricSpec, ...]) -> dict[str, ColumnType]:
-    declared = column_types_of(Row)
+    declared = {name: _column_type(hint) for name, hint in get_type_hints(Row).items()}
     del declared["checks"], declared["metrics"]
-    declared |= dict.fromkeys(checks, YES_OR_NO.or_null)
-    declared |= {spec.name: (INTEGER if spec.whole else NUMBER).or_null for spec in metrics}
+    declared |= dict.fromkeys(checks, ColumnType(bool))
+    declared |= {spec.name: ColumnType(int if spec.whole else float) for spec in metrics}
     first = [name for name in _FIRST_VERSION if name in declared]
     order = [*first, *(name for name in declared if name not in first and name not in NESTED), *NESTED]
     return {name: declared[name] for name in order}
+
+
+def _column_type(hint: Any) -> ColumnType:
+    """That of a field: bool, int, float, str or a mapping, or one of them or None."""
+    alternatives = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    python = alternatives[0] if alternatives[0] in _TYPE_NAMES else dict
+    return ColumnType(python, optional=type(None) in alternatives)
 
 
 def columns() -> tuple[str, ...]:
@@ -144,8 +200,9 @@ def columns() -> tuple[str, ...]:
 
 def exit_status(rows: Iterable[Row]) -> int:
     """0 when every row is ok and at least one cell ran, else 1."""
-    ok, ran = True, False
+    ran = False
     for row in rows:
-        ok = ok and row.is_ok
+        if not row.is_ok:
+            return 1
         ran = ran or row.status != "skip"
-    return 0 if ok and ran else 1
+    return 0 if ran else 1

@@ -71,13 +71,13 @@ _TEMPLATES: dict[Problem, tuple[str, ...]] = {
 def describe(finding: Finding) -> str:
     """What is wrong with one piece of state, without its name."""
     known = {**finding.facts, "max_abs_diff": finding.max_abs_diff}
-    template = next(one for one in _TEMPLATES[finding.problem] if _fields(one) <= known.keys())
+    template = next(
+        one
+        for one in _TEMPLATES[finding.problem]
+        if all(name in known for _, name, _, _ in Formatter().parse(one) if name)
+    )
     corrupt = "; what the checkpoint holds is not what was saved" if known.get("checkpoint_differs") else ""
     return f"{template.format(**known)}{corrupt}"
-
-
-def _fields(template: str) -> set[str]:
-    return {field for _, field, _, _ in Formatter().parse(template) if field}
 
 
 def finding_sentence(finding: Finding) -> str:
@@ -107,7 +107,9 @@ def cause_sentence(cause: Cause, before: Iterable[str] = ()) -> str:
     if isinstance(cause, RaisedError):
         return _raised(cause, before)
     if isinstance(cause, RankDeath):
-        where = f"{cause.phase}{_beside_upload(cause)}"
+        where = cause.phase
+        if cause.upload_under_way and where != "upload":
+            where += ", an upload under way"
         return f"rank {cause.rank} {cause.ending} in {where}{f' at {cause.frame}' if cause.frame else ''}"
     return _late(cause)
 
@@ -119,10 +121,6 @@ def _raised(error: RaisedError, before: Iterable[str]) -> str:
     if found := "; ".join(before):
         text = f"{text} (before that {found})"
     return f"rank {error.rank} in {error.phase}: {text}{f' ({error.note})' if error.note else ''}"
-
-
-def _beside_upload(death: RankDeath) -> str:
-    return ", an upload under way" if death.upload_under_way and death.phase != "upload" else ""
 
 
 def _late(limit: LimitReached) -> str:

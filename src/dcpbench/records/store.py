@@ -20,12 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dcpbench.records import jsonl
 from dcpbench.records.metrics import METRICS, Measurement
-from dcpbench.records.row import AXES, REQUIRED, SCHEMA_VERSION, Row, column_types, columns
-from dcpbench.records.schema import misfits, value_text
-from dcpbench.records.status import STATUSES, UNKNOWN
-from dcpbench.records.upgrade import upgraded
+from dcpbench.records.row import AXES, STATUSES, Row, columns
+from dcpbench.records.row_reader import UNKNOWN, parse, read_row, value_text
 
 RESULTS_JSONL = "results.jsonl"
 RESULTS_CSV = "results.csv"
@@ -135,73 +132,25 @@ def read_rows(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
-                row, remarks = _read_row(line, number)
+                row, remarks = read_row(line, number)
                 if row is not None:
                     rows.append(row)
+                    if row["status"] not in (*STATUSES, UNKNOWN):
+                        known = ", ".join(STATUSES)
+                        status = value_text(row["status"])
+                        remarks.append(f"status {status} is none of {known}; it counts as not ok")
                     first = line_of.setdefault(tuple(row.get(name) for name in _CELL), number)
                     if first != number:
                         remarks.append(f"the cell of line {first} once more; both are shown")
                 if remarks:
                     damaged.append(f"{path}:{number}: {'; '.join(remarks)}")
     except OSError as error:
-        raise ResultsError(_why_no_sweep(folder, error)) from None
+        if folder.is_file():
+            why = f"a file, where the folder of a sweep was expected: try {folder.parent}"
+        else:
+            why = f"no sweep here ({RESULTS_JSONL}: {error.strerror})"
+        raise ResultsError(f"{folder}: {why}") from None
     return rows, damaged
-
-
-def _why_no_sweep(folder: Path, error: OSError) -> str:
-    if folder.is_file():
-        return f"{folder}: a file, where the folder of a sweep was expected: try {folder.parent}"
-    return f"{folder}: no sweep here ({RESULTS_JSONL}: {error.strerror})"
-
-
-def _read_row(line: bytes, number: int) -> tuple[dict[str, Any] | None, list[str]]:
-    if not line.strip():
-        return None, []
-    try:
-        row, remarks = jsonl.parse(line)
-    except ValueError as error:
-        return None, [_why_no_row(line, str(error))]
-    if not isinstance(row, dict):
-        return None, [f"{value_text(row)}, where a row was expected; left out"]
-    if row.get("schema_version") == 1:
-        row = upgraded(row)
-    elif row.get("schema_version") != SCHEMA_VERSION:
-        return None, [_why_not_this_version(row)]
-    for name in misfits(row, column_types(), REQUIRED):
-        remarks.append(_put_right(row, name, number))
-    if row["status"] not in (*STATUSES, UNKNOWN):
-        remarks.append(
-            f"status {value_text(row['status'])} is none of {', '.join(STATUSES)}; it counts as not ok"
-        )
-    return row, remarks
-
-
-def _why_no_row(line: bytes, error: str) -> str:
-    if not line.endswith(b"\n"):
-        return "not a whole row, broken off in the middle of a write, left out; resume= runs its cell again"
-    if b"\0" in line:
-        return "not a whole row, NUL bytes in it (the disk or the machine went down), left out"
-    return f"not a whole row, left out: {error}"
-
-
-def _why_not_this_version(row: dict[str, Any]) -> str:
-    version, commit = row.get("schema_version"), row.get("git_commit")
-    if version is None:
-        return "no schema_version in it, so no row of dcpbench; left out"
-    by = f"dcpbench at commit {commit}" if isinstance(commit, str) else "the dcpbench that wrote it"
-    newer = isinstance(version, int) and version > SCHEMA_VERSION
-    return (
-        f"a row of schema version {value_text(version)}, this dcpbench reads {SCHEMA_VERSION}; left out; "
-        f"{'a newer dcpbench' if newer else by} reads it"
-    )
-
-
-def _put_right(row: dict[str, Any], name: str, number: int) -> str:
-    found = f"{name} is {value_text(row[name])}" if name in row else f"no {name}"
-    instead = {"status": UNKNOWN, "cell": f"line {number}", "details": {}, "config": {}}
-    row[name] = instead.get(name)
-    shown = "empty" if row[name] == {} else row[name] or "null"
-    return f"{found}, where {column_types()[name].name} was expected; shown as {shown}"
 
 
 def read_lines(folder: Path, name: str = RESULTS_JSONL) -> Iterator[Line]:
@@ -257,7 +206,7 @@ def keep_measurements(folder: Path, cells: Collection[str]) -> None:
 
 def _cell_of(line: bytes) -> str | None:
     try:
-        measured, _ = jsonl.parse(line)
+        measured, _ = parse(line)
     except ValueError:
         return None
     return measured.get("cell") if isinstance(measured, dict) else None
@@ -288,19 +237,8 @@ def _writing(path: Path) -> Iterator[None]:
 
 def _row(line: bytes) -> Row | None:
     """The row that a line holds, if nothing about it is damaged."""
-    try:
-        read, remarks = jsonl.parse(line)
-    except ValueError:
-        return None
-    if remarks or not isinstance(read, dict):
-        return None
-    if read.get("schema_version") == 1:
-        read = upgraded(read)
-    elif read.get("schema_version") != SCHEMA_VERSION:
-        return None
-    if misfits(read, column_types(), REQUIRED):
-        return None
-    return Row.of({**read, "details": {}})
+    row, remarks = read_row(line, 0)
+    return None if row is None or remarks else Row.of({**row, "details": {}})
 
 
 def _finite(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`python -m dcpbench.report <sweep>...`: what the rows of sweeps say; other words first do other things."""
+"""`python -m dcpbench.report <sweep>...`: the tables of sweeps, or what its first word names."""
 
 import importlib
 import sys

@@ -45,11 +45,13 @@ def main(arguments: list[str]) -> int:
         dcpbench.records.store.ResultsError: a side holds no results, or what was asked makes no sense.
     """
     asked = _parser().parse_args(arguments)
+    metrics = list(dict.fromkeys([*always_compared(), *METRICS]))
     rule = Rule(
         _share(asked.false_alarms, "--false-alarms"),
         _share(asked.least_effect, "--least-effect"),
         _share(asked.drift, "--drift"),
-        _known("--metric", names_in(asked.metric), _metrics(), "is not compared; the metrics"),
+        _known("--metric", names_in(asked.metric), metrics, "is not compared; the metrics")
+        or always_compared(),
     )
     ignored = names_in(asked.ignore)
     fail_on = _known("--fail-on", names_in(asked.fail_on), FAIL_ON, "is no kind of change; the kinds")
@@ -147,10 +149,6 @@ def _flat(found: list[Comparison], written_as: str) -> str:
     if written_as == "csv":
         return str(table.to_csv(index=False))
     return json.dumps(records(table), indent=1, allow_nan=False) + "\n"
-
-
-def _metrics() -> list[str]:
-    return list(dict.fromkeys([*always_compared(), *METRICS]))
 
 
 def _known(option: str, names: Sequence[str], known: Sequence[str], otherwise: str) -> tuple[str, ...]:

@@ -74,13 +74,11 @@ def _costs(compared: Comparison, rule: Rule, every: bool) -> Content:
     called = found["verdict"].isin(CHANGED)
     groups = found[found["level"].eq("all") | (found["level"].eq("axis") & (called | every))]
     single = found[found["level"].eq("cell") & (called | every)]
-    tables = []
-    if len(groups):
-        tables.append(Table(f"costs: {compared.name}", _groups(groups), ("verdict",)))
-    if len(single):
-        tables.append(
-            Table(f"costs of single cells: {compared.name}", _cells(compared, single), ("verdict",))
-        )
+    tables = [
+        Table(f"{title}: {compared.name}", _cost_table(compared, lines, lines is single), ("verdict",))
+        for title, lines in (("costs", groups), ("costs of single cells", single))
+        if len(lines)
+    ]
     return Content(tables, more=_counted(found), headline=_rule(found, rule, every))
 
 
@@ -116,38 +114,29 @@ def _counts(statuses: pd.DataFrame) -> str:
     return f"{len(statuses)} cells, {int(compared.sum())} with another status{listed}{apart}"
 
 
-def _groups(lines: pd.DataFrame) -> pd.DataFrame:
-    return pd.DataFrame(
+def _cost_table(compared: Comparison, lines: pd.DataFrame, single: bool) -> pd.DataFrame:
+    runs = [lines[side].astype(int).astype(str) for side in ("runs_old", "runs_new")]
+    ends = zip(lines["ratio_low"], lines["ratio_high"], strict=True)
+    table = pd.DataFrame(
         {
             "metric": lines["metric"],
             "of": lines["name"],
             "cells": lines["cells"].astype(str),
-            "rounds": _runs(lines),
+            "runs": runs[0].where(runs[0] == runs[1], runs[0] + " and " + runs[1]),
+            **{side: list(map(quantity, lines["metric"], lines[side])) for side in ("old", "new")},
             "ratio": lines["ratio"].map(_ratio),
-            "95 % interval": _interval(lines),
+            "95 % interval": [
+                "-" if np.isnan(low) else f"{_ratio(low)} to {_ratio(high)}" for low, high in ends
+            ],
             "would see": lines["would_see"].map(_share),
             "verdict": lines["verdict"],
         }
     )
-
-
-def _cells(compared: Comparison, lines: pd.DataFrame) -> pd.DataFrame:
-    values = {
-        side: [quantity(*pair) for pair in zip(lines["metric"], lines[side], strict=True)]
-        for side in ("old", "new")
-    }
-    measured = pd.DataFrame(
-        {
-            **values,
-            "ratio": lines["ratio"].map(_ratio),
-            "95 % interval": _interval(lines),
-            "would see": lines["would_see"].map(_share),
-            "runs": _runs(lines),
-            "verdict": lines["verdict"],
-        },
-        index=lines.index,
-    )
-    return pd.concat([lines["metric"], _axes(compared, lines["key"]), measured], axis=1)
+    judged = ["ratio", "95 % interval", "would see"]
+    if single:
+        measured = table[["old", "new", *judged, "runs", "verdict"]]
+        return pd.concat([table["metric"], _axes(compared, lines["key"]), measured], axis=1)
+    return table[["metric", "of", "cells", "runs", *judged, "verdict"]].rename(columns={"runs": "rounds"})
 
 
 def _counted(found: pd.DataFrame) -> str:
@@ -184,16 +173,6 @@ def _rule(found: pd.DataFrame, rule: Rule, every: bool) -> str:
             f"alike: run the old side again to tell them apart.\n{text}"
         )
     return text if every else f"{text} --all shows every cell."
-
-
-def _runs(lines: pd.DataFrame) -> "pd.Series[str]":
-    old, new = lines["runs_old"].astype(int).astype(str), lines["runs_new"].astype(int).astype(str)
-    return old.where(old == new, old + " and " + new)
-
-
-def _interval(lines: pd.DataFrame) -> list[str]:
-    ends = zip(lines["ratio_low"], lines["ratio_high"], strict=True)
-    return ["-" if np.isnan(low) else f"{_ratio(low)} to {_ratio(high)}" for low, high in ends]
 
 
 def _ratio(value: float) -> str:

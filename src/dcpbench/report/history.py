@@ -5,7 +5,7 @@ import io
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -141,10 +141,7 @@ def _plain(cell: CellHistory, axes: dict[str, Any]) -> dict[str, Any]:
         "costs": {
             cost.metric: {
                 "medians": [None if np.isnan(value) else float(value) for value in cost.medians],
-                "changes": [
-                    {"at": change.at, "before": change.before, "after": change.after, "p": change.p}
-                    for change in cost.changes
-                ],
+                "changes": list(map(asdict, cost.changes)),
             }
             for cost in cell.costs
         },

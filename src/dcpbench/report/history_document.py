@@ -198,7 +198,7 @@ def _summed_up(fold: Folded, cells: Sequence[CellHistory], found: History) -> It
 
 
 def _caution(found: History) -> str:
-    """Why nothing, or little, can be said of changes; nothing if enough can."""
+    """Why no changes, or few, can be found; empty if they can."""
     number = len(found.sweeps)
     if number == 1:
         return "One sweep: there is no history yet; the next one in this folder starts it."

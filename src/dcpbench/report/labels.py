@@ -36,7 +36,7 @@ def quantity(metric: str, value: float) -> str:
     if pd.isna(value):
         return "-"
     if unit == "s":
-        return f"{value:.3g} s" if value < 1 else f"{value:.3f} s"
+        return f"{value:#.3g} s" if value < 1 else f"{value:.3f} s"
     if unit == "bytes":
         name, size = byte_unit(value)
         return f"{value / size:.1f} {name}" if size > 1 else f"{value:.0f} B"

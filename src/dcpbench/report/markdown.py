@@ -30,7 +30,7 @@ def markdown(content: Content) -> str:
 
 def _table(shown: Table) -> str:
     table = shown.table
-    if shown.heading:  # said once
+    if shown.heading:
         table = table.assign(
             **{shown.heading: table[shown.heading].mask(table[shown.heading].duplicated(), "")}
         )

@@ -1,10 +1,11 @@
 """Many cells at a glance: their statuses, or a metric of theirs, by some axes against others."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
+from pandas.api.typing import DataFrameGroupBy
 
 from dcpbench.analysis.frame import is_false, is_true
 from dcpbench.analysis.repeats import one_a_cell, severity, status_text
@@ -84,17 +85,18 @@ def _unfolded(
 ) -> pd.DataFrame:
     """A row for each value of the axes down the side, a column for each of those along the top, or one of
     this name."""
-    entries = {key: entry(rows) for key, rows in _groups(frame, [*axes.rows, *axes.columns])}
-    tops = [top for top, _ in _groups(frame, axes.columns)] if axes.columns else [()]
-    sides = dict.fromkeys(key[: len(axes.rows)] for key in entries)
-    lines = [[*side, *(entries.get((*side, *top), "") for top in tops)] for side in sides]
-    return pd.DataFrame(lines, columns=[*axes.rows, *(_head(axes.columns, top) or name for top in tops)])
+    entries = _grouped(frame, axes).apply(entry)
+    if not axes.columns:
+        return entries.rename(name).reset_index().astype(str)
+    table = entries.unstack(axes.columns).fillna("")
+    table.columns = [_head(axes.columns, top if isinstance(top, tuple) else (top,)) for top in table.columns]
+    return table.reset_index().astype(str)
 
 
-def _groups(frame: pd.DataFrame, axes: Sequence[str]) -> Iterator[tuple[tuple[str, ...], pd.DataFrame]]:
+def _grouped(frame: pd.DataFrame, axes: Axes) -> "DataFrameGroupBy[Any, Any]":
     """The rows of each combination of values, in the order of the values."""
-    for key, rows in frame.groupby([_label(frame[axis]) for axis in axes], observed=True):
-        yield tuple(map(str, key)) if isinstance(key, tuple) else (str(key),), rows
+    names = [*axes.rows, *axes.columns]
+    return frame.assign(**{axis: _label(frame[axis]) for axis in names}).groupby(names, observed=True)
 
 
 def _label(column: "pd.Series[Any]") -> "pd.Series[Any]":
@@ -130,8 +132,8 @@ def _median(values: "pd.Series[float]", digits: str) -> str:
 
 
 def _rows_an_entry(measured: pd.DataFrame, axes: Axes) -> str:
-    sizes = [len(rows) for _, rows in _groups(measured, [*axes.rows, *axes.columns])]
-    if not sizes:
+    sizes = _grouped(measured, axes).size()
+    if sizes.empty:
         return ", nowhere measured"
     if max(sizes) == 1:
         return ""

@@ -4,7 +4,6 @@ import argparse
 import io
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from dcpbench.analysis.frame import Sweeps, read_sweeps, records
@@ -57,7 +56,7 @@ def main(arguments: list[str]) -> int:
         raise QueryError("--cells is a line a cell; --rows, --columns and --metric are a pivot: ask for one")
     written_as = format_of(asked, _FORMATS)
     sweeps = read_sweeps(asked.sweeps)
-    put_out(_WRITERS[written_as](sweeps, view, bool(asked.output)), asked.output)
+    put_out(_text(sweeps, view, written_as, bool(asked.output)), asked.output)
     if not asked.format and not asked.output:
         _write_beside(asked.sweeps, sweeps)
     if written_as in _ROWS_ALONE:
@@ -102,37 +101,17 @@ def _write_beside(places: list[Path], sweeps: Sweeps) -> None:
         sys.stderr.write(f"dcpbench.report: report.html and junit.xml are as they were: {why}\n")
 
 
-def _table(sweeps: Sweeps, view: View, to_file: bool) -> str:
-    return rendered(content(sweeps, view), io.StringIO() if to_file else sys.stdout)
-
-
-def _markdown(sweeps: Sweeps, view: View, _: bool) -> str:
-    return markdown(content(sweeps, view))
-
-
-def _csv(sweeps: Sweeps, view: View, _: bool) -> str:
-    return str(shown(sweeps, view.where).frame.drop(columns=[*NESTED]).to_csv(index=False))
-
-
-def _json(sweeps: Sweeps, view: View, _: bool) -> str:
-    rows = records(shown(sweeps, view.where).frame.drop(columns=[*NESTED]))
-    return json.dumps(rows, indent=1, allow_nan=False) + "\n"
-
-
-def _html(sweeps: Sweeps, view: View, _: bool) -> str:
+def _text(sweeps: Sweeps, view: View, written_as: str, to_file: bool) -> str:
+    if written_as == "table":
+        return rendered(content(sweeps, view), io.StringIO() if to_file else sys.stdout)
+    if written_as == "markdown":
+        return markdown(content(sweeps, view))
     chosen = shown(sweeps, view.where)
-    return page(chosen, ", ".join(chosen.environments))
-
-
-def _junit(sweeps: Sweeps, view: View, _: bool) -> str:
-    return junit(shown(sweeps, view.where))
-
-
-_WRITERS: dict[str, Callable[[Sweeps, View, bool], str]] = {
-    "table": _table,
-    "markdown": _markdown,
-    "csv": _csv,
-    "json": _json,
-    "html": _html,
-    "junit": _junit,
-}
+    if written_as == "html":
+        return page(chosen, ", ".join(chosen.environments))
+    if written_as == "junit":
+        return junit(chosen)
+    rows = chosen.frame.drop(columns=[*NESTED])
+    if written_as == "csv":
+        return str(rows.to_csv(index=False))
+    return json.dumps(records(rows), indent=1, allow_nan=False) + "\n"

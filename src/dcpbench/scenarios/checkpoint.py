@@ -10,8 +10,7 @@ from dcpbench.records.findings import Finding
 from dcpbench.verify import compare_layouts
 from dcpbench.verify.audit import Expected, expected_of
 from dcpbench.verify.compare import Recall, compare
-from dcpbench.verify.retain import retained
-from dcpbench.verify.snapshot import Leaves, snapshot_model, snapshot_nested, snapshot_optimizer
+from dcpbench.verify.snapshot import Leaves, retained, snapshot_model, snapshot_nested, snapshot_optimizer
 from dcpbench.workloads.training_run import TrainingRun
 
 State = dict[str, Leaves]

@@ -8,8 +8,7 @@ import torch.distributed as dist
 
 from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.cell import Cell
-from dcpbench.verify.retain import retained
-from dcpbench.verify.snapshot import Leaves, snapshot_nested
+from dcpbench.verify.snapshot import Leaves, retained, snapshot_nested
 from dcpbench.workloads.world import World
 
 

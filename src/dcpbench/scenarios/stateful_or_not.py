@@ -8,8 +8,7 @@ import torch
 from dcpbench.records.findings import Finding
 from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.cell import Cell
-from dcpbench.verify.retain import retained
-from dcpbench.verify.snapshot import snapshot_nested
+from dcpbench.verify.snapshot import retained, snapshot_nested
 
 
 class Counting:

@@ -18,7 +18,7 @@ from dcpbench.scenarios.checkpoint import (
 )
 from dcpbench.scenarios.oracles import Oracle, other_seed
 from dcpbench.verify.audit import audit, controls
-from dcpbench.verify.gather import gathered
+from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.perturb import perturb_model, perturb_optimizer
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import training_run

@@ -18,8 +18,7 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Rerun
 from dcpbench.config.schema import OF_THE_SWEEP, REPEATS
 from dcpbench.executors import fork_server
-from dcpbench.records.row import exit_status
-from dcpbench.records.status import INTERRUPTED
+from dcpbench.records.row import INTERRUPTED, exit_status
 from dcpbench.records.store import ResultsError, stored_rows, write_csv
 from dcpbench.sweep.folder import manifest, resume
 from dcpbench.sweep.plan import cells as composing

@@ -2,14 +2,45 @@
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dcpbench.records.findings import Finding, Problem
-from dcpbench.verify.manifest import Chunk, Entry, Manifest
-from dcpbench.verify.retain import DigestedLeaf
-from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
+from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaves, TensorLeaf
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A box of a tensor that is stored in one place: `file` is a path in the checkpoint, None nowhere."""
+
+    offsets: Shape
+    sizes: Shape
+    file: str | None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is stored under one key. Of what is no tensor, `shape` and `dtype` are None and its one chunk
+    has no dimensions."""
+
+    shape: Shape | None
+    dtype: str | None
+    chunks: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A checkpoint's entries by their flattened keys (`model.net1.weight`), and its files by their paths.
+
+    `named` has the bytes of each file by what the checkpoint says, `found` by what is there.
+    """
+
+    entries: Mapping[str, Entry]
+    named: Mapping[str, int]
+    found: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -19,19 +50,19 @@ class Expected:
     A state dict may hold as a tensor what a snapshot looks at as a number.
     """
 
-    shape: tuple[int, ...] | None = None
+    shape: Shape | None = None
     dtype: str | None = None
 
 
 def expected_of(leaves: Leaves, prefix: str = "") -> dict[str, Expected]:
     """What a rank's snapshot promises of a checkpoint's keys."""
-    promised: dict[str, Expected] = {}
-    for name, leaf in leaves.items():
-        if isinstance(leaf, TensorLeaf | DigestedLeaf):
-            promised[f"{prefix}{name}"] = Expected(leaf.extent.shape, str(leaf.dtype))
-        elif not isinstance(leaf, Idle):
-            promised[f"{prefix}{name}"] = Expected()
-    return promised
+    return {
+        f"{prefix}{name}": Expected(leaf.extent.shape, str(leaf.dtype))
+        if isinstance(leaf, TensorLeaf | DigestedLeaf)
+        else Expected()
+        for name, leaf in leaves.items()
+        if not isinstance(leaf, Idle)
+    }
 
 
 def audit(manifest: Manifest, expected: Mapping[str, Expected]) -> list[Finding]:
@@ -52,35 +83,34 @@ def audit(manifest: Manifest, expected: Mapping[str, Expected]) -> list[Finding]
         if manifest.found.get(path) != named:
             facts = {"named": named, "found": manifest.found.get(path, "no such file")}
             found.append(Finding(path, Problem.files, facts=facts))
-    for key, entry in entries.items():
-        nowhere = [chunk for chunk in entry.chunks if chunk.file is None]
-        found += [Finding(key, Problem.chunks, facts={"nowhere": chunk.offsets}) for chunk in nowhere]
-    return found
+    return found + [
+        Finding(key, Problem.chunks, facts={"nowhere": chunk.offsets})
+        for key, entry in entries.items()
+        for chunk in entry.chunks
+        if chunk.file is None
+    ]
 
 
-def _tensor(key: str, entry: Entry, shape: tuple[int, ...], expected: Expected) -> list[Finding]:
-    wrong = []
-    if expected.shape is not None and shape != expected.shape:
-        facts = {"expected": expected.shape, "stored": shape}
-        wrong.append(Finding(key, Problem.shape, facts=facts))
-    if expected.dtype is not None and entry.dtype != expected.dtype:
-        types = {"expected": expected.dtype, "stored": entry.dtype}
-        wrong.append(Finding(key, Problem.dtype, facts=types))
+def _tensor(key: str, entry: Entry, shape: Shape, expected: Expected) -> list[Finding]:
+    wrong: list[tuple[Problem, dict[str, Any]]] = []
+    if expected.shape not in (None, shape):
+        wrong.append((Problem.shape, {"expected": expected.shape, "stored": shape}))
+    if expected.dtype not in (None, entry.dtype):
+        wrong.append((Problem.dtype, {"expected": expected.dtype, "stored": entry.dtype}))
     for chunk in entry.chunks:
         ends = zip(chunk.offsets, chunk.sizes, shape, strict=True)
         if any(begin + length > whole for begin, length, whole in ends):
-            beyond = {"offsets": chunk.offsets, "sizes": chunk.sizes, "shape": shape}
-            wrong.append(Finding(key, Problem.chunks, facts=beyond))
+            facts = {"offsets": chunk.offsets, "sizes": chunk.sizes, "shape": shape}
+            wrong.append((Problem.chunks, facts))
     filled = [chunk for chunk in entry.chunks if math.prod(chunk.sizes)]
     for one, other in itertools.combinations(filled, 2):
         boxes = zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True)
         if all(max(begin, start) < min(begin + length, start + size) for begin, length, start, size in boxes):
-            wrong.append(Finding(key, Problem.chunks, facts={"one": one.offsets, "other": other.offsets}))
+            wrong.append((Problem.chunks, {"one": one.offsets, "other": other.offsets}))
     stored = sum(math.prod(chunk.sizes) for chunk in entry.chunks)
     if stored < math.prod(shape):
-        counts = {"stored": stored, "elements": math.prod(shape)}
-        wrong.append(Finding(key, Problem.uncovered, facts=counts))
-    return wrong
+        wrong.append((Problem.uncovered, {"stored": stored, "elements": math.prod(shape)}))
+    return [Finding(key, problem, facts=facts) for problem, facts in wrong]
 
 
 def controls(manifest: Manifest, expected: Mapping[str, Expected]) -> dict[str, bool]:
@@ -88,78 +118,47 @@ def controls(manifest: Manifest, expected: Mapping[str, Expected]) -> dict[str, 
 
     The copy has one key only: all of a large checkpoint's, ten times, would cost more than the audit.
     """
-    key, entry = next((key, entry) for key, entry in manifest.entries.items() if _is_matrix(entry))
+    key, entry = next(
+        (key, entry) for key, entry in manifest.entries.items() if math.prod(entry.shape or ()) > 1
+    )
     one = replace(manifest, entries={key: entry})
     wanted = {key: expected.get(key, Expected())}
     clean = audit(one, wanted)
     return {
-        name: any(found not in clean for found in audit(damage(one, key, entry), wanted))
-        for name, damage in _DAMAGES.items()
+        damage: any(found not in clean for found in audit(copy, wanted))
+        for damage, copy in damaged_copies(one, key).items()
     }
 
 
-def _is_matrix(entry: Entry) -> bool:
-    return entry.shape is not None and math.prod(entry.shape) > 1
+def damaged_copies(manifest: Manifest, key: str) -> dict[str, Manifest]:
+    """A copy for each way in which a checkpoint may be damaged; `key` is that of a tensor."""
+    entry = manifest.entries[key]
+    shape = entry.shape or ()
+    filled = next(chunk for chunk in entry.chunks if math.prod(chunk.sizes))
+    *others, last = entry.chunks
+    path = next(iter(manifest.named))
 
+    def with_entries(changed: dict[str, Entry]) -> Manifest:
+        return replace(manifest, entries={**manifest.entries, **changed})
 
-def _with(one: Manifest, key: str, entry: Entry) -> Manifest:
-    return replace(one, entries={**one.entries, key: entry})
+    def with_chunks(*chunks: Chunk) -> Manifest:
+        return with_entries({key: replace(entry, chunks=chunks)})
+
+    return {
+        "a key that is missing": replace(manifest, entries=_without(manifest.entries, key)),
+        "a key that is too many": with_entries({"stranger": Entry(None, None, ())}),
+        "another shape": with_entries({key: replace(entry, shape=(shape[0] + 1, *shape[1:]))}),
+        "another dtype": with_entries({key: replace(entry, dtype="torch.complex128")}),
+        "a chunk that is there twice": with_chunks(*entry.chunks, filled),
+        "a chunk that is missing": with_chunks(*(chunk for chunk in entry.chunks if chunk is not filled)),
+        "a chunk beyond its tensor": with_chunks(*others, replace(last, offsets=shape)),
+        "a chunk that is stored nowhere": with_chunks(*others, replace(last, file=None)),
+        "a file that is too short": replace(
+            manifest, found={**manifest.found, path: manifest.found.get(path, 0) - 1}
+        ),
+        "a file that is missing": replace(manifest, found=_without(manifest.found, path)),
+    }
 
 
 def _without(mapping: Mapping[str, Any], key: str) -> dict[str, Any]:
     return {name: value for name, value in mapping.items() if name != key}
-
-
-def _with_chunks(one: Manifest, key: str, entry: Entry, *chunks: Chunk) -> Manifest:
-    return _with(one, key, replace(entry, chunks=chunks))
-
-
-def _filled(entry: Entry) -> Chunk:
-    return next(chunk for chunk in entry.chunks if math.prod(chunk.sizes))
-
-
-def _reshape(one: Manifest, key: str, entry: Entry) -> Manifest:
-    assert entry.shape
-    shape = (entry.shape[0] + 1, *entry.shape[1:])
-    return _with(one, key, replace(entry, shape=shape))
-
-
-def _lose_chunk(one: Manifest, key: str, entry: Entry) -> Manifest:
-    lost = _filled(entry)
-    return _with_chunks(one, key, entry, *(chunk for chunk in entry.chunks if chunk is not lost))
-
-
-def _move_chunk(one: Manifest, key: str, entry: Entry) -> Manifest:
-    *others, last = entry.chunks
-    return _with_chunks(one, key, entry, *others, replace(last, offsets=entry.shape or ()))
-
-
-def _lose_place(one: Manifest, key: str, entry: Entry) -> Manifest:
-    *others, last = entry.chunks
-    return _with_chunks(one, key, entry, *others, replace(last, file=None))
-
-
-def _shorten_file(one: Manifest, key: str, entry: Entry) -> Manifest:
-    path = next(iter(one.named))
-    return replace(one, found={**one.found, path: one.found.get(path, 0) - 1})
-
-
-def _lose_file(one: Manifest, key: str, entry: Entry) -> Manifest:
-    path = next(iter(one.named))
-    return replace(one, found=_without(one.found, path))
-
-
-_DAMAGES: dict[str, Callable[[Manifest, str, Entry], Manifest]] = {
-    "a key that is missing": lambda one, key, entry: replace(one, entries=_without(one.entries, key)),
-    "a key that is too many": lambda one, key, entry: _with(one, "stranger", Entry(None, None, ())),
-    "another shape": _reshape,
-    "another dtype": lambda one, key, entry: _with(one, key, replace(entry, dtype="torch.complex128")),
-    "a chunk that is there twice": lambda one, key, entry: _with_chunks(
-        one, key, entry, *entry.chunks, _filled(entry)
-    ),
-    "a chunk that is missing": _lose_chunk,
-    "a chunk beyond its tensor": _move_chunk,
-    "a chunk that is stored nowhere": _lose_place,
-    "a file that is too short": _shorten_file,
-    "a file that is missing": _lose_file,
-}

@@ -2,15 +2,23 @@
 
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from dcpbench.records.findings import Finding, Problem
 from dcpbench.verify.layout import Extent
-from dcpbench.verify.retain import BLOCK, DigestedLeaf, block_digests
-from dcpbench.verify.snapshot import Idle, Leaf, Leaves, TensorLeaf, kind_of
+from dcpbench.verify.snapshot import (
+    BLOCK,
+    DigestedLeaf,
+    Idle,
+    Leaf,
+    Leaves,
+    TensorLeaf,
+    block_digests,
+    kind_of,
+)
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -26,29 +34,18 @@ def compare(saved: Leaves, restored: Leaves, recall: Recall | None = None) -> li
         restored: what is.
         recall: asked for what was when only its digests are known, and they differ.
     """
-    found: list[Finding] = []
+    found: list[Finding | None] = []
     for name, leaf in saved.items():
-        expected = leaf
-        kind = kind_of(name, leaf)
-        if name not in restored:
-            if not isinstance(expected, Idle):
-                found.append(Finding(name, Problem.missing, kind))
-            continue
-        actual = restored[name]
-        if isinstance(expected, Idle) and isinstance(actual, Idle):
-            expected, actual = expected.leaf, actual.leaf
-        if isinstance(expected, TensorLeaf | DigestedLeaf) and isinstance(actual, TensorLeaf):
-            finding = _compare_tensors(name, expected, actual, recall)
-        else:
-            finding = _compare_values(name, kind, expected, actual)
-        if finding:
-            found.append(finding)
-    found.extend(
+        if name in restored:
+            found.append(_compare_leaves(name, leaf, restored[name], recall))
+        elif not isinstance(leaf, Idle):
+            found.append(Finding(name, Problem.missing, kind_of(name, leaf)))
+    found += [
         Finding(name, Problem.unexpected, kind_of(name, leaf))
         for name, leaf in restored.items()
         if name not in saved and not isinstance(leaf, Idle)
-    )
-    return found
+    ]
+    return [finding for finding in found if finding]
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -67,17 +64,12 @@ def same_value(expected: Any, actual: Any) -> bool:
     if type(expected) is not type(actual):
         return False
     if isinstance(expected, torch.Tensor):
-        return (
-            expected.dtype == actual.dtype
-            and expected.shape == actual.shape
-            and torch.equal(bits(expected), bits(actual))
-        )
+        same_type = expected.dtype == actual.dtype and expected.shape == actual.shape
+        return same_type and torch.equal(bits(expected), bits(actual))
     if isinstance(expected, float):
         return struct.pack("d", expected) == struct.pack("d", actual)
     if isinstance(expected, list | tuple):
-        return len(expected) == len(actual) and all(
-            same_value(one, other) for one, other in zip(expected, actual, strict=True)
-        )
+        return len(expected) == len(actual) and all(map(same_value, expected, actual))
     if isinstance(expected, dict):
         return expected.keys() == actual.keys() and all(
             same_value(value, actual[key]) for key, value in expected.items()
@@ -85,27 +77,45 @@ def same_value(expected: Any, actual: Any) -> bool:
     return bool(expected == actual)
 
 
+def first_unequal(name: str, kind: str, pairs: Mapping[Problem, tuple[Any, Any]]) -> Finding | None:
+    """The first property, by the problem that it is to differ in it, whose saved and restored values do."""
+    for problem, (saved, restored) in pairs.items():
+        if saved != restored:
+            return Finding(name, problem, kind, facts={"saved": str(saved), "restored": str(restored)})
+    return None
+
+
+def _compare_leaves(name: str, expected: Leaf, actual: Leaf, recall: Recall | None) -> Finding | None:
+    if isinstance(expected, Idle) and isinstance(actual, Idle):
+        expected, actual = expected.leaf, actual.leaf
+    if isinstance(expected, TensorLeaf | DigestedLeaf) and isinstance(actual, TensorLeaf):
+        return _compare_tensors(name, expected, actual, recall)
+    if same_value(expected, actual):
+        return None
+    facts = {"saved": repr(expected), "restored": repr(actual)}
+    return Finding(name, Problem.value, kind_of(name, expected), _distance(expected, actual), facts)
+
+
 def _compare_tensors(
     name: str, expected: TensorLeaf | DigestedLeaf, actual: TensorLeaf, recall: Recall | None
 ) -> Finding | None:
-    for problem, one, other in (
-        (Problem.dtype, expected.dtype, actual.dtype),
-        (Problem.shape, expected.extent.shape, actual.extent.shape),
-        (Problem.placements, expected.placements, actual.placements),
-        (Problem.extent, expected.extent, actual.extent),
-    ):
-        if one != other:
-            facts = {"saved": str(one), "restored": str(other)}
-            return Finding(name, problem, expected.kind, facts=facts)
-    if isinstance(expected, TensorLeaf):
-        if expected.local.shape != actual.local.shape:
-            shapes = {"saved": tuple(expected.local.shape), "restored": tuple(actual.local.shape)}
-            return Finding(name, Problem.local_shape, expected.kind, facts=shapes)
-        return compare_elements(name, expected.kind, expected.extent, expected.local, actual.local)
-    return _compare_digests(name, expected, actual, recall)
+    properties = {
+        Problem.dtype: (expected.dtype, actual.dtype),
+        Problem.shape: (expected.extent.shape, actual.extent.shape),
+        Problem.placements: (expected.placements, actual.placements),
+        Problem.extent: (expected.extent, actual.extent),
+    }
+    if finding := first_unequal(name, expected.kind, properties):
+        return finding
+    if isinstance(expected, DigestedLeaf):
+        return _compare_digests(name, expected, actual, recall)
+    if expected.local.shape != actual.local.shape:
+        shapes = {"saved": tuple(expected.local.shape), "restored": tuple(actual.local.shape)}
+        return Finding(name, Problem.local_shape, expected.kind, facts=shapes)
+    return _compare_elements(name, expected.kind, expected.extent, expected.local, actual.local)
 
 
-def compare_elements(
+def _compare_elements(
     name: str, kind: str, extent: Extent, expected: torch.Tensor, actual: torch.Tensor
 ) -> Finding | None:
     """Where two copies of one part differ and by how much; None if they are the same bits."""
@@ -127,13 +137,15 @@ def compare_elements(
         "differing": count,
         "elements": differs.numel(),
     }
-    return Finding(name, Problem.differs, kind, _max_abs_diff(expected, actual), facts)
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    distance = float((expected.to(wide) - actual.to(wide)).abs().max().item())
+    return Finding(name, Problem.differs, kind, distance, facts)
 
 
 def _compare_digests(
     name: str, expected: DigestedLeaf, actual: TensorLeaf, recall: Recall | None
 ) -> Finding | None:
-    (blocks,) = block_digests([(actual.local, actual.extent)])
+    (blocks,) = block_digests([actual])
     pairs = zip(expected.blocks, blocks, strict=True)
     differing = [number for number, (one, other) in enumerate(pairs) if one != other]
     if not differing:
@@ -141,36 +153,24 @@ def _compare_digests(
     extent = expected.extent
     held = recall(name) if recall else None
     if held is not None:
-        part = extent.take(held).to(actual.local.device)
-        if block_digests([(part, extent)]) == [expected.blocks]:
-            return compare_elements(name, expected.kind, extent, part, actual.local)
-    first, last = differing[0] * BLOCK, min((differing[0] + 1) * BLOCK, extent.numel) - 1
+        part = TensorLeaf(extent.take(held).to(actual.local.device), extent, None)
+        if block_digests([part]) == [expected.blocks]:
+            return _compare_elements(name, expected.kind, extent, part.local, actual.local)
+    begin = differing[0] * BLOCK
     facts = {
         "differing": len(differing),
         "blocks": len(blocks),
-        "first": extent.global_index(first),
-        "last": extent.global_index(last),
+        "first": extent.global_index(begin),
+        "last": extent.global_index(min(begin + BLOCK, extent.numel) - 1),
         "checkpoint_differs": held is not None,
     }
     return Finding(name, Problem.digests_differ, expected.kind, facts=facts)
-
-
-def _max_abs_diff(one: torch.Tensor, other: torch.Tensor) -> float:
-    wide = torch.complex128 if one.is_complex() else torch.float64
-    return float((one.to(wide) - other.to(wide)).abs().max().item())
 
 
 def _hexadecimal(element: torch.Tensor) -> str:
     """An element's bits, the highest first."""
     raw = element.reshape(1).contiguous().view(torch.uint8).tolist()
     return "0x" + bytes(reversed(raw)).hex()
-
-
-def _compare_values(name: str, kind: str, expected: Leaf, actual: Leaf) -> Finding | None:
-    if same_value(expected, actual):
-        return None
-    facts = {"saved": repr(expected), "restored": repr(actual)}
-    return Finding(name, Problem.value, kind, _distance(expected, actual), facts)
 
 
 def _distance(one: Any, other: Any) -> float | None:

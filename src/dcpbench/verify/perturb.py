@@ -4,7 +4,8 @@ Whatever the comparison then does not report as different, it could not have rep
 that restored nothing.
 """
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,50 +13,48 @@ from torch import nn
 
 from dcpbench.verify.compare import same_value
 from dcpbench.verify.compare_layouts import WholeDigest
-from dcpbench.verify.retain import DigestedLeaf
-from dcpbench.verify.snapshot import Idle, Leaf, Leaves, TensorLeaf, local_part, persistent_tensors
+from dcpbench.verify.snapshot import (
+    DigestedLeaf,
+    Idle,
+    Leaf,
+    Leaves,
+    TensorLeaf,
+    local_part,
+    persistent_tensors,
+)
 
 
-@dataclass
-class _Noise:
-    """Random numbers where the state lies; the same on every rank that draws the same shapes."""
-
-    seed: int
-    generators: dict[torch.device, torch.Generator] = field(default_factory=dict)
-
-    def like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Uniform between 0 and 1, in float32, of the tensor's shape and on its device."""
-        device = tensor.device
-        if device not in self.generators:
-            self.generators[device] = torch.Generator(device).manual_seed(self.seed)
-        return torch.rand(tensor.shape, generator=self.generators[device], device=device)
-
-
-@torch.no_grad()
 def perturb_model(model: nn.Module, seed: int) -> None:
     """Change every element of every parameter and persistent buffer, in place."""
-    noise = _Noise(seed)
-    for value in persistent_tensors(model).values():
-        _perturb(local_part(value), noise)
+    _perturb(persistent_tensors(model).values(), seed)
+
+
+def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int) -> None:
+    """Change every element of every state tensor and every hyperparameter, in place."""
+    values = (value for entries in optimizer.state.values() for value in entries.values())
+    _perturb((value for value in values if isinstance(value, torch.Tensor)), seed)
+    for group in optimizer.param_groups:
+        group.update({key: perturbed(value) for key, value in group.items() if key != "params"})
 
 
 @torch.no_grad()
-def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int) -> None:
-    """Change every element of every state tensor and every hyperparameter, in place."""
-    noise = _Noise(seed)
-    for entries in optimizer.state.values():
-        for value in entries.values():
-            if isinstance(value, torch.Tensor):
-                _perturb(local_part(value), noise)
-    for group in optimizer.param_groups:
-        for key, value in group.items():
-            if key != "params":
-                group[key] = perturbed(value)
-
-
-def perturbed_values(values: dict[str, Any]) -> dict[str, Any]:
-    """A dictionary with another value under each of its keys."""
-    return {key: perturbed(value) for key, value in values.items()}
+def _perturb(tensors: Iterable[torch.Tensor], seed: int) -> None:
+    """Add random whole numbers of 16 to 32, drawn where a tensor lies, and the same on every rank that draws
+    the same shapes."""
+    generators: dict[torch.device, torch.Generator] = {}
+    for tensor in tensors:
+        local = local_part(tensor)
+        if local.dtype == torch.bool:
+            local.logical_not_()
+        elif local.ndim:
+            device = local.device
+            if device not in generators:
+                generators[device] = torch.Generator(device).manual_seed(seed)
+            noise = torch.rand(local.shape, generator=generators[device], device=device)
+            local.add_(noise.mul_(16).add_(16).round_().to(local.dtype))
+        else:
+            # Step counters must stay alike: FSDP1 refuses ranks and parameters out of step.
+            local.add_(16)
 
 
 def perturbed(value: Any) -> Any:
@@ -84,22 +83,12 @@ def made_different(leaf: Leaf) -> Leaf:
         return leaf
     if isinstance(leaf, TensorLeaf):
         copied = replace(leaf, local=leaf.local.clone())
-        _perturb(copied.local, _Noise(0))
+        _perturb([copied.local], seed=0)
         return copied
     if isinstance(leaf, DigestedLeaf):
         (one, other), *rest = leaf.blocks
         return replace(leaf, blocks=((one ^ 1, other), *rest))
     return perturbed(leaf)
-
-
-def _perturb(local: torch.Tensor, noise: _Noise) -> None:
-    if local.dtype == torch.bool:
-        local.logical_not_()
-    elif local.ndim:
-        local.add_(noise.like(local).mul_(16).add_(16).round_().to(local.dtype))
-    else:
-        # Scalars are step counters, which must stay alike: FSDP1 refuses ranks and parameters out of step.
-        local.add_(16)
 
 
 def controllable(saved: Leaves) -> list[str]:

@@ -4,11 +4,17 @@ A snapshot does not go through DCP's state-dict functions. They are part of what
 a fault that they make on the way in and undo on the way out would be invisible to them. It reads
 the parameters, buffers and optimizer entries of this rank as training uses them: a DTensor's local
 shard, FSDP1's view into its flat parameter, a replica. Its tensors are those of the live state and
-change with it: `dcpbench.verify.retain` makes of them what outlives the moment.
+change with it.
+
+What is `retained` outlives its moment: small parts are copied, of large ones only digests are kept. So a
+cell can hold several checkpoints of a large model against what is restored from them, for a few bytes each
+and at the speed of memory. A digest is made of each block, which tells roughly where a part differs; what it
+was exactly the checkpoint can tell, if its content has the retained digests.
 """
 
 import copy
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +22,13 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from dcpbench.verify.digest import Digest, digest, fetch
 from dcpbench.verify.layout import Extent, extent_of, parameter_extents
+
+LARGE_BYTES = 4 * 2**20
+"""Parts of more bytes are not copied."""
+BLOCK = 2**22
+"""Elements of a part that one digest is made of."""
 
 _WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 
@@ -37,6 +49,21 @@ class TensorLeaf:
     @property
     def dtype(self) -> torch.dtype:
         return self.local.dtype
+
+    def digested(self, *blocks: Digest) -> "DigestedLeaf":
+        """The same without its elements."""
+        return DigestedLeaf(self.dtype, self.extent, self.placements, self.kind, blocks)
+
+
+@dataclass(frozen=True)
+class DigestedLeaf:
+    """A `TensorLeaf` without its elements: a digest for each `BLOCK` of them, in row-major order."""
+
+    dtype: torch.dtype
+    extent: Extent
+    placements: str | None
+    kind: str
+    blocks: tuple[Digest, ...]
 
 
 @dataclass(frozen=True)
@@ -96,6 +123,42 @@ def snapshot_nested(nested: dict[str, Any], prefix: str = "") -> Leaves:
         else:
             leaves[f"{prefix}{key}"] = _leaf(value, str(key))
     return leaves
+
+
+def retained(leaves: Leaves) -> Leaves:
+    """The same leaves with nothing of the live state in them; values are copies already."""
+    large = {
+        name: leaf
+        for name, leaf in leaves.items()
+        if isinstance(leaf, TensorLeaf) and leaf.local.nbytes > LARGE_BYTES
+    }
+    digested = {
+        name: leaf.digested(*blocks)
+        for (name, leaf), blocks in zip(large.items(), block_digests([*large.values()]), strict=True)
+    }
+    return {name: digested[name] if name in digested else _copied(leaf) for name, leaf in leaves.items()}
+
+
+def block_digests(parts: Sequence[TensorLeaf]) -> list[tuple[Digest, ...]]:
+    """The digests of each part's blocks; waits for the device once."""
+    counted = [[digest(*block) for block in _blocks(part)] for part in parts]
+    found = iter(fetch([one for blocks in counted for one in blocks]))
+    return [tuple(next(found) for _ in blocks) for blocks in counted]
+
+
+def _blocks(part: TensorLeaf) -> Iterator[tuple[torch.Tensor, Extent]]:
+    flat, extent = part.local.reshape(-1), part.extent
+    for begin in range(0, extent.numel, BLOCK):
+        block = flat[begin : begin + BLOCK]
+        yield block, replace(extent, start=extent.start + begin, numel=block.numel())
+
+
+def _copied(leaf: Leaf) -> Leaf:
+    if isinstance(leaf, Idle):
+        return Idle(_copied(leaf.leaf))
+    if isinstance(leaf, TensorLeaf):
+        return replace(leaf, local=leaf.local.clone(memory_format=torch.contiguous_format))
+    return leaf
 
 
 def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

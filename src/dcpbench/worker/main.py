@@ -81,7 +81,9 @@ def main(spec: RankSpec, listener: socket.socket | None, connection: Connection)
             traceback.print_exc()
         rank.tell(_failed(error, rank))
         # Stay until the driver ends this process: peers would take its end for the first cause.
-        _wait_for_the_end(connection)
+        with suppress(EOFError):
+            connection.recv()
+        _exit(1)
     _leave()
 
 
@@ -192,19 +194,11 @@ def _full(checkpoints: str | None) -> str | None:
     The error may not say so: a file that torch cannot finish on a full disk is told as a wrong position
     in it, and of what came before DCP sends the other ranks nothing.
     """
-    try:
+    with suppress(OSError):
         disk = shutil.disk_usage(checkpoints) if checkpoints else None
-    except OSError:
-        return None
-    if disk is None or disk.free >= _FULL_BYTES:
-        return None
-    return f"the disk of its checkpoints is full: {disk.free} bytes of {disk.total} are free"
-
-
-def _wait_for_the_end(connection: Connection) -> None:
-    with suppress(EOFError):
-        connection.recv()
-    _exit(1)
+        if disk and disk.free < _FULL_BYTES:
+            return f"the disk of its checkpoints is full: {disk.free} bytes of {disk.total} are free"
+    return None
 
 
 def _leave() -> None:

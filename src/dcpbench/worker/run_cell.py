@@ -62,17 +62,13 @@ def run_cell(
 def _reset(world: World) -> None:
     """No cell may depend on the one before it."""
     gc.collect()
-    _give_back_memory()
+    # glibc keeps what cells have freed for each thread that there ever was: ranks that stay up would seem
+    # to grow.
+    with suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
     if world.device.type == "cuda":
         torch.cuda.empty_cache()
     memory.reset_peaks(world.device)
-
-
-def _give_back_memory() -> None:
-    """Have glibc return what cells have freed: it keeps it for each thread that there ever was, and ranks
-    that stay up would seem to grow."""
-    with suppress(AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _keep_graphs_of(config: Config, world: World) -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.optim.lr_scheduler import LRScheduler, StepLR
 
 from dcpbench.config.schema import Config
-from dcpbench.verify.perturb import perturbed_values
+from dcpbench.verify.perturb import perturbed
 from dcpbench.verify.snapshot import local_part, named_parameters
 from dcpbench.workloads.batches import Batches, Share
 from dcpbench.workloads.stateful import ModelState, Noise, OptimizerState, TensorObject, TrainState
@@ -83,7 +83,8 @@ class TrainingRun:
         self.tensor_object = TensorObject(seed, self.tensor_object.data.device)
         self.train_state = TrainState()
         self.noise = Noise(seed)
-        self.scheduler.load_state_dict(perturbed_values(self.scheduler.state_dict()))
+        other = {key: perturbed(value) for key, value in self.scheduler.state_dict().items()}
+        self.scheduler.load_state_dict(other)
         self.alive = []
 
     @torch.no_grad()

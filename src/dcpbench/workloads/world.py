@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from dcpbench.config.mesh import dp_degree
+from dcpbench.config.groups import dp_degree
 from dcpbench.workloads.batches import Share
 
 

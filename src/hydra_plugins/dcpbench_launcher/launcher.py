@@ -25,7 +25,7 @@ class DcpbenchLauncher(Launcher):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Begin the sweep, and leave it in `task_function` to be ended when Hydra has returned."""
-        from dcpbench.config.conf_folder import conf_folder
+        from dcpbench.config.schema import conf_folder
         from dcpbench.sweep.app import SweepRun
         from dcpbench.sweep.task import SweepTask
 

@@ -1,4 +1,4 @@
-// One run, opened: what it came to and why, what it cost, what it was, and how to run it again.
+// One run, opened: its status and why, its costs, its configuration, and how to run it again.
 
 const LOSSES = ["loss_at_save", "loss_continued", "loss_resumed", "loss_twin"];
 const ORIGIN = ["torch_version", "git_commit", "started_at", "config_digest", "code_digest"];
@@ -51,8 +51,8 @@ function cellParts(app, run) {
 
 // Where the reason does not tell it already.
 function firstMismatch(run) {
-  const told = run.first_mismatch;
-  return told && !String(run.reason).includes(told) ? el("p", { class: "reason" }, visible(told)) : null;
+  const first = run.first_mismatch;
+  return first && !String(run.reason).includes(first) ? el("p", { class: "reason" }, visible(first)) : null;
 }
 
 function part(title, ...content) {

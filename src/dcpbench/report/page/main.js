@@ -105,7 +105,7 @@ function describeSweep(app) {
 }
 
 function say(text) {
-  byId("said").textContent = text;
+  byId("announcement").textContent = text;
 }
 
 function makeTheme() {

@@ -13,7 +13,7 @@ import pandas as pd
 
 from dcpbench.analysis.cell_identity import identity_keys_of, override_values
 from dcpbench.analysis.failures import again
-from dcpbench.analysis.frame import Sweeps, ok
+from dcpbench.analysis.frame import Sweeps, ok, records
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.findings import Finding, Problem
 from dcpbench.records.metrics import METRICS
@@ -46,7 +46,8 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
     frame = sweeps.frame
     labels = _labels(list(dict.fromkeys([*frame["sweep"], *sweeps.environments])))
     kept = [column for column in columns() if column not in _NOT_KEPT]
-    values = {column: [_clean(value, limits) for value in frame[column]] for column in kept}
+    rows = records(frame[kept])
+    values = {column: [_clean(row[column], limits) for row in rows] for column in kept}
     values["sweep"] = [labels[sweep] for sweep in frame["sweep"]]
     values["ok"] = ok(frame).tolist()
     values["again"] = [again(*one) for one in zip(frame["overrides"], frame["config_dir"], strict=True)]
@@ -96,27 +97,16 @@ def _axes_beside(frame: pd.DataFrame) -> dict[str, list[str | None]]:
 
 
 def _clean(value: Any, limits: Limits) -> Any:
-    """A value as JSON has it: no NaN, whole numbers whole again, long texts cut."""
+    """A value as JSON has it: no NaN, long texts cut."""
     if isinstance(value, str):
         return cut(value, limits.characters)
     if isinstance(value, dict):
         return {str(key): _clean(item, limits) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_clean(item, limits) for item in value]
-    if isinstance(value, bool) or value is None or value is pd.NA or value is pd.NaT:
-        return value if isinstance(value, bool) else None
-    return _number(value)
-
-
-def _number(value: Any) -> Any:
-    """pandas makes a column of integers with a gap one of floats."""
-    if hasattr(value, "item"):
-        value = value.item()
     if isinstance(value, float):
-        if not math.isfinite(value):
-            return None
-        return int(value) if value.is_integer() and abs(value) < 2**53 else value
-    return value if isinstance(value, bool | int) else str(value)
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, bool | int) or value is None else str(value)
 
 
 def _checks(details: dict[str, Any], limits: Limits) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 // The rows as runs, their statuses and the axes along which they differ.
 
-// Worst first: a square with several runs shows the first of these that one of them came to.
+// Worst first: a square with several runs shows the first of these that is the status of one of them.
 const STATUSES = [
   { name: "missed", letter: "M", label: "fault missed", means: "a planted fault that no check saw" },
   { name: "crash", letter: "C", label: "crash", means: "a rank died" },

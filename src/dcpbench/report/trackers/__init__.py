@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -74,6 +74,31 @@ class Logged:
     new: int = 0
     replaced: int = 0
     same: int = 0
+
+
+def log_cells(
+    sweep: LoggedSweep,
+    digest_there: Callable[[LoggedCell], str | None],
+    write: Callable[[LoggedCell], None],
+) -> Logged:
+    """Write each cell that is not there as it is now.
+
+    Args:
+        digest_there: the digest of what is there of a cell; None for nothing, empty where a write broke off.
+        write: puts a cell there, in place of what is there of it.
+    """
+    logged = Logged()
+    for cell in sweep.cells:
+        before = digest_there(cell)
+        if before == cell.digest:
+            logged.same += 1
+            continue
+        write(cell)
+        if before is None:
+            logged.new += 1
+        else:
+            logged.replaced += 1
+    return logged
 
 
 def logged_sweep(folder: Path, environment: dict[str, Any]) -> LoggedSweep:

@@ -12,7 +12,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from dcpbench.records.store import ResultsError
-from dcpbench.report.trackers import Logged, LoggedCell, LoggedSweep, status_counts
+from dcpbench.report.trackers import Logged, LoggedCell, LoggedSweep, log_cells, status_counts
 
 _KEY, _DIGEST, _PARENT = "dcpbench.key", "dcpbench.digest", "mlflow.parentRunId"
 _DATABASE = "mlflow.db"
@@ -53,19 +53,16 @@ def _log(sweep: LoggedSweep, client: MlflowClient, folder: Path, project: str) -
     )
     parent = _parent(sweep, client, experiment)
     there = {run.data.tags[_KEY]: run for run in _runs(client, experiment, _PARENT, parent)}
-    logged = Logged()
-    for cell in sweep.cells:
-        before = there.get(cell.key)
-        if before and before.data.tags.get(_DIGEST) == cell.digest:
-            logged.same += 1
-            continue
-        if before:
-            client.delete_run(before.info.run_id)
-            logged.replaced += 1
-        else:
-            logged.new += 1
+
+    def digest_there(cell: LoggedCell) -> str | None:
+        return there[cell.key].data.tags.get(_DIGEST, "") if cell.key in there else None
+
+    def write(cell: LoggedCell) -> None:
+        if cell.key in there:
+            client.delete_run(there[cell.key].info.run_id)
         _write(sweep, cell, client, experiment, parent)
-    return logged
+
+    return log_cells(sweep, digest_there, write)
 
 
 def _parent(sweep: LoggedSweep, client: MlflowClient, experiment: str) -> str:

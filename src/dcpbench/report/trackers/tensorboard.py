@@ -9,29 +9,26 @@ from tensorboard.plugins.hparams import summary_v2 as hparams
 from tensorboard.plugins.text import summary_v2 as text
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from dcpbench.report.trackers import Logged, LoggedCell, LoggedSweep
+from dcpbench.report.trackers import Logged, LoggedCell, LoggedSweep, log_cells
 
 _PART = ".part"
 
 
 def log(sweep: LoggedSweep, folder: Path, project: str) -> Logged:
     """Write each cell to `folder/project/<sweep>/<cell>`, unless it is there as it is now."""
-    logged = Logged()
     runs = folder / project / f"{sweep.name}~{sweep.key[:8]}"
     shutil.rmtree(runs / _PART, ignore_errors=True)
-    for cell in sweep.cells:
-        run = runs / cell.name
-        if any(run.glob(f"*.{cell.digest}")):
-            logged.same += 1
-            continue
+
+    def digest_there(cell: LoggedCell) -> str | None:
+        files = runs / cell.name
+        return next((path.suffix[1:] for path in files.iterdir()), "") if files.exists() else None
+
+    def write(cell: LoggedCell) -> None:
         _write(runs / _PART, sweep, cell)
-        if run.exists():
-            shutil.rmtree(run)
-            logged.replaced += 1
-        else:
-            logged.new += 1
-        (runs / _PART).rename(run)
-    return logged
+        shutil.rmtree(runs / cell.name, ignore_errors=True)
+        (runs / _PART).rename(runs / cell.name)
+
+    return log_cells(sweep, digest_there, write)
 
 
 def seen_with(folder: Path) -> str:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import wandb
 
-from dcpbench.report.trackers import Logged, LoggedCell, LoggedSweep
+from dcpbench.report.trackers import Logged, LoggedCell, LoggedSweep, log_cells
 
+_RUNS = "wandb/offline-run-*-"
 _DIGEST = "dcpbench-digest"
 """A file that is written into a run's folder last: a run without it broke off, and is made again."""
 
@@ -14,21 +15,17 @@ _DIGEST = "dcpbench-digest"
 def log(sweep: LoggedSweep, folder: Path, project: str) -> Logged:
     """Write an offline run for each cell that has none as it is now. Its id is the cell's key, so that what
     is uploaded twice is one run."""
-    logged = Logged()
     folder.mkdir(parents=True, exist_ok=True)
-    for cell in sweep.cells:
-        before = list(folder.glob(f"wandb/offline-run-*-{cell.key}"))
-        if any(_digest_in(run) == cell.digest for run in before):
-            logged.same += 1
-            continue
-        for run in before:
+
+    def digest_there(cell: LoggedCell) -> str | None:
+        return max(map(_digest_in, folder.glob(_RUNS + cell.key)), default=None)
+
+    def write(cell: LoggedCell) -> None:
+        for run in list(folder.glob(_RUNS + cell.key)):
             shutil.rmtree(run)
-        if before:
-            logged.replaced += 1
-        else:
-            logged.new += 1
         _write(sweep, cell, folder, project)
-    return logged
+
+    return log_cells(sweep, digest_there, write)
 
 
 def seen_with(folder: Path) -> str:
@@ -36,11 +33,11 @@ def seen_with(folder: Path) -> str:
     return f"wandb sync {folder}/wandb/offline-run-*"
 
 
-def _digest_in(run: Path) -> str | None:
+def _digest_in(run: Path) -> str:
     try:
         return (run / _DIGEST).read_text(encoding="utf-8")
     except OSError:
-        return None
+        return ""
 
 
 def _write(sweep: LoggedSweep, cell: LoggedCell, folder: Path, project: str) -> None:

@@ -2,7 +2,7 @@
 
 Rows, the environment and the pages stay, so that a thinned sweep can be compared with, plotted and
 resumed as before: what goes are the folders of its cells, with logs and checkpoints. With `--remove` an
-old sweep goes altogether. Checkpoints below a `storage.root` lie outside and are only told of.
+old sweep goes altogether. Checkpoints below a `storage.root` lie outside and are only named.
 
 Which sweeps are old is decided from their rows, by the policy of restic's `forget`: everything of the last
 days stays, then the newest of each week that has any, for so many weeks. The newest sweep always stays:

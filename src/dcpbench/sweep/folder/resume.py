@@ -91,12 +91,12 @@ def look(folder: Path, jobs: Iterable[Job], rerun: Rerun) -> Found:
         raise ConfigError(f"resume={folder}: {RESULTS_JSONL} cannot be read: {error.strerror}") from None
     standing: list[Line] = []
     for job in jobs:
-        line = last.pop(job.cell.name) if job.cell.name in last else None
-        if line is None or line.row is None:
+        stored = last.pop(job.cell.name, None)
+        if stored is None or stored.row is None:
             continue
-        why = _why_again(job, line.row, rerun)
+        why = _why_again(job, stored.row, rerun)
         reasons.update([why] if why else [])
-        (superseded if why else standing).append(line)
+        (superseded if why else standing).append(stored)
     return Found(standing, [*superseded, *last.values()], reasons, torn)
 
 

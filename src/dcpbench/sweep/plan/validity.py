@@ -9,8 +9,7 @@ import shutil
 from dataclasses import replace
 
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.groups import Device, StageWorld
-from dcpbench.config.mesh import dp_degree
+from dcpbench.config.groups import Device, StageWorld, dp_degree
 from dcpbench.config.schema import Config
 from dcpbench.executors.fork_server import Machine
 

@@ -107,7 +107,7 @@ class Sweep:
         """Run jobs that need the same ranks; each as it ends."""
         numbered = list(enumerate(places(together, self.machine.gpus)))
         for place in self._executors.keys() - set(numbered):
-            self._executors[place].release()
+            self._executors[place].keep_only(set())
         shared = len(numbered) > 1 and together[0].config.sharing is Sharing.correctness
         # Those of an earlier stretch or batch, whose ranks may be of use again, or new ones.
         executors = [

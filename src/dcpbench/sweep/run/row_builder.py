@@ -7,9 +7,8 @@ from typing import Any
 from dcpbench.executors.base import Outcome
 from dcpbench.records.metrics import METRICS, SHARED_CELL_S, Measurement, aggregated
 from dcpbench.records.rank_report import RankReport
-from dcpbench.records.row import Row
+from dcpbench.records.row import Row, is_ok
 from dcpbench.records.sentences import with_first_try
-from dcpbench.records.status import is_ok
 from dcpbench.sweep.plan.job import Job
 from dcpbench.sweep.run.verdict import Verdict
 

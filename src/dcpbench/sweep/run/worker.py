@@ -99,7 +99,7 @@ class Worker:
         tried = Try(verdict, started_at, outcomes, cell_s, disk_bytes)
         # A planted fault that was seen did its damage to the cell's own state only.
         if not tried.is_ok or job.config.isolation is not Isolation.warm:
-            self.executor.release()
+            self.executor.keep_only(set())
         return tried
 
     def _stages(self, job: Job, attempt: int, checkpoints: Path, on_phase: OnPhase) -> list[Outcome]:

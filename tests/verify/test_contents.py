@@ -8,11 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcpbench.records.sentences import describe
-from dcpbench.verify.gather import _put_together, contents
+from dcpbench.verify.compare_layouts import _put_together, contents
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.snapshot import Idle, TensorLeaf
 
-Held = dict[int, tuple[Extent, torch.Tensor, str]]
+Held = dict[int, TensorLeaf]
+
+
+def leaf(part: torch.Tensor, extent: Extent | None = None) -> TensorLeaf:
+    return TensorLeaf(part, extent or whole(part), None, "param")
 
 
 def tensor_of(shape: list[int]) -> torch.Tensor:
@@ -26,7 +30,7 @@ def cut_rows(tensor: torch.Tensor, ranks: int, dimension: int) -> Held:
     shape = tuple(tensor.shape)
     for rank, part in enumerate(tensor.tensor_split(ranks, dimension)):
         offset = tuple(begin if index == dimension else 0 for index in range(tensor.ndim))
-        held[rank] = (Extent(shape, offset, tuple(part.shape), 0, part.numel()), part, "param")
+        held[rank] = leaf(part, Extent(shape, offset, tuple(part.shape), 0, part.numel()))
         begin += part.shape[dimension]
     return held
 
@@ -39,7 +43,7 @@ def cut_flat(tensor: torch.Tensor, cuts: list[int]) -> Held:
     begin = 0
     for rank, end in enumerate(ends):
         part = tensor.reshape(-1)[begin:end]
-        held[rank] = (Extent(shape, (0,) * len(shape), shape, begin, end - begin), part, "param")
+        held[rank] = leaf(part, Extent(shape, (0,) * len(shape), shape, begin, end - begin))
         begin = end
     return held
 
@@ -56,13 +60,14 @@ def test_cut_anywhere_and_put_together(shape: list[int], ranks: int, data: st.Da
     for held in (
         cut_rows(tensor, ranks, dimension),
         cut_flat(tensor, cuts),
-        {0: (whole(tensor), tensor, "param")},
+        {0: leaf(tensor)},
     ):
-        leaf, wrong = _put_together("w", held)
+        together, wrong = _put_together("w", held)
         assert wrong is None
-        assert torch.equal(leaf.local, tensor)
+        assert torch.equal(together.local, tensor)
         # The value is its own global index: where an extent says an element lies, it lies.
-        for extent, part, _ in held.values():
+        for each in held.values():
+            extent, part = each.extent, each.local
             assert torch.equal(extent.take(tensor), part.reshape(-1))
             for local, value in enumerate(part.reshape(-1).tolist()):
                 index = extent.global_index(local)
@@ -73,10 +78,10 @@ def test_cut_anywhere_and_put_together(shape: list[int], ranks: int, data: st.Da
 @given(shape=shapes, ranks=st.integers(2, 5), data=st.data())
 def test_a_part_that_nobody_holds_is_told(shape: list[int], ranks: int, data: st.DataObject) -> None:
     held = cut_rows(tensor_of(shape), ranks, 0)
-    missing = data.draw(st.sampled_from([rank for rank, (extent, *_) in held.items() if extent.numel]))
-    extent, *_ = held.pop(missing)
+    missing = data.draw(st.sampled_from([rank for rank, part in held.items() if part.extent.numel]))
+    extent = held.pop(missing).extent
     _, wrong = _put_together("w", held)
-    if not held or all(not other.numel for other, *_ in held.values()):
+    if not held or all(not other.extent.numel for other in held.values()):
         return
     assert wrong is not None
     assert f"no rank holds {extent.numel} of" in describe(wrong)
@@ -90,7 +95,7 @@ def test_a_replica_that_drifted_is_told_at_its_index(shape: list[int], at: int, 
     flat = replicas[victim].reshape(-1)
     at %= flat.numel()
     flat.view(torch.int32)[at] ^= 1
-    _, wrong = _put_together("w", {rank: (whole(one), one, "param") for rank, one in enumerate(replicas)})
+    _, wrong = _put_together("w", {rank: leaf(one) for rank, one in enumerate(replicas)})
     index = whole(replicas[0]).global_index(at)
     assert wrong is not None
     assert f"replicas differ: index {index}" in describe(wrong)
@@ -98,11 +103,9 @@ def test_a_replica_that_drifted_is_told_at_its_index(shape: list[int], at: int, 
 
 def test_nan_and_zeros_are_told_apart_by_their_bits() -> None:
     nan = torch.tensor([math.nan])
-    assert (
-        _put_together("w", {0: (whole(nan), nan, "param"), 1: (whole(nan), nan.clone(), "param")})[1] is None
-    )
+    assert _put_together("w", {0: leaf(nan), 1: leaf(nan.clone())})[1] is None
     zeros = torch.tensor([0.0]), torch.tensor([-0.0])
-    assert _put_together("w", {rank: (whole(one), one, "param") for rank, one in enumerate(zeros)})[1]
+    assert _put_together("w", {rank: leaf(one) for rank, one in enumerate(zeros)})[1]
 
 
 @pytest.mark.parametrize(
@@ -110,10 +113,10 @@ def test_nan_and_zeros_are_told_apart_by_their_bits() -> None:
 )
 def test_every_dtype_comes_together(dtype: torch.dtype) -> None:
     tensor = torch.tensor([0, 1, 1, 0, 1, 0]).to(dtype)
-    leaf, wrong = _put_together("w", cut_flat(tensor, [1, 4]))
+    together, wrong = _put_together("w", cut_flat(tensor, [1, 4]))
     assert wrong is None
-    assert leaf.local.dtype == dtype
-    assert torch.equal(leaf.local.view(torch.uint8), tensor.view(torch.uint8))
+    assert together.local.dtype == dtype
+    assert torch.equal(together.local.view(torch.uint8), tensor.view(torch.uint8))
 
 
 def test_values_on_which_ranks_do_not_agree_are_told() -> None:
@@ -125,7 +128,6 @@ def test_values_on_which_ranks_do_not_agree_are_told() -> None:
 
 def test_entries_of_parameters_without_elements_here_are_left_to_the_others() -> None:
     tensor = torch.ones(2)
-    leaf = TensorLeaf(tensor, whole(tensor), None)
-    everything, wrong = contents({"step": Idle(leaf), "exp_avg": leaf}, None)
+    everything, wrong = contents({"step": Idle(leaf(tensor)), "exp_avg": leaf(tensor)}, None)
     assert list(everything) == ["exp_avg"]
     assert wrong == []

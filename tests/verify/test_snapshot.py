@@ -7,13 +7,12 @@ import pytest
 import torch
 
 from dcpbench.records.sentences import describe
-from dcpbench.verify import retain
+from dcpbench.verify import snapshot
 from dcpbench.verify.compare import compare
 from dcpbench.verify.compare_layouts import compare_across, differing
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.perturb import made_different
-from dcpbench.verify.retain import DigestedLeaf, retained
-from dcpbench.verify.snapshot import Leaves, TensorLeaf
+from dcpbench.verify.snapshot import DigestedLeaf, Leaves, TensorLeaf, retained
 
 WHOLE = torch.arange(4000, dtype=torch.float32).reshape(50, 80)
 COLUMNS = Extent((50, 80), (0, 20), (50, 40), 0, 2000)
@@ -22,8 +21,8 @@ COLUMNS = Extent((50, 80), (0, 20), (50, 40), 0, 2000)
 
 @pytest.fixture(autouse=True)
 def _small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retain, "LARGE_BYTES", 1000)
-    monkeypatch.setattr(retain, "BLOCK", 300)
+    monkeypatch.setattr(snapshot, "LARGE_BYTES", 1000)
+    monkeypatch.setattr(snapshot, "BLOCK", 300)
     monkeypatch.setattr("dcpbench.verify.compare.BLOCK", 300)
 
 

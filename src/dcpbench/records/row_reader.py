@@ -1,0 +1,162 @@
+"""A line of `results.jsonl`, which may be damaged or of an older version: its row, and a sentence for each
+thing that had to be repaired. Nothing in it is ever evaluated."""
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from dcpbench.records.row import REQUIRED, SCHEMA_VERSION, ColumnType, column_types
+
+UNKNOWN = "unknown"
+"""Stands for the status of a row that does not tell it; it is not ok."""
+
+_NEXT_OVERRIDE = re.compile(r"\s+(?=[+~]*[\w./@:-]+=)")
+_GROUPS = ("scenario", "parallel", "save", "model", "optimizer", "storage", "load_parallel", "fault")
+_SINGLE = ("compile", "world_size", "device", "seed")
+_HOW_RUN = (
+    "repeat",
+    "repeats",
+    "experiment",
+    "retry",
+    "sharing",
+    "isolation",
+    "raw",
+    "known_failures",
+    "keep_checkpoints",
+    "storage.root",
+    "storage.keep_free_bytes",
+    "storage.needs_bytes",
+)
+
+
+def read_row(line: bytes, number: int) -> tuple[dict[str, Any] | None, list[str]]:
+    """The row that line `number` holds, None if it is none, and a remark for each thing wrong with it.
+
+    A value that its column cannot hold becomes null (a `status` `unknown`, a `cell` the number of its line,
+    `details` empty).
+    """
+    if not line.strip():
+        return None, []
+    try:
+        row, remarks = parse(line)
+    except ValueError as error:
+        return None, [_why_no_row(line, str(error))]
+    if not isinstance(row, dict):
+        return None, [f"{value_text(row)}, where a row was expected; left out"]
+    if row.get("schema_version") == 1:
+        row = upgraded(row)
+    elif row.get("schema_version") != SCHEMA_VERSION:
+        return None, [_why_not_this_version(row)]
+    for name, kind in column_types().items():
+        if (name in row or name in REQUIRED) and not kind.fits(row.get(name)):
+            remarks.append(_put_right(row, name, kind, number))
+    return row, remarks
+
+
+def _why_no_row(line: bytes, error: str) -> str:
+    if not line.endswith(b"\n"):
+        return "not a whole row, broken off in the middle of a write, left out; resume= runs its cell again"
+    if b"\0" in line:
+        return "not a whole row, NUL bytes in it (the disk or the machine went down), left out"
+    return f"not a whole row, left out: {error}"
+
+
+def _why_not_this_version(row: dict[str, Any]) -> str:
+    version, commit = row.get("schema_version"), row.get("git_commit")
+    if version is None:
+        return "no schema_version in it, so no row of dcpbench; left out"
+    by = f"dcpbench at commit {commit}" if isinstance(commit, str) else "the dcpbench that wrote it"
+    newer = isinstance(version, int) and version > SCHEMA_VERSION
+    return (
+        f"a row of schema version {value_text(version)}, this dcpbench reads {SCHEMA_VERSION}; left out; "
+        f"{'a newer dcpbench' if newer else by} reads it"
+    )
+
+
+def _put_right(row: dict[str, Any], name: str, kind: ColumnType, number: int) -> str:
+    found = f"{name} is {value_text(row[name])}" if name in row else f"no {name}"
+    instead = {"status": UNKNOWN, "cell": f"line {number}", "details": {}, "config": {}}
+    row[name] = instead.get(name)
+    shown = "empty" if row[name] == {} else row[name] or "null"
+    return f"{found}, where {kind.name} was expected; shown as {shown}"
+
+
+def parse(content: bytes) -> tuple[Any, list[str]]:
+    """The value that a text says, and a remark for each kind of thing in it that is no JSON.
+
+    NaN and the infinities become null; bytes that are no UTF-8 and lone surrogates, whose text cannot be
+    written again, become one replacement character each. `json.loads` takes all of them but the bytes.
+
+    Raises:
+        ValueError: it is no JSON; the message says what was found where.
+    """
+    text, remarks = _decoded(content)
+    no_numbers: dict[str, None] = {}
+    try:
+        value = json.JSONDecoder(parse_constant=no_numbers.setdefault).decode(text)
+        if "\\" in text and any(half in text for half in ("\\ud", "\\uD")):
+            value = _without_surrogates(value, remarks)
+    except RecursionError:
+        raise ValueError("nested too deeply to be read") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{error.msg} at character {error.pos + 1} of {len(text):,}") from None
+    except ValueError:
+        raise ValueError("a number of more digits than any that is measured") from None
+    if no_numbers:
+        remarks.append(f"{', '.join(no_numbers)} is no JSON, shown as null")
+    return value, remarks
+
+
+def _decoded(content: bytes) -> tuple[str, list[str]]:
+    try:
+        return content.decode("utf-8"), []
+    except UnicodeDecodeError as error:
+        remark = f"byte 0x{content[error.start]:02x} at {error.start + 1:,} is no UTF-8, shown as \ufffd"
+        return content.decode("utf-8", errors="replace"), [remark]
+
+
+def _without_surrogates(value: Any, remarks: list[str]) -> Any:
+    text = json.dumps(value, ensure_ascii=False)
+    mended = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if mended == text:
+        return value
+    remarks.append("half a surrogate pair is no text, shown as \ufffd")
+    return json.loads(mended)
+
+
+def upgraded(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of version 1, which is left as it is, with what version 2 adds.
+
+    Version 1 has no `config`, and its overrides are joined by blanks, so that a value with blanks in it
+    cannot be told from two overrides. What is known of the identity of its cell is made of its axes and
+    overrides; its digest was made otherwise and compares with no other.
+    """
+    text = row.get("overrides")
+    words = _NEXT_OVERRIDE.split(text.strip()) if isinstance(text, str) and text.strip() else []
+    config: dict[str, Any] = {f"{group}.name": row.get(group) for group in _GROUPS}
+    config |= {key: row.get(key) for key in _SINGLE} | {"checkpointer.name": "dcp"}
+    for word in words:
+        key, equals, value = word.partition("=")
+        key = key.lstrip("+~")
+        how_run = key in _HOW_RUN or key.startswith(("timeouts.", "hydra."))
+        if equals and not how_run and key not in (*_GROUPS, *_SINGLE):
+            config[key] = value
+    return {
+        **row,
+        "overrides": shlex.join(words),
+        "checkpointer": "dcp",
+        "config": {key: value for key, value in config.items() if value is not None},
+        "config_digest": None,
+    }
+
+
+def value_text(value: object) -> str:
+    """A value in a sentence, whatever and however long it is."""
+    if isinstance(value, list | dict):
+        return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
+    if isinstance(value, int) and abs(value) >= 10**20:
+        return "a huge number"
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:50]}... ({len(text):,} characters)"
