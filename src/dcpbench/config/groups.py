@@ -229,12 +229,8 @@ class OptimizerConfig(Group):
 
     def hyperparameters(self) -> dict[str, Any]:
         """Keyword arguments for the optimizer's constructor."""
-        given = {
-            "lr": self.lr,
-            "weight_decay": self.weight_decay,
-            "momentum": self.momentum,
-            "betas": tuple(self.betas) if self.betas is not None else None,
-        }
+        betas = None if self.betas is None else tuple(self.betas)
+        given = {"lr": self.lr, "weight_decay": self.weight_decay, "momentum": self.momentum, "betas": betas}
         return {name: value for name, value in given.items() if value is not None} | self.options
 
 

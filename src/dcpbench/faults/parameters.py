@@ -26,7 +26,8 @@ def bit(target: "Target", number: int) -> None:
 def bias_lowest_bit(target: "Target") -> None:
     """One bit of one bias on one rank."""
     if target.victim:
-        target.flip(max(target.biases().values(), key=lambda part: part.numel()), 0)
+        biases = [part for name, part in target.parameters().items() if name.endswith("bias")]
+        target.flip(max(biases, key=lambda part: part.numel()), 0)
 
 
 @fault(_WEIGHT)
