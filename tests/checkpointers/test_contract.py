@@ -68,7 +68,7 @@ def state(factor: int) -> dict[str, Any]:
 def checkpointer(request: pytest.FixtureRequest, tmp_path: Path) -> Checkpointer:
     target = str(OmegaConf.load(conf_folder() / "checkpointer" / f"{request.param}.yaml").target)
     config = Config(
-        save=SaveConfig("sync", "dcpbench.checkpointers.dcp_saves.sync"),
+        save=SaveConfig("sync", "dcpbench.checkpointers.dcp.sync"),
         storage=StorageConfig("file", "dcpbench.checkpointers.storage.file"),
     )
     made: Checkpointer = pkgutil.resolve_name(target)(tmp_path, config, Alone())

@@ -34,7 +34,7 @@ def test_what_one_saves_another_loads(conversions: Finished, parallel: str, load
 @pytest.fixture(scope="module")
 def other_worlds(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("worlds") / "sweep"
-    lists = ("parallel=fsdp2,ddp", "load_parallel=fsdp2,fsdp", "load_world_size=1,2,3")
+    lists = ("parallel=fsdp2,ddp", "load_parallel=fsdp2,fsdp,hsdp", "load_world_size=1,2,3")
     return run(
         folder, "-m", "scenario=convert", "world_size=4", "model=uneven", "device=cpu", "saves=1", *lists
     )
@@ -52,6 +52,19 @@ def test_fewer_ranks_load_what_four_saved(
     assert row["optim_equal"] is True
     assert row["loss_resume_close"] is True
     assert row["loss_resume_equal"] is None
+
+
+def test_replicas_of_one_shard_are_a_finding_and_what_has_no_mesh_is_a_skip(other_worlds: Finished) -> None:
+    for parallel in ("fsdp2", "ddp"):
+        of = {"parallel": parallel, "load_parallel": "hsdp"}
+        row = other_worlds.row(**of, load_world_size=2)
+        assert row["status"] == "xfail", row["reason"]
+        assert "fsdp1-one-shard" in row["reason"]
+        assert (row["model_equal"], row["optim_equal"]) == (True, True)
+        for load_world_size in (1, 3):
+            row = other_worlds.row(**of, load_world_size=load_world_size)
+            assert row["status"] == "skip"
+            assert f"world size {load_world_size} (load_world_size)" in row["reason"]
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,11 @@ from typing import Any
 from unittest import mock
 
 import torch.distributed.checkpoint as dcp
+from omegaconf import OmegaConf
 from torch.distributed.checkpoint import state_dict_loader
 
 from dcpbench.checkpointers.dcp import DcpCheckpointer
+from dcpbench.config.schema import conf_folder
 from dcpbench.scenarios import steps
 from dcpbench.scenarios.cell import Cell
 
@@ -21,7 +23,8 @@ Load = Callable[[State], None]
 def planted(cell: Cell, scenario: str, defect: str) -> None:
     """Run a scenario with one of the defects below."""
     with DEFECTS[defect]():
-        pkgutil.resolve_name(f"dcpbench.scenarios.{scenario}.{scenario}")(cell)
+        declared = OmegaConf.load(conf_folder() / "scenario" / f"{scenario}.yaml")
+        pkgutil.resolve_name(declared.target)(cell)
 
 
 @contextmanager

@@ -23,7 +23,6 @@ COLUMNS = Extent((50, 80), (0, 20), (50, 40), 0, 2000)
 def _small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "LARGE_BYTES", 1000)
     monkeypatch.setattr(snapshot, "BLOCK", 300)
-    monkeypatch.setattr("dcpbench.verify.compare.BLOCK", 300)
 
 
 def live() -> Leaves:

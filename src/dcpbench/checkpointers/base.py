@@ -2,8 +2,9 @@
 
 import shutil
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from dcpbench.measure.raw_io import RawIO
 from dcpbench.verify.audit import Manifest
 
 
@@ -49,21 +51,18 @@ class PendingSave:
     when_complete: Callable[[], None] | None = None
     _ended: threading.Event = field(default_factory=threading.Event)
 
+    def __post_init__(self) -> None:
+        if self.upload is not None:
+            self.upload.add_done_callback(self._complete)
+
+    def _complete(self, _: Future[Any]) -> None:
+        self.completed = time.perf_counter()
+        self._ended.set()
+
     @property
     def stall_s(self) -> float:
         """How long training stood still."""
         return self.released - self.started
-
-    def follow(self, upload: Future[Any], now: Callable[[], float]) -> "PendingSave":
-        """The same save, complete when `upload` is."""
-
-        def completed(_: Future[Any]) -> None:
-            self.completed = now()
-            self._ended.set()
-
-        self.upload = upload
-        upload.add_done_callback(completed)
-        return self
 
     def wait(self) -> float:
         """Let it go on and wait until the checkpoint is complete; seconds from the start of the save until
@@ -87,14 +86,6 @@ class PendingSave:
             callback()
         else:
             self.upload.add_done_callback(lambda _: callback())
-
-
-@dataclass(frozen=True)
-class RawIO:
-    """Files of some lengths (bytes), written into a new folder, and read and removed with it."""
-
-    write: Callable[[Path, Sequence[int]], None]
-    read: Callable[[Path, Sequence[int]], None]
 
 
 class Checkpointer(ABC):
@@ -131,9 +122,9 @@ class Checkpointer(ABC):
     def read_tensor(self, checkpoint_id: str, key: str) -> torch.Tensor | None:
         """A whole tensor by its flattened key, on the CPU; None if there is none."""
 
-    @abstractmethod
     def size(self, checkpoint_id: str) -> int:
         """The bytes that a checkpoint takes up."""
+        return sum(file_lengths(checkpoint_id).values())
 
     def remove(self, checkpoint_id: str) -> None:
         """Remove a checkpoint; one rank does."""

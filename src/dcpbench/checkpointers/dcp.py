@@ -1,15 +1,18 @@
-"""`torch.distributed.checkpoint`, in all its ways of saving and on every storage."""
+"""`torch.distributed.checkpoint`, in all its ways of saving (a function each) and on every storage."""
 
 import pkgutil
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import StorageReader, StorageWriter
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks
 from dcpbench.checkpointers.storage import Storage
@@ -32,12 +35,10 @@ class DcpCheckpointer(Checkpointer):
         self.raw = self._storage().raw
 
     def save(self, state: dict[str, Any], checkpoint_id: str, slot: int = 0) -> PendingSave:
-        save, writer = self._config.save, self._storage(slot).writer
+        config, writer, group = self._config.save, self._storage(slot).writer, self._ranks.group_of(slot)
         held_back = _hold_back(writer) if slot else None
-        group = self._ranks.group_of(slot)
-        pending: PendingSave = pkgutil.resolve_name(save.target)(
-            state, checkpoint_id, writer, group, **save.options
-        )
+        save = pkgutil.resolve_name(config.target)
+        pending: PendingSave = save(state, checkpoint_id, writer, group, **config.options)
         pending.held_back = held_back
         return pending
 
@@ -59,7 +60,7 @@ class DcpCheckpointer(Checkpointer):
         return tensor
 
     def size(self, checkpoint_id: str) -> int:
-        return self._storage().size(checkpoint_id)
+        return sum(self._storage().lengths(checkpoint_id).values())
 
     def reader(self, checkpoint_id: str) -> StorageReader:
         """For what only DCP can do."""
@@ -68,9 +69,38 @@ class DcpCheckpointer(Checkpointer):
     def _storage(self, slot: int = 0) -> Storage:
         if slot not in self._storages:
             config = self._config
-            target = pkgutil.resolve_name(config.storage.target)
-            self._storages[slot] = target(self._folder, config.storage, config.save)
+            storage = pkgutil.resolve_name(config.storage.target)
+            self._storages[slot] = storage(self._folder, config.storage, config.save)
         return self._storages[slot]
+
+
+def sync(
+    state_dict: dict[str, Any], checkpoint_id: str, writer: StorageWriter, group: dist.ProcessGroup | None
+) -> PendingSave:
+    """`dcp.save`, coordinated in `group`: when it returns, the checkpoint is complete."""
+    started = time.perf_counter()
+    dcp.save(state_dict, checkpoint_id=checkpoint_id, storage_writer=writer, process_group=group)
+    ended = time.perf_counter()
+    return PendingSave(started, ended, completed=ended)
+
+
+def asynchronous(
+    state_dict: dict[str, Any], checkpoint_id: str, writer: StorageWriter, group: dist.ProcessGroup | None
+) -> PendingSave:
+    """`dcp.async_save`: it returns once the state is staged, the upload goes on in a thread.
+
+    `group` must be one of its own with a CPU backend: the upload's collectives run beside the training's,
+    and on a shared group the ranks would pair them up differently.
+    """
+    started = time.perf_counter()
+    upload = dcp.async_save(
+        state_dict, checkpoint_id=checkpoint_id, storage_writer=writer, process_group=group
+    )
+    if isinstance(upload, AsyncSaveResponse):
+        # Where staging is asynchronous too, the state must not change before it is staged.
+        upload.staging_completion.result()
+        upload = upload.upload_completion
+    return PendingSave(started, time.perf_counter(), upload=upload)
 
 
 def manifest_of(metadata: Metadata, lengths: Mapping[str, int]) -> Manifest:

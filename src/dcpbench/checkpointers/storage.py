@@ -4,16 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch.distributed.checkpoint import (
-    FileSystemReader,
-    FileSystemWriter,
-    StorageReader,
-    StorageWriter,
-)
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, StorageReader, StorageWriter
 
-from dcpbench.checkpointers.base import RawIO, file_lengths
+from dcpbench.checkpointers.base import file_lengths
 from dcpbench.config.groups import SaveConfig, StorageConfig
-from dcpbench.measure import raw_io
+from dcpbench.measure.raw_io import RawIO
 
 
 @dataclass(frozen=True)
@@ -32,10 +27,6 @@ class Storage:
     lengths: Callable[[str], dict[str, int]]
     raw: RawIO | None = None
 
-    def size(self, checkpoint_id: str) -> int:
-        """Bytes that a checkpoint id takes up."""
-        return sum(self.lengths(checkpoint_id).values())
-
 
 def file(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
     """Files in a folder: DCP's FileSystemWriter and FileSystemReader."""
@@ -46,13 +37,5 @@ def file(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
         cache_staged_state_dict=save.cache_staged_state_dict,
         **config.options,
     )
-    return Storage(writer, FileSystemReader, file_lengths, plain_files(config))
-
-
-def plain_files(config: StorageConfig) -> RawIO:
-    """Plain files written and read by as many threads, and synced as `config` says."""
-    threads = config.thread_count
-    return RawIO(
-        lambda folder, lengths: raw_io.write(folder, lengths, threads, config.sync_files),
-        lambda folder, lengths: raw_io.read(folder, lengths, threads),
-    )
+    raw = RawIO(config.thread_count, config.sync_files)
+    return Storage(writer, FileSystemReader, file_lengths, raw)

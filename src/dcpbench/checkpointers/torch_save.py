@@ -12,13 +12,11 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks, file_lengths
-from dcpbench.checkpointers.storage import plain_files
 from dcpbench.config.schema import Config
+from dcpbench.measure.raw_io import RawIO
 from dcpbench.verify.audit import Chunk, Entry, Manifest
 
 FILE = "state.pt"
-
-_Path = tuple[str | int, ...]
 
 
 class TorchSaveCheckpointer(Checkpointer):
@@ -27,7 +25,7 @@ class TorchSaveCheckpointer(Checkpointer):
     def __init__(self, folder: Path, config: Config, ranks: Ranks) -> None:
         self._ranks = ranks
         self._sync_files = config.storage.sync_files
-        self.raw = plain_files(config.storage)
+        self.raw = RawIO(config.storage.thread_count, config.storage.sync_files)
 
     def save(self, state: dict[str, Any], checkpoint_id: str, slot: int = 0) -> PendingSave:
         """Write a state; the file appears whole or not at all.
@@ -60,57 +58,60 @@ class TorchSaveCheckpointer(Checkpointer):
             ValueError: a tensor has another shape.
         """
         held = _read(checkpoint_id)
-        for name, template in _state_dicts(state).items():
-            _fill(template, held, (name,))
-            if isinstance(state[name], Stateful):
-                state[name].load_state_dict(template)
+        templates = _state_dicts(state)
+        for container, name, key in _slots(templates):
+            if key not in held:
+                raise RuntimeError(f"Missing key in checkpoint state_dict: {key}.")
+            value, saved = container[name], held[key]
+            if isinstance(value, torch.Tensor):
+                if value.shape != saved.shape:
+                    sizes = f"saved {saved.shape} and current: {value.shape}"
+                    raise ValueError(f"Size mismatch between {sizes} for {key}")
+                value.copy_(saved)
+            else:
+                is_stream = isinstance(value, io.BytesIO)
+                container[name] = io.BytesIO(saved.numpy().tobytes()) if is_stream else saved
+        for name, one in state.items():
+            if isinstance(one, Stateful):
+                one.load_state_dict(templates[name])
 
     def manifest(self, checkpoint_id: str) -> Manifest:
         """What the file says. It is a zip archive, whose directory stands at its very end: one that has
         lost its end cannot be opened, so the length that it names is the one that it has."""
         entries = {}
-        for path, value in _read(checkpoint_id).items():
+        for key, value in _read(checkpoint_id).items():
             if isinstance(value, torch.Tensor):
                 shape = tuple(value.shape)
                 whole = Chunk((0,) * len(shape), shape, FILE)
-                entries[_key(path)] = Entry(shape, str(value.dtype), (whole,))
+                entries[key] = Entry(shape, str(value.dtype), (whole,))
             else:
-                entries[_key(path)] = Entry(None, None, (Chunk((), (), FILE),))
+                entries[key] = Entry(None, None, (Chunk((), (), FILE),))
         found = file_lengths(checkpoint_id)
         return Manifest(entries, {FILE: found[FILE]}, found)
 
     def read_tensor(self, checkpoint_id: str, key: str) -> torch.Tensor | None:
-        held = {_key(path): value for path, value in _read(checkpoint_id).items()}.get(key)
+        held = _read(checkpoint_id).get(key)
         return held.clone() if isinstance(held, torch.Tensor) else None
-
-    def size(self, checkpoint_id: str) -> int:
-        return sum(file_lengths(checkpoint_id).values())
 
 
 def _state_dicts(state: dict[str, Any]) -> dict[str, Any]:
     return {name: one.state_dict() if isinstance(one, Stateful) else one for name, one in state.items()}
 
 
-def _read(checkpoint_id: str) -> dict[_Path, Any]:
-    """The leaves of a checkpoint by their paths; tensors are read from the file when they are used."""
-    path = Path(checkpoint_id) / FILE
-    return dict(_leaves(torch.load(path, map_location="cpu", mmap=True, weights_only=True)))
+def _read(checkpoint_id: str) -> dict[str, Any]:
+    """The leaves of a checkpoint by their flattened keys; a tensor is read from the file when it is used."""
+    held = torch.load(Path(checkpoint_id) / FILE, map_location="cpu", mmap=True, weights_only=True)
+    return {key: container[name] for container, name, key in _slots(held)}
 
 
-def _leaves(nested: Any, path: _Path = ()) -> Iterator[tuple[_Path, Any]]:
-    """What dictionaries, and lists of dictionaries, hold: as DCP flattens them."""
-    if isinstance(nested, dict):
-        for key, value in nested.items():
-            yield from _leaves(value, (*path, key))
-    elif isinstance(nested, list) and any(isinstance(value, dict) for value in nested):
-        for number, value in enumerate(nested):
-            yield from _leaves(value, (*path, number))
-    else:
-        yield path, nested
-
-
-def _key(path: _Path) -> str:
-    return ".".join(map(str, path))
+def _slots(nested: Any, prefix: str = "") -> Iterator[tuple[Any, Any, str]]:
+    """Where the leaves of dictionaries, and of lists of dictionaries, lie: each one's container, its key or
+    index there, and its key flattened as DCP does."""
+    for name, value in list(nested.items() if isinstance(nested, dict) else enumerate(nested)):
+        if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(v, dict) for v in value)):
+            yield from _slots(value, f"{prefix}{name}.")
+        else:
+            yield nested, name, f"{prefix}{name}"
 
 
 def _portable(nested: Any, key: str) -> Any:
@@ -124,22 +125,3 @@ def _portable(nested: Any, key: str) -> Any:
     if isinstance(nested, io.BytesIO):
         return torch.frombuffer(bytearray(nested.getvalue()), dtype=torch.uint8)
     return nested
-
-
-def _fill(template: Any, held: dict[_Path, Any], path: _Path) -> None:
-    """Put what is held into nested dictionaries and lists of them; tensors in place."""
-    for name, value in template.items() if isinstance(template, dict) else enumerate(template):
-        below = (*path, name)
-        if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(v, dict) for v in value)):
-            _fill(value, held, below)
-        elif below not in held:
-            raise RuntimeError(f"Missing key in checkpoint state_dict: {_key(below)}.")
-        elif isinstance(value, torch.Tensor):
-            if value.shape != held[below].shape:
-                sizes = f"saved {held[below].shape} and current: {value.shape}"
-                raise ValueError(f"Size mismatch between {sizes} for {_key(below)}")
-            value.copy_(held[below])
-        elif isinstance(value, io.BytesIO):
-            template[name] = io.BytesIO(held[below].numpy().tobytes())
-        else:
-            template[name] = held[below]

@@ -16,8 +16,6 @@ from typing import Any
 HOW_RUN = "how_run"
 """In a field's metadata: it says how a cell is run and is no part of what it is."""
 
-_SHOWN = 16
-
 Value = str | int | float | bool
 
 
@@ -50,7 +48,7 @@ class CellKey:
         """The keys whose values are not the same in both: this one's value and the other's."""
         keys = dict.fromkeys([*self.values, *other.values])
         pairs = {key: (self.values.get(key), other.values.get(key)) for key in keys}
-        return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+        return {key: (mine, its) for key, (mine, its) in pairs.items() if mine != its}
 
 
 def lies_below(key: str, keys: Iterable[str]) -> bool:
@@ -61,16 +59,14 @@ def lies_below(key: str, keys: Iterable[str]) -> bool:
 def digest_of(content: Any) -> str:
     """A short digest of plain data."""
     text = json.dumps(content, sort_keys=True, default=_plain)
-    return hashlib.sha256(text.encode()).hexdigest()[:_SHOWN]
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Value]]:
     if is_dataclass(node):
         own = [item.name for item in fields(node) if not item.metadata.get(HOW_RUN)]
-        pairs: Iterable[tuple[Any, Any]] = [(name, getattr(node, name)) for name in own]
-    else:
-        pairs = node.items()
-    for name, value in pairs:
+        node = {name: getattr(node, name) for name in own}
+    for name, value in node.items():
         if is_dataclass(value) or isinstance(value, dict):
             yield from _leaves(value, f"{prefix}{name}.")
         elif isinstance(value, list | tuple):

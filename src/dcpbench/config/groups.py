@@ -221,7 +221,7 @@ class ModelConfig(Group):
 class OptimizerConfig(Group):
     """An optimizer: `target(groups(model), lr=..., ...)`; what is null is left to its default."""
 
-    groups: str = "dcpbench.workloads.param_groups.one"
+    groups: str = "dcpbench.workloads.models.one_group"
     lr: float = MISSING
     weight_decay: float | None = None
     momentum: float | None = None
@@ -229,19 +229,16 @@ class OptimizerConfig(Group):
 
     def hyperparameters(self) -> dict[str, Any]:
         """Keyword arguments for the optimizer's constructor."""
-        given = {
-            "lr": self.lr,
-            "weight_decay": self.weight_decay,
-            "momentum": self.momentum,
-            "betas": tuple(self.betas) if self.betas is not None else None,
-        }
+        betas = None if self.betas is None else tuple(self.betas)
+        given = {"lr": self.lr, "weight_decay": self.weight_decay, "momentum": self.momentum, "betas": betas}
         return {name: value for name, value in given.items() if value is not None} | self.options
 
 
 @dataclass
 class CheckpointerConfig(Group):
-    """What writes and reads checkpoints: `target(folder, config)` returns a
-    `dcpbench.checkpointers.base.Checkpointer`, given the cell's folder for checkpoints and its `Config`.
+    """What writes and reads checkpoints: `target(folder, config, ranks)` returns a
+    `dcpbench.checkpointers.base.Checkpointer`, given the cell's folder for checkpoints, its `Config` and the
+    ranks.
 
     What it cannot do is a skip: `only` has the values of other axes that it can be used with.
     """
@@ -252,7 +249,7 @@ class CheckpointerConfig(Group):
 @dataclass
 class SaveConfig(Group):
     """How DCP is called to save: `target(state_dict, checkpoint_id, writer, process_group, **options)`; see
-    `dcpbench.checkpointers.dcp_saves`. Other checkpointers look at the flags alone.
+    `dcpbench.checkpointers.dcp`. Other checkpointers look at the flags alone.
 
     `asynchronous` says that training may go on before the checkpoint is complete.
     """

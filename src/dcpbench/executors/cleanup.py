@@ -60,17 +60,14 @@ def remove_shared_memory(suspects: set[str], held: set[str], since: float) -> No
     nobody on this machine has it open any more.
     """
     suspects = {name for name in suspects if name in held or name.startswith(_OURS)}
-    if not suspects:
-        return
-    for name in suspects - _held(psutil.process_iter()):
+    for name in suspects - _held(psutil.process_iter()) if suspects else ():
         path = _SHARED_MEMORY / name
         with suppress(OSError):
             seen = path.stat()
-            if seen.st_uid != os.getuid() or seen.st_ctime < since:
-                continue
-            path.unlink()
-            if name.startswith("psm_"):  # else Python complains of it at the end of the sweep
-                resource_tracker.unregister(f"/{name}", "shared_memory")
+            if seen.st_uid == os.getuid() and seen.st_ctime >= since:
+                path.unlink()
+                if name.startswith("psm_"):  # else Python complains of it at the end of the sweep
+                    resource_tracker.unregister(f"/{name}", "shared_memory")
 
 
 def _held(processes: Iterable[psutil.Process]) -> set[str]:
@@ -127,11 +124,9 @@ def _end(find: Callable[[], list[psutil.Process]]) -> None:
     """Kill what is found until nothing is: a process may start another while it is being ended."""
     for _ in range(_ROUNDS):
         doomed = find()
-        if not doomed:
-            return
         for process in doomed:
             with suppress(psutil.Error):
                 process.kill()
         _, alive = psutil.wait_procs(doomed, timeout=_ENDED_S)
-        if alive:  # the kernel does not let go of it
+        if alive or not doomed:  # the kernel does not let go of it, or all are gone
             return

@@ -38,10 +38,8 @@ class Machine:
 
     def complete(self) -> None:
         """Add to the description what takes longer to find out; waits for it."""
-        if self._more is None or self._probe is None:
-            return
         with suppress(EOFError):
-            if self._more.poll(_DETAILS_LIMIT_S):
+            if self._more and self._more.poll(_DETAILS_LIMIT_S):
                 self.description.update(self._more.recv())
         self._end()
 
@@ -113,11 +111,10 @@ def probe(context: ForkServerContext) -> Machine:
         if not here.poll(_PROBE_LIMIT_S):
             raise RuntimeError(f"torch did not answer within {_PROBE_LIMIT_S:.0f} s of its import")
         machine.description = here.recv()
-    except EOFError:
+    except BaseException as error:
         machine._end()
-        raise RuntimeError("torch cannot be imported here; see the error above") from None
-    except BaseException:
-        machine._end()
+        if isinstance(error, EOFError):
+            raise RuntimeError("torch cannot be imported here; see the error above") from None
         raise
     machine.gpus = machine.description["gpu_count"]
     return machine

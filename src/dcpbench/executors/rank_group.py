@@ -37,8 +37,6 @@ class RankGroup:
     A group is good for further cells until one of them ends in anything but reports.
     """
 
-    kind: WorldKind
-    gpus: tuple[int, ...] = ()
     _ranks: list[Rank] = field(default_factory=list)
     _started: float = field(default_factory=time.time)
     _shared_before: set[str] = field(default_factory=cleanup.shared_memory)
@@ -53,40 +51,17 @@ class RankGroup:
         Raises:
             OSError, EOFError: they could not be started; none is left behind.
         """
-        group = cls(kind, gpus)
+        group = cls()
         try:
-            group._fork(context, folder)
+            # Listening before any rank exists leaves no moment in which the port could be taken.
+            with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
+                for number in range(kind.world_size):
+                    device = f"cuda:{gpus[number]}" if kind.device == "cuda" else kind.device
+                    group._ranks.append(_fork(context, kind, number, device, listener, folder))
         except BaseException:
             group.kill()
             raise
         return group
-
-    def _fork(self, context: ForkServerContext, folder: Path) -> None:
-        kind = self.kind
-        # Listening before any rank exists leaves no moment in which the port could be taken.
-        with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
-            for number in range(kind.world_size):
-                log = folder / f"rank{number}.log"
-                spec = RankSpec(
-                    rank=number,
-                    world_size=kind.world_size,
-                    device=f"cuda:{self.gpus[number]}" if kind.device == "cuda" else kind.device,
-                    process_group=kind.process_group,
-                    store_port=listener.getsockname()[1],
-                    log=str(log),
-                    environment=kind.environment,
-                )
-                here, there = context.Pipe()
-                process = context.Process(
-                    target=_rank_main,
-                    args=(spec, listener if number == 0 else None, there),
-                    name=f"dcpbench-rank{number}",
-                    daemon=False,  # a daemon may have no children, which a process stager needs
-                )
-                process.start()
-                there.close()
-                _never_for_ever(here)
-                self._ranks.append(Rank(number, process, here, log))
 
     def run(self, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: OnPhase) -> Outcome:
         """Run a cell on all ranks and wait for its end, or until something has taken longer than it
@@ -180,6 +155,30 @@ class RankGroup:
 
     def _leaders(self) -> list[int]:
         return [rank.process.pid for rank in self._ranks if rank.process.pid is not None]
+
+
+def _fork(
+    context: ForkServerContext,
+    kind: WorldKind,
+    number: int,
+    device: str,
+    listener: socket.socket,
+    folder: Path,
+) -> Rank:
+    log = folder / f"rank{number}.log"
+    port = listener.getsockname()[1]
+    spec = RankSpec(number, kind.world_size, device, kind.process_group, port, str(log), kind.environment)
+    here, there = context.Pipe()
+    process = context.Process(
+        target=_rank_main,
+        args=(spec, listener if number == 0 else None, there),
+        name=f"dcpbench-rank{number}",
+        daemon=False,  # a daemon may have no children, which a process stager needs
+    )
+    process.start()
+    there.close()
+    _never_for_ever(here)
+    return Rank(number, process, here, log)
 
 
 def _never_for_ever(connection: Connection) -> None:

@@ -2,6 +2,7 @@
 
 import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
@@ -68,11 +69,10 @@ class Rank:
 
     def stopped(self) -> bool:
         """Whether a signal has stopped its process."""
-        try:
+        with suppress(psutil.Error):
             status = psutil.Process(self.process.pid).status()
-        except psutil.Error:
-            return False
-        return status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+            return status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        return False
 
     def aborted(self) -> bool:
         """Whether it ended itself, as a rank also does that finds a peer gone."""

@@ -47,11 +47,8 @@ def dump(ranks: Sequence[Rank]) -> dict[int, str]:
 def fatal(log: Path) -> str | None:
     """Where a rank was that the interpreter saw die, as after a segmentation fault."""
     _, died, dumped = _end(log, 2**20).rpartition("Fatal Python error: ")
-    if not died:
-        return None
-    _, _, current = dumped.partition("Current thread")
-    frame = _FRAME.search(current)
-    return _short(frame.groups()) if frame else None
+    frame = _FRAME.search(dumped.partition("Current thread")[2])
+    return _short(frame.groups()) if died and frame else None
 
 
 def tail(log: Path) -> list[str]:
@@ -74,21 +71,17 @@ def _wait_until_written(asked: Sequence[Rank], before: dict[int, int]) -> None:
 def _doing(dumped: str) -> str | None:
     """Where the main thread is, which is dumped last; where it waits for another thread, that one."""
     threads = [_FRAME.findall(block) for block in _THREAD.split(dumped)[1:]]
-    threads = [frames for frames in threads if frames]
-    if not threads:
+    innermost = [frames[0] for frames in threads if frames]
+    if not innermost:
         return None
-    main = threads[-1]
-    busy = [frames for frames in threads[:-1] if not _waits(frames[0])]
-    return _short(busy[0][0] if _waits(main[0]) and busy else main[0])
+    *others, main = innermost
+    busy = [frame for frame in others if not frame[0].endswith(_WAITING)]
+    return _short(busy[0] if busy and main[0].endswith(_WAITING) else main)
 
 
 def _short(frame: Sequence[str]) -> str:
     path, line, function = frame
     return f"{function} ({'/'.join(Path(path).parts[-2:])}:{line})"
-
-
-def _waits(frame: tuple[str, str, str]) -> bool:
-    return frame[0].endswith(_WAITING)
 
 
 def _end(log: Path, longest: int) -> str:

@@ -30,7 +30,7 @@ class FaultyCheckpointer(Checkpointer):
         self.raw = inner.raw
 
     def save(self, state: dict[str, Any], checkpoint_id: str, slot: int = 0) -> PendingSave:
-        if not _is_training_run(state):
+        if "model" not in state:
             return self._inner.save(state, checkpoint_id, slot)
         saved = self._staged(state) if self._at is Place.staged else state
         pending = self._inner.save(saved, checkpoint_id, slot)
@@ -43,7 +43,7 @@ class FaultyCheckpointer(Checkpointer):
 
     def load(self, state: dict[str, Any], checkpoint_id: str) -> None:
         self._inner.load(state, checkpoint_id)
-        if self._at is Place.restored and _is_training_run(state):
+        if self._at is Place.restored and "model" in state:
             self._plant(Target(state, self._ranks, self._from_first(checkpoint_id)))
 
     def manifest(self, checkpoint_id: str) -> Manifest:
@@ -81,7 +81,3 @@ class FaultyCheckpointer(Checkpointer):
         """Reads tensors of the first checkpoint: of a cell's later stage, the first that lies there."""
         beside = [str(path) for path in Path(checkpoint_id).parent.iterdir() if path.is_dir()]
         return partial(self._inner.read_tensor, self._first_id or min(beside))
-
-
-def _is_training_run(state: dict[str, Any]) -> bool:
-    return "model" in state

@@ -14,7 +14,7 @@ NONE = "none"
 FAULTS: dict[str, FaultConfig] = {NONE: FaultConfig(NONE)}
 """What is declared of each fault, and of the value that plants nothing."""
 
-_MODULES = ("files", "live", "objects", "optimizer", "parameters", "staged")
+_MODULES = ("objects", "optimizer", "parameters", "saves")
 
 
 def fault(

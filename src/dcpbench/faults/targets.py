@@ -20,11 +20,6 @@ from dcpbench.verify.snapshot import (
 Tensors = dict[str, torch.Tensor]
 
 
-def largest(tensors: Tensors) -> torch.Tensor:
-    """The part with the most elements: an uneven shard may have none."""
-    return max(tensors.values(), key=torch.Tensor.numel)
-
-
 @dataclass
 class Target:
     """A state that was loaded, or a live one, on one rank.
@@ -59,10 +54,6 @@ class Target:
         named = held if isinstance(held, dict) else named_parameters(held.model)
         return {name: local_part(value) for name, value in named.items()}
 
-    def biases(self) -> Tensors:
-        """Of those the biases."""
-        return {name: part for name, part in self.parameters().items() if name.endswith("bias")}
-
     def buffers(self) -> Tensors:
         """The persistent buffers by FQN."""
         held = self.state["model"]
@@ -81,12 +72,12 @@ class Target:
         }
 
     def largest_parameter(self) -> torch.Tensor:
-        """The largest part of a parameter that this rank has."""
-        return largest(self.parameters())
+        """The part of a parameter with the most elements: an uneven shard may have none."""
+        return max(self.parameters().values(), key=torch.Tensor.numel)
 
     def largest_moment(self, entry: str) -> torch.Tensor:
         """The largest part of one entry of the optimizer's state that this rank has."""
-        return largest(self.moments(entry))
+        return max(self.moments(entry).values(), key=torch.Tensor.numel)
 
     def flip(self, tensor: torch.Tensor, bit: int) -> None:
         """Flip one bit of the element with the largest magnitude: 0 is one unit in the last place, 31 the
@@ -99,6 +90,12 @@ class Target:
     def round_trip(self, tensor: torch.Tensor, dtype: str) -> None:
         """Convert a tensor to a narrower dtype and back."""
         tensor.copy_(tensor.to(getattr(torch, dtype)).to(tensor.dtype))
+
+    def exchange(self, one: torch.Tensor, other: torch.Tensor) -> None:
+        """Give two tensors of one shape each other's values."""
+        first, second = one.clone(), other.clone()
+        one.copy_(second)
+        other.copy_(first)
 
     def draw_again(self, tensor: torch.Tensor) -> None:
         """Give a tensor other random values."""
@@ -137,19 +134,9 @@ class StagedState:
     state: dict[str, Any]
     first: dict[str, Any]
 
-    def part(self, name: str) -> torch.Tensor:
-        """This rank's part of a parameter."""
-        return local_part(self.state["model"][name])
-
-    def moment(self, name: str, entry: str) -> torch.Tensor:
-        """This rank's part of an entry of the optimizer's state."""
-        return local_part(self.state["optimizer"]["state"][name][entry])
-
-    def narrow(self, name: str, dtype: str) -> None:
-        """Have a parameter in a narrower dtype."""
-        weights = self.state["model"]
-        weights[name] = weights[name].to(getattr(torch, dtype))
-
-    def add(self, name: str) -> None:
-        """Have a tensor more."""
-        self.state["model"][name] = torch.ones(2)
+    def part(self, *keys: str) -> torch.Tensor:
+        """This rank's part of the tensor under these keys, one below the other."""
+        held: Any = self.state
+        for key in keys:
+            held = held[key]
+        return local_part(held)

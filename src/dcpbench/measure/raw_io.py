@@ -4,41 +4,47 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 _PIECE = 8 * 2**20
 
 
-def write(folder: Path, lengths: Sequence[int], threads: int, sync: bool) -> None:
-    """Write files of these lengths, in bytes, into a folder of their own; so many threads at once.
+@dataclass(frozen=True)
+class RawIO:
+    """Plain files of some lengths, in bytes, by so many `threads` at once, each synced if `sync` says so."""
 
-    What is written are random bytes: there are file systems that do not store zeros.
+    threads: int
+    sync: bool
 
-    Raises:
-        OSError: they cannot be written.
-    """
-    folder.mkdir()
-    bytes_of_any_kind = os.urandom(min(_PIECE, max(lengths, default=0)))
-    _each(partial(_write, folder, memoryview(bytes_of_any_kind), sync), lengths, threads)
+    def write(self, folder: Path, lengths: Sequence[int]) -> None:
+        """Write files of these lengths into a new folder.
 
+        What is written are random bytes: there are file systems that do not store zeros.
 
-def read(folder: Path, lengths: Sequence[int], threads: int) -> None:
-    """Read what `write` wrote, and remove it all.
+        Raises:
+            OSError: they cannot be written.
+        """
+        folder.mkdir()
+        bytes_of_any_kind = os.urandom(min(_PIECE, max(lengths, default=0)))
+        self._each(partial(_write, folder, memoryview(bytes_of_any_kind), self.sync), lengths)
 
-    Raises:
-        OSError: it cannot be read.
-    """
-    try:
-        _each(partial(_read, folder), lengths, threads)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    def read(self, folder: Path, lengths: Sequence[int]) -> None:
+        """Read what `write` wrote, and remove it all.
 
+        Raises:
+            OSError: it cannot be read.
+        """
+        try:
+            self._each(partial(_read, folder), lengths)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
-def _each(do: Callable[[int, int], None], lengths: Sequence[int], threads: int) -> None:
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in pool.map(do, range(len(lengths)), lengths):
-            pass
+    def _each(self, do: Callable[[int, int], None], lengths: Sequence[int]) -> None:
+        with ThreadPoolExecutor(self.threads) as pool:
+            for _ in pool.map(do, range(len(lengths)), lengths):
+                pass
 
 
 def _write(folder: Path, piece: memoryview, sync: bool, number: int, length: int) -> None:

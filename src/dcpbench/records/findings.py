@@ -56,14 +56,8 @@ class Finding:
 
     def plain(self) -> dict[str, Any]:
         """For JSON: nothing that is not known."""
-        known = {
-            "name": self.name,
-            "problem": self.problem.value,
-            "kind": self.kind,
-            "max_abs_diff": self.max_abs_diff,
-            "where": self.where or None,
-            **self.facts,
-        }
+        own = {"name": self.name, "problem": self.problem.value, "kind": self.kind}
+        known = {**own, "max_abs_diff": self.max_abs_diff, "where": self.where or None, **self.facts}
         return {key: value for key, value in known.items() if value is not None}
 
 
@@ -72,8 +66,7 @@ class RaisedError:
     """An exception of a rank.
 
     Args:
-        rank: which reported it.
-        phase: in which.
+        rank, phase: which reported it, in which phase.
         type: the name of the exception's class; where DCP has wrapped it, of the one inside.
         message: its text, on one line.
         wrapped: the class in which DCP passed it on to every rank, if it did.
@@ -95,8 +88,7 @@ class RankDeath:
     """A rank whose process ended before it had reported.
 
     Args:
-        rank: which.
-        phase: in which phase.
+        rank, phase: which, in which phase.
         ending: how its process ended: `was killed by SIGKILL`, `exited with status 7`, ….
         upload_under_way: whether a save went on in the background.
         frame: where the interpreter saw it die, as after a segmentation fault.

@@ -64,11 +64,5 @@ class RankReport:
     skip: str | None = None
 
     def plain(self) -> dict[str, Any]:
-        """What of it stands in the details of a row: neither checks nor measurements, which have their own
-        places."""
-        return {
-            "rank": self.rank,
-            "losses": self.losses,
-            "resumed": self.resumed,
-            "compiled": self.compiled,
-        }
+        """What of it stands in a row's details; checks and measurements have their own places."""
+        return {name: getattr(self, name) for name in ("rank", "losses", "resumed", "compiled")}

@@ -61,8 +61,7 @@ class Cell:
     def vary(self, folder: str | None = None, **parts: Any) -> "Cell":
         """The same cell with parts of its configuration replaced, and its checkpoints in a folder of
         their own below its own; all variants fill in one report."""
-        below = self.folder / folder if folder else self.folder
-        return replace(self, config=replace(self.config, **parts), folder=below)
+        return replace(self, config=replace(self.config, **parts), folder=self.folder / (folder or ""))
 
     @property
     def plan(self) -> Plan:
@@ -88,14 +87,8 @@ class Cell:
     def measure(
         self, metric: str, value: float | None, save: int | None = None, phase: str | None = None
     ) -> None:
-        """Record a value of a metric; None is one that could not be measured.
-
-        Args:
-            metric: its name.
-            value: in the metric's unit.
-            save: the number of the save, or of the load, that it is of, from 0.
-            phase: in which it was measured.
-        """
+        """Record a value of a metric in its unit, of the save, or load, of this number, from 0; None is one
+        that could not be measured."""
         if value is not None:
             self.report.measurements.append(Measurement(metric, value, self.world.rank, phase, save))
 

@@ -10,7 +10,14 @@ from dcpbench.records.findings import Finding
 from dcpbench.verify import compare_layouts
 from dcpbench.verify.audit import Expected, expected_of
 from dcpbench.verify.compare import Recall, compare
-from dcpbench.verify.snapshot import Leaves, retained, snapshot_model, snapshot_nested, snapshot_optimizer
+from dcpbench.verify.snapshot import (
+    Leaves,
+    named_parameters,
+    retained,
+    snapshot_model,
+    snapshot_nested,
+    snapshot_optimizer,
+)
 from dcpbench.workloads.training_run import TrainingRun
 
 State = dict[str, Leaves]
@@ -36,7 +43,7 @@ def retained_state(run: TrainingRun) -> State:
 
 def promised_keys(run: TrainingRun, saved: State, beside: Leaves | None) -> dict[str, Expected]:
     """The keys that a save of a training run has to have; what is frozen is not saved."""
-    frozen = {name for name, value in run.parameters().items() if not value.requires_grad}
+    frozen = {name for name, value in named_parameters(run.model).items() if not value.requires_grad}
     trained = {name: leaf for name, leaf in saved["model_equal"].items() if name not in frozen}
     promised = expected_of(beside or {})
     for check, leaves in {**saved, "model_equal": trained}.items():
@@ -65,7 +72,7 @@ class Checkpoint:
     def __str__(self) -> str:
         return f"in the checkpoint of step {self.step}"
 
-    def recall(self, check: str) -> Recall:
+    def _recall(self, check: str) -> Recall:
         """What it holds of the state that a check looks at; any rank may ask, by itself."""
 
         def held(name: str) -> torch.Tensor | None:
@@ -75,9 +82,10 @@ class Checkpoint:
 
     def compare(self, check: str, actual: Leaves, group: dist.ProcessGroup | None) -> list[Finding]:
         """What of a live state is not what was saved."""
+        saved, recall = self.state[check], self._recall(check)
         if self.by_content:
-            return compare_layouts.compare_across(self.state[check], actual, group, self.recall(check))
-        return compare(self.state[check], actual, self.recall(check))
+            return compare_layouts.compare_across(saved, actual, group, recall)
+        return compare(saved, actual, recall)
 
     def differing(self, check: str, actual: Leaves, group: dist.ProcessGroup | None) -> list[str]:
         """The names of the same, without a closer look."""

@@ -1,31 +1,31 @@
 """What scenarios verify, each check with its negative control: the power to fail, shown in the cell."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.findings import Finding, Problem
 from dcpbench.scenarios import steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, State, live_state
-from dcpbench.scenarios.oracles import Losses, Oracle, other_seed
+from dcpbench.scenarios.steps import Losses, Oracle, other_seed
 from dcpbench.verify.compare import compare
 from dcpbench.verify.compare_layouts import compare_across, differing
 from dcpbench.verify.perturb import controllable, made_different
-from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf, snapshot_model
-from dcpbench.verify.tolerances import (
-    TOLERANCES,
-    compare_close,
-    loss_name,
-    losses_close,
-    losses_equal,
-)
+from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
+from dcpbench.verify.tolerances import TOLERANCES, compare_close, loss_name, losses_close, losses_equal
 from dcpbench.workloads import training_run
-from dcpbench.workloads.batches import Batches
-from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.training_run import Batches, TrainingRun
 
 _UNRESTORED = 5
 """How many models from other seeds a loss is held against before it is said that nothing tells them apart."""
+
+Comparison = Callable[[list[float]], list[Finding]]
+"""What is wrong with the losses of a run."""
+
+View = Callable[[TrainingRun], State]
+"""What of a training run is compared: its live state, or a part of it."""
 
 
 def breach(name: str, text: str) -> Finding:
@@ -35,21 +35,17 @@ def breach(name: str, text: str) -> Finding:
 
 def verify_twin(cell: Cell, oracle: Oracle) -> None:
     """Train the twin on the same batches; the parallel run must have stayed close to it."""
-    trained, twin = oracle.trained, oracle.twin
+    trained = oracle.trained
     tolerance = TOLERANCES[cell.config.tolerance.value]
     with cell.phase("verify", "twin"):
         losses = oracle.losses
-        _verify_losses(
-            cell,
-            "loss_twin_close",
-            lambda actual: losses_close(losses.twin, actual, 1, tolerance),
-            _telling(losses.continued, trained.alive, 1),
-            losses.continued,
-            _unrestored(cell, oracle.data, range(1, trained.train_state.step + 1)),
-            "in the uninterrupted run",
-        )
-        expected, actual = _tensors(twin), _tensors(trained)
-        found = compare_close(expected, actual, tolerance)
+        near = partial(losses_close, losses.twin, first=1, tolerance=tolerance)
+        where = "in the uninterrupted run"
+        taken = range(1, trained.train_state.step + 1)
+        seen = losses.continued, trained.alive
+        _verify_losses(cell, "loss_twin_close", near, *seen, losses.data, taken, 0, where)
+        expected = _tensors(oracle.twin)
+        found = compare_close(expected, _tensors(trained), tolerance)
         cell.check("state_twin_close", found, "after the uninterrupted run")
         plain = training_run.build_plain(cell.config, cell.world, other_seed(cell, 0))
         plain.train(oracle.data, 1)
@@ -64,13 +60,20 @@ def verify_save_harmless(cell: Cell, oracle: Oracle) -> None:
     with cell.phase("build"):
         unsaved = training_run.build(cell.config, cell.world, cell.config.seed)
     trained = oracle.trained
-    with cell.phase("train"):
-        unsaved.train(oracle.data, trained.train_state.step)
+    steps.train(cell, unsaved, oracle.data, trained.train_state.step)
     with cell.phase("verify", "harmless"):
         never, saved = live_state(unsaved), live_state(trained)
         for check, leaves in never.items():
             cell.check("save_harmless", compare(leaves, saved[check]), "in the run that saved")
-            control_changed(cell, "save_harmless", leaves, "")
+            control_changed(cell, "save_harmless", leaves)
+
+
+def unrestored_target(cell: Cell, checkpoint: Checkpoint) -> TrainingRun:
+    """A target for the load of a checkpoint, in which everything is different from what that holds."""
+    target = steps.build_anew(cell)
+    steps.make_different(cell, target, 0)
+    prove_power(cell, target, checkpoint)
+    return target
 
 
 def load_and_verify(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, number: int = 0) -> None:
@@ -82,62 +85,36 @@ def load_and_verify(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, num
 
 
 def prove_power(
-    cell: Cell, target: TrainingRun, checkpoint: Checkpoint, checks: Sequence[str] | None = None
+    cell: Cell, target: TrainingRun, checkpoint: Checkpoint, view: View = live_state, where: str = ""
 ) -> None:
-    """The negative controls: each comparison against the target before anything is loaded into it.
-
-    Args:
-        target: in which everything was made different.
-        checks: of which equality, if not of all three.
-    """
+    """The negative controls: each comparison against a target in which everything was made different,
+    before anything is loaded into it."""
     with cell.phase("verify", "power"):
-        unrestored = live_state(target)
+        unrestored = view(target)
         for check, leaves in checkpoint.state.items():
-            if checks is None or check in checks:
-                reported = checkpoint.differing(check, unrestored[check], cell.world.checkpoint_group)
-                _control(cell, check, leaves, reported, str(checkpoint))
+            reported = checkpoint.differing(check, unrestored[check], cell.world.checkpoint_group)
+            _control(cell, check, leaves, reported, where or str(checkpoint))
 
 
-def verify_restored(
-    cell: Cell, target: TrainingRun, checkpoint: Checkpoint, checks: Sequence[str] | None = None
-) -> None:
+def verify_restored(cell: Cell, target: TrainingRun, checkpoint: Checkpoint) -> None:
     """What came back must be, bit for bit, what was there at the moment of saving: part by part, or by
     content where the parts lie otherwise. The checks of plug-ins follow."""
     with cell.phase("verify", "equality"):
-        restored = live_state(target)
-        for check in checkpoint.state:
-            if checks is None or check in checks:
-                found = checkpoint.compare(check, restored[check], cell.world.checkpoint_group)
-                cell.check(check, found, str(checkpoint))
+        _compare(cell, live_state(target), checkpoint, str(checkpoint))
         for spec in CHECKS.values():
             if spec.probe:
                 spec.probe(cell, target, checkpoint)
 
 
-def control_part(cell: Cell, run: TrainingRun, prefix: str, saved: Checkpoint, where: str) -> None:
-    """The negative control of `verify_part`, before the part is loaded."""
-    with cell.phase("verify", "power"):
-        expected = saved.state["model_equal"]
-        reported = differing(expected, _part(run, prefix), cell.world.checkpoint_group)
-        _control(cell, "model_equal", expected, reported, where)
-
-
-def verify_part(cell: Cell, run: TrainingRun, prefix: str, saved: Checkpoint, where: str) -> None:
-    """The part of a model whose FQNs begin with `prefix` must be, by content, the model that was saved."""
+def verify_part(cell: Cell, target: TrainingRun, saved: Checkpoint, view: View, where: str) -> None:
+    """What `view` shows of a target must be the state of `saved`, in the same way."""
     with cell.phase("verify", "equality"):
-        expected, group = saved.state["model_equal"], cell.world.checkpoint_group
-        found = compare_across(expected, _part(run, prefix), group, saved.recall("model_equal"))
-        cell.check("model_equal", found, where)
+        _compare(cell, view(target), saved, where)
 
 
-def verify_unchanged(cell: Cell, run: TrainingRun, prefix: str, saved: Checkpoint, where: str) -> None:
-    """The same after more training, of a run with the layout that was saved: it was not trained."""
-    with cell.phase("verify", "equality"):
-        before, after = (
-            {name: leaf for name, leaf in leaves.items() if name.startswith(prefix)}
-            for leaves in (saved.state["model_equal"], snapshot_model(run.model))
-        )
-        cell.check("model_equal", compare(before, after), where)
+def _compare(cell: Cell, actual: State, checkpoint: Checkpoint, where: str) -> None:
+    for check in checkpoint.state:
+        cell.check(check, checkpoint.compare(check, actual[check], cell.world.checkpoint_group), where)
 
 
 def resume(
@@ -150,9 +127,6 @@ def resume(
 ) -> None:
     """Train on: the steps must have the uninterrupted run's losses, and those must mean something.
 
-    They mean something if they are finite and not zero, a gradient was there, and a model from
-    which nothing was restored has others.
-
     Args:
         target: into which the checkpoint was loaded.
         checkpoint: from which it goes on.
@@ -163,67 +137,57 @@ def resume(
     tolerance = TOLERANCES[cell.config.tolerance.value]
     first, last = checkpoint.step + 1, checkpoint.step + cell.config.resume_steps
     resumed = steps.train(cell, target, losses.data, last)
+    continued, twin = losses.continued[first - 1 : last], losses.twin[first - 1 : last]
+    near = partial(losses_close, first=first, tolerance=tolerance)
+    goes_on: tuple[str, Comparison] = (
+        ("loss_resume_equal", partial(losses_equal, continued, first=first))
+        if exactly
+        else ("loss_resume_close", partial(near, continued, reference="uninterrupted"))
+    )
     where = f"after the checkpoint of step {checkpoint.step}"
     with cell.phase("verify", "resumed"):
-        continued, twin = losses.continued[first - 1 : last], losses.twin[first - 1 : last]
-        telling = _telling(resumed, target.alive, first)
-
-        def against_continued(actual: list[float]) -> list[Finding]:
-            if exactly:
-                return losses_equal(continued, actual, first)
-            return losses_close(continued, actual, first, tolerance, "uninterrupted")
-
-        def against_twin(actual: list[float]) -> list[Finding]:
-            return losses_close(twin, actual, first, tolerance)
-
-        for check, compared in (
-            ("loss_resume_equal" if exactly else "loss_resume_close", against_continued),
-            ("loss_twin_close", against_twin),
-        ):
-            others = _unrestored(cell, losses.data, range(first, last + 1), number)
-            _verify_losses(cell, check, compared, telling, resumed, others, where)
+        for check, compared in (goes_on, ("loss_twin_close", partial(near, twin))):
+            taken = range(first, last + 1)
+            _verify_losses(cell, check, compared, resumed, target.alive, losses.data, taken, number, where)
     cell.report.resumed[checkpoint.step] = resumed
-
-
-def _telling(losses: list[float], alive: list[bool], first: int) -> dict[str, bool]:
-    """Whether a step's loss means something: it is finite and not zero, and a gradient was there."""
-    return {
-        loss_name(step): math.isfinite(loss) and loss != 0.0 and lives
-        for step, (loss, lives) in enumerate(zip(losses, alive, strict=False), first)
-    }
-
-
-def _unrestored(cell: Cell, data: Batches, steps: range, first: int = 0) -> Iterator[list[float]]:
-    """The losses of models from other seeds, one after the other."""
-    for number in range(first, first + _UNRESTORED):
-        plain = training_run.build_plain(cell.config, cell.world, other_seed(cell, number))
-        yield plain.losses_without_training(data, steps)
 
 
 def _verify_losses(
     cell: Cell,
     check: str,
-    compared: Callable[[list[float]], list[Finding]],
-    telling: dict[str, bool],
+    compared: Comparison,
     losses: list[float],
-    unrestored: Iterator[list[float]],
+    alive: list[bool],
+    data: Batches,
+    taken: range,
+    number: int,
     where: str,
 ) -> None:
     """Losses by a comparison that must report those of models from which nothing was restored.
 
-    Two models' losses may come close by chance, at a step or two: several models are tried.
+    Those of the steps `taken` mean something if they are finite and not zero, and a gradient was there
+    (`alive`). Two models'
+    losses may come close by chance, at a step or two: several models are tried, from `number` on.
     """
     cell.check(check, compared(losses), where)
+    telling = {
+        loss_name(step): math.isfinite(loss) and loss != 0.0 and lives
+        for step, (loss, lives) in enumerate(zip(losses, alive, strict=False), taken.start)
+    }
     reported: set[str] = set()
-    while not telling.keys() <= reported and (others := next(unrestored, None)) is not None:
-        reported |= {finding.name for finding in compared(others)}
+    for other in range(number, number + _UNRESTORED):
+        if telling.keys() <= reported:
+            break
+        plain = training_run.build_plain(cell.config, cell.world, other_seed(cell, other))
+        unrestored = plain.losses_without_training(data, taken)
+        reported |= {finding.name for finding in compared(unrestored)}
     cell.control(check, {name: means and name in reported for name, means in telling.items()}, where)
 
 
-def control_changed(cell: Cell, check: str, expected: Leaves, where: str) -> None:
+def control_changed(cell: Cell, check: str, expected: Leaves) -> None:
     """The control of an equality check with a changed copy of each piece of state, one at a time."""
     changed = (compare({name: leaf}, {name: made_different(leaf)}) for name, leaf in expected.items())
-    _control(cell, check, expected, [finding.name for found in changed for finding in found], where)
+    _control(cell, check, expected, [finding.name for found in changed for finding in found], "")
 
 
 def _control(cell: Cell, check: str, expected: Leaves, reported: Iterable[str], where: str) -> None:
@@ -241,30 +205,6 @@ def verify_equal(
         _control(cell, check, expected, [found.name for found in compare(expected, before)], where)
 
 
-def verify_untouched(cell: Cell, target: TrainingRun, before: State, saved: Checkpoint) -> None:
-    """All of a target but its model must be what it was before the load, and not what was saved."""
-    with cell.phase("verify", "equality"):
-        now, then, loaded = map(_beside_model, (live_state(target), before, saved.state))
-        where = f"not loaded {saved}"
-        verify_contract(cell, compare(then, now), compare(then, loaded), controllable(then), where)
-
-
-def verify_contract(
-    cell: Cell, held: Iterable[Finding], broken: Iterable[Finding], names: Iterable[str], where: str
-) -> None:
-    """What a scenario asks of DCP beside equality.
-
-    Args:
-        held: what the judgement finds wrong with what happened.
-        broken: what the same judgement finds wrong with a case that breaks the contract on purpose.
-        names: what it has to find there.
-        where: of what checkpoint or step this is.
-    """
-    cell.check("contract_held", held, where)
-    reported = {finding.name for finding in broken}
-    cell.control("contract_held", {name: name in reported for name in names}, where)
-
-
 def verify_content(cell: Cell, check: str, expected: Leaves, actual: Leaves, where: str) -> None:
     """State outside a training run, whole on every rank, against parts of it that were saved."""
     group = cell.world.checkpoint_group
@@ -272,6 +212,16 @@ def verify_content(cell: Cell, check: str, expected: Leaves, actual: Leaves, whe
         cell.check(check, compare_across(expected, actual, group), where)
         changed = {name: made_different(leaf) for name, leaf in actual.items()}
         _control(cell, check, expected, differing(expected, changed, group), where)
+
+
+def verify_contract(
+    cell: Cell, held: Iterable[Finding], broken: Iterable[Finding], names: Iterable[str], where: str
+) -> None:
+    """What a scenario asks of DCP beside equality: `held` is what a judgement finds wrong with what happened,
+    `broken` with a case that breaks the contract on purpose, where it has to find these names."""
+    cell.check("contract_held", held, where)
+    reported = {finding.name for finding in broken}
+    cell.control("contract_held", {name: name in reported for name in names}, where)
 
 
 def verify_refused(
@@ -282,12 +232,7 @@ def verify_refused(
     accepted: Callable[[], None],
 ) -> None:
     """What must be refused was, with an exception of this kind and a message that holds these words.
-
-    Args:
-        kind: of the exception.
-        message: what its text contains.
-        refused: the call that must raise it.
-        accepted: the same in a way that is allowed: the negative control.
+    `accepted` is the same call in a way that is allowed: the negative control.
     """
 
     def wrong(call: Callable[[], None]) -> list[Finding]:
@@ -303,23 +248,8 @@ def verify_refused(
     verify_contract(cell, wrong(refused), wrong(accepted), ["refusal"], "of the save")
 
 
-def _part(run: TrainingRun, prefix: str) -> Leaves:
-    return {
-        name.removeprefix(prefix): leaf
-        for name, leaf in snapshot_model(run.model).items()
-        if name.startswith(prefix)
-    }
-
-
 def _tensors(run: TrainingRun) -> Leaves:
     """The live model and optimizer."""
     state = live_state(run)
-    return {
-        name: leaf
-        for name, leaf in {**state["model_equal"], **state["optim_equal"]}.items()
-        if isinstance(leaf, TensorLeaf | Idle)
-    }
-
-
-def _beside_model(state: State) -> Leaves:
-    return {**state["optim_equal"], **state["extra_equal"]}
+    both = {**state["model_equal"], **state["optim_equal"]}
+    return {name: leaf for name, leaf in both.items() if isinstance(leaf, TensorLeaf | Idle)}

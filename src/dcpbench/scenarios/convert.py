@@ -3,7 +3,6 @@ does not depend on how it lay."""
 
 from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.handover import hand_over, take_over
 
 
 def train_and_save(cell: Cell) -> None:
@@ -11,7 +10,7 @@ def train_and_save(cell: Cell) -> None:
     oracle = steps.build(cell)
     checkpoints = steps.train_and_save(cell, oracle)
     checks.verify_twin(cell, oracle)
-    hand_over(cell, checkpoints, oracle.losses)
+    steps.hand_over(cell, checkpoints, oracle.losses)
 
 
 def load_and_resume(cell: Cell) -> None:
@@ -20,7 +19,7 @@ def load_and_resume(cell: Cell) -> None:
     config = cell.config
     same_layout = config.loading == config.parallel and cell.world.size == config.world_size
     loading = cell.vary(parallel=config.loading, world_size=cell.world.size)
-    checkpoints, losses = take_over(loading, steps.open_checkpointer(loading))
+    checkpoints, losses = steps.take_over(loading, steps.open_checkpointer(loading))
     target = steps.build_anew(loading)
     for number, checkpoint in enumerate(reversed(checkpoints)):
         checks.load_and_verify(loading, target, checkpoint, number)

@@ -18,20 +18,16 @@ def in_place(cell: Cell) -> None:
     checkpoint = steps.train_and_save(cell, oracle)[-1]
     checks.verify_twin(cell, oracle)
 
-    target = steps.build_anew(cell)
-    steps.make_different(cell, target, 0)
-    checks.prove_power(cell, target, checkpoint)
+    target = checks.unrestored_target(cell, checkpoint)
     stateful = target.state()
     given = {name: each.state_dict() for name, each in stateful.items()}
     filled = dict(given)
     before = _places(given)
-    where = f"after the load {checkpoint}"
 
     def verify_and_set() -> None:
         places = {**_places(filled), "state": before["state"]}
-        checks.verify_contract(
-            cell, _moved(before, places), _moved(before, _places(copy.deepcopy(given))), before, where
-        )
+        broken = _moved(before, _places(copy.deepcopy(given)))
+        checks.verify_contract(cell, _moved(before, places), broken, before, f"after the load {checkpoint}")
         for name, each in stateful.items():
             each.load_state_dict(given[name])
 

@@ -1,29 +1,65 @@
-"""The steps that scenarios are made of: build, train, save, load. What is verified between them is in
-`dcpbench.scenarios.checks`."""
+"""The steps that scenarios are made of: build, train, save, load, and hand over to another stage. What is
+verified between them is in `dcpbench.scenarios.checks`."""
 
 import itertools
 import pkgutil
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.faults.inject import FaultyCheckpointer
 from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import (
-    Checkpoint,
-    SavedCheckpoint,
-    promised_keys,
-    retained_state,
-)
-from dcpbench.scenarios.oracles import Oracle, other_seed
+from dcpbench.scenarios.checkpoint import Checkpoint, SavedCheckpoint, promised_keys, retained_state
 from dcpbench.verify.audit import audit, controls
-from dcpbench.verify.compare_layouts import gathered
+from dcpbench.verify.compare_layouts import WholeDigest, digests, gathered
 from dcpbench.verify.perturb import perturb_model, perturb_optimizer
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import training_run
-from dcpbench.workloads.batches import Batches
-from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.training_run import Batches, TrainingRun
+
+_HANDOVER = "handover"
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The losses, from step 1 on, of the uninterrupted run and of its unwrapped twin, and the batches that
+    they are of."""
+
+    continued: list[float]
+    twin: list[float]
+    data: Batches
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """The uninterrupted run; its unwrapped twin is built when a check asks for it."""
+
+    cell: Cell
+    trained: TrainingRun
+    data: Batches
+
+    @cached_property
+    def twin(self) -> TrainingRun:
+        """The same model from the same seed, unwrapped, all of it on every rank, and not yet trained."""
+        with self.cell.phase("build"):
+            return training_run.build_plain(self.cell.config, self.cell.world, self.cell.config.seed)
+
+    @property
+    def losses(self) -> Losses:
+        """Of both runs up to the step at which the uninterrupted one is."""
+        self.twin.train(self.data, self.trained.train_state.step)
+        return Losses(self.trained.train_state.losses, self.twin.train_state.losses, self.data)
+
+
+def other_seed(cell: Cell, number: int) -> int:
+    """A seed that no training run of the cell was built from, another one for each `number`."""
+    return cell.config.seed + 1000 * (number + 1)
 
 
 def build(cell: Cell) -> Oracle:
@@ -125,16 +161,15 @@ def save(
 def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
     """Wait until a checkpoint is complete, and audit it."""
     phase = "upload" if cell.config.save.asynchronous else "save"
-    overlap = cell.config.overlap_saves
     with cell.phase(phase):
         took_s = checkpoint.pending.wait()
-        if not overlap:  # it was held back, for how long says nothing
+        if not cell.config.overlap_saves:  # it was held back, for how long says nothing
             cell.measure("save_s", took_s, checkpoint.number, phase)
         size = checkpoint.checkpointer.size(checkpoint.checkpoint_id)
         cell.measure("checkpoint_bytes", size, checkpoint.number, phase)
     with cell.phase("verify", "audit"):
         _verify_whole(cell, checkpoint)
-    if cell.config.raw and not overlap:
+    if cell.config.raw and not cell.config.overlap_saves:
         _measure_raw(cell, checkpoint)
 
 
@@ -175,12 +210,8 @@ def load(
     state: dict[str, Any] | None = None,
     install: Callable[[], None] | None = None,
 ) -> None:
-    """Load a checkpoint into a target.
-
-    Args:
-        state: what is loaded into instead of the target's own state.
-        install: what brings `state` into the target, where loading does not.
-    """
+    """Load a checkpoint into a target, or into `state` instead of the target's own, which `install` then
+    brings into the target where loading does not."""
     with cell.phase("load"):
         cell.world.synchronize()
         began = time.perf_counter()
@@ -197,3 +228,34 @@ def set_again(cell: Cell, target: TrainingRun) -> None:
     with cell.phase("load"):
         for each in target.state().values():
             each.load_state_dict(each.state_dict())
+
+
+def hand_over(cell: Cell, checkpoints: list[SavedCheckpoint], losses: Losses) -> None:
+    """Leave a file for each checkpoint, beside them, to the next stage, which has other processes and maybe
+    another layout: the digests of whole tensors and the exact small values that it must bring back;
+    collective. Ranks that do not agree on what was saved are found here."""
+    folder = cell.folder / _HANDOVER
+    for checkpoint in checkpoints:
+        state: dict[str, Leaves] = {}
+        with cell.phase("verify", "handover"):
+            for check, leaves in checkpoint.state.items():
+                state[check], wrong = digests(leaves, cell.world.checkpoint_group)
+                if wrong:
+                    cell.check(check, wrong, str(checkpoint))
+        if cell.world.rank == 0:
+            folder.mkdir(exist_ok=True)
+            name = Path(checkpoint.checkpoint_id).name
+            left = {"step": checkpoint.step, "name": name, "state": state}
+            torch.save({**left, "continued": losses.continued, "twin": losses.twin}, folder / f"{name}.pt")
+
+
+def take_over(cell: Cell, checkpointer: Checkpointer) -> tuple[list[Checkpoint], Losses]:
+    """The checkpoints of the stage before, the oldest first, and the losses to go on with."""
+    with torch.serialization.safe_globals([WholeDigest]):
+        left = [torch.load(path, weights_only=True) for path in sorted((cell.folder / _HANDOVER).iterdir())]
+    checkpoints = [
+        Checkpoint(one["step"], str(cell.folder / one["name"]), checkpointer, one["state"], by_content=True)
+        for one in left
+    ]
+    data = training_run.batches(cell.config, cell.world.device)
+    return checkpoints, Losses(left[-1]["continued"], left[-1]["twin"], data)

@@ -20,7 +20,6 @@ from dcpbench.config.schema import OF_THE_SWEEP, REPEATS
 from dcpbench.executors import fork_server
 from dcpbench.records.row import INTERRUPTED, exit_status
 from dcpbench.records.store import ResultsError, stored_rows, write_csv
-from dcpbench.sweep.folder import claim as folders
 from dcpbench.sweep.folder import manifest, resume
 from dcpbench.sweep.plan import cells as composing
 from dcpbench.sweep.plan import dry_run, job
@@ -64,8 +63,8 @@ class SweepRun:
         self._in_batch = self._broken_off = False
         if not own_sweeper:
             _refuse_what_needs_all_cells(base, self.sweeper)
-            folders.refuse_used(self._folder)
-            self._claim.enter_context(folders.held(self._folder))
+            manifest.refuse_used(self._folder)
+            self._claim.enter_context(manifest.held(self._folder))
 
     @property
     def begun(self) -> bool:
@@ -125,10 +124,10 @@ class SweepRun:
         before = _resumed(base, folder)
         if before is not None:
             if not base.plan:
-                self._claim.enter_context(folders.held(folder))
+                self._claim.enter_context(manifest.held(folder))
             resume.same_matrix(folder, before, composing.cell_names(batch))
         elif self._own_sweeper:
-            folders.refuse_used(folder)
+            manifest.refuse_used(folder)
         context = fork_server.fork_server(compiles=composing.may_compile(base, batch))
         cells = self._compose(batch)
         try:
@@ -162,10 +161,8 @@ class SweepRun:
         return jobs
 
     def _compose(self, batch: list[list[str]]) -> list[composing.SweepCell]:
-        first = len(self._overrides)
         self._overrides += batch
-        names = composing.cell_names(self._overrides)[first:]
-        cells = composing.compose(self._compositions, batch, names, first)
+        cells = composing.compose(self._compositions, self._overrides, len(batch))
         for cell in cells:
             cell.config.check()
         return cells
@@ -173,8 +170,8 @@ class SweepRun:
     def _begin(self, sweep: driver.Sweep) -> None:
         """Make the folder this sweep's, and write down what was asked for."""
         if self._own_sweeper:
-            self._claim.enter_context(folders.held(self._folder))
-            folders.refuse_used(self._folder)  # once more, now that nobody else can write there
+            self._claim.enter_context(manifest.held(self._folder))
+            manifest.refuse_used(self._folder)  # once more, now that nobody else can write there
         self._write_record(sweep, manifest.Record(manifest.own_words(sys.argv[1:]), str(Path.cwd()), [], []))
         OmegaConf.save(self._base, self._folder / _MULTIRUN_YAML)
 
@@ -194,7 +191,7 @@ class SweepRun:
         down which these are and what cells the sweep has."""
         roots = {str(Path(root).resolve()) for job in sweep.jobs if (root := job.config.storage.root)}
         for root in sorted(roots - set(before.storage)):
-            folders.claim(Path(root) / self._folder.name, "storage.root")
+            manifest.claim(Path(root) / self._folder.name, "storage.root")
         cells = before.cells if self._own_sweeper and before.cells else [job.cell.name for job in sweep.jobs]
         self._record = replace(before, cells=cells, storage=sorted({*before.storage, *roots}))
         self._record.write(self._folder)

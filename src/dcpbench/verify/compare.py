@@ -9,16 +9,7 @@ import torch
 
 from dcpbench.records.findings import Finding, Problem
 from dcpbench.verify.layout import Extent
-from dcpbench.verify.snapshot import (
-    BLOCK,
-    DigestedLeaf,
-    Idle,
-    Leaf,
-    Leaves,
-    TensorLeaf,
-    block_digests,
-    kind_of,
-)
+from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaf, Leaves, TensorLeaf, block_digests, kind_of
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -156,12 +147,12 @@ def _compare_digests(
         part = TensorLeaf(extent.take(held).to(actual.local.device), extent, None)
         if block_digests([part]) == [expected.blocks]:
             return _compare_elements(name, expected.kind, extent, part.local, actual.local)
-    begin = differing[0] * BLOCK
+    first, last = expected.block_ends(differing[0])
     facts = {
         "differing": len(differing),
         "blocks": len(blocks),
-        "first": extent.global_index(begin),
-        "last": extent.global_index(min(begin + BLOCK, extent.numel) - 1),
+        "first": first,
+        "last": last,
         "checkpoint_differs": held is not None,
     }
     return Finding(name, Problem.digests_differ, expected.kind, facts=facts)

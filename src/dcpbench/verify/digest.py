@@ -129,8 +129,9 @@ def _contiguous(part: torch.Tensor, begin: int = 0) -> Iterator[tuple[int, torch
 def _eager(words: torch.Tensor, first: int, place: _Place) -> torch.Tensor:
     """In 64-bit integers, since torch has no others of which the product of two words is exact."""
     total = torch.zeros(2, dtype=torch.int64, device=words.device)
-    for begin in range(0, words.numel(), _CHUNK.get(words.device.type, 2**20)):
-        right = words[begin : begin + _CHUNK.get(words.device.type, 2**20)].to(torch.int64)
+    chunk = _CHUNK.get(words.device.type, 2**20)
+    for begin in range(0, words.numel(), chunk):
+        right = words[begin : begin + chunk].to(torch.int64)
         rest = torch.arange(first + begin, first + begin + right.numel(), device=words.device)
         left = torch.full_like(rest, place.base)
         for size, stride in zip(place.sizes[:-1], place.strides[:-1], strict=True):
@@ -223,9 +224,8 @@ def _triton(words: torch.Tensor, first: int, place: _Place, tile: int = 2048) ->
     even = not (shift or words.numel() % run or run % columns or rows % high)
     across, down = -(-run // columns), -(-rows // high)
     if max(across, rows + 4096 * high) >= 2**31:
-        return _eager(
-            words, first, place
-        )  # beyond the kernel's 32-bit row numbers: no tensor that fits a GPU
+        # Beyond the kernel's 32-bit row numbers: no tensor that fits a GPU.
+        return _eager(words, first, place)
     # Enough programs to fill any GPU, few enough that each has many tiles to walk: its sum is not free.
     down = min(down, 65535, max(1, 4096 // across))
     partial = torch.empty((across * down, 2), dtype=torch.int64, device=words.device)

@@ -65,6 +65,11 @@ class DigestedLeaf:
     kind: str
     blocks: tuple[Digest, ...]
 
+    def block_ends(self, number: int) -> tuple[list[int], list[int]]:
+        """The indices in the whole tensor of a block's first and last element."""
+        begin, end = number * BLOCK, min((number + 1) * BLOCK, self.extent.numel)
+        return self.extent.global_index(begin), self.extent.global_index(end - 1)
+
 
 @dataclass(frozen=True)
 class Idle:

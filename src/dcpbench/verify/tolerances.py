@@ -16,8 +16,8 @@ tensor. An absolute tolerance would pass anything on second moments of 1e-8."""
 def losses_equal(expected: list[float], actual: list[float], first: int) -> list[Finding]:
     """Steps, the first of which is `first`, whose losses are not the uninterrupted run's bits."""
     return [
-        _loss(step, Problem.value, one, other, uninterrupted=repr(one), resumed=repr(other))
-        for step, one, other in _by_step(expected, actual, first)
+        Finding(step, Problem.value, None, distance, {"uninterrupted": repr(one), "resumed": repr(other)})
+        for step, one, other, distance in _by_step(expected, actual, first)
         if not same_value(one, other)
     ]
 
@@ -25,12 +25,17 @@ def losses_equal(expected: list[float], actual: list[float], first: int) -> list
 def losses_close(
     expected: list[float], actual: list[float], first: int, tolerance: float, reference: str = "twin"
 ) -> list[Finding]:
-    """Steps whose losses differ from the expected ones by more than `tolerance` of those."""
-    return [
-        _loss(step, Problem.far, one, other, reference=reference, expected=repr(one), actual=repr(other))
-        for step, one, other in _by_step(expected, actual, first)
-        if one is None or other is None or not _close(one, other, tolerance)
-    ]
+    """Steps whose losses differ from the expected ones by more than `tolerance` of those.
+
+    Not-a-number equals itself here: that it proves nothing is for the negative control to say.
+    """
+    found = []
+    for step, one, other, distance in _by_step(expected, actual, first):
+        close = one is not None and distance is not None and distance <= tolerance * abs(one)
+        if not close and not same_value(one, other):
+            facts = {"reference": reference, "expected": repr(one), "actual": repr(other)}
+            found.append(Finding(step, Problem.far, None, distance, facts))
+    return found
 
 
 def loss_name(step: int) -> str:
@@ -40,20 +45,11 @@ def loss_name(step: int) -> str:
 
 def _by_step(
     expected: list[float], actual: list[float], first: int
-) -> Iterator[tuple[str, float | None, float | None]]:
-    """A run that took another number of steps has None where the other has a loss."""
+) -> Iterator[tuple[str, float | None, float | None, float | None]]:
+    """Name, losses and their distance. A run that took another number of steps has None where the other has
+    a loss."""
     for step, (one, other) in enumerate(itertools.zip_longest(expected, actual), start=first):
-        yield loss_name(step), one, other
-
-
-def _close(one: float, other: float, tolerance: float) -> bool:
-    """Not-a-number equals itself here: that it proves nothing is for the negative control to say."""
-    return same_value(one, other) or abs(one - other) <= tolerance * abs(one)
-
-
-def _loss(step: str, problem: Problem, one: float | None, other: float | None, **facts: str) -> Finding:
-    distance = None if one is None or other is None else abs(one - other)
-    return Finding(step, problem, max_abs_diff=distance, facts=facts)
+        yield loss_name(step), one, other, None if None in (one, other) else abs(one - other)
 
 
 def compare_close(twin: Leaves, actual: Leaves, tolerance: float) -> list[Finding]:

@@ -4,38 +4,32 @@ touches CUDA cannot be forked from afterwards."""
 import os
 import platform
 from multiprocessing.connection import Connection
-from typing import Any
 
 import psutil
 import torch
 
 
 def main(connection: Connection) -> None:
-    """Send what a sweep must know to begin, then what takes longer to find out, and end."""
-    described = describe()
-    connection.send(described)
-    connection.send(details(described["gpu_count"]))
+    """Send what a sweep must know to begin, as it goes into `environment.json`; then the rest, and end."""
+    gpu_count = torch.cuda.device_count()
+    connection.send(
+        {
+            # Its own class of string would have the driver import torch to receive it.
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "cpu_cores": len(os.sched_getaffinity(0)),
+            "memory_bytes": psutil.virtual_memory().total,
+            "gpu_count": gpu_count,
+            "cuda": torch.version.cuda,
+        }
+    )
+    # This starts CUDA, which takes more than a second.
+    connection.send(
+        {
+            "gpus": [torch.cuda.get_device_name(index) for index in range(gpu_count)],
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())) if gpu_count else None,
+        }
+    )
     connection.close()
     os._exit(0)
-
-
-def describe() -> dict[str, Any]:
-    """The machine and its software, as it goes into `environment.json`."""
-    return {
-        # Its own class of string would have the driver import torch to receive it.
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cpu_cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": psutil.virtual_memory().total,
-        "gpu_count": torch.cuda.device_count(),
-        "cuda": torch.version.cuda,
-    }
-
-
-def details(gpu_count: int) -> dict[str, Any]:
-    """What starts CUDA when it is asked, which takes more than a second."""
-    return {
-        "gpus": [torch.cuda.get_device_name(index) for index in range(gpu_count)],
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if gpu_count else None,
-    }

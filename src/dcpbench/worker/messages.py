@@ -1,6 +1,6 @@
 """What driver and ranks say to each other over their pipes. Plain data; no torch."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from dcpbench.config.schema import Config
 from dcpbench.records.findings import RaisedError
@@ -71,7 +71,7 @@ class Failed:
     at: float
     error: RaisedError
     secondary: bool
-    report: RankReport | None = field(default=None)
+    report: RankReport | None = None
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,6 @@
-"""What is saved: a model and an optimizer through DCP's public state-dict functions, and two objects
-that carry state of their own.
-
-Every class here is a `Stateful` in DCP's sense: `dcp.save` asks it for its state dict, `dcp.load`
-fills that state dict in place and hands it back.
-"""
+"""What is saved, each a `Stateful` in DCP's sense (`dcp.save` asks it for its state dict, `dcp.load` fills
+that in place and hands it back): a model and an optimizer through DCP's public functions, and objects
+that carry state of their own."""
 
 import io
 from dataclasses import dataclass, field
@@ -48,11 +45,8 @@ class PartState:
 
     def state_dict(self) -> dict[str, Any]:
         everything = get_model_state_dict(self.model)
-        return {
-            name.removeprefix(self.prefix): value
-            for name, value in everything.items()
-            if name.startswith(self.prefix)
-        }
+        part = {name: value for name, value in everything.items() if name.startswith(self.prefix)}
+        return {name.removeprefix(self.prefix): value for name, value in part.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         named = {f"{self.prefix}{name}": value for name, value in state_dict.items()}
@@ -68,11 +62,8 @@ class SubmoduleState:
         self.submodule = getattr(inner, "module", inner).get_submodule(name)
 
     def state_dict(self) -> dict[str, Any]:
-        return get_model_state_dict(
-            self.model,
-            submodules={self.submodule},
-            options=StateDictOptions(keep_submodule_prefixes=False),
-        )
+        options = StateDictOptions(keep_submodule_prefixes=False)
+        return get_model_state_dict(self.model, submodules={self.submodule}, options=options)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         # Keyed by the module: the prefix is torch's to put back.
@@ -106,10 +97,6 @@ class TensorObject:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.data = state_dict["data"]
-
-    def contents(self) -> dict[str, Any]:
-        """What a comparison looks at."""
-        return {"data": self.data}
 
 
 class Noise:
@@ -168,8 +155,4 @@ class TrainState:
 
     def contents(self) -> dict[str, Any]:
         """What a comparison looks at."""
-        return {
-            "step": self.step,
-            "current_loss": self.current_loss,
-            "losses": list(self.losses),
-        }
+        return {"step": self.step, "current_loss": self.current_loss, "losses": list(self.losses)}

@@ -1,4 +1,4 @@
-"""A model with its optimizer and what else a checkpoint holds, and the training loop over it."""
+"""A model with its optimizer and what else a checkpoint holds, the data, and the training loop."""
 
 import pkgutil
 from collections.abc import Callable
@@ -12,10 +12,32 @@ from torch.optim.lr_scheduler import LRScheduler, StepLR
 
 from dcpbench.config.schema import Config
 from dcpbench.verify.perturb import perturbed
-from dcpbench.verify.snapshot import local_part, named_parameters
-from dcpbench.workloads.batches import Batches, Share
+from dcpbench.verify.snapshot import local_part
 from dcpbench.workloads.stateful import ModelState, Noise, OptimizerState, TensorObject, TrainState
-from dcpbench.workloads.world import World
+from dcpbench.workloads.world import Share, World
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The global batches of a cell, `size` samples each: a function of the seed and the step, on whatever
+    layout they are trained.
+
+    They are drawn on the CPU by a generator of their own, so that neither the device nor what else
+    was drawn before has a say in them. Targets lie in [1, 2): away from zero, so that the loss is.
+    """
+
+    seed: int
+    size: int
+    input_size: int
+    output_size: int
+    device: torch.device
+
+    def at(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs of shape (size, input_size) and targets of shape (size, output_size)."""
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
+        inputs = torch.rand(self.size, self.input_size, generator=generator)
+        targets = 1 + torch.rand(self.size, self.output_size, generator=generator)
+        return inputs.to(self.device), targets.to(self.device)
 
 
 @dataclass
@@ -53,20 +75,12 @@ class TrainingRun:
         return {
             "scheduler": dict(self.scheduler.state_dict()),
             "noise": self.noise.state_dict(),
-            "tensor_object": self.tensor_object.contents(),
+            "tensor_object": self.tensor_object.state_dict(),
             "train_state": self.train_state.contents(),
         }
 
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """The live parameters of this rank by the FQN that they have in the unwrapped model."""
-        return named_parameters(self.model)
-
     def train(self, batches: Batches, until: int) -> list[float]:
-        """Train up to and including step `until`, counted from the train state's own step.
-
-        Returns:
-            the global batch's loss of each step that was taken here.
-        """
+        """Train up to and including step `until`; the global batch's loss of each step taken here."""
         before = len(self.train_state.losses)
         while self.train_state.step < until:
             loss = self._loss(batches, self.train_state.step + 1, self.noise)
@@ -108,50 +122,48 @@ def build(config: Config, world: World, seed: int) -> TrainingRun:
     """The model of a cell under its parallelism, compiled if the cell says so, and its optimizer."""
     sizes = config.parallel.mesh_sizes(world.size)
     wrap = pkgutil.resolve_name(config.parallel.target)
-    model = wrap(_model(config, world, seed), world.mesh(sizes), config.parallel)
+    model = wrap(_model(config, world.device, seed), world.mesh(sizes), config.parallel)
     if config.compile:
         model = torch.compile(model, dynamic=False)
-    return _training_run(config, world, seed, model, world.share(sizes), world.mean)
+    return _training_run(config, world.device, seed, model, world.share(sizes), world.mean)
+
+
+def build_plain(config: Config, world: World, seed: int) -> TrainingRun:
+    """The same model from the same seed, unwrapped and uncompiled, trained on the whole batch."""
+    model = _model(config, world.device, seed)
+    return _training_run(config, world.device, seed, model, Share(), lambda loss: float(loss.double().item()))
 
 
 def batches(config: Config, device: torch.device) -> Batches:
     """The data of a cell; the model says of what size."""
     with torch.device("meta"):
         model = pkgutil.resolve_name(config.model.target)(**config.model.options)
-    sizes = model.input_size, model.output_size
-    return Batches(config.seed, config.model.batch_size, *sizes, device=device)
+    return Batches(config.seed, config.model.batch_size, model.input_size, model.output_size, device)
 
 
-def build_plain(config: Config, world: World, seed: int) -> TrainingRun:
-    """The same model from the same seed, unwrapped and uncompiled, trained on the whole batch."""
-    model = _model(config, world, seed)
-    return _training_run(config, world, seed, model, Share(), lambda loss: float(loss.double().item()))
-
-
-def _model(config: Config, world: World, seed: int) -> nn.Module:
+def _model(config: Config, device: torch.device, seed: int) -> nn.Module:
     torch.manual_seed(seed)
-    with world.device:
+    with device:
         model: nn.Module = pkgutil.resolve_name(config.model.target)(**config.model.options)
-    return model.to(world.device)
+    return model.to(device)
 
 
 def _training_run(
     config: Config,
-    world: World,
+    device: torch.device,
     seed: int,
     model: nn.Module,
     share: Share,
     mean: Callable[[torch.Tensor], float],
 ) -> TrainingRun:
-    optimizer = pkgutil.resolve_name(config.optimizer.target)
-    groups = pkgutil.resolve_name(config.optimizer.groups)
-    made = optimizer(groups(model), **config.optimizer.hyperparameters())
+    groups = pkgutil.resolve_name(config.optimizer.groups)(model)
+    optimizer = pkgutil.resolve_name(config.optimizer.target)(groups, **config.optimizer.hyperparameters())
     return TrainingRun(
         model=model,
-        optimizer=made,
-        scheduler=StepLR(made, step_size=1, gamma=0.95),
+        optimizer=optimizer,
+        scheduler=StepLR(optimizer, step_size=1, gamma=0.95),
         noise=Noise(seed),
-        tensor_object=TensorObject(seed, world.device),
+        tensor_object=TensorObject(seed, device),
         train_state=TrainState(),
         share=share,
         mean=mean,

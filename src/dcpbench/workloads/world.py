@@ -1,4 +1,4 @@
-"""The ranks that a cell runs on, as one of them sees it."""
+"""The ranks that a cell runs on, as one of them sees it, and its share of their batches."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +8,18 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from dcpbench.config.groups import dp_degree
-from dcpbench.workloads.batches import Share
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which part of a global batch a rank sees; all data-parallel ranks see parts of one size."""
+
+    dp_rank: int = 0
+    dp_degree: int = 1
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This rank's rows."""
+        return tensor.chunk(self.dp_degree)[self.dp_rank]
 
 
 @dataclass

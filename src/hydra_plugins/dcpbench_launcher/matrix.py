@@ -6,6 +6,7 @@ block may say its own `repeats`: what is timed runs several times, what is only 
 """
 
 import itertools
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -74,10 +75,9 @@ def repeated(jobs: Sequence[Job], repeats: int, for_all: bool) -> list[Job]:
         ConfigError: `repeats`, of the sweep or of a block, is less than 1.
     """
     counted = [_counted(job, repeats, for_all) for job in jobs]
-    rounds = range(max(number for _, number in counted))
     return [
         [*job, f"{_NUMBERED}{this}"] if number > 1 else job
-        for this in rounds
+        for this in range(max(number for _, number in counted))
         for job, number in counted
         if this < number
     ]
@@ -114,22 +114,17 @@ def _items(override: Override) -> list[str]:
     if override.is_sweep_override():
         raise ConfigError(f"{override.input_line}: only lists can be swept")
     value: Any = override.value()
-    if isinstance(value, bool):
-        return [f"{key}={value}"]
-    return [f"{key}={override.get_value_element_as_str()}"]
+    return [f"{key}={value if isinstance(value, bool) else override.get_value_element_as_str()}"]
 
 
 def _nothing_left(blocks: Mapping[str, Sequence[Override]], given: Sequence[Override]) -> str:
-    swept: dict[str, list[str]] = {}
-    for block in blocks.values():
-        for override in block:
-            values = [item.partition("=")[2] for item in _items(override)]
-            known = swept.setdefault(override.get_key_element(), [])
-            known.extend(value for value in values if value not in known)
+    swept: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    for override in itertools.chain.from_iterable(blocks.values()):
+        swept[override.get_key_element()].update(dict.fromkeys(_items(override)))
     for override in given:
         key = override.get_key_element()
-        if key in swept and not {item.partition("=")[2] for item in _items(override)} & set(swept[key]):
-            may_be = ", ".join(swept[key])
+        if key in swept and not swept[key].keys() & set(_items(override)):
+            may_be = ", ".join(item.partition("=")[2] for item in swept[key])
             return f"{override.input_line}: the experiment has no such cell; its {key} is {may_be}"
     asked = " ".join(str(override.input_line) for override in given)
     return f"{asked}: the experiment has no cell with all of this"

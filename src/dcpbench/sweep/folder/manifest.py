@@ -1,10 +1,14 @@
-"""What a sweep was asked for, written down in its folder before it begins, and taken again when it is
-resumed: `resume=<folder>` alone stands for the whole command line, typed where it was typed."""
+"""A sweep's folder: claimed before anything starts, never shared with another sweep or driver, and described.
+
+What a sweep was asked for is written down before it begins, and taken again when it is resumed:
+`resume=<folder>` alone stands for the whole command line, typed where it was typed.
+"""
 
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +17,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import OF_THE_SWEEP
-from dcpbench.records.store import SWEEP_JSON, write_json
+from dcpbench.records import lock
+from dcpbench.records.store import ENVIRONMENT_JSON, RESULTS_JSONL, SWEEP_JSON, write_json
 
 _DIR = "hydra.sweep.dir"
 _ABOUT = tuple(f"{key}=" for key in OF_THE_SWEEP)
+_BEFORE_A_SWEEP = {lock.LOCK, f"{SWEEP_JSON}.tmp"}
+"""What a driver that was killed before it had started a sweep may leave behind."""
 _OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@:-]*=")
 
 
@@ -98,6 +105,62 @@ def command_line(arguments: Sequence[str]) -> list[str]:
     return [*words[:place], *here, *words[place:]]
 
 
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Make the folder and be the only driver in it; a folder in which no sweep has begun is taken back.
+
+    The kernel gives the lock up when the driver ends, however it ends.
+
+    Raises:
+        ConfigError: it cannot be made or written to, or another driver is at work there.
+    """
+    try:
+        descriptor = lock.take(folder)
+    except BlockingIOError:
+        raise ConfigError(f"{_DIR}={folder}: another dcpbench is at work in this folder") from None
+    except OSError as error:
+        raise ConfigError(f"{_DIR}={folder}: cannot be used: {error.strerror}") from None
+    try:
+        yield
+    finally:
+        _take_back(folder)
+        os.close(descriptor)
+
+
+def refuse_used(folder: Path, key: str = _DIR) -> None:
+    """Make sure that nothing is in `folder`, which `key` of the configuration asks for; writes nothing.
+
+    Raises:
+        ConfigError: it cannot be looked into, or it holds something already.
+    """
+    try:
+        used = {item.name for item in folder.iterdir()} - _BEFORE_A_SWEEP
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigError(f"{key}={folder}: cannot be used: {error.strerror}") from None
+    if used:
+        what = "is not empty; choose a folder that is new or empty"
+        if RESULTS_JSONL in used or SWEEP_JSON in used:
+            what = "holds another sweep; choose a folder that is new or empty, or go on with resume="
+        raise ConfigError(f"{key}={folder}: {what}")
+
+
+def claim(folder: Path, key: str) -> None:
+    """Make an empty folder that `key` of the configuration asks for.
+
+    Raises:
+        ConfigError: it cannot be made or written to, or it holds something already.
+    """
+    refuse_used(folder, key)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{key}={folder}: cannot be used: {error.strerror}") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"{key}={folder}: cannot be written to")
+
+
 def _value_of(key: str, arguments: Sequence[str]) -> Any:
     """The value of the last override of a key, None if it is not there or null."""
     words = [word for word in arguments if word.startswith(f"{key}=")]
@@ -107,3 +170,12 @@ def _value_of(key: str, arguments: Sequence[str]) -> Any:
     if override.is_sweep_override():
         raise ConfigError(f"{words[-1]}: is about the whole sweep and takes one value")
     return override.value() or None
+
+
+def _take_back(folder: Path) -> None:
+    if any((folder / name).exists() for name in (SWEEP_JSON, RESULTS_JSONL, ENVIRONMENT_JSON)):
+        return
+    with suppress(OSError):
+        for name in _BEFORE_A_SWEEP:
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()

@@ -5,6 +5,7 @@ was broken off and resumed are those of one that was not.
 """
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,6 @@ from dcpbench.records.store import (
     keep_measurements,
     read_lines,
 )
-from dcpbench.sweep.folder import claim as folders
 from dcpbench.sweep.folder.manifest import Record
 from dcpbench.sweep.plan.job import Job
 
@@ -45,7 +45,8 @@ class Found:
     def sentences(self, cells: int) -> list[str]:
         """What there is to say about it, a line each, for a sweep of so many cells."""
         sentences = [f"resume: {len(self.standing)} of {cells} cells are done"]
-        sentences += [f"resume: {_cells(number)} again: {why}" for why, number in self.reasons.items()]
+        for why, number in self.reasons.items():
+            sentences.append(f"resume: {number} {'cell' if number == 1 else 'cells'} again: {why}")
         if self.torn:
             sentences.append(f"resume: the last line of {RESULTS_JSONL} was broken off and is cut off")
         return sentences
@@ -90,15 +91,12 @@ def look(folder: Path, jobs: Iterable[Job], rerun: Rerun) -> Found:
         raise ConfigError(f"resume={folder}: {RESULTS_JSONL} cannot be read: {error.strerror}") from None
     standing: list[Line] = []
     for job in jobs:
-        if job.cell.name not in last:
+        stored = last.pop(job.cell.name, None)
+        if stored is None or stored.row is None:
             continue
-        line = last.pop(job.cell.name)
-        assert line.row
-        if why := _why_again(job, line.row, rerun):
-            reasons[why] += 1
-            superseded.append(line)
-        else:
-            standing.append(line)
+        why = _why_again(job, stored.row, rerun)
+        reasons.update([why] if why else [])
+        (superseded if why else standing).append(stored)
     return Found(standing, [*superseded, *last.values()], reasons, torn)
 
 
@@ -116,9 +114,9 @@ def take_up(folder: Path, jobs: Iterable[Job], found: Found) -> None:
     keep_measurements(folder, done)
     for job in jobs:
         if job.cell.name not in done:
-            folders.clear(job.cell.folder, within=folder)
+            _clear(job.cell.folder, within=folder)
             if root := job.config.storage.root:
-                folders.clear(job.checkpoints(folder), within=Path(root) / folder.name)
+                _clear(job.checkpoints(folder), within=Path(root) / folder.name)
 
 
 def in_order(folder: Path, jobs: Iterable[Job]) -> None:
@@ -147,13 +145,30 @@ def earlier_machines(folder: Path, now: dict[str, Any]) -> list[dict[str, Any]]:
     return [*earlier, other] if other else earlier
 
 
+def _clear(folder: Path, within: Path) -> None:
+    """Remove a folder, if there is one, that lies within another.
+
+    Raises:
+        ConfigError: it lies elsewhere, or cannot be removed.
+    """
+    if within.resolve() not in folder.resolve().parents:
+        raise ConfigError(f"{folder}: does not lie in {within}, and is not removed")
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigError(f"{folder}: of a cell that broke off, cannot be removed: {error}") from None
+
+
 def _why_again(job: Job, row: Row, rerun: Rerun) -> str | None:
     now = job.columns
     if row.torch_version != now["torch_version"]:
         return f"torch was {row.torch_version} and is {now['torch_version']}"
     if row.code_digest != now["code_digest"]:
-        code = _version(now["git_commit"], now["code_digest"])
-        return f"the code has changed ({_version(row.git_commit, row.code_digest)}, now {code})"
+        versions = ((row.git_commit, row.code_digest), (now["git_commit"], now["code_digest"]))
+        was, code = (f"{commit or 'no commit'}, digest {digest}" for commit, digest in versions)
+        return f"the code has changed ({was}, now {code})"
     if any(row[column] != now[column] for column in ("config_digest", "expected_digest")):
         return "the configuration, or what is known to fail, has changed"
     if row.status == "skip" and row["cell_s"] is None and row.reason != job.skip:
@@ -161,11 +176,3 @@ def _why_again(job: Job, row: Row, rerun: Rerun) -> str | None:
     if rerun is Rerun.failed and not row.is_ok:
         return "it did not come out as it should (rerun=failed)"
     return None
-
-
-def _version(git_commit: str | None, code_digest: str | None) -> str:
-    return f"{git_commit or 'no commit'}, digest {code_digest}"
-
-
-def _cells(number: int) -> str:
-    return "1 cell" if number == 1 else f"{number} cells"

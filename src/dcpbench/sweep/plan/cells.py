@@ -126,19 +126,16 @@ class Compositions:
         return self._parsed[line]
 
 
-def compose(
-    compositions: Compositions, job_overrides: Sequence[Sequence[str]], names: Sequence[str], first: int = 0
-) -> list[SweepCell]:
-    """Compose the cells of a batch, whose names are given; `first` is the number of the first in its sweep.
+def compose(compositions: Compositions, jobs: Sequence[Sequence[str]], size: int) -> list[SweepCell]:
+    """Compose the cells of a batch: of a sweep's jobs so far the last ones.
 
     Raises:
         hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: an override is wrong.
     """
-    compositions.prepare(job_overrides)
-    return [
-        _cell(name, number, overrides, compositions)
-        for number, (name, overrides) in enumerate(zip(names, job_overrides, strict=True), first)
-    ]
+    first = len(jobs) - size
+    compositions.prepare(jobs[first:])
+    numbered = list(enumerate(zip(cell_names(jobs), jobs, strict=True)))[first:]
+    return [_cell(name, number, overrides, compositions) for number, (name, overrides) in numbered]
 
 
 def cell_names(job_overrides: Sequence[Sequence[str]]) -> list[str]:

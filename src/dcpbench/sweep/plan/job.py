@@ -20,6 +20,7 @@ from dcpbench.sweep.plan import known_failures, validity
 from dcpbench.sweep.plan.cells import SweepCell
 from dcpbench.sweep.plan.known_failures import KnownFailure
 
+_GROUPS = ("scenario", "parallel", "save", "model", "optimizer", "storage", "checkpointer")
 _OURS = ("dcpbench", "hydra_plugins.dcpbench_launcher")
 
 
@@ -94,15 +95,9 @@ def expected_digest(config: Config, expected: Sequence[KnownFailure]) -> str:
 
 def _columns(cell: SweepCell, config: Config, key: CellKey) -> dict[str, Any]:
     return {
+        **{group: getattr(config, group).name for group in _GROUPS},
         "cell": cell.name,
-        "scenario": config.scenario.name,
-        "parallel": config.parallel.name,
         "compile": config.compile,
-        "save": config.save.name,
-        "model": config.model.name,
-        "optimizer": config.optimizer.name,
-        "storage": config.storage.name,
-        "checkpointer": config.checkpointer.name,
         "world_size": config.world_size,
         "device": config.device.value,
         "seed": config.seed,

@@ -50,6 +50,22 @@ class KnownFailure:
     reason: str = MISSING
     link: str | None = None
 
+    def check(self) -> None:
+        """Refuse what names something that does not exist, or a pattern that is none.
+
+        Raises:
+            ConfigError, InvalidSpecifier, re.error: it does.
+        """
+        for unknown in set(self.cells) - set(columns()):
+            raise ConfigError(f"no column {unknown!r}")
+        if not self.checks and not self.error:
+            raise ConfigError("it lists neither checks nor an error")
+        for unknown in set(self.checks) - set(CHECKS):
+            raise ConfigError(f"no check {unknown!r} ({', '.join(CHECKS)})")
+        SpecifierSet(self.torch)
+        for pattern in (*self.checks.values(), self.error.message if self.error else ""):
+            re.compile(pattern)
+
     def covers(self, cell: Mapping[str, Any]) -> bool:
         """Whether the columns of a row are of a cell, on a torch, that this failure is known for."""
         for column, wanted in self.cells.items():
@@ -64,9 +80,10 @@ class KnownFailure:
             failed: the names that differ, by the check that did not hold.
             error: what a rank raised, if one did.
         """
-        if (error is None) is not (self.error is None) or not (failed or error):
-            return False
-        if error is not None and self.error is not None and not self.error.explains(error):
+        if error is None or self.error is None:
+            if error or self.error or not failed:
+                return False
+        elif not self.error.explains(error):
             return False
         return all(
             check in self.checks and re.fullmatch(self.checks[check], name)
@@ -90,24 +107,7 @@ def read(path: Path) -> list[KnownFailure]:
     listed = [failure for failure in known if isinstance(failure, KnownFailure)]
     for failure in listed:
         try:
-            _refuse(failure)
+            failure.check()
         except (ConfigError, InvalidSpecifier, re.error) as error:
             raise ConfigError(f"known_failures={path}: {failure.id}: {error}") from None
     return listed
-
-
-def _refuse(failure: KnownFailure) -> None:
-    """Make sure that a failure names what exists, and that its patterns are patterns.
-
-    Raises:
-        ConfigError, InvalidSpecifier, re.error: they are not.
-    """
-    for unknown in set(failure.cells) - set(columns()):
-        raise ConfigError(f"no column {unknown!r}")
-    if not failure.checks and not failure.error:
-        raise ConfigError("it lists neither checks nor an error")
-    for unknown in set(failure.checks) - set(CHECKS):
-        raise ConfigError(f"no check {unknown!r} ({', '.join(CHECKS)})")
-    SpecifierSet(failure.torch)
-    for pattern in (*failure.checks.values(), failure.error.message if failure.error else ""):
-        re.compile(pattern)

@@ -47,17 +47,17 @@ def why_skip(asked: Config, resolved: Config) -> str | None:
     """
     if reason := _makes_no_sense(resolved) or _does_not_fit(asked, resolved):
         return reason
-    if resolved.save.requires_accelerator and resolved.device is Device.cpu:
-        return (
-            f"save={resolved.save.name} keeps its staging buffers in pinned memory, which needs an "
-            "accelerator"
-        )
-    if resolved.model.requires_accelerator and resolved.device is Device.cpu:
+    if resolved.device is not Device.cpu:
+        return None
+    if resolved.save.requires_accelerator:
+        buffers = "keeps its staging buffers in pinned memory, which needs an accelerator"
+        return f"save={resolved.save.name} {buffers}"
+    if resolved.model.requires_accelerator:
         return (
             f"model={resolved.model.name} is for accelerators (model.requires_accelerator=false runs it on "
             "the CPU all the same)"
         )
-    if resolved.compile and resolved.device is Device.cpu and not _cxx():
+    if resolved.compile and not (shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")):
         return "compile=true on the CPU needs a C++ compiler, and none was found (g++, or set CXX)"
     return None
 
@@ -113,7 +113,3 @@ def _makes_no_sense(config: Config) -> str | None:
             "saved with"
         )
     return None
-
-
-def _cxx() -> str | None:
-    return shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")

@@ -59,12 +59,16 @@ def row_of(job: Job, tries: Sequence[Try], shared: bool = False) -> Row:
         details["first_try"] = _first_try(first)
         if flaky:
             reason = with_first_try(reason, first.verdict.status, first.verdict.reason)
+    metrics = aggregated(last.measurements)
+    if shared:
+        kept = {name: metrics[name] if spec.kept_when_shared else None for name, spec in METRICS.items()}
+        metrics = kept | {SHARED_CELL_S: metrics["cell_s"]}
     return Row(
         **job.columns,
         status=verdict.status,
         reason=reason,
         checks=verdict.checks,
-        metrics=_metrics(last, shared),
+        metrics=metrics,
         powered=verdict.powered,
         max_abs_diff=verdict.max_abs_diff,
         first_mismatch=verdict.first_mismatch,
@@ -86,14 +90,6 @@ def _first_try(first: Try) -> dict[str, Any]:
         "failed_checks": [check for check, held in verdict.checks.items() if held is False],
         **{key: verdict.details[key] for key in _FIRST_CAUSE if key in verdict.details},
     }
-
-
-def _metrics(of: Try, shared: bool) -> dict[str, float | int | None]:
-    values = aggregated(of.measurements)
-    if not shared:
-        return values
-    kept = {name: values[name] if spec.kept_when_shared else None for name, spec in METRICS.items()}
-    return kept | {SHARED_CELL_S: values["cell_s"]}
 
 
 def _losses(reports: Sequence[RankReport]) -> dict[str, Any]:

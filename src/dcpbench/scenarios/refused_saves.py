@@ -1,19 +1,57 @@
-"""An asynchronous save in a process group whose only backend is the accelerator's: its upload could not
-meet its peers from a thread."""
+"""Saves that DCP has to refuse, with its own clear message and without damage."""
 
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.records.findings import Finding
 from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.cell import Cell
+from dcpbench.scenarios.checkpoint import SavedCheckpoint
+
+
+def overwrite(cell: Cell) -> None:
+    """Save, save again into the same place, and save there once more when that is forbidden: the second
+    values come back; the third save is refused and the second checkpoint still whole."""
+    oracle = steps.build(cell)
+    storage = cell.config.storage
+    overwriting, refusing = (
+        steps.open_checkpointer(
+            cell.vary(storage=replace(storage, options={**storage.options, "overwrite": allowed}))
+        )
+        for allowed in (True, False)
+    )
+
+    def save() -> SavedCheckpoint:
+        until = oracle.trained.train_state.step + cell.config.train_steps
+        steps.train(cell, oracle.trained, oracle.data, until)
+        saved = steps.save(cell, oracle.trained, overwriting, "checkpoint")
+        steps.finish(cell, saved)
+        return saved
+
+    save()
+    second = save()
+    steps.train(cell, oracle.trained, oracle.data, second.step + cell.plan.resume_steps)
+
+    def save_into(name: str) -> None:
+        steps.finish(cell, steps.save(cell, oracle.trained, refusing, name))
+
+    again, elsewhere = partial(save_into, "checkpoint"), partial(save_into, "elsewhere")
+    checks.verify_refused(cell, CheckpointException, "Checkpoint already exists", again, elsewhere)
+    checks.verify_twin(cell, oracle)
+
+    target = steps.build_anew(cell)
+    checks.load_and_verify(cell, target, second)
+    checks.resume(cell, target, second, oracle.losses)
 
 
 def no_cpu_backend(cell: Cell) -> None:
-    """The save is refused with torch's own clear message, leaves nothing behind, and training goes on."""
+    """An asynchronous save in a process group whose only backend is the accelerator's: its upload could not
+    meet its peers from a thread. It is refused, leaves nothing behind, and training goes on."""
     oracle = steps.build(cell)
     steps.train(cell, oracle.trained, oracle.data, until=cell.config.train_steps)
     device_only = dist.new_group(backend=dist.get_default_backend_for_device(cell.world.device.type))

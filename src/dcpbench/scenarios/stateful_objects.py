@@ -1,0 +1,183 @@
+"""Objects that carry their own state, and plain dictionaries, beside a model and an optimizer."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dcpbench.records.findings import Finding
+from dcpbench.scenarios import checks, steps
+from dcpbench.scenarios.cell import Cell
+from dcpbench.verify.snapshot import Leaves, retained, snapshot_nested
+from dcpbench.workloads.world import World
+
+
+class Gathering:
+    """Loads with an all-gather of the ranks' numbers."""
+
+    def __init__(self, world: World, value: float) -> None:
+        self.world = world
+        self.data = torch.full((10,), value, device=world.device)
+        self.seen: list[int] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"data": self.data}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.data = state_dict["data"]
+        self.seen = self.meet()
+
+    def meet(self) -> list[int]:
+        """A collective: what the ranks tell each other."""
+        mine = torch.tensor([self.world.rank], device=self.world.device)
+        theirs = [torch.empty_like(mine) for _ in range(self.world.size)]
+        dist.all_gather(theirs, mine)
+        return [int(number) for number in theirs]
+
+
+class Summing(Gathering):
+    """Loads with an all-reduce of the ranks' numbers."""
+
+    def meet(self) -> list[int]:
+        total = torch.tensor([self.world.rank + 100], device=self.world.device)
+        dist.all_reduce(total)
+        return [int(total)]
+
+
+Objects = dict[str, Gathering]
+
+
+def key_order(cell: Cell) -> None:
+    """Ranks name their stateful objects in different orders, and the objects meet their peers while they are
+    loaded: were the ranks to load in their own orders, they would wait for each other for ever. Loading
+    comes to an end, and every object got its own state."""
+    oracle = steps.build(cell)
+    saved = _objects(cell.world, 1.0)
+    for each in saved.values():
+        each.seen = each.meet()
+    expected = _leaves(saved)
+
+    def saved_state() -> dict[str, Any]:
+        # dcp.save asks for state dicts in the order of each rank's keys, and only dcp.load sorts them:
+        # what meets its peers in `state_dict` (FSDP1's optimizer does) must keep its place.
+        state = {**oracle.trained.state(), **saved}
+        last = {name: state.pop(name) for name in ("model", "optimizer")}
+        return {**_turned(cell, state), **last}
+
+    beside = {name: leaf for name, leaf in expected.items() if name.endswith(".data")}
+    checkpoint = steps.train_and_save(cell, oracle, state=saved_state, beside=beside)[-1]
+    checks.verify_twin(cell, oracle)
+
+    target = checks.unrestored_target(cell, checkpoint)
+    objects = _objects(cell.world, 5.0)
+    before = _leaves(objects)
+    steps.load(cell, target, checkpoint, state=_turned(cell, {**target.state(), **objects}))
+    checks.verify_restored(cell, target, checkpoint)
+    checks.verify_equal(cell, "extra_equal", expected, _leaves(objects), str(checkpoint), before)
+
+
+def _objects(world: World, value: float) -> Objects:
+    return {"gathering": Gathering(world, value), "summing": Summing(world, value + 1)}
+
+
+def _leaves(objects: Objects) -> Leaves:
+    state = {name: {"data": each.data, "seen": each.seen} for name, each in objects.items()}
+    return retained(snapshot_nested(state))
+
+
+def _turned(cell: Cell, state: dict[str, Any]) -> dict[str, Any]:
+    """The same state with its keys in an order that begins elsewhere on each rank."""
+    names = sorted(state)
+    first = cell.world.rank % len(names)
+    return {name: state[name] for name in names[first:] + names[:first]}
+
+
+class Counting:
+    """A stateful object that counts how often it was loaded."""
+
+    def __init__(self, value: float, device: torch.device) -> None:
+        self.data = torch.full((3, 4), value, device=device)
+        self.loads = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"data": self.data}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.data = state_dict["data"]
+        self.loads += 1
+
+
+class Recording(dict[str, Any]):
+    """A state dict that knows which of its keys were set."""
+
+    def __init__(self, items: dict[str, Any]) -> None:
+        super().__init__(items)
+        self.was_set: list[str] = []
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.was_set.append(key)
+        super().__setitem__(key, value)
+
+
+def stateful_or_not(cell: Cell) -> None:
+    """What carries its own state is restored by its own `load_state_dict` and stays the object it is; what
+    is a plain dictionary is filled and put back into the state dict that was given. Both come back with
+    type and value."""
+    device = cell.world.device
+    oracle = steps.build(cell)
+    saved = {"plain": plain_values(device, 1), "stateful": Counting(1.0, device)}
+    expected = _beside_model(saved)
+    checkpoint = steps.train_and_save(
+        cell, oracle, state=lambda: {**oracle.trained.state(), **saved}, beside=expected
+    )[-1]
+    checks.verify_twin(cell, oracle)
+
+    target = checks.unrestored_target(cell, checkpoint)
+    fresh = Counting(2.0, device)
+    given = Recording({**target.state(), "plain": plain_values(device, 2), "stateful": fresh})
+    before = _beside_model(given)
+    steps.load(cell, target, checkpoint, state=given)
+    checks.verify_restored(cell, target, checkpoint)
+    loaded = _beside_model({**given, "stateful": fresh})
+    checks.verify_equal(cell, "extra_equal", expected, loaded, str(checkpoint), before)
+
+    swapped = Recording({"plain": None, "stateful": None})
+    swapped["stateful"] = Counting(0.0, device)
+    held, broken = _wrong(given, fresh), _wrong(swapped, fresh)
+    checks.verify_contract(cell, held, broken, ["plain", "stateful"], str(checkpoint))
+
+
+def _beside_model(state: dict[str, Any]) -> Leaves:
+    both = {"plain": state["plain"], "stateful": state["stateful"].state_dict()}
+    return retained(snapshot_nested(both))
+
+
+def plain_values(device: torch.device, which: int) -> dict[str, Any]:
+    """Nested values of every kind that a state dict may hold; each `which` has others."""
+    return {
+        "int": which,
+        "float": 0.1 * which,
+        "bool": which == 1,
+        "string": f"epoch {which}",
+        "bytes": bytes([0, 255, which]),
+        "none": None if which == 1 else which,
+        "list": [which, [0.5 * which, f"{which}"], None],
+        "scalar": torch.tensor(1.5 * which, device=device),
+        "empty": torch.empty(0, 3, device=device),
+        "half": torch.full((2, 2), which, dtype=torch.bfloat16, device=device),
+        "nested": {
+            "count": torch.tensor([which], dtype=torch.int64, device=device),
+            "deep": {"name": str(which)},
+        },
+    }
+
+
+def _wrong(given: Recording, stateful: Counting) -> list[Finding]:
+    found: list[Finding] = []
+    if given["stateful"] is not stateful or "stateful" in given.was_set:
+        found.append(checks.breach("stateful", "it was replaced by another object"))
+    elif stateful.loads != 1:
+        found.append(checks.breach("stateful", f"its load_state_dict was called {stateful.loads} times"))
+    if "plain" not in given.was_set:
+        found.append(checks.breach("plain", "the loaded dictionary was not put back"))
+    return found

@@ -1,0 +1,45 @@
+"""A scenario of two stages: a rank is killed in a save, and fresh ranks load the checkpoint before it."""
+
+import os
+import signal
+from typing import Any
+from unittest import mock
+
+from torch.distributed.checkpoint import FileSystemWriter
+
+from dcpbench.scenarios import checks, steps
+from dcpbench.scenarios.cell import Cell
+
+VICTIM = 1
+
+
+def save_twice(cell: Cell, dies: bool) -> None:
+    """The first checkpoint is handed over; in the second save a rank is killed before it writes, if it
+    `dies`."""
+    oracle = steps.build(cell)
+    checkpointer = steps.open_checkpointer(cell)
+    first, second = cell.config.train_steps, 2 * cell.config.train_steps
+    steps.train(cell, oracle.trained, oracle.data, first)
+    saved = steps.save(cell, oracle.trained, checkpointer)
+    steps.finish(cell, saved)
+    steps.train(cell, oracle.trained, oracle.data, second)
+    steps.hand_over(cell, [saved], oracle.losses)
+
+    def kill(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    honest = FileSystemWriter.write_data
+    killed = dies and cell.world.rank == VICTIM
+    with mock.patch.object(FileSystemWriter, "write_data", kill if killed else honest):
+        steps.finish(cell, steps.save(cell, oracle.trained, checkpointer))
+
+
+def load_first(cell: Cell, dies: bool) -> None:
+    """What was handed over comes back, in processes that saw nothing of the first stage, and goes on."""
+    (checkpoint,), losses = steps.take_over(cell, steps.open_checkpointer(cell))
+    unfinished = cell.folder / f"step-{2 * cell.config.train_steps:04d}"
+    assert unfinished.exists()
+    assert not (unfinished / ".metadata").exists(), "the second save came to an end"
+    target = steps.build_anew(cell)
+    checks.load_and_verify(cell, target, checkpoint)
+    checks.resume(cell, target, checkpoint, losses)
