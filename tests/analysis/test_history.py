@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 from rich.text import Text
 
-from dcpbench.analysis.cell_history import CellHistory, History, cell_histories, folded, history
+from dcpbench.analysis.cell_history import KINDS, CellHistory, History, cell_histories, folded, history
 from dcpbench.analysis.change_points import FALSE_ALARMS, LEAST_SIDE, changes
 from dcpbench.analysis.history_rows import Rows, read_history
-from dcpbench.analysis.status_codes import KINDS
 from dcpbench.records.row import Row
 from dcpbench.records.store import RESULTS_CSV, RESULTS_JSONL, append_row, write_csv
 from dcpbench.report.__main__ import main

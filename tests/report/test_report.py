@@ -3,8 +3,8 @@
 from pathlib import Path
 from xml.etree import ElementTree
 
-from dcpbench.analysis.failures import failures
 from dcpbench.analysis.frame import read_frame
+from dcpbench.analysis.runs import failures
 from dcpbench.report.show import write_reports
 from dcpbench.report.summary import counts, detection, summary
 from report.sweeps import folder_with

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcpbench.analysis.failures import again, failures
 from dcpbench.analysis.frame import read_frame, read_sweeps
 from dcpbench.analysis.query import Condition, QueryError, parse, select
+from dcpbench.analysis.runs import again, failures
 from dcpbench.records.row import Row, columns
 from dcpbench.report import pivot
 from dcpbench.report.__main__ import main

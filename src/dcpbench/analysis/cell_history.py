@@ -11,10 +11,57 @@ import pandas as pd
 
 from dcpbench.analysis.cell_identity import cell_names, config_differences, with_cells
 from dcpbench.analysis.change_points import Change, changes
+from dcpbench.analysis.frame import is_false, is_true
 from dcpbench.analysis.history_rows import Rows
-from dcpbench.analysis.status_codes import ABSENT, KINDS, Kind, Numbers, kind_numbers
 from dcpbench.records.row import AXES
 from dcpbench.records.store import RESULTS_JSONL
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The status of a cell in a sweep; its letter is that of report.html. `ok`: by the rule of the sweep's
+    exit status. `status` names its style."""
+
+    letter: str
+    label: str
+    ok: bool
+    status: str
+
+
+KINDS = (
+    Kind("?", "unknown", False, "unknown"),
+    Kind("M", "fault missed", False, "fail"),
+    Kind("C", "crash", False, "crash"),
+    Kind("T", "timeout", False, "timeout"),
+    Kind("E", "error", False, "error"),
+    Kind("F", "fail", False, "fail"),
+    Kind("V", "vacuous", False, "vacuous"),
+    Kind("~", "flaky", False, "fail"),
+    Kind("X", "xpass", False, "xpass"),
+    Kind("x", "xfail", True, "xfail"),
+    Kind("S", "skip", True, "skip"),
+    Kind("D", "fault detected", True, "pass"),
+    Kind("P", "pass", True, "pass"),
+    Kind("·", "no row", True, "skip"),
+)
+"""The worst first; the last is for a sweep in which a cell has no row."""
+
+ABSENT = len(KINDS) - 1
+_OF_LABEL = {kind.label: number for number, kind in enumerate(KINDS[:ABSENT])}
+
+Numbers = npt.NDArray[np.int8]
+
+
+def kind_numbers(frame: pd.DataFrame) -> Numbers:
+    """For each row which of `KINDS` it is: one whose second try had another status is flaky, whatever that
+    was, and a planted fault is seen or missed."""
+    known = frame["status"].astype("category")
+    of_status = np.array([_OF_LABEL.get(status, 0) for status in known.cat.categories] + [0], dtype=np.int8)
+    kinds = of_status[known.cat.codes.to_numpy()]
+    kinds[is_true(frame["fault_seen"]).to_numpy()] = _OF_LABEL["fault detected"]
+    kinds[is_false(frame["fault_seen"]).to_numpy()] = _OF_LABEL["fault missed"]
+    kinds[is_true(frame["flaky"]).to_numpy()] = _OF_LABEL["flaky"]
+    return kinds
 
 
 @dataclass(frozen=True)
@@ -26,7 +73,7 @@ class History:
             missing where no row says so.
         cells: a row a cell: its axes as text, `others`, the overrides that no axis shows, and
             `config_digest`, if it is known.
-        kinds: (cells, sweeps), places in `status_codes.KINDS`: the worst of a cell's runs, or `ABSENT`.
+        kinds: (cells, sweeps), places in `KINDS`: the worst of a cell's runs, or `ABSENT`.
         costs: by metric, medians of a cell's runs (cells, sweeps), NaN where not measured.
         reasons: for each cell why its worst run in the last of its sweeps did not pass, or nothing.
         reconfigured: by cell that is another one's address with another configuration: which cell was there
@@ -61,7 +108,7 @@ class CellHistory:
     """One cell over the sweeps.
 
     Args:
-        kinds: for each sweep its place in `status_codes.KINDS`.
+        kinds: for each sweep its place in `KINDS`.
         last_seen: the last sweep that has it.
         since: the sweep from which on it has its present status; None if it never had another one.
         before: the status before that.

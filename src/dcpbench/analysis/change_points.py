@@ -17,7 +17,6 @@ Series may depend on each other. A slow drift is a change. `bench/changes.py` me
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -80,27 +79,19 @@ def changes(values: Floats) -> list[list[Change]]:
     if not values.size:
         return [[] for _ in values]
     kept = np.where(values > 0, values, np.nan)
-    first = _scan(kept)
-    found = holm(first.p) <= _FIRST_LOOKS
+    at, p = _scan(kept)
+    found = holm(p) <= _FIRST_LOOKS
     later = _LATER_LOOKS / max(1, len(values))
     return [
-        _changes_at(series, _splits(series, int(first.at[number]), float(first.p[number]), later))
+        _changes_at(series, _splits(series, int(at[number]), float(p[number]), later))
         if found[number]
         else []
         for number, series in enumerate(kept)
     ]
 
 
-@dataclass(frozen=True)
-class _Scan:
-    """For each series the first sweep after its best split, and the p-value of that."""
-
-    at: npt.NDArray[np.intp]
-    p: Floats
-
-
-def _scan(values: Floats) -> _Scan:
-    """The best split of each series (series, sweeps)."""
+def _scan(values: Floats) -> tuple[npt.NDArray[np.intp], Floats]:
+    """For each of (series, sweeps) the first sweep after its best split, and the p-value of that."""
     present = ~np.isnan(values)
     left = present.cumsum(axis=1)
     count = left[:, -1:]
@@ -112,7 +103,7 @@ def _scan(values: Floats) -> _Scan:
     last_before = standardised.argmax(axis=1)
     after = present & (np.arange(values.shape[1]) > last_before[:, None])
     largest = standardised.max(axis=1) * np.sqrt(_worth(scores, present, after))
-    return _Scan(after.argmax(axis=1), _p_of_largest(largest, count[:, 0].astype(float)))
+    return after.argmax(axis=1), _p_of_largest(largest, count[:, 0].astype(float))
 
 
 def _worth(scores: Floats, present: Present, after: Present) -> Floats:
@@ -138,12 +129,7 @@ def _scores(values: Floats) -> Floats:
     """The normal scores of each series, of mean 0 and variance 1; 0 where a value is missing."""
     ranks = pd.DataFrame(values.T).rank().to_numpy().T
     counts = (~np.isnan(values)).sum(axis=1)
-    scores = np.zeros(values.shape)
-    for count in np.unique(counts[counts > 1]):
-        of_rank = np.array([NormalDist().inv_cdf(half / 2 / (count + 1)) for half in range(1, 2 * count + 1)])
-        rows = counts == count
-        places = np.nan_to_num(2 * ranks[rows] - 1, nan=0).astype(int)
-        scores[rows] = np.where(np.isnan(ranks[rows]), 0.0, of_rank[places])
+    scores = np.nan_to_num(ndtri(ranks / (counts + 1)[:, None]))
     present = ~np.isnan(values)
     scores -= present * (scores.sum(axis=1) / np.maximum(counts, 1))[:, None]
     deviation = np.sqrt((scores**2).sum(axis=1) / np.maximum(counts - 1, 1))
@@ -170,10 +156,10 @@ def _splits(series: Floats, at: int, p: float, limit: float) -> Iterator[tuple[i
     for start, part in ((0, series[:at]), (at, series[at:])):
         if start:
             yield at, p
-        again = _scan(part[None])
-        if again.p[0] <= limit:
-            inner = _splits(part, int(again.at[0]), float(again.p[0]), limit)
-            yield from ((start + place, p_inner) for place, p_inner in inner)
+        (place,), (p_inner,) = _scan(part[None])
+        if p_inner <= limit:
+            inner = _splits(part, int(place), float(p_inner), limit)
+            yield from ((start + inner_at, inner_p) for inner_at, inner_p in inner)
 
 
 def _step(before: Floats, after: Floats) -> float:

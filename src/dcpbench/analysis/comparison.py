@@ -1,7 +1,10 @@
-"""One side compared with an old one: statuses, configurations, costs, and all of them as one flat table."""
+"""One side compared with an old one: statuses, configurations, costs, environments."""
 
-from collections.abc import Collection
+import json
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
@@ -13,12 +16,33 @@ from dcpbench.analysis.cell_identity import (
     with_cells,
 )
 from dcpbench.analysis.costs import CHANGED, Rule, costs, is_regression
-from dcpbench.analysis.status_changes import CHANGES, OTHER_CONFIGURATION, SAME, changes
+from dcpbench.analysis.frame import Sweeps, is_false, is_true, ok
+from dcpbench.analysis.runs import again, status_text
 from dcpbench.records.row import AXES
+
+NEWLY_FAILING = "newly failing"
+OTHER_CONFIGURATION = "other configuration"
+CHANGES = (
+    NEWLY_FAILING,
+    "flaky",
+    "newly skipped",
+    "vanished",
+    "new",
+    "newly passing",
+    "other status",
+    OTHER_CONFIGURATION,
+)
+"""How a status changed, those to look at first before the others."""
+SAME = "same"
 
 FAIL_ON = (*(change.replace(" ", "-") for change in CHANGES), "failing", *CHANGED, "regressions")
 """The kinds of changes by the names that a command line gives them. `failing`: a cell of the new side is not
 ok, be it new or not. `regressions`: a cost that is worse."""
+
+_MACHINE = ("host", "hostname", "node", "cpu", "cpu_model", "cpu_cores", "memory_bytes", "gpu_count", "gpus")
+"""What no other version of a package changes. A driver or a kernel is software that a machine gets anew."""
+_FIRST = ("torch", "python", "cuda", "nccl", "driver", "gpus", "git_commit", "cpu", "host")
+_COMMIT_LENGTH = 12
 
 
 @dataclass(frozen=True)
@@ -26,7 +50,7 @@ class Comparison:
     """The differences of one side, `name`, from the old one.
 
     Args:
-        statuses: see `status_changes.changes`.
+        statuses: see `status_changes`.
         configurations: a line for each cell of another configuration (`key`) and each key in which it differs
             (`name`), with both values as text.
         costs: see `costs.costs`.
@@ -91,25 +115,153 @@ def compared(
     before = cells[cells["side"] == "old"]
     for side in (measured, after):
         refuse_merged(side, ignored)
-    statuses = changes(before, after)
+    statuses = status_changes(before, after)
     once = pd.concat([after, before]).drop_duplicates("key").set_index("key")
-    axes = [axis for axis in (*AXES, "others") if axis not in ignored]
+    changed = statuses[statuses["change"] == OTHER_CONFIGURATION]
+    configs = once["config"].to_dict()
+    configurations = [
+        (key, keyword, *values)
+        for key, place in zip(changed["key"], changed["before"], strict=True)
+        for keyword, values in config_differences(configs[place], configs[key], ignored).items()
+    ]
     return Comparison(
         name,
         statuses,
-        _configurations(statuses, once, ignored),
+        pd.DataFrame(configurations, columns=["key", "name", "old", "new"]),
         costs(measured, after, rule),
-        once[axes],
+        once[[axis for axis in (*AXES, "others") if axis not in ignored]],
         "" if set(before["address"]) & set(after["address"]) else not_in_common(before, after),
     )
 
 
-def _configurations(statuses: pd.DataFrame, cells: pd.DataFrame, ignored: Collection[str]) -> pd.DataFrame:
-    changed = statuses[statuses["change"] == OTHER_CONFIGURATION]
-    configs = cells["config"].to_dict()
+@dataclass(frozen=True)
+class _Outcome:
+    """The runs of a cell together: `state` is absent, ok, skipped, failing or flaky; `statuses` are theirs,
+    and `text` says how many of them have which."""
+
+    state: str = "absent"
+    statuses: frozenset[str] = frozenset()
+    text: str = "-"
+
+
+def status_changes(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
+    """One line for each cell of either side, in the order of `CHANGES`, those that did not change last.
+
+    `old` and `new` say which statuses the runs have. A cell is ok where all of its runs are. It is flaky
+    where only some of them are, or where one needed a second try. `failing` tells whether it is not ok in
+    the new side; `reason` and `again` are of the first such run. A cell of the new side alone whose address
+    the old side has with another configuration is no new cell: `before` is the key of that one, which then
+    has no line of its own.
+
+    Args:
+        old, new: rows with `key` and `address`, see `cell_identity.with_cells`.
+    """
+    before, after = _outcomes(old), _outcomes(new)
+    failed = new[~ok(new)].drop_duplicates("key").set_index("key")
+    commands = [again(*asked) for asked in zip(failed["overrides"], failed["config_dir"], strict=True)]
+    failed = failed[["reason"]].assign(again=pd.Series(commands, failed.index, dtype="string"))
+    addresses = pd.concat([old, new]).drop_duplicates("key").set_index("key")["address"].to_dict()
+    at_address = {addresses[key]: key for key in before}
+    replaced_by = {
+        key: at_address[addresses[key]] for key in after if key not in before and addresses[key] in at_address
+    }
+    replaced = set(replaced_by.values())
+    lines = []
+    for key in dict.fromkeys([*after, *before]):
+        if key not in after and key in replaced:
+            continue
+        earlier = replaced_by.get(key, key)
+        was, now = before.get(earlier, _Outcome()), after.get(key, _Outcome())
+        change = OTHER_CONFIGURATION if key in replaced_by else _change(was, now)
+        lines.append((change, key, earlier, was.text, now.text))
+    table = pd.DataFrame(lines, columns=["change", "key", "before", "old", "new"])
+    table["failing"] = table["key"].isin(failed.index)
+    table = table.join(failed, on="key").fillna({"reason": "", "again": ""})
+    order = [*CHANGES, SAME]
+    return table.sort_values(
+        "change", key=lambda kinds: kinds.map(order.index), kind="stable", ignore_index=True
+    )
+
+
+def _outcomes(frame: pd.DataFrame) -> dict[str, _Outcome]:
+    text = status_text(frame).astype(object)
+    text = text.mask(is_true(frame["fault_seen"]), "seen (" + text + ")")
+    text = text.mask(is_false(frame["fault_seen"]), "NOT SEEN (" + text + ")")
+    runs = frame[["key", "status"]].assign(text=text, ok=ok(frame), flaky=is_true(frame["flaky"]))
+    return {str(key): _outcome(of_cell) for key, of_cell in runs.groupby("key", sort=False)}
+
+
+def _outcome(runs: pd.DataFrame) -> _Outcome:
+    counted = runs["text"].value_counts()
+    texts = [f"{count} {text}" if len(counted) > 1 else str(text) for text, count in counted.items()]
+    if runs["flaky"].any() or runs["ok"].nunique() > 1:
+        state = "flaky"
+    elif not runs["ok"].any():
+        state = "failing"
+    else:
+        state = "skipped" if runs["status"].eq("skip").all() else "ok"
+    return _Outcome(state, frozenset(counted.index), ", ".join(texts))
+
+
+def _change(was: _Outcome, now: _Outcome) -> str:
+    if was.state == "absent" or now.state == "absent":
+        return "new" if was.state == "absent" else "vanished"
+    if was.state == now.state:
+        return SAME if was.state == "flaky" or was.statuses == now.statuses else "other status"
+    if now.state != "ok":
+        return {"failing": NEWLY_FAILING, "flaky": "flaky", "skipped": "newly skipped"}[now.state]
+    return "other status" if was.state == "skipped" else "newly passing"
+
+
+def differences(sides: Mapping[str, Sweeps]) -> pd.DataFrame:
+    """What differs in the environments: a line for each thing, a column for each side, as text.
+
+    A side of several sweeps has all that was seen in it.
+    """
+    seen = {name: _seen(sweeps) for name, sweeps in sides.items()}
+    order = {key: place for place, key in enumerate(_FIRST)}
+    keys = sorted({key for side in seen.values() for key in side} - {"earlier"})
     lines = [
-        (key, name, *values)
-        for key, before in zip(changed["key"], changed["before"], strict=True)
-        for name, values in config_differences(configs[before], configs[key], ignored).items()
+        {"what": key, **{name: _joined(side.get(key)) for name, side in seen.items()}}
+        for key in sorted(keys, key=lambda key: order.get(key, len(order)))
     ]
-    return pd.DataFrame(lines, columns=["key", "name", "old", "new"])
+    apart = [line for line in lines if len({line[name] for name in sides}) > 1]
+    return pd.DataFrame(apart, columns=["what", *sides])
+
+
+def warning(differing: pd.DataFrame) -> str | None:
+    """A sentence if the machines were not the same."""
+    machine = [what for what in differing["what"] if what in _MACHINE]
+    if not machine:
+        return None
+    return f"The machines differ ({', '.join(machine)}): another cost may be the machine's and nothing else."
+
+
+def _seen(sweeps: Sweeps) -> dict[str, list[str]]:
+    """Of each thing what was seen, in the order of the sweeps; from the rows where nothing else is there."""
+    seen: dict[str, dict[str, None]] = {}
+    for folder, environment in sweeps.environments.items():
+        rows = sweeps.frame[sweeps.frame["sweep"] == folder]
+        of_rows = {"torch": rows["torch_version"], "git_commit": rows["git_commit"], "device": rows["device"]}
+        given: dict[str, Iterable[Any]] = {key: list(column.dropna()) for key, column in of_rows.items()}
+        given |= {key: [value] for key, value in environment.items() if value not in (None, [])}
+        for key, values in given.items():
+            seen.setdefault(key, {}).update(dict.fromkeys(_plain(key, value) for value in values))
+    return {key: list(values) for key, values in seen.items()}
+
+
+def _plain(key: str, value: object) -> str:
+    if key.endswith("_bytes") and isinstance(value, int | float):
+        return f"{value / 2**30:.0f} GiB"
+    if key == "git_commit":
+        commit, dash, dirty = str(value).partition("-")
+        return commit[:_COMMIT_LENGTH] + dash + dirty
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(f"{count} × {item}" for item, count in Counter(map(str, value)).items())
+    return json.dumps(value) if isinstance(value, Mapping | bool) else str(value)
+
+
+def _joined(values: list[str] | None) -> str:
+    if not values:
+        return "-"
+    return ", ".join(values) if len(values) <= 3 else f"{values[0]} … {values[-1]} ({len(values)} values)"

@@ -7,12 +7,13 @@ import numpy as np
 import pandas as pd
 
 from dcpbench.analysis import statistics
-from dcpbench.analysis.samples import Side, groups, side, usable
 from dcpbench.records.metrics import METRICS
+from dcpbench.records.row import AXES
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 LEAST_RUNS = 3
+_NOT_GROUPED = ("seed", "fault")
 _LEAST_FREEDOM = 4
 _SHARES = {"all": 0.5, "axis": 0.25, "cell": 0.25}
 """How the false alarms that are allowed go to the tests over all cells, of axis values, of single cells."""
@@ -61,14 +62,14 @@ def costs(old: pd.DataFrame, new: pd.DataFrame, rule: Rule) -> pd.DataFrame:
     Args:
         old, new: rows with `key`, see `cell_identity.with_cells`.
     """
-    before, after = usable(old), usable(new)
+    before, after = _usable(old), _usable(new)
     cells = before[before["key"].isin(after["key"])].drop_duplicates("key").set_index("key")
     if cells.empty:
         return pd.DataFrame(columns=COLUMNS)
     by_sweep = before["sweep"].nunique() + after["sweep"].nunique() - 2 >= _LEAST_FREEDOM
     keys = list(cells.index)
     lines = [
-        _lines(metric, cells, *(side(rows, metric, keys, by_sweep) for rows in (before, after)))
+        _lines(metric, cells, *(_side(rows, metric, keys, by_sweep) for rows in (before, after)))
         for metric in rule.metrics
     ]
     # One sweep is one sample of the machine's state; with enough of them the drift is part of their noise.
@@ -76,12 +77,73 @@ def costs(old: pd.DataFrame, new: pd.DataFrame, rule: Rule) -> pd.DataFrame:
     return _judged(table, rule, 0.0 if by_sweep else rule.drift)
 
 
-def _lines(metric: str, cells: pd.DataFrame, old: Side, new: Side) -> pd.DataFrame:
+@dataclass(frozen=True)
+class _Side:
+    """What one side measured of each cell: `runs`, `median`, `lowest` and `highest` by the cells' keys, and
+    `logs` (cells, rounds), the logarithm of each cell in each round, NaN where it was not measured."""
+
+    runs: "pd.Series[int]"
+    median: "pd.Series[float]"
+    lowest: "pd.Series[float]"
+    highest: "pd.Series[float]"
+    logs: Array
+
+
+def _usable(frame: pd.DataFrame) -> pd.DataFrame:
+    """The runs whose costs may be compared: those that came out as they should, without planted faults."""
+    return frame[frame["status"].isin(["pass", "xfail"]) & frame["fault"].eq("-")]
+
+
+def _side(frame: pd.DataFrame, metric: str, keys: list[str], by_sweep: bool) -> _Side:
+    """One metric of one side.
+
+    Args:
+        frame: rows with `key`, see `cell_identity.with_cells`.
+        by_sweep: a round is a whole sweep, and not one of its repeats.
+    """
+    values = pd.to_numeric(frame[metric], errors="coerce").astype(float)
+    if metric == "save_stall_s":  # of a synchronous save it is its save_s once more
+        values = values.mask(frame["save"].eq("sync"))
+    seen = frame.assign(value=values.where(values > 0))[["key", "sweep", "repeat", "value"]].dropna()
+    by_cell = seen.groupby("key")["value"]
+    rounds = ["sweep"] if by_sweep else ["sweep", "repeat"]
+    logs = np.log(seen["value"]).groupby([seen[name] for name in ("key", *rounds)]).mean()
+    table = logs.unstack(rounds) if len(logs) else pd.DataFrame(index=pd.Index([], name="key"))
+    return _Side(
+        by_cell.count().reindex(keys).fillna(0).astype(int),
+        by_cell.median().reindex(keys),
+        by_cell.min().reindex(keys),
+        by_cell.max().reindex(keys),
+        table.reindex(keys).to_numpy(dtype=float),
+    )
+
+
+def _groups(cells: pd.DataFrame, measured: Array) -> tuple[list[str], Array]:
+    """Sets of cells that may share a change: each value of an axis that has more than one, but not all.
+
+    Args:
+        cells: one row for each cell, with the axes as text.
+        measured: (cells,), which of them both sides measured.
+
+    Returns:
+        the name of each set, and which cells are in it, (sets, cells).
+    """
+    found: dict[str, Array] = {}
+    for axis in (axis for axis in AXES if axis not in _NOT_GROUPED):
+        values = cells[axis].to_numpy()
+        for value in dict.fromkeys(values[measured]):
+            chosen = measured & (values == value)
+            if 1 < chosen.sum() < measured.sum():
+                found[f"{axis}={value}"] = chosen
+    return list(found), np.array(list(found.values()), dtype=bool).reshape(len(found), len(cells))
+
+
+def _lines(metric: str, cells: pd.DataFrame, old: _Side, new: _Side) -> pd.DataFrame:
     """The lines of one metric, without verdicts: differences of logarithms, with their errors."""
     both = (old.runs.gt(0) & new.runs.gt(0)).to_numpy()
     parts = []
     if not METRICS[metric].counted and both.any():
-        names, members = groups(cells, both)
+        names, members = _groups(cells, both)
         parts.append(_found(old, new, both[None, :]).assign(level="all", name="all cells"))
         if names:
             parts.append(_found(old, new, members).assign(level="axis", name=names))
@@ -92,7 +154,7 @@ def _lines(metric: str, cells: pd.DataFrame, old: Side, new: Side) -> pd.DataFra
     return pd.concat([*parts, single], ignore_index=True).assign(metric=metric)
 
 
-def _found(old: Side, new: Side, members: Array) -> pd.DataFrame:
+def _found(old: _Side, new: _Side, members: Array) -> pd.DataFrame:
     found, rounds = statistics.changes(old.logs, new.logs, members)
     return pd.DataFrame(
         {

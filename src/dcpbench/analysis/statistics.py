@@ -45,7 +45,7 @@ def changes(old: Array, new: Array, members: Array) -> tuple[Changes, Array]:
     """
     level = (_mean(old) + _mean(new)) / 2
     before, after = (_group_means(side - level[:, None], members) for side in (old, new))
-    counts = [np.isfinite(side).sum(axis=1).astype(float) for side in (before, after)]
+    counts = np.array([np.isfinite(side).sum(axis=1) for side in (before, after)], dtype=float)
     means = [_mean(side) for side in (before, after)]
     squares = sum(
         np.nansum((side - mean[:, None]) ** 2, axis=1)
@@ -58,7 +58,7 @@ def changes(old: Array, new: Array, members: Array) -> tuple[Changes, Array]:
         # A mean over many cells varies less: brought to that of one cell to learn from each other.
         variance, freedom = moderated(variance * sizes, freedom)
         error = np.sqrt(variance / sizes * (1 / counts[0] + 1 / counts[1]))
-    return Changes(means[1] - means[0], error, freedom), np.array(counts)
+    return Changes(means[1] - means[0], error, freedom), counts
 
 
 def moderated(variance: Array, freedom: Array) -> tuple[Array, Array]:
@@ -136,10 +136,7 @@ def _group_means(values: Array, members: Array) -> Array:
 def _trigamma_inverse(value: float) -> float:
     """x with trigamma(x) = value, by Newton's method (Smyth 2004, appendix)."""
     x = 0.5 + 1 / value
-    for _ in range(50):
+    for _ in range(20):  # quadratic convergence: far fewer steps are exact
         trigamma = float(polygamma(1, x))
-        step = trigamma * (1 - trigamma / value) / float(polygamma(2, x))
-        x += step
-        if -step / x < 1e-8:
-            break
+        x += trigamma * (1 - trigamma / value) / float(polygamma(2, x))
     return x

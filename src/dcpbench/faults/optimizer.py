@@ -57,9 +57,7 @@ def moments_exchanged(target: "Target") -> None:
     if target.victim:
         first, second = target.moments("exp_avg"), target.moments("exp_avg_sq")
         for name, part in first.items():
-            was = part.clone()
-            part.copy_(second[name])
-            second[name].copy_(was)
+            target.exchange(part, second[name])
 
 
 @fault(_moment("exp_avg"), only=WITH_MOMENTS)

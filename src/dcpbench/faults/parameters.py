@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from dcpbench.faults.targets import Target
 
 _WEIGHT = Expect("model_equal", r"net\d\.weight", 2)
+_SHARDED = ["fsdp", "hsdp", "fsdp2", "hsdp2", "fsdp2_tp", "fsdp_tp"]
 _BUFFERED = {"model": Only(["buffered"], "it needs buffers")}
 
 
@@ -90,30 +91,23 @@ def rows_exchanged(target: "Target") -> None:
     """The first and the last eight elements of one tensor on one rank have each other's place."""
     if target.victim:
         flat = target.largest_parameter().view(-1)
-        head, tail = flat[:8].clone(), flat[-8:].clone()
-        flat[:8], flat[-8:] = tail, head
+        target.exchange(flat[:8], flat[-8:])
 
 
 @fault(Expect("model_equal", r"net\d\.\w+", 2))
 def tensors_exchanged(target: "Target") -> None:
     """The two largest tensors' parts have each other's values on one rank, as far as both go."""
-    if not target.victim:
-        return
-    largest = sorted(target.parameters().values(), key=lambda part: part.numel())[-2:]
-    one, other = (part.view(-1) for part in largest)
-    common = min(one.numel(), other.numel())
-    first, second = one[:common].clone(), other[:common].clone()
-    one[:common], other[:common] = second, first
+    if target.victim:
+        largest = sorted(target.parameters().values(), key=lambda part: part.numel())[-2:]
+        common = largest[0].numel()
+        one, other = (part.view(-1)[:common] for part in largest)
+        target.exchange(one, other)
 
 
 @fault(
     Expect("model_equal", r"net\d\..*", 0),
     Expect("model_equal", r"net\d\..*", 3),
-    only={
-        "parallel": Only(
-            ["fsdp", "hsdp", "fsdp2", "hsdp2", "fsdp2_tp", "fsdp_tp"], "elsewhere every rank has all of it"
-        )
-    },
+    only={"parallel": Only(_SHARDED, "elsewhere every rank has all of it")},
 )
 def shards_exchanged(target: "Target") -> None:
     """Two ranks have each other's parts of the parameters, one after the other, as far as both go."""

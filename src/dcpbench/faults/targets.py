@@ -91,6 +91,12 @@ class Target:
         """Convert a tensor to a narrower dtype and back."""
         tensor.copy_(tensor.to(getattr(torch, dtype)).to(tensor.dtype))
 
+    def exchange(self, one: torch.Tensor, other: torch.Tensor) -> None:
+        """Give two tensors of one shape each other's values."""
+        first, second = one.clone(), other.clone()
+        one.copy_(second)
+        other.copy_(first)
+
     def draw_again(self, tensor: torch.Tensor) -> None:
         """Give a tensor other random values."""
         tensor.copy_(torch.rand(tensor.shape, generator=torch.Generator().manual_seed(99)))

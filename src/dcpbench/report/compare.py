@@ -11,12 +11,19 @@ import numpy as np
 import pandas as pd
 
 from dcpbench.analysis.cell_identity import cell_names, shown_axes
-from dcpbench.analysis.comparison import FAIL_ON, Comparison, compared
+from dcpbench.analysis.comparison import (
+    FAIL_ON,
+    NEWLY_FAILING,
+    OTHER_CONFIGURATION,
+    SAME,
+    Comparison,
+    compared,
+    differences,
+    warning,
+)
 from dcpbench.analysis.costs import CHANGED, LEAST_RUNS, TOO_FEW, Rule, always_compared
-from dcpbench.analysis.environments import differences, warning
 from dcpbench.analysis.frame import Sweeps, read_sweeps, short_names
 from dcpbench.analysis.query import QueryError, names_in
-from dcpbench.analysis.status_changes import NEWLY_FAILING, OTHER_CONFIGURATION, SAME
 from dcpbench.records.metrics import METRICS
 from dcpbench.records.store import ResultsError
 from dcpbench.report.document import Content, Table, first_of

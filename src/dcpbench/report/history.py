@@ -20,6 +20,8 @@ import pandas as pd
 from rich.text import Text
 
 from dcpbench.analysis.cell_history import (
+    ABSENT,
+    KINDS,
     CellHistory,
     Cost,
     Folded,
@@ -32,7 +34,6 @@ from dcpbench.analysis.change_points import FALSE_ALARMS, LEAST_EFFECT, LEAST_SI
 from dcpbench.analysis.frame import records
 from dcpbench.analysis.history_rows import Rows, read_history
 from dcpbench.analysis.query import Condition, QueryError, known_metric, names_in, parse, queryable, select
-from dcpbench.analysis.status_codes import ABSENT, KINDS
 from dcpbench.records.metrics import METRICS
 from dcpbench.report.document import Content, Table, first_of
 from dcpbench.report.labels import change_style, clipped, plain, quantity

@@ -12,8 +12,8 @@ from itertools import count
 from typing import Any
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from dcpbench.analysis.failures import again
 from dcpbench.analysis.frame import Sweeps, records, short_names
+from dcpbench.analysis.runs import again
 from dcpbench.report.labels import clipped
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

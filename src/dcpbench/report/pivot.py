@@ -8,7 +8,7 @@ import pandas as pd
 from pandas.api.typing import DataFrameGroupBy
 
 from dcpbench.analysis.frame import is_false, is_true
-from dcpbench.analysis.repeats import one_a_cell, severity, status_text
+from dcpbench.analysis.runs import one_a_cell, severity, status_text
 from dcpbench.records.metrics import METRICS
 from dcpbench.report.document import Table
 from dcpbench.report.labels import byte_unit, entry, plain

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from dcpbench.analysis.failures import failures, of_a_kind
 from dcpbench.analysis.frame import Sweeps, read_sweeps, short_names
 from dcpbench.analysis.query import (
     Condition,
@@ -20,6 +19,7 @@ from dcpbench.analysis.query import (
     parse,
     select,
 )
+from dcpbench.analysis.runs import failures, of_a_kind
 from dcpbench.records.row import NESTED
 from dcpbench.records.store import RESULTS_JSONL
 from dcpbench.report import pivot

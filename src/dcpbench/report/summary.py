@@ -6,7 +6,7 @@ import pandas as pd
 
 from dcpbench.analysis.cell_identity import override_words
 from dcpbench.analysis.frame import is_false, is_true
-from dcpbench.analysis.repeats import one_a_cell, runs_text, status_text
+from dcpbench.analysis.runs import one_a_cell, runs_text, status_text
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.metrics import METRICS
 from dcpbench.records.row import AXES

@@ -65,7 +65,7 @@ def verify_save_harmless(cell: Cell, oracle: Oracle) -> None:
         never, saved = live_state(unsaved), live_state(trained)
         for check, leaves in never.items():
             cell.check("save_harmless", compare(leaves, saved[check]), "in the run that saved")
-            control_changed(cell, "save_harmless", leaves, "")
+            control_changed(cell, "save_harmless", leaves)
 
 
 def unrestored_target(cell: Cell, checkpoint: Checkpoint) -> TrainingRun:
@@ -184,10 +184,10 @@ def _verify_losses(
     cell.control(check, {name: means and name in reported for name, means in telling.items()}, where)
 
 
-def control_changed(cell: Cell, check: str, expected: Leaves, where: str) -> None:
+def control_changed(cell: Cell, check: str, expected: Leaves) -> None:
     """The control of an equality check with a changed copy of each piece of state, one at a time."""
     changed = (compare({name: leaf}, {name: made_different(leaf)}) for name, leaf in expected.items())
-    _control(cell, check, expected, [finding.name for found in changed for finding in found], where)
+    _control(cell, check, expected, [finding.name for found in changed for finding in found], "")
 
 
 def _control(cell: Cell, check: str, expected: Leaves, reported: Iterable[str], where: str) -> None:

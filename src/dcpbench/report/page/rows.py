@@ -12,8 +12,8 @@ from typing import Any
 import pandas as pd
 
 from dcpbench.analysis.cell_identity import identity_keys_of, override_values
-from dcpbench.analysis.failures import again
 from dcpbench.analysis.frame import Sweeps, ok, records
+from dcpbench.analysis.runs import again
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.findings import Finding, Problem
 from dcpbench.records.metrics import METRICS

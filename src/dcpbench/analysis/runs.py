@@ -1,0 +1,138 @@
+"""The runs of a cell (rows that differ only in `repeat`): their results together, and those that failed with
+the command that runs just that cell again."""
+
+import re
+import shlex
+
+import pandas as pd
+
+from dcpbench.analysis.cell_identity import override_words
+from dcpbench.analysis.frame import is_true, ok
+from dcpbench.records.checks import CHECKS
+from dcpbench.records.metrics import METRICS
+from dcpbench.records.row import AXES, STATUSES
+
+_REPEAT = re.compile(r"(^|,)repeat=\d+(?=$|,)")
+_DIGITS = re.compile(r"[+-]?\d[\d.]*(?:e[+-]?\d+|x[0-9a-f]+)?")
+_FLAKY = STATUSES.index("xpass") + 0.5
+_UNKNOWN = -1
+
+
+def status_text(frame: pd.DataFrame) -> "pd.Series[str]":
+    """The status as it is shown: one that a second try changed says so."""
+    return frame["status"].mask(is_true(frame["flaky"]), frame["status"] + " (flaky)")
+
+
+def severity(frame: pd.DataFrame) -> "pd.Series[float]":
+    """How bad each row is: the least is the worst, and a status that is not known is worse than any."""
+    rank = frame["status"].map({status: rank for rank, status in enumerate(STATUSES)}).astype(float)
+    return rank.fillna(_UNKNOWN).mask(is_true(frame["flaky"]), rank.clip(upper=_FLAKY).fillna(_UNKNOWN))
+
+
+def cell_numbers(frame: pd.DataFrame) -> "pd.Series[int]":
+    """For each row the number of the cell that it is a run of, counted in the order of their first runs.
+
+    Rows that have the same cell and no `repeat` are damage, not runs: each is counted for itself.
+    """
+    names = [name for name in ("sweep", *AXES, "config_dir", "cell", "overrides") if name in frame]
+    identity = _without_repeat(frame[names])
+    identity["copy"] = identity.groupby(names, dropna=False).cumcount().where(frame["repeat"].isna(), 0)
+    return identity.groupby([*names, "copy"], dropna=False, sort=False).ngroup()
+
+
+def one_a_cell(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row for each cell, with the columns of `frame` and two more: `runs`, how many, and
+    `agreeing_runs`, how many of them have the status that is shown.
+
+    It is the row of the worst run, the first of them; a check has held if it held in every run that made
+    it; metrics are the median of the runs. `cell` and `overrides` name no repeat.
+    """
+    if frame.empty:
+        return frame.assign(runs=pd.Series(dtype=int), agreeing_runs=pd.Series(dtype=int))
+    frame = frame.reset_index(drop=True)
+    numbers, ranks = cell_numbers(frame), severity(frame)
+    worst = ranks.groupby(numbers).idxmin()
+    cells = _without_repeat(frame.loc[worst.to_numpy()].set_axis(worst.index))
+    runs = frame.groupby(numbers)
+    cells[[*CHECKS]] = runs[[*CHECKS]].min()
+    cells[[*METRICS]] = runs[[*METRICS]].median()
+    cells["flaky"] = runs["flaky"].max()
+    cells["runs"] = runs.size()
+    cells["agreeing_runs"] = (ranks == ranks.groupby(numbers).transform("min")).groupby(numbers).sum()
+    return cells.reset_index(drop=True)
+
+
+def runs_text(cells: pd.DataFrame) -> "pd.Series[str]":
+    """`5 runs`, or `2 of 5 runs` where only these have the status that is shown; nothing for one run."""
+    texts = [
+        "" if runs == 1 else f"{runs} runs" if agreeing == runs else f"{agreeing} of {runs} runs"
+        for agreeing, runs in zip(cells["agreeing_runs"], cells["runs"], strict=True)
+    ]
+    return pd.Series(texts, index=cells.index, dtype="string")
+
+
+def failures(frame: pd.DataFrame) -> pd.DataFrame:
+    """What is neither a pass at the first try nor a planted fault that was seen: status, cell, reason
+    and the command that runs just that cell.
+
+    Runs of one cell that fail for the same reason, numbers aside, are one row, and its column `runs` says
+    how many of all its runs they are; without repeats there is no such column.
+    """
+    known = frame["fault_seen"].isna() & frame["status"].isin(["skip", "xfail"]).astype(bool)
+    chosen = ~ok(frame) | known
+    numbers = cell_numbers(frame)
+    of = numbers.groupby(numbers).transform("size")[chosen]
+    numbers, frame = numbers[chosen], frame[chosen]
+    several = "sweep" in frame and frame["sweep"].nunique() > 1
+    listed = pd.DataFrame(
+        {
+            "status": status_text(frame),
+            "cell": frame["sweep"] + ": " + frame["cell"] if several else frame["cell"],
+            "reason": frame["reason"].fillna(""),
+            "again": [again(*asked) for asked in zip(frame["overrides"], frame["config_dir"], strict=True)],
+        }
+    )
+    if frame.empty or of.max() == 1:
+        return listed.reset_index(drop=True)
+    kinds = listed.groupby([numbers, listed["status"], _without_numbers(listed["reason"])], sort=False)
+    listed["runs"] = runs_text(pd.DataFrame({"runs": of, "agreeing_runs": kinds["cell"].transform("size")}))
+    return listed[~kinds.ngroup().duplicated()].reset_index(drop=True)
+
+
+def of_a_kind(listed: pd.DataFrame, each: bool) -> pd.DataFrame:
+    """Of `failures` one row for those alike: the same status and, numbers aside, the same reason. What has to
+    be looked at keeps a row of its own if `each` is asked for; a skip or a known failure does not.
+
+    `more` says how many others are like it; `again` is empty where nothing has to be run again, and these
+    come first.
+    """
+    if listed.empty:
+        return listed.assign(more="")
+    harmless = listed["status"].isin(["skip", "xfail"])
+    listed = listed.assign(again=listed["again"].mask(harmless, ""))
+    alone = pd.Series(range(len(listed)), index=listed.index).mask(harmless | (not each), -1)
+    kinds = listed.groupby([listed["status"], _without_numbers(listed["reason"]), alone], sort=False)
+    sizes = kinds["cell"].transform("size")
+    listed["more"] = sizes.map(lambda size: f"and {size - 1} more like it" if size > 1 else "")
+    first = listed[~kinds.ngroup().duplicated()]
+    return first.sort_values("again", key=lambda asked: asked.ne(""), kind="stable").reset_index(drop=True)
+
+
+def again(overrides: object, config_dir: object) -> str:
+    """The command that runs just this cell, ready for a shell; `config_dir` is the user's own folder of
+    groups, if any."""
+    folder = ["--config-dir", config_dir] if isinstance(config_dir, str) else []
+    return shlex.join(["python", "-m", "dcpbench", *folder, *override_words(overrides)])
+
+
+def _without_numbers(reasons: "pd.Series[str]") -> "pd.Series[str]":
+    return reasons.map(lambda reason: _DIGITS.sub("#", reason))
+
+
+def _without_repeat(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows without the repeat in their `cell` and `overrides`, so that runs of one cell are alike."""
+    cells = frame["cell"].fillna("").map(lambda name: _REPEAT.sub("", name).strip(" ,"))
+    overrides = frame["overrides"].map(
+        lambda line: shlex.join(word for word in override_words(line) if not word.startswith("repeat="))
+    )
+    return frame.assign(cell=cells.astype("string"), overrides=overrides.astype("string"))
