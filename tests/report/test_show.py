@@ -20,9 +20,9 @@ from dcpbench.analysis.runs import again, failures
 from dcpbench.records.row import Row, columns
 from dcpbench.report import pivot
 from dcpbench.report.__main__ import main
-from dcpbench.report.show_document import MOST_CELLS, View, content
+from dcpbench.report.rendering import rendered
+from dcpbench.report.show import MOST_CELLS, View, content
 from dcpbench.report.summary import headline, summary
-from dcpbench.report.terminal import rendered
 from report.sweeps import cell, folder_with
 
 DOCS = Path(__file__).parents[2] / "docs"

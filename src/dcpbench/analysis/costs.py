@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.special import stdtrit
 
 from dcpbench.analysis import statistics
 from dcpbench.records.metrics import METRICS
@@ -24,6 +25,11 @@ COLUMNS = ["metric", "level", "name", "key", "cells", "runs_old", "runs_new", "o
 COLUMNS += ["ratio", "ratio_low", "ratio_high", "would_see", "p", "by_sweep", "verdict"]
 
 
+def always_compared() -> tuple[str, ...]:
+    """The metrics that are compared without being asked for."""
+    return tuple(spec.name for spec in METRICS.values() if spec.compared == "always")
+
+
 @dataclass(frozen=True)
 class Rule:
     """When a cost is called another one.
@@ -36,12 +42,7 @@ class Rule:
     false_alarms: float = 0.01
     least_effect: float = 0.05
     drift: float = 0.03
-    metrics: tuple[str, ...] = field(default_factory=lambda: always_compared())
-
-
-def always_compared() -> tuple[str, ...]:
-    """The metrics that are compared without being asked for."""
-    return tuple(spec.name for spec in METRICS.values() if spec.compared == "always")
+    metrics: tuple[str, ...] = field(default_factory=always_compared)
 
 
 def is_regression(lines: pd.DataFrame) -> "pd.Series[bool]":
@@ -144,29 +145,17 @@ def _lines(metric: str, cells: pd.DataFrame, old: _Side, new: _Side) -> pd.DataF
     parts = []
     if not METRICS[metric].counted and both.any():
         names, members = _groups(cells, both)
-        parts.append(_found(old, new, both[None, :]).assign(level="all", name="all cells"))
+        every = statistics.changes(old.logs, new.logs, both[None, :])
+        parts.append(every.assign(level="all", name="all cells"))
         if names:
-            parts.append(_found(old, new, members).assign(level="axis", name=names))
-    single = _found(old, new, np.eye(len(cells), dtype=bool)).assign(level="cell", key=list(cells.index))
+            of_axes = statistics.changes(old.logs, new.logs, members)
+            parts.append(of_axes.assign(level="axis", name=names))
+    single = statistics.changes(old.logs, new.logs, np.eye(len(cells), dtype=bool))
+    single = single.assign(level="cell", key=list(cells.index))
     for name, values in (("old", old), ("new", new)):
         single[f"runs_{name}"], single[name] = values.runs.to_numpy(), values.median.to_numpy()
     single["apart"] = ((new.lowest > old.highest) | (new.highest < old.lowest)).to_numpy()
     return pd.concat([*parts, single], ignore_index=True).assign(metric=metric)
-
-
-def _found(old: _Side, new: _Side, members: Array) -> pd.DataFrame:
-    found, rounds = statistics.changes(old.logs, new.logs, members)
-    return pd.DataFrame(
-        {
-            "cells": members.sum(axis=1),
-            "runs_old": rounds[0].astype(int),
-            "runs_new": rounds[1].astype(int),
-            "own_freedom": rounds.sum(axis=0) - 2,
-            "difference": found.difference,
-            "error": found.error,
-            "freedom": found.freedom,
-        }
-    )
 
 
 def _judged(lines: pd.DataFrame, rule: Rule, drift: float) -> pd.DataFrame:
@@ -178,15 +167,14 @@ def _judged(lines: pd.DataFrame, rule: Rule, drift: float) -> pd.DataFrame:
     called = pd.Series(False, index=lines.index)
     for level, share in _SHARES.items():
         chosen = tested & (lines["level"] == level)
-        some = lines[chosen]
-        found = statistics.Changes(*(some[name].to_numpy() for name in ("difference", "error", "freedom")))
-        allowed = float(np.log1p(drift))
-        budget = share * rule.false_alarms
-        lines.loc[chosen, "p"] = statistics.holm(statistics.p_values(found, allowed))
+        difference, error, freedom = lines.loc[chosen, ["difference", "error", "freedom"]].to_numpy(float).T
+        allowed, budget = float(np.log1p(drift)), share * rule.false_alarms
+        lines.loc[chosen, "p"] = statistics.holm(statistics.p_values(difference, error, freedom, allowed))
         called |= chosen & (lines["p"] <= budget)
-        low, high = statistics.interval(found)
-        lines.loc[chosen, "ratio_low"], lines.loc[chosen, "ratio_high"] = np.exp(low), np.exp(high)
-        seen = np.exp(statistics.would_see(found, allowed, budget, len(some)))
+        half = stdtrit(freedom, 0.975) * error
+        lines.loc[chosen, "ratio_low"] = np.exp(difference - half)
+        lines.loc[chosen, "ratio_high"] = np.exp(difference + half)
+        seen = np.exp(statistics.would_see(error, freedom, allowed, budget))
         lines.loc[chosen, "would_see"] = np.maximum(seen, 1 + rule.least_effect)
     called |= counted & lines["apart"].eq(True)
     least = float(np.log1p(rule.least_effect))
