@@ -84,20 +84,23 @@ class Nights:
         tiny = {"world_size": 4, "device": "cpu", "saves": 1, "retry": 0}
         tiny["hydra"] = {"sweeper": {"matrix": matrix}}
         (self.conf / "experiment/tiny.yaml").write_text("# @package _global_\n" + yaml.safe_dump(tiny))
-        self.second_cell("dcpbench.scenarios.save_load.save_load")
+        scenario = {"name": "changing", "target": "changing_scenario.run"}
+        (self.conf / "scenario/changing.yaml").write_text(yaml.safe_dump(scenario))
+        self.second_cell("dcpbench.scenarios.save_load", "save_load")
 
-    def second_cell(self, target: str) -> None:
-        written = yaml.safe_dump({"name": "changing", "target": target})
-        (self.conf / "scenario/changing.yaml").write_text(written)
+    def second_cell(self, module: str, function: str) -> None:
+        """Its code changes and its configuration does not: it stays the same cell."""
+        (self.folder.parent / "changing_scenario.py").write_text(f"from {module} import {function} as run\n")
 
     def start(self, date: str, *overrides: str) -> "subprocess.Popen[str]":
+        modules = f"{self.folder.parent}{os.pathsep}{environment()['PYTHONPATH']}"
         names = {"NIGHTLY_DIR": str(self.folder), "NIGHTLY_DATE": date, "PYTHON": sys.executable}
         return subprocess.Popen(
             [ROOT / "scripts/nightly.sh", "--config-dir", self.conf, *(overrides or ("experiment=tiny",))],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**environment(), **names},
+            env={**environment(), **names, "PYTHONPATH": modules},
             start_new_session=True,
         )
 
@@ -134,7 +137,7 @@ def test_what_cannot_be_started_says_so(nights: Nights) -> None:
 
 
 def test_a_night_that_is_broken_off_is_gone_on_with(nights: Nights) -> None:
-    nights.second_cell("support.scenarios.hangs")
+    nights.second_cell("support.scenarios", "hangs")
     night = nights.start("2026-11-20")
     try:
         for _ in range(1200):
@@ -149,7 +152,7 @@ def test_a_night_that_is_broken_off_is_gone_on_with(nights: Nights) -> None:
             os.killpg(night.pid, signal.SIGKILL)
     assert night.returncode == 130, told
     (first,) = nights.rows("2026-11-20")
-    nights.second_cell("dcpbench.scenarios.save_load.save_load")
+    nights.second_cell("dcpbench.scenarios.save_load", "save_load")
     status, told = nights.run("2026-11-20")
     assert status == 0, told
     assert "1 of 2 cells are done" in told
@@ -165,7 +168,7 @@ def test_nights_that_are_alike_are_well_and_one_with_a_new_failure_is_not(nights
     shutil.copytree(nights.folder / "2026-11-19", nights.folder / "2026-11-20")
     rows = (nights.folder / "2026-11-20/results.jsonl").read_text().splitlines(keepends=True)
     (nights.folder / "2026-11-20/results.jsonl").write_text(rows[0])
-    nights.second_cell("support.scenarios.raises")
+    nights.second_cell("support.scenarios", "raises")
     status, told = nights.run("2026-11-21")
     assert status == 1, told
     assert "the sweep ended with 1, its comparison with 2026-11-19 with 1" in told

@@ -8,6 +8,8 @@ import argparse
 import os
 import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import hydra
@@ -60,6 +62,19 @@ def main() -> None:
     sys.exit(status)
 
 
+@contextmanager
+def _unmasked_interrupts() -> Iterator[None]:
+    """An interrupt that a library's cleanup turned into another error, as OmegaConf's does, is one again."""
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause := cause.__context__:
+            if isinstance(cause, KeyboardInterrupt):
+                raise KeyboardInterrupt from error
+        raise
+
+
 def _run(task: SweepTask) -> int:
     """Have Hydra run the sweep; the exit status, 0 if it depends on the rows alone."""
     # Hydra then raises instead of printing its own, longer, message.
@@ -74,7 +89,8 @@ def _run(task: SweepTask) -> int:
         sys.argv[1:] = command_line(sys.argv[1:])  # which Hydra reads
         register_groups(sys.argv[1:])
         app = hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")
-        app(task)()
+        with _unmasked_interrupts():
+            app(task)()
     except KeyboardInterrupt:
         if task.sweep is None or not task.sweep.begun:
             sys.stderr.write("dcpbench: interrupted before the first cell\n")
