@@ -36,5 +36,5 @@ def test_a_forked_driver_leaves_what_one_of_a_shell_leaves(tmp_path: Path) -> No
 
 def without_numbers(text: str, name: str) -> list[str]:
     """What was printed without times and widths of columns, which follow from them."""
-    words = re.sub(r"\d[\d.]*", "0", text.replace(name, "sweep"))
+    words = re.sub(r"\d[\d.]*", "0", text.replace(f"/{name}", "/sweep"))
     return [" ".join(line.split()) for line in words.splitlines() if not line.endswith(" left")]
