@@ -33,9 +33,8 @@ from dcpbench.analysis.cell_history import cell_histories, history
 from dcpbench.analysis.history_rows import read_history
 from dcpbench.records.row import columns
 from dcpbench.records.store import RESULTS_CSV, RESULTS_JSONL
-from dcpbench.report.history import default_metrics
-from dcpbench.report.history_document import contents, strip_length
-from dcpbench.report.terminal import rendered
+from dcpbench.report.history import contents, default_metrics, strip_length
+from dcpbench.report.rendering import rendered
 
 SAMPLE = Path(__file__).parents[1] / "docs" / "sample-sweep" / RESULTS_JSONL
 COSTS = ("build_s", "train_s", "save_s", "save_stall_s", "load_s", "verify_s", "cell_s")

@@ -19,10 +19,9 @@ from dcpbench.report import read_sweeps
 from dcpbench.report.__main__ import main
 from dcpbench.report.document import first_of
 from dcpbench.report.junit import junit
-from dcpbench.report.markdown import markdown
 from dcpbench.report.page import page
-from dcpbench.report.show_document import content
-from dcpbench.report.terminal import rendered
+from dcpbench.report.rendering import markdown, rendered
+from dcpbench.report.show import content
 from report.sweeps import cell, folder_of_lines, folder_with, line
 
 

@@ -18,9 +18,8 @@ from dcpbench.analysis.history_rows import Rows, read_history
 from dcpbench.records.row import Row
 from dcpbench.records.store import RESULTS_CSV, RESULTS_JSONL, append_row, write_csv
 from dcpbench.report.__main__ import main
-from dcpbench.report.history import default_metrics
-from dcpbench.report.history_document import blocks, contents, strip_length
-from dcpbench.report.terminal import rendered
+from dcpbench.report.history import blocks, contents, default_metrics, strip_length
+from dcpbench.report.rendering import rendered
 from report.sweeps import cell, folder_with
 
 NIGHTS = 24

@@ -10,8 +10,8 @@ import pytest
 from lxml import etree
 
 from dcpbench.analysis.frame import read_sweeps
-from dcpbench.report.files import write_reports
 from dcpbench.report.junit import junit
+from dcpbench.report.show import write_reports
 from report.sweeps import cell, folder_of_lines, folder_with, line
 
 SCHEMA = etree.XMLSchema(etree.parse(Path(__file__).with_name("junit-10.xsd")))

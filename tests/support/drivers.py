@@ -44,8 +44,8 @@ def start_server() -> ForkServerContext:
     imported = [
         "hydra.main",
         "dcpbench.sweep.app",
-        "dcpbench.report.terminal",
-        "dcpbench.report.files",
+        "dcpbench.report.rendering",
+        "dcpbench.report.show",
         "dcpbench.scenarios.save_load",
         "dcpbench.workloads.models",
         "dcpbench.workloads.parallelisms",

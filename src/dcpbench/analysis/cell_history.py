@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -157,14 +158,14 @@ def history(rows: Rows, metrics: Sequence[str], last: int | None = None) -> Hist
     runs = frame.groupby(["cell", "place"])
     worst = runs["kind"].min()
     kinds = _matrix(worst, len(kept)).fillna(ABSENT).to_numpy(dtype=np.int8)
-    numbers = frame[[*metrics]].astype(float).groupby([frame["cell"], frame["place"]])
+    medians = frame[[*metrics]].astype(float).groupby([frame["cell"], frame["place"]]).median()
     cells = frame.drop_duplicates("key").drop(columns="config_digest").set_index("cell")
     cells = cells.join(frame.groupby("cell")["config_digest"].first())
     return History(
         kept.reset_index(drop=True),
         cells[[*AXES, "others", "config_digest"]],
         kinds,
-        {name: _matrix(numbers[name].median(), len(kept)).to_numpy() for name in metrics},
+        {name: _matrix(medians[name], len(kept)).to_numpy() for name in metrics},
         _reasons(frame, worst),
         _reconfigured(rows, cells, kinds, list(kept.index)),
     )
@@ -173,20 +174,19 @@ def history(rows: Rows, metrics: Sequence[str], last: int | None = None) -> Hist
 def cell_histories(found: History) -> list[CellHistory]:
     """All cells: what changed last comes first, and of these what is not ok."""
     of_costs = _changes(found)
-    names = cell_names(found.cells)
     replaced = {before for before, _ in found.reconfigured.values()}
     cells = [
         CellHistory(
             number,
-            names[number],
-            tuple(int(kind) for kind in found.kinds[number]),
+            name,
+            tuple(map(int, found.kinds[number])),
             *_statuses(found.kinds[number]),
-            [Cost(name, values[number], of_costs[name][number]) for name, values in found.costs.items()],
+            [Cost(key, values[number], of_costs[key][number]) for key, values in found.costs.items()],
             found.reasons[number],
             found.reconfigured.get(number, (0, None))[1],
             number in replaced,
         )
-        for number in range(len(found.cells))
+        for number, name in enumerate(cell_names(found.cells))
     ]
     return sorted(cells, key=lambda cell: (-cell.changed, cell.now.ok, cell.number))
 
@@ -212,8 +212,8 @@ def folded(cells: Sequence[CellHistory], visible: int, every: bool = False) -> F
     there = [cell for cell in cells if cell.last_seen >= first]
     present = [cell for cell in there if not cell.replaced]
     shown = [cell for cell in present if not cell.now.ok or cell.changed >= first]
-    others = [cell for cell in present if cell.now.ok and cell.changed < first]
-    steady, earlier = ([cell for cell in others if (cell.changed < 0) is never] for never in (True, False))
+    steady = [cell for cell in present if cell.now.ok and cell.changed < 0]
+    earlier = [cell for cell in present if cell.now.ok and 0 <= cell.changed < first]
     return Folded(shown, steady, earlier, [cell for cell in there if cell.replaced])
 
 
@@ -225,16 +225,13 @@ def _sweeps(rows: Rows) -> pd.DataFrame:
     first = known.sort_values("started_at", kind="stable").groupby("at").first().sort_index()
     first.insert(0, "name", [rows.names[number] for number in first.index])
     first.insert(1, "folder", [str(rows.folders[number]) for number in first.index])
+    # Where no row says when it began, that is when the file was last written.
     began = [
-        at or _written_at(rows, number) for at, number in zip(first["started_at"], first.index, strict=True)
+        at
+        or datetime.fromtimestamp((folder / RESULTS_JSONL).stat().st_mtime, UTC).isoformat(timespec="seconds")
+        for at, folder in zip(first["started_at"], map(Path, first["folder"]), strict=True)
     ]
     return first.assign(began=began).sort_values(["began", "name"], kind="stable").drop(columns="began")
-
-
-def _written_at(rows: Rows, number: int) -> str:
-    """Where no row says when it began: when the file was last written, in the same form."""
-    path = rows.folders[number] / RESULTS_JSONL
-    return datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
 
 
 def _matrix(values: "pd.Series[Any]", sweeps: int) -> pd.DataFrame:
@@ -261,8 +258,7 @@ def _reconfigured(
     first, last = seen.argmax(axis=1), kinds.shape[1] - 1 - seen[:, ::-1].argmax(axis=1)
 
     def config(number: int) -> Mapping[str, Any]:
-        at = folders[last[number]]
-        return rows.config(at, config_digest=cells["config_digest"][number])
+        return rows.config(folders[last[number]], config_digest=cells["config_digest"][number])
 
     found = {}
     for numbers in cells.groupby("address").groups.values():
@@ -276,8 +272,6 @@ def _reconfigured(
 
 def _changes(found: History) -> dict[str, list[list[Change]]]:
     """The changes of each metric's series: all of them are looked at together, for one rate."""
-    if not found.costs:
-        return {}
     cells = len(found.cells)
     series = changes(np.concatenate(list(found.costs.values())))
     return {name: series[place * cells : (place + 1) * cells] for place, name in enumerate(found.costs)}

@@ -69,9 +69,16 @@ def with_cells(frame: pd.DataFrame, keys: Collection[str], ignored: Collection[s
         keys: what `identity_keys` says of all these rows.
         ignored: axes and overrides by which cells are not to be distinguished.
     """
-    cells = frame.assign(**{axis: axis_text(frame[axis]) for axis in AXES})
+    # An axis is whole here: what is cut short could make one cell of two.
+    cells = frame.assign(**{axis: _mapped(frame[axis], as_text, missing="-") for axis in AXES})
     address = set(keys) - set(ignored)
-    cells["others"] = _mapped(frame["overrides"], lambda line: _others(line, address), missing="")
+    cells["others"] = _mapped(
+        frame["overrides"],
+        lambda line: " ".join(
+            sorted(f"{key}={value}" for key, value in override_values(line).items() if key in address)
+        ),
+        missing="",
+    )
     cells["repeat"] = frame["repeat"].fillna(0).astype(int)
     parts = [cells[axis] for axis in AXES if axis not in ignored] + [cells["others"]]
     cells["address"] = [_SEPARATOR.join(values) for values in zip(*parts, strict=True)]
@@ -79,11 +86,6 @@ def with_cells(frame: pd.DataFrame, keys: Collection[str], ignored: Collection[s
     first_known = digests.groupby(cells["address"]).transform("first")
     cells["key"] = cells["address"] + _SEPARATOR + digests.fillna(first_known).fillna("")
     return cells
-
-
-def axis_text(column: "pd.Series[Any]") -> "pd.Series[Any]":
-    """An axis as text, see `as_text`; whole, since what is cut short could make one cell of two."""
-    return _mapped(column, as_text, missing="-")
 
 
 def refuse_merged(cells: pd.DataFrame, ignored: Collection[str]) -> None:
@@ -112,16 +114,12 @@ def config_differences(
 
 def shown_axes(cells: pd.DataFrame) -> list[str]:
     """The axes in which these cells differ, parallelism in any case, and `others` if these differ."""
-    return [
-        axis
-        for axis in (*AXES, "others")
-        if axis == "parallel" or (axis in cells and cells[axis].nunique() > 1)
-    ]
+    known = [axis for axis in (*AXES, "others") if axis in cells]
+    return [axis for axis in known if axis == "parallel" or cells[axis].nunique() > 1]
 
 
 def cell_names(cells: pd.DataFrame) -> list[str]:
-    """A name for each cell: the axes in which they differ, and parallelism in any case, then the other
-    overrides if they do."""
+    """A name for each cell, of its `shown_axes`."""
     texts = [
         list(cells[axis]) if axis == "others" else [f"{axis}={value}" for value in cells[axis]]
         for axis in shown_axes(cells)
@@ -143,11 +141,6 @@ def not_in_common(old: pd.DataFrame, new: pd.DataFrame) -> str:
     if apart:
         return "they differ in " + ", ".join(apart)
     return "no value is missing in either, but no combination is in both; they differ in " + ", ".join(partly)
-
-
-def _others(overrides: object, keys: Collection[str]) -> str:
-    values = override_values(overrides)
-    return " ".join(sorted(f"{key}={value}" for key, value in values.items() if key in keys))
 
 
 def _mapped(column: "pd.Series[Any]", text: Callable[[Any], str], missing: str) -> "pd.Series[Any]":

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.special import stdtrit
 
 from dcpbench.analysis import statistics
 from dcpbench.records.metrics import METRICS
@@ -24,6 +25,11 @@ COLUMNS = ["metric", "level", "name", "key", "cells", "runs_old", "runs_new", "o
 COLUMNS += ["ratio", "ratio_low", "ratio_high", "would_see", "p", "by_sweep", "verdict"]
 
 
+def always_compared() -> tuple[str, ...]:
+    """The metrics that are compared without being asked for."""
+    return tuple(spec.name for spec in METRICS.values() if spec.compared == "always")
+
+
 @dataclass(frozen=True)
 class Rule:
     """When a cost is called another one.
@@ -36,12 +42,7 @@ class Rule:
     false_alarms: float = 0.01
     least_effect: float = 0.05
     drift: float = 0.03
-    metrics: tuple[str, ...] = field(default_factory=lambda: always_compared())
-
-
-def always_compared() -> tuple[str, ...]:
-    """The metrics that are compared without being asked for."""
-    return tuple(spec.name for spec in METRICS.values() if spec.compared == "always")
+    metrics: tuple[str, ...] = field(default_factory=always_compared)
 
 
 def is_regression(lines: pd.DataFrame) -> "pd.Series[bool]":
@@ -67,26 +68,10 @@ def costs(old: pd.DataFrame, new: pd.DataFrame, rule: Rule) -> pd.DataFrame:
     if cells.empty:
         return pd.DataFrame(columns=COLUMNS)
     by_sweep = before["sweep"].nunique() + after["sweep"].nunique() - 2 >= _LEAST_FREEDOM
-    keys = list(cells.index)
-    lines = [
-        _lines(metric, cells, *(_side(rows, metric, keys, by_sweep) for rows in (before, after)))
-        for metric in rule.metrics
-    ]
+    lines = [_lines(metric, before, after, cells, by_sweep) for metric in rule.metrics]
     # One sweep is one sample of the machine's state; with enough of them the drift is part of their noise.
     table = pd.concat(lines, ignore_index=True).assign(by_sweep=by_sweep)
     return _judged(table, rule, 0.0 if by_sweep else rule.drift)
-
-
-@dataclass(frozen=True)
-class _Side:
-    """What one side measured of each cell: `runs`, `median`, `lowest` and `highest` by the cells' keys, and
-    `logs` (cells, rounds), the logarithm of each cell in each round, NaN where it was not measured."""
-
-    runs: "pd.Series[int]"
-    median: "pd.Series[float]"
-    lowest: "pd.Series[float]"
-    highest: "pd.Series[float]"
-    logs: Array
 
 
 def _usable(frame: pd.DataFrame) -> pd.DataFrame:
@@ -94,28 +79,26 @@ def _usable(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[frame["status"].isin(["pass", "xfail"]) & frame["fault"].eq("-")]
 
 
-def _side(frame: pd.DataFrame, metric: str, keys: list[str], by_sweep: bool) -> _Side:
-    """One metric of one side.
+def _side(frame: pd.DataFrame, metric: str, keys: list[str], by_sweep: bool) -> tuple[pd.DataFrame, Array]:
+    """What one side measured of one metric.
 
     Args:
         frame: rows with `key`, see `cell_identity.with_cells`.
         by_sweep: a round is a whole sweep, and not one of its repeats.
+
+    Returns:
+        by the cells' keys `count`, `median`, `min` and `max`; and the logarithm of each cell in each round,
+        (cells, rounds), NaN where it was not measured.
     """
     values = pd.to_numeric(frame[metric], errors="coerce").astype(float)
     if metric == "save_stall_s":  # of a synchronous save it is its save_s once more
         values = values.mask(frame["save"].eq("sync"))
     seen = frame.assign(value=values.where(values > 0))[["key", "sweep", "repeat", "value"]].dropna()
-    by_cell = seen.groupby("key")["value"]
+    known = seen.groupby("key")["value"].agg(["count", "median", "min", "max"]).reindex(keys)
     rounds = ["sweep"] if by_sweep else ["sweep", "repeat"]
     logs = np.log(seen["value"]).groupby([seen[name] for name in ("key", *rounds)]).mean()
     table = logs.unstack(rounds) if len(logs) else pd.DataFrame(index=pd.Index([], name="key"))
-    return _Side(
-        by_cell.count().reindex(keys).fillna(0).astype(int),
-        by_cell.median().reindex(keys),
-        by_cell.min().reindex(keys),
-        by_cell.max().reindex(keys),
-        table.reindex(keys).to_numpy(dtype=float),
-    )
+    return known.fillna({"count": 0}).astype({"count": int}), table.reindex(keys).to_numpy(dtype=float)
 
 
 def _groups(cells: pd.DataFrame, measured: Array) -> tuple[list[str], Array]:
@@ -138,35 +121,32 @@ def _groups(cells: pd.DataFrame, measured: Array) -> tuple[list[str], Array]:
     return list(found), np.array(list(found.values()), dtype=bool).reshape(len(found), len(cells))
 
 
-def _lines(metric: str, cells: pd.DataFrame, old: _Side, new: _Side) -> pd.DataFrame:
+def _lines(
+    metric: str, before: pd.DataFrame, after: pd.DataFrame, cells: pd.DataFrame, by_sweep: bool
+) -> pd.DataFrame:
     """The lines of one metric, without verdicts: differences of logarithms, with their errors."""
-    both = (old.runs.gt(0) & new.runs.gt(0)).to_numpy()
+    keys = list(cells.index)
+    (old, old_logs), (new, new_logs) = (_side(rows, metric, keys, by_sweep) for rows in (before, after))
+    both = (old["count"].gt(0) & new["count"].gt(0)).to_numpy()
     parts = []
     if not METRICS[metric].counted and both.any():
+        every = statistics.changes(old_logs, new_logs, both[None, :])
+        parts.append(every.assign(level="all", name="all cells"))
         names, members = _groups(cells, both)
-        parts.append(_found(old, new, both[None, :]).assign(level="all", name="all cells"))
         if names:
-            parts.append(_found(old, new, members).assign(level="axis", name=names))
-    single = _found(old, new, np.eye(len(cells), dtype=bool)).assign(level="cell", key=list(cells.index))
-    for name, values in (("old", old), ("new", new)):
-        single[f"runs_{name}"], single[name] = values.runs.to_numpy(), values.median.to_numpy()
-    single["apart"] = ((new.lowest > old.highest) | (new.highest < old.lowest)).to_numpy()
-    return pd.concat([*parts, single], ignore_index=True).assign(metric=metric)
-
-
-def _found(old: _Side, new: _Side, members: Array) -> pd.DataFrame:
-    found, rounds = statistics.changes(old.logs, new.logs, members)
-    return pd.DataFrame(
-        {
-            "cells": members.sum(axis=1),
-            "runs_old": rounds[0].astype(int),
-            "runs_new": rounds[1].astype(int),
-            "own_freedom": rounds.sum(axis=0) - 2,
-            "difference": found.difference,
-            "error": found.error,
-            "freedom": found.freedom,
-        }
+            of_axes = statistics.changes(old_logs, new_logs, members)
+            parts.append(of_axes.assign(level="axis", name=names))
+    single = statistics.changes(old_logs, new_logs, np.eye(len(cells), dtype=bool)).set_axis(cells.index)
+    single = single.assign(
+        level="cell",
+        key=keys,
+        runs_old=old["count"],
+        runs_new=new["count"],
+        old=old["median"],
+        new=new["median"],
+        apart=(new["min"] > old["max"]) | (new["max"] < old["min"]),
     )
+    return pd.concat([*parts, single], ignore_index=True).assign(metric=metric)
 
 
 def _judged(lines: pd.DataFrame, rule: Rule, drift: float) -> pd.DataFrame:
@@ -178,15 +158,14 @@ def _judged(lines: pd.DataFrame, rule: Rule, drift: float) -> pd.DataFrame:
     called = pd.Series(False, index=lines.index)
     for level, share in _SHARES.items():
         chosen = tested & (lines["level"] == level)
-        some = lines[chosen]
-        found = statistics.Changes(*(some[name].to_numpy() for name in ("difference", "error", "freedom")))
-        allowed = float(np.log1p(drift))
-        budget = share * rule.false_alarms
-        lines.loc[chosen, "p"] = statistics.holm(statistics.p_values(found, allowed))
+        difference, error, freedom = lines.loc[chosen, ["difference", "error", "freedom"]].to_numpy(float).T
+        allowed, budget = float(np.log1p(drift)), share * rule.false_alarms
+        lines.loc[chosen, "p"] = statistics.holm(statistics.p_values(difference, error, freedom, allowed))
         called |= chosen & (lines["p"] <= budget)
-        low, high = statistics.interval(found)
-        lines.loc[chosen, "ratio_low"], lines.loc[chosen, "ratio_high"] = np.exp(low), np.exp(high)
-        seen = np.exp(statistics.would_see(found, allowed, budget, len(some)))
+        half = stdtrit(freedom, 0.975) * error
+        lines.loc[chosen, "ratio_low"] = np.exp(difference - half)
+        lines.loc[chosen, "ratio_high"] = np.exp(difference + half)
+        seen = np.exp(statistics.would_see(error, freedom, allowed, budget))
         lines.loc[chosen, "would_see"] = np.maximum(seen, 1 + rule.least_effect)
     called |= counted & lines["apart"].eq(True)
     least = float(np.log1p(rule.least_effect))

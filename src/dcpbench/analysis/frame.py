@@ -85,9 +85,8 @@ def read_frame(folder: Path) -> tuple[pd.DataFrame, list[str]]:
     rows, damaged = read_rows(folder)
     values = {name: [row.get(name) for row in rows] for name in dtypes()}
     values |= {name: [row.get(name) or {} for row in rows] for name in NESTED}
-    return pd.DataFrame(
-        {name: pd.Series(values[name], dtype=dtype) for name, dtype in dtypes().items()}
-    ), damaged
+    columns = {name: pd.Series(values[name], dtype=dtype) for name, dtype in dtypes().items()}
+    return pd.DataFrame(columns), damaged
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -162,10 +161,9 @@ def _environment(folder: Path) -> tuple[dict[str, Any], list[str]]:
         known, remarks = parse(path.read_bytes())
     except FileNotFoundError:
         return {}, []
-    except OSError as error:
-        return {}, [f"{path}: cannot be read: {error.strerror}"]
-    except ValueError as error:
-        return {}, [f"{path}: cannot be read: {error}"]
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        return {}, [f"{path}: cannot be read: {why}"]
     if not isinstance(known, dict):
         return {}, [f"{path}: not an object, so it says nothing of the machine"]
     return known, [f"{path}: {remark}" for remark in remarks]

@@ -15,20 +15,16 @@ import numpy as np
 import pandas as pd
 
 from dcpbench.analysis.cell_identity import identity_keys, override_values, override_words
-from dcpbench.analysis.frame import dtypes, read_frame, short_names, sweeps_in
+from dcpbench.analysis.frame import dtypes, read_frame, records, short_names, sweeps_in
 from dcpbench.records.row import AXES, SCHEMA_VERSION, Row
 from dcpbench.records.row_reader import upgraded
 from dcpbench.records.store import RESULTS_CSV, RESULTS_JSONL, ResultsError, stored_rows
 
 _LAST = ("cell", "status", "started_at")
-_OF_CELL = (*AXES, "overrides", "config_digest", "status", "reason", "flaky", "fault_seen", "repeat")
-_OF_SWEEP = ("torch_version", "git_commit", "started_at")
+_COLUMNS = (*AXES, "overrides", "config_digest", "status", "reason", "flaky", "fault_seen", "repeat")
+_COLUMNS += ("torch_version", "git_commit", "started_at")
 _NEEDED = frozenset({*_LAST, "overrides", "schema_version"})
 _TAIL_BYTES = 1 << 16
-_MOST_BYTES = 1 << 26
-
-_Copies = dict[int, bytes]
-"""The lines of `results.csv` below its header, by the number of the folder."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +65,14 @@ def read_history(places: Sequence[Path], columns: Sequence[str] = ()) -> Rows:
         ResultsError: one of the places holds no results, or none of those in it can be read.
     """
     folders = list({sweep.resolve(): sweep for place in places for sweep in sweeps_in(place)}.values())
-    wanted = list(dict.fromkeys([*_OF_CELL, *_OF_SWEEP, *columns, "cell", "schema_version"]))
+    wanted = list(dict.fromkeys([*_COLUMNS, *columns, "cell", "schema_version"]))
     refused: dict[int, str] = {}
     frames = [_upgraded(frame) for frame in _read_csvs(folders, wanted, refused)]
-    remarks = list(_read_slowly(refused, folders))
+    slow, remarks = [], []
+    for why in dict.fromkeys(refused.values()):
+        first, *others = [folders[at] for at, other in refused.items() if other == why]
+        more = f" and {len(others)} more" if others else ""
+        slow.append(f"{first}{more}: {why}; read from {RESULTS_JSONL}, which takes longer")
     for at in refused:
         try:
             frame, damaged = read_frame(folders[at])
@@ -81,21 +81,14 @@ def read_history(places: Sequence[Path], columns: Sequence[str] = ()) -> Rows:
         else:
             frames.append(frame[wanted].assign(at=at))
             remarks += damaged
-    together = pd.concat([frame for frame in frames if len(frame)] or [pd.DataFrame()], ignore_index=True)
-    if together.empty:
-        why = "; ".join([f"no rows in {len(folders)} sweeps", *remarks[len(set(refused.values())) :][:1]])
+    frames = [frame for frame in frames if len(frame)]
+    if not frames:
+        why = "; ".join([f"no rows in {len(folders)} sweeps", *remarks[:1]])
         raise ResultsError(f"{', '.join(map(str, places))}: {why}")
     names = short_names(map(str, folders))
-    rows = Rows(together, folders, [names[str(folder)] for folder in folders], remarks)
+    together = pd.concat(frames, ignore_index=True)
+    rows = Rows(together, folders, [names[str(folder)] for folder in folders], slow + remarks)
     return replace(rows, keys=identity_keys(_samples(rows)))
-
-
-def _read_slowly(refused: Mapping[int, str], folders: Sequence[Path]) -> Iterator[str]:
-    """A sentence for each reason why sweeps are read from `results.jsonl`."""
-    for why in dict.fromkeys(refused.values()):
-        first, *others = [folders[at] for at, other in refused.items() if other == why]
-        more = f" and {len(others)} more" if others else ""
-        yield f"{first}{more}: {why}; read from {RESULTS_JSONL}, which takes longer"
 
 
 def _read_csvs(
@@ -107,7 +100,7 @@ def _read_csvs(
     Args:
         refused: gets the number of each other folder, and why its rows are not read so.
     """
-    alike: dict[bytes, _Copies] = {}
+    alike: dict[bytes, dict[int, bytes]] = {}
     for at, folder in enumerate(folders):
         try:
             header, lines = _csv_of(folder)
@@ -116,10 +109,10 @@ def _read_csvs(
             refused[at] = str(why)
     for header, copies in alike.items():
         for numbers, frame in _parsed(header, copies, wanted, refused):
-            last = frame.drop_duplicates("at", keep="last").set_index("at")[list(_LAST)].astype(object)
-            ends = last.where(last.notna(), None).T.to_dict("list")
+            last = frame.drop_duplicates("at", keep="last").set_index("at")[[*_LAST]]
+            ends = dict(zip(last.index, records(last), strict=True))
             for at in numbers:
-                if _last_row(folders[at] / RESULTS_JSONL) != ends.get(at, [None] * len(_LAST)):
+                if _last_row(folders[at] / RESULTS_JSONL) != ends.get(at, dict.fromkeys(_LAST)):
                     refused[at] = f"{RESULTS_CSV} does not end with the row that {RESULTS_JSONL} ends with"
             yield frame[~frame["at"].isin(refused)]
 
@@ -140,31 +133,32 @@ def _csv_of(folder: Path) -> tuple[bytes, bytes]:
     except OSError as error:
         raise _NotFlatError(f"{RESULTS_CSV} cannot be read: {error.strerror}") from None
     header, _, lines = content.partition(b"\n")
-    if (
-        not content.endswith(b"\n")
-        or b"\0" in content
-        or not set(header.decode(errors="replace").strip().split(",")) >= _NEEDED
-    ):
+    known = header.decode(errors="replace").strip().split(",")
+    if not content.endswith(b"\n") or b"\0" in content or not _NEEDED.issubset(known):
         raise _NotFlatError(f"{RESULTS_CSV} is damaged")
     return header, lines
 
 
 def _parsed(
-    header: bytes, copies: _Copies, wanted: Sequence[str], refused: dict[int, str]
+    header: bytes, copies: Mapping[int, bytes], wanted: Sequence[str], refused: dict[int, str]
 ) -> Iterator[tuple[list[int], pd.DataFrame]]:
-    """The numbers of files and their rows; what cannot be parsed is halved until one file is left."""
-    numbers = list(copies)
+    """The numbers of files and their rows; what cannot be parsed is halved until one file is left.
+
+    Args:
+        copies: the lines of each file, by the number of its folder.
+    """
+    numbers, half = list(copies), len(copies) // 2
     try:
         yield numbers, _parse(header, copies, wanted)
     except (ValueError, OverflowError):
-        if len(copies) == 1:
+        if not half:
             refused[numbers[0]] = f"{RESULTS_CSV} is damaged"
             return
-        for half in (numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]):
-            yield from _parsed(header, {at: copies[at] for at in half}, wanted, refused)
+        for part in (numbers[:half], numbers[half:]):
+            yield from _parsed(header, {at: copies[at] for at in part}, wanted, refused)
 
 
-def _parse(header: bytes, copies: _Copies, wanted: Sequence[str]) -> pd.DataFrame:
+def _parse(header: bytes, copies: Mapping[int, bytes], wanted: Sequence[str]) -> pd.DataFrame:
     """The rows of files, and in `at` their numbers. An empty row stands before those of each file.
 
     Raises:
@@ -223,29 +217,20 @@ def _samples(rows: Rows) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield line, rows.config(at, overrides=line)
 
 
-def _last_row(path: Path) -> list[Any] | None:
-    """What identifies the last row of a file; None if that is not known."""
+def _last_row(path: Path) -> dict[str, Any] | None:
+    """What identifies the last row of a file, of which no more is read than needed; None if the row is not
+    whole."""
     try:
-        row = json.loads(_last_line(path) or b"{}")
+        with path.open("rb") as file:
+            size, tail, start = file.seek(0, io.SEEK_END), _TAIL_BYTES, 0
+            while not start:
+                file.seek(max(0, size - tail))
+                read = file.read()
+                start = read.rstrip(b"\n").rfind(b"\n") + 1
+                if tail >= size:
+                    break
+                tail *= 4
+        row = json.loads(read[start:] or b"{}") if not read or read.endswith(b"\n") else None
     except (OSError, ValueError, RecursionError):
         return None
-    return [row.get(name) for name in _LAST] if isinstance(row, dict) else None
-
-
-def _last_line(path: Path) -> bytes:
-    """The last line of a file, of which no more is read than needed.
-
-    Raises:
-        ValueError: it was broken off.
-    """
-    with path.open("rb") as file:
-        size, tail = file.seek(0, io.SEEK_END), _TAIL_BYTES
-        while True:
-            file.seek(max(0, size - tail))
-            read = file.read()
-            if read and not read.endswith(b"\n"):
-                raise ValueError("a torn line")
-            start = read.rstrip(b"\n").rfind(b"\n") + 1
-            if start or tail >= min(size, _MOST_BYTES):
-                return read[start:]
-            tail *= 4
+    return {name: row.get(name) for name in _LAST} if isinstance(row, dict) else None

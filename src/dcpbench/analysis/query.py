@@ -16,7 +16,7 @@ from dcpbench.records.store import ResultsError
 
 _FORM = re.compile(r"\s*([A-Za-z_]\w*)\s*(!=|<=|>=|==|=|<|>|~)\s*(.*?)\s*", re.DOTALL)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
-_ORDER: dict[str, Callable[[Any, Any], Any]] = {
+_ORDER: dict[str, Callable[..., Any]] = {
     "<": operator.lt,
     "<=": operator.le,
     ">": operator.gt,

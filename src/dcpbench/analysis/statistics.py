@@ -7,29 +7,20 @@ drift from round to round counts as the noise it is, and the rate of false alarm
 that is looked at (Holm).
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from scipy.special import digamma, polygamma, stdtr, stdtrit
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
+Members = np.ndarray[Any, np.dtype[np.bool_]]
 
 LEAST_SD = 1e-3
 """Standard deviation of a logarithm below which nothing is believed: sizes that never vary have none."""
 
 
-@dataclass(frozen=True)
-class Changes:
-    """The change of each of n groups, arrays of shape (n,): the difference of the mean logarithms (new less
-    old), NaN where a side has none, its standard error (NaN: no noise was seen), its degrees of freedom."""
-
-    difference: Array
-    error: Array
-    freedom: Array
-
-
-def changes(old: Array, new: Array, members: Array) -> tuple[Changes, Array]:
+def changes(old: Array, new: Array, members: Members) -> pd.DataFrame:
     """The change of groups of cells, each noise estimated from that of all groups.
 
     A group of several cells is its mean in each round, each cell taken from its own level. Differences
@@ -41,7 +32,10 @@ def changes(old: Array, new: Array, members: Array) -> tuple[Changes, Array]:
         members: (groups, cells), true where the cell belongs to the group.
 
     Returns:
-        the changes, and in how many rounds of the old and the new side each group was measured, (2, groups).
+        a row a group: the `difference` of the mean logarithms (new less old), NaN where a side has none, its
+        standard `error` (NaN: no noise was seen) and degrees of `freedom`; how many `cells` it has, in how
+        many rounds each side measured it (`runs_old`, `runs_new`), and the freedom of these alone
+        (`own_freedom`).
     """
     level = (_mean(old) + _mean(new)) / 2
     before, after = (_group_means(side - level[:, None], members) for side in (old, new))
@@ -51,14 +45,24 @@ def changes(old: Array, new: Array, members: Array) -> tuple[Changes, Array]:
         np.nansum((side - mean[:, None]) ** 2, axis=1)
         for side, mean in zip((before, after), means, strict=True)
     )
-    freedom = counts[0] + counts[1] - 2
+    own_freedom = counts[0] + counts[1] - 2
     sizes = members.sum(axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        variance = np.maximum(squares / freedom, LEAST_SD**2)
+        variance = np.maximum(squares / own_freedom, LEAST_SD**2)
         # A mean over many cells varies less: brought to that of one cell to learn from each other.
-        variance, freedom = moderated(variance * sizes, freedom)
+        variance, freedom = moderated(variance * sizes, own_freedom)
         error = np.sqrt(variance / sizes * (1 / counts[0] + 1 / counts[1]))
-    return Changes(means[1] - means[0], error, freedom), counts
+    return pd.DataFrame(
+        {
+            "cells": sizes,
+            "runs_old": counts[0].astype(int),
+            "runs_new": counts[1].astype(int),
+            "own_freedom": own_freedom,
+            "difference": means[1] - means[0],
+            "error": error,
+            "freedom": freedom,
+        }
+    )
 
 
 def moderated(variance: Array, freedom: Array) -> tuple[Array, Array]:
@@ -90,23 +94,18 @@ def moderated(variance: Array, freedom: Array) -> tuple[Array, Array]:
     return drawn, together
 
 
-def p_values(found: Changes, allowed: float) -> Array:
-    """Two-sided p of each row for `the true difference is at most `allowed` either way`; NaN: no test."""
-    beyond = (np.abs(found.difference) - allowed) / found.error
-    p = 2 * stdtr(found.freedom, -np.maximum(beyond, 0))
-    return np.where(np.isfinite(found.error), np.minimum(p, 1.0), np.nan)
+def p_values(difference: Array, error: Array, freedom: Array, allowed: float) -> Array:
+    """Two-sided p of each of `changes` for `the true difference is at most `allowed` either way`; NaN: no
+    test."""
+    beyond = (np.abs(difference) - allowed) / error
+    p = 2 * stdtr(freedom, -np.maximum(beyond, 0))
+    return np.where(np.isfinite(error), np.minimum(p, 1.0), np.nan)
 
 
-def interval(found: Changes, level: float = 0.95) -> tuple[Array, Array]:
-    """The interval of each row by itself, of the difference of logarithms."""
-    half = stdtrit(found.freedom, (1 + level) / 2) * found.error
-    return found.difference - half, found.difference + half
-
-
-def would_see(found: Changes, allowed: float, false_alarms: float, tests: int, power: float = 0.9) -> Array:
-    """The difference of logarithms that each row would be called for with this power."""
-    needed = stdtrit(found.freedom, 1 - false_alarms / (2 * max(tests, 1)))
-    return allowed + (needed + stdtrit(found.freedom, power)) * found.error
+def would_see(error: Array, freedom: Array, allowed: float, false_alarms: float) -> Array:
+    """The difference of logarithms that each of these would be called for in 9 of 10 comparisons."""
+    needed = stdtrit(freedom, 1 - false_alarms / (2 * max(len(freedom), 1)))
+    return np.asarray(allowed + (needed + stdtrit(freedom, 0.9)) * error)
 
 
 def holm(p: Array) -> Array:
@@ -125,7 +124,7 @@ def _mean(values: Array) -> Array:
         return np.asarray(np.nansum(values, axis=1) / np.where(counts, counts, np.nan))
 
 
-def _group_means(values: Array, members: Array) -> Array:
+def _group_means(values: Array, members: Members) -> Array:
     """Of each group the mean over its cells in each round, (groups, rounds); NaN where none was measured."""
     measured = np.isfinite(values)
     counts = members.astype(float) @ measured

@@ -9,7 +9,7 @@ from dcpbench.records.store import ResultsError
 _COMMANDS = {
     "compare": "dcpbench.report.compare",
     "history": "dcpbench.report.history",
-    "log": "dcpbench.report.log",
+    "log": "dcpbench.report.trackers",
     "thin": "dcpbench.sweep.folder.prune",
 }
 """Modules with a `main(arguments) -> int` of their own, each imported only when it is asked for."""

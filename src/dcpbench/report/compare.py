@@ -2,27 +2,39 @@
 
 import argparse
 import io
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
-from dcpbench.analysis.comparison import FAIL_ON, Comparison, compared, differences
-from dcpbench.analysis.costs import Rule, always_compared
-from dcpbench.analysis.frame import Sweeps, read_sweeps, records, short_names
+from dcpbench.analysis.cell_identity import cell_names, shown_axes
+from dcpbench.analysis.comparison import (
+    FAIL_ON,
+    NEWLY_FAILING,
+    OTHER_CONFIGURATION,
+    SAME,
+    Comparison,
+    compared,
+    differences,
+    warning,
+)
+from dcpbench.analysis.costs import CHANGED, LEAST_RUNS, TOO_FEW, Rule, always_compared
+from dcpbench.analysis.frame import Sweeps, read_sweeps, short_names
 from dcpbench.analysis.query import QueryError, names_in
 from dcpbench.records.metrics import METRICS
 from dcpbench.records.store import ResultsError
-from dcpbench.report import compare_document
-from dcpbench.report.document import Content
-from dcpbench.report.files import add_output, format_of, put_out
-from dcpbench.report.markdown import markdown
-from dcpbench.report.terminal import rendered
+from dcpbench.report import output
+from dcpbench.report.document import Content, Table, first_of
+from dcpbench.report.labels import quantity
 
 _FORMATS = {".txt": "table", ".md": "markdown", ".csv": "csv", ".json": "json"}
+
+_MOST_OF_A_KIND = 20
+_EXPLAINED = (NEWLY_FAILING, "flaky", OTHER_CONFIGURATION)
+_NAMED_CELLS = 3
 
 _EPILOG = f"""\
 A side that is a folder of sweeps is all of their rows: more runs of the same cells. Cells are
@@ -46,15 +58,15 @@ def main(arguments: list[str]) -> int:
     asked = _parser().parse_args(arguments)
     metrics = list(dict.fromkeys([*always_compared(), *METRICS]))
     rule = Rule(
-        _share(asked.false_alarms, "--false-alarms"),
-        _share(asked.least_effect, "--least-effect"),
-        _share(asked.drift, "--drift"),
+        _option_share(asked.false_alarms, "--false-alarms"),
+        _option_share(asked.least_effect, "--least-effect"),
+        _option_share(asked.drift, "--drift"),
         _known("--metric", names_in(asked.metric), metrics, "is not compared; the metrics")
         or always_compared(),
     )
     ignored = names_in(asked.ignore)
     fail_on = _known("--fail-on", names_in(asked.fail_on), FAIL_ON, "is no kind of change; the kinds")
-    written_as = format_of(asked, _FORMATS)
+    written_as = output.format_of(asked, _FORMATS)
     sides = {place: read_sweeps([place]) for place in dict.fromkeys([asked.old, *asked.new])}
     earlier = _earlier(asked.earlier, sides.values())
     names = {Path(place): name for place, name in short_names([str(place) for place in sides]).items()}
@@ -65,15 +77,15 @@ def main(arguments: list[str]) -> int:
         compared(names[place], old, sides[place].frame, rule, ignored, earlier.frame) for place in asked.new
     ]
     if written_as in ("csv", "json"):
-        text = _flat(found, written_as)
+        text = output.rows_text(pd.concat([one.flat() for one in found], ignore_index=True), written_as)
     else:
         damaged = [sentence for side in [*sides.values(), earlier] for sentence in side.left_out]
         differing = differences({names[place]: side for place, side in sides.items()})
-        contents = [compare_document.environments(differing, damaged, found)]
+        contents = [_environments(differing, damaged, found)]
         for one in found:
-            contents += compare_document.contents(one, rule, asked.all)
-        text = _text(contents, written_as, bool(asked.output))
-    put_out(text, asked.output)
+            contents += _contents(one, rule, asked.all)
+        text = output.document_text(contents, written_as, io.StringIO() if asked.output else sys.stdout)
+    output.put_out(text, asked.output)
     met = [name for name in fail_on if any(name in one.kinds() for one in found)]
     if met:
         sys.stderr.write(f"dcpbench.report: found what --fail-on names: {', '.join(met)}\n")
@@ -91,11 +103,7 @@ def _earlier(places: list[Path], sides: Iterable[Sweeps]) -> Sweeps:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m dcpbench.report compare",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = output.command_parser(" compare", _EPILOG)
     parser.add_argument("old", type=Path, help="folder of the sweep to compare with, or of several")
     parser.add_argument(
         "new", type=Path, nargs="+", help="what to judge; each of several is compared with OLD"
@@ -112,42 +120,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--all", action="store_true", help="every cell and every group of cells, also where nothing changed"
     )
-    for option, metavar, text in (
-        ("metric", "NAME", f"instead of {', '.join(always_compared())}"),
-        (
-            "ignore",
-            "AXIS",
-            "match cells whatever these axes or overrides are: to compare two models, two storages",
-        ),
-        ("fail-on", "KIND", "exit with 1 where there is such a change"),
-    ):
-        parser.add_argument(f"--{option}", action="append", default=[], metavar=f"{metavar},...", help=text)
+    ignore = "match cells whatever these axes or overrides are: to compare two models, two storages"
+    output.add_lists(
+        parser,
+        ("--metric", "NAME,...", f"instead of {', '.join(always_compared())}"),
+        ("--ignore", "AXIS,...", ignore),
+        ("--fail-on", "KIND,...", "exit with 1 where there is such a change"),
+    )
+    drift = "how far equal sweeps may differ as a whole (0.03); with six or more sweeps, that is seen"
     for option, default, text in (
-        ("least-effect", Rule.least_effect, "0.05: less than 5 %% is no change"),
-        (
-            "drift",
-            Rule.drift,
-            "how far equal sweeps may differ as a whole (0.03); with six or more sweeps, that is seen",
-        ),
-        ("false-alarms", Rule.false_alarms, "chance of any false call (0.01)"),
+        ("--least-effect", Rule.least_effect, "0.05: less than 5 %% is no change"),
+        ("--drift", Rule.drift, drift),
+        ("--false-alarms", Rule.false_alarms, "chance of any false call (0.01)"),
     ):
-        parser.add_argument(f"--{option}", type=float, default=default, metavar="SHARE", help=text)
-    add_output(parser, _FORMATS, "table, or what the suffix of -o says")
+        parser.add_argument(option, type=float, default=default, metavar="SHARE", help=text)
+    output.add_output(parser, _FORMATS, "table, or what the suffix of -o says")
     return parser
-
-
-def _text(contents: list[Content], written_as: str, to_file: bool) -> str:
-    if written_as == "markdown":
-        return "\n".join(map(markdown, contents))
-    out = io.StringIO() if to_file else sys.stdout
-    return "\n".join(rendered(part, out) for part in contents)
-
-
-def _flat(found: list[Comparison], written_as: str) -> str:
-    table = pd.concat([one.flat() for one in found], ignore_index=True)
-    if written_as == "csv":
-        return str(table.to_csv(index=False))
-    return json.dumps(records(table), indent=1, allow_nan=False) + "\n"
 
 
 def _known(option: str, names: Sequence[str], known: Sequence[str], otherwise: str) -> tuple[str, ...]:
@@ -157,7 +145,172 @@ def _known(option: str, names: Sequence[str], known: Sequence[str], otherwise: s
     return tuple(names)
 
 
-def _share(value: float, option: str) -> float:
+def _option_share(value: float, option: str) -> float:
     if 0 <= value < 1:
         return value
     raise QueryError(f"{option} {value}: must be a share, at least 0 and less than 1")
+
+
+def _environments(differing: pd.DataFrame, damaged: Sequence[str], found: Sequence[Comparison]) -> Content:
+    """What was different around the sweeps, and what of them could not be read."""
+    text = warning(differing) or ""
+    if not text and differing.empty:
+        reconfigured = any(len(one.configurations) for one in found)
+        but = "; configurations are not, see below" if reconfigured else ""
+        text = f"The environments are the same{but}."
+    tables = [Table("environment", differing)] if len(differing) else []
+    return Content(tables, damaged=first_of(damaged), headline=text)
+
+
+def _contents(compared: Comparison, rule: Rule, every: bool) -> list[Content]:
+    """What is different in one side, the most important first."""
+    parts = [_statuses(compared, every)]
+    parts += [_configurations(compared, every)] if len(compared.configurations) else []
+    parts += [_costs(compared, rule, every)] if len(compared.costs) else []
+    return parts
+
+
+def _statuses(compared: Comparison, every: bool) -> Content:
+    """The cells whose status changed, those to look at first before the others."""
+    changed = compared.statuses[compared.statuses["change"] != SAME]
+    first = changed if every else changed.groupby("change", sort=False).head(_MOST_OF_A_KIND)
+    shown = first[first["change"] != OTHER_CONFIGURATION]
+    left = int((changed["change"] != OTHER_CONFIGURATION).sum()) - len(shown)
+    table = pd.concat([shown["change"], _axes(compared, shown["key"]), shown[["old", "new"]]], axis=1)
+    return Content(
+        [Table(f"verdicts: {compared.name}", table, ("old", "new"))] if len(table) else [],
+        _explained(compared, first),
+        f"and {left} more such changes: --all shows them" if left else "",
+        [f"No cell is in both: {compared.apart}"] if compared.apart else [],
+        _counts(compared.statuses),
+    )
+
+
+def _configurations(compared: Comparison, every: bool) -> Content:
+    """In what the configurations of cells differ; cells that differ in the same are one line."""
+    names = dict(zip(compared.cells.index, cell_names(compared.cells), strict=True))
+    lines = []
+    for (key, old, new), rows in compared.configurations.groupby(["name", "old", "new"], sort=False):
+        cells = [names[cell] for cell in rows["key"]]
+        listed = cells if every else cells[:_NAMED_CELLS]
+        more = f", and {len(cells) - len(listed)} more" if len(cells) > len(listed) else ""
+        lines.append((key, f"{old} → {new}", str(len(cells)), ", ".join(listed) + more))
+    table = pd.DataFrame(lines, columns=["key", "old → new", "cells", "which"])
+    number = compared.configurations["key"].nunique()
+    headline = f"{number} cells have another configuration: neither statuses nor costs of them are compared."
+    return Content([Table(f"configurations: {compared.name}", table)], headline=headline)
+
+
+def _costs(compared: Comparison, rule: Rule, every: bool) -> Content:
+    """What was measured of the costs of the cells in common, and by which rule it was judged."""
+    found = compared.costs
+    called = found["verdict"].isin(CHANGED)
+    groups = found[found["level"].eq("all") | (found["level"].eq("axis") & (called | every))]
+    single = found[found["level"].eq("cell") & (called | every)]
+    tables = [
+        Table(f"{title}: {compared.name}", _cost_table(compared, lines, lines is single), ("verdict",))
+        for title, lines in (("costs", groups), ("costs of single cells", single))
+        if len(lines)
+    ]
+    return Content(tables, more=_counted(found), headline=_rule(found, rule, every))
+
+
+def _axes(compared: Comparison, keys: "pd.Series[str]") -> pd.DataFrame:
+    cells = compared.cells.loc[list(keys)]
+    return cells[shown_axes(cells)].rename(columns={"others": "overrides"}).set_axis(keys.index)
+
+
+def _explained(compared: Comparison, shown: pd.DataFrame) -> pd.DataFrame:
+    explained = shown[shown["change"].isin(_EXPLAINED) & shown["failing"]]
+    if explained.empty:
+        return Content().failures
+    return pd.DataFrame(
+        {
+            "status": explained["change"].to_numpy(),
+            "cell": cell_names(compared.cells.loc[list(explained["key"])]),
+            "reason": explained["reason"].to_numpy(),
+            "again": explained["again"].to_numpy(),
+            "more": "",
+        }
+    )
+
+
+def _counts(statuses: pd.DataFrame) -> str:
+    changed = statuses.loc[statuses["change"] != SAME, "change"].value_counts(sort=False)
+    compared = changed.drop(OTHER_CONFIGURATION, errors="ignore")
+    phrases = [f"{count} {change}" for change, count in compared.items()]
+    still = int((statuses["failing"] & statuses["change"].eq(SAME)).sum())
+    phrases += [f"{still} still not ok"] if still else []
+    listed = f" ({', '.join(phrases)})" if phrases else ""
+    other = int(changed.sum() - compared.sum())
+    apart = f", {other} with another configuration" if other else ""
+    return f"{len(statuses)} cells, {int(compared.sum())} with another status{listed}{apart}"
+
+
+def _cost_table(compared: Comparison, lines: pd.DataFrame, single: bool) -> pd.DataFrame:
+    runs = [lines[side].astype(int).astype(str) for side in ("runs_old", "runs_new")]
+    ends = zip(lines["ratio_low"], lines["ratio_high"], strict=True)
+    table = pd.DataFrame(
+        {
+            "metric": lines["metric"],
+            "of": lines["name"],
+            "cells": lines["cells"].astype(str),
+            "runs": runs[0].where(runs[0] == runs[1], runs[0] + " and " + runs[1]),
+            **{side: list(map(quantity, lines["metric"], lines[side])) for side in ("old", "new")},
+            "ratio": lines["ratio"].map(_ratio),
+            "95 % interval": [
+                "-" if np.isnan(low) else f"{_ratio(low)} to {_ratio(high)}" for low, high in ends
+            ],
+            "would see": lines["would_see"].map(_share),
+            "verdict": lines["verdict"],
+        }
+    )
+    judged = ["ratio", "95 % interval", "would see"]
+    if single:
+        measured = table[["old", "new", *judged, "runs", "verdict"]]
+        return pd.concat([table["metric"], _axes(compared, lines["key"]), measured], axis=1)
+    return table[["metric", "of", "cells", "runs", *judged, "verdict"]].rename(columns={"runs": "rounds"})
+
+
+def _counted(found: pd.DataFrame) -> str:
+    """How many cells have which verdict, metric by metric."""
+    cells = found[found["level"].eq("cell")]
+    phrases = []
+    for metric, lines in cells.groupby("metric", sort=False):
+        counted = [f"{count} {verdict}" for verdict, count in lines["verdict"].value_counts().items()]
+        phrases.append(f"{metric}: {', '.join(counted)}")
+    few = cells[cells["verdict"].eq(TOO_FEW)]
+    if len(few):
+        runs = few[["runs_old", "runs_new"]].min(axis=1).min()
+        phrases.append(
+            f"too few runs to say: {runs} on one side; {LEAST_RUNS} are needed, 5 are good (repeats=5)"
+        )
+    return "Single cells: " + "; ".join(phrases)
+
+
+def _rule(found: pd.DataFrame, rule: Rule, every: bool) -> str:
+    beyond = f"more than the {rule.drift:.0%} that equal sweeps drift apart"
+    if found["by_sweep"].any():
+        beyond = "not noise, that from sweep to sweep included"
+    text = (
+        f"slower, faster, larger, smaller: {rule.least_effect:.0%} or more, and a t test on logarithms says "
+        f"that it is {beyond}; the chance of any false call in this comparison is held at "
+        f"{rule.false_alarms:.2g} (Holm). no change: the interval lies within {rule.least_effect:.0%}. "
+        "unclear: neither. would see: the least change that would be called in 9 of 10 comparisons with "
+        "this noise."
+    )
+    whole = found[found["level"].eq("all") & found["verdict"].isin(CHANGED)]
+    if len(whole) and not found["by_sweep"].any():
+        text = (
+            f"{', '.join(whole['metric'])}: all cells moved together. A machine that has changed looks "
+            f"alike: run the old side again to tell them apart.\n{text}"
+        )
+    return text if every else f"{text} --all shows every cell."
+
+
+def _ratio(value: float) -> str:
+    return "-" if np.isnan(value) else f"{value:.3f}" if value < 10 else f"{value:.3g}"
+
+
+def _share(value: float) -> str:
+    return "-" if np.isnan(value) else f"+{value - 1:.0%}" if value < 10 else "×10 or more"

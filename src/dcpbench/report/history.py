@@ -1,30 +1,62 @@
-"""`python -m dcpbench.report history <folder>...`: how the cells of many sweeps went."""
+"""`python -m dcpbench.report history <folder>...`: how the cells of many sweeps went.
+
+The statuses and costs of each cell are shown as one sign a sweep, the newest right.
+"""
 
 import argparse
 import io
 import json
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
+from rich.text import Text
 
-from dcpbench.analysis.cell_history import KINDS, CellHistory, History, cell_histories, history
-from dcpbench.analysis.change_points import FALSE_ALARMS, LEAST_EFFECT
+from dcpbench.analysis.cell_history import (
+    ABSENT,
+    KINDS,
+    CellHistory,
+    Cost,
+    Folded,
+    History,
+    cell_histories,
+    folded,
+    history,
+)
+from dcpbench.analysis.change_points import FALSE_ALARMS, LEAST_EFFECT, LEAST_SIDE, Change
 from dcpbench.analysis.frame import records
 from dcpbench.analysis.history_rows import Rows, read_history
 from dcpbench.analysis.query import Condition, QueryError, known_metric, names_in, parse, queryable, select
 from dcpbench.records.metrics import METRICS
-from dcpbench.report.document import first_of
-from dcpbench.report.files import add_output, format_of, put_out
-from dcpbench.report.history_document import MARKDOWN_STRIP, contents, strip_length
-from dcpbench.report.markdown import markdown
-from dcpbench.report.terminal import rendered, width_of
+from dcpbench.report import output
+from dcpbench.report.document import Content, Table, first_of
+from dcpbench.report.labels import change_style, clipped, plain, quantity
+from dcpbench.report.rendering import width_of
+from dcpbench.report.styles import style_of
 
 _FORMATS = {".txt": "table", ".md": "markdown", ".json": "json"}
+
+_MARKDOWN_STRIP = 40
+"""So many of the newest sweeps are shown in Markdown."""
+
+_COMMIT = 8
+_DAY = 10
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_LEAST_SPAN = 0.3
+"""The blocks span this share of the median at least, so that noise stays low."""
+_PADDING = 6
+"""Of three columns, on both sides of each."""
+_LEAST_STRIP = 10
+_NEWEST_CHANGES = 5
+_COLUMNS = ["cell", "", "newest right", "now", "last change"]
+_REASON = 200
 
 _EPILOG = f"""\
 Cells are matched by their axes, other overrides and configuration; of runs of one cell (repeats=N)
@@ -43,22 +75,20 @@ def main(arguments: list[str]) -> int:
     asked = _parser().parse_args(arguments)
     conditions = [parse(condition) for condition in asked.where]
     metrics = tuple(dict.fromkeys(map(known_metric, names_in(asked.metric)))) or default_metrics()
-    written_as = format_of(asked, _FORMATS)
+    written_as = output.format_of(asked, _FORMATS)
     columns = [one.column for one in conditions if one.column != "sweep"]
     rows = _chosen(read_history(asked.folders, [*metrics, *columns]), conditions)
     found = history(rows, metrics, asked.last)
     cells = cell_histories(found)
     if written_as == "json":
         text = _json(found, cells, rows.remarks)
-    elif written_as == "markdown":
-        strip = min(MARKDOWN_STRIP, len(found.sweeps))
-        text = "\n".join(map(markdown, contents(found, cells, first_of(rows.remarks), asked.all, strip)))
     else:
         out = io.StringIO() if asked.output else sys.stdout
-        strip = strip_length(found, cells, width_of(out))
+        in_markdown = min(_MARKDOWN_STRIP, len(found.sweeps))
+        strip = in_markdown if written_as == "markdown" else strip_length(found, cells, width_of(out))
         parts = contents(found, cells, first_of(rows.remarks), asked.all, strip)
-        text = "\n".join(rendered(part, out) for part in parts)
-    put_out(text, asked.output)
+        text = output.document_text(parts, written_as, out)
+    output.put_out(text, asked.output)
     return 0
 
 
@@ -68,25 +98,22 @@ def default_metrics() -> tuple[str, ...]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    show = argparse.ArgumentParser(
-        prog="python -m dcpbench.report history",
-        description="How the status and the costs of each cell went over the sweeps of a folder.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    show = output.command_parser(
+        " history", _EPILOG, "How the status and the costs of each cell went over the sweeps of a folder."
     )
     show.add_argument(
         "folders", type=Path, nargs="+", metavar="folder", help="folder of sweeps, as outputs/nightly"
     )
-    for option, metavar, text in (
-        ("where", "COND", "only such rows: parallel=fsdp2, sweep~2026-11 (several: all must hold)"),
-        ("metric", "NAME,...", f"which costs, instead of {', '.join(default_metrics())}"),
-    ):
-        show.add_argument(f"--{option}", action="append", default=[], metavar=metavar, help=text)
+    output.add_lists(
+        show,
+        ("--where", "COND", "only such rows: parallel=fsdp2, sweep~2026-11 (several: all must hold)"),
+        ("--metric", "NAME,...", f"which costs, instead of {', '.join(default_metrics())}"),
+    )
     show.add_argument("--last", type=_count, metavar="N", help="the newest N sweeps alone")
     show.add_argument(
         "--all", action="store_true", help="also the cells that are ok and in which nothing changed"
     )
-    add_output(show, _FORMATS, "json: always all cells")
+    output.add_output(show, _FORMATS, "json: always all cells")
     return show
 
 
@@ -145,3 +172,199 @@ def _plain(cell: CellHistory, axes: dict[str, Any]) -> dict[str, Any]:
             for cost in cell.costs
         },
     }
+
+
+def strip_length(found: History, cells: Sequence[CellHistory], width: int) -> int:
+    """How many sweeps are shown in lines so wide."""
+    lengths = [[len("status")], [0]]
+    for cell in cells:
+        lengths[0] += [len(cost.metric) for cost in cell.costs]
+        lengths[1] += [len(cell.now.label), *(len(quantity(cost.metric, cost.latest)) for cost in cell.costs)]
+    room = width - sum(map(max, lengths)) - _PADDING
+    return min(len(found.sweeps), max(_LEAST_STRIP, room))
+
+
+def contents(
+    found: History, cells: Sequence[CellHistory], remarks: Sequence[str], every: bool, strip: int
+) -> list[Content]:
+    """The newest sweep, what changed last, then the cells.
+
+    Args:
+        every: also the cells that are ok and in which nothing changed.
+        strip: so many of the newest sweeps are shown.
+    """
+    fold = folded(cells, strip, every)
+    lines = [line for cell in fold.shown for line in _lines(cell, found, len(found.sweeps) - strip)]
+    table = pd.DataFrame(lines, columns=_COLUMNS, dtype=object)
+    letters = {KINDS[kind].letter for cell in fold.shown for kind in cell.kinds[-strip:]}
+    legend = ", ".join(f"{kind.letter} {kind.label}" for kind in reversed(KINDS) if kind.letter in letters)
+    of = "" if strip == len(found.sweeps) else f": {strip} of {len(found.sweeps)}"
+    sentences = [
+        f"{legend}. One sign a sweep, the newest right{of}" if letters else "",
+        _caution(found),
+        *_summed_up(fold, cells, found),
+    ]
+    newest = pd.DataFrame(_newest_changes(cells, found), columns=["sweep", "change", "cells"])
+    return [
+        Content(headline="\n".join(_headline(found, cells))),
+        *(
+            [Content([Table("What changed, and in how many cells", newest, heading="sweep")])]
+            if len(newest)
+            else []
+        ),
+        Content(
+            [Table("", table, ("now",), heading="cell", below="last change")] if lines else [],
+            damaged=remarks,
+            headline="\n".join(filter(None, sentences)),
+        ),
+    ]
+
+
+def blocks(medians: npt.NDArray[np.float64]) -> str:
+    """One block for each sweep, a space where nothing was measured."""
+    measured = medians[~np.isnan(medians)]
+    if not measured.size:
+        return " " * len(medians)
+    low, span = measured.min(), max(np.ptp(measured), _LEAST_SPAN * abs(float(np.median(measured))), 1e-300)
+    steps = np.minimum((medians - low) / span * len(_BLOCKS), len(_BLOCKS) - 1)
+    return "".join(" " if np.isnan(step) else _BLOCKS[int(step)] for step in steps)
+
+
+def _lines(cell: CellHistory, found: History, first: int) -> Iterator[tuple[object, ...]]:
+    """The lines of a cell: `_COLUMNS`; `first` is the first sweep that is shown."""
+    signs = Text()
+    for kind, same in groupby(cell.kinds[first:]):
+        signs.append(KINDS[kind].letter * len(list(same)), style=style_of(KINDS[kind].status))
+    changes = _status_changes(cell, found.sweeps)
+    texts = [text for at, text in changes.items() if at >= first]
+    texts += [clipped(" ".join(cell.reason.split()), _REASON)] if cell.reason and not cell.now.ok else []
+    _point_at(signs, [at - first for at in changes], style_of(cell.now.status))
+    name = cell.name
+    if cell.replaced:
+        name += f" (configuration until {found.sweeps['name'].iloc[cell.last_seen]})"
+    yield name, "status", signs, cell.now.label, "; ".join(texts)
+    for cost in cell.costs:
+        if not np.isnan(cost.latest):
+            yield name, *_cost_line(cost, found, first)
+
+
+def _cost_line(cost: Cost, found: History, first: int) -> tuple[object, ...]:
+    signs = Text(blocks(cost.medians[first:]))
+    seen = [change for change in cost.changes if change.at >= first]
+    edges = [*(change.at for change in seen), len(found.sweeps)]
+    for change, end in zip(seen, edges[1:], strict=True):
+        signs.stylize(change_style(cost.metric, change.ratio), change.at - first, end - first)
+    text = ""
+    if seen:
+        last = seen[-1]
+        more = f"; {len(seen) - 1} more before" if len(seen) > 1 else ""
+        values = f"{quantity(cost.metric, last.before)} to {quantity(cost.metric, last.after)}"
+        text = f"{_percent(last)} since {_sweep(found.sweeps, last.at)}, {values}{more}"
+        _point_at(signs, [last.at - first], change_style(cost.metric, last.ratio))
+    return cost.metric, signs, quantity(cost.metric, cost.latest), text
+
+
+def _point_at(signs: Text, places: Sequence[int], style: str) -> None:
+    """Add a line below that points to the signs at these places."""
+    arrows = {place for place in places if place >= 0}
+    if arrows:
+        signs.append(
+            "\n" + "".join("^" if at in arrows else " " for at in range(max(arrows) + 1)), style=style
+        )
+
+
+def _status_changes(cell: CellHistory, sweeps: pd.DataFrame) -> dict[int, str]:
+    """By sweep, since when the cell has its configuration and its status, if it ever had others."""
+    changes = {}
+    if cell.reconfigured is not None:
+        keys = ", ".join(f"{key}: {old} → {new}" for key, (old, new) in cell.reconfigured.items())
+        changes[cell.first_seen] = f"other configuration since {_sweep(sweeps, cell.first_seen)}: {keys}"
+    if cell.since is not None and cell.before is not None:
+        changes[cell.since] = f"{cell.before.label} to {cell.now.label} since {_sweep(sweeps, cell.since)}"
+    return changes
+
+
+def _headline(found: History, cells: Sequence[CellHistory]) -> list[str]:
+    """How many sweeps there are, of when, and how the newest one is."""
+    sweeps = found.sweeps
+    there = [cell for cell in cells if cell.last_seen == len(sweeps) - 1]
+    good = sum(cell.now.ok for cell in there)
+    days = list(dict.fromkeys(plain(sweeps["started_at"].iloc[place])[:_DAY] for place in (0, -1)))
+    newest = _sweep(sweeps, len(sweeps) - 1)
+    return [
+        f"{len(sweeps)} sweep{'s' if len(sweeps) > 1 else ''}, {' to '.join(days)}",
+        f"The newest, {newest}: {good} of {len(there)} cells as they should be",
+    ]
+
+
+def _newest_changes(cells: Sequence[CellHistory], found: History) -> list[tuple[str, str, str]]:
+    """The changes at the newest sweeps, and in how many cells: one cause has many effects."""
+    counts: dict[int, Counter[str]] = {}
+    for cell in cells:
+        if cell.reconfigured is not None:
+            counts.setdefault(cell.first_seen, Counter())["other configuration"] += 1
+        if cell.since is not None:
+            counts.setdefault(cell.since, Counter())[_new_status(cell)] += 1
+        for cost in cell.costs:
+            for change in cost.changes:
+                direction = "up" if change.ratio > 1 else "down"
+                counts.setdefault(change.at, Counter())[f"{cost.metric} {direction}"] += 1
+    newest = sorted(counts, reverse=True)[:_NEWEST_CHANGES]
+    return [
+        (_sweep(found.sweeps, at), change, str(number))
+        for at in newest
+        for change, number in counts[at].most_common()
+    ]
+
+
+def _new_status(cell: CellHistory) -> str:
+    if not cell.now.ok:
+        return f"now {cell.now.label}"
+    return f"now {cell.now.label}, ok" if cell.before and cell.before.ok else f"{cell.now.label} again"
+
+
+def _summed_up(fold: Folded, cells: Sequence[CellHistory], found: History) -> Iterator[str]:
+    """What is not shown one by one, in a sentence each."""
+    labels = Counter(cell.now.label for cell in fold.steady)
+    steady = ", ".join(f"{number} {label}" for label, number in labels.most_common())
+    all_shows = "--all shows them"
+    if fold.steady:
+        yield f"{_cells(fold.steady)} all along the same and ok, with steady costs: {steady} ({all_shows})"
+    if fold.earlier:
+        yield f"{_cells(fold.earlier)} ok now, changed only before the sweeps shown ({all_shows})"
+    if fold.replaced:
+        yield f"{_cells(fold.replaced)} with a configuration that was replaced since ({all_shows})"
+    if gone := [cell for cell in cells if cell.last_seen < len(found.sweeps) - 1 and not cell.replaced]:
+        last = max(cell.last_seen for cell in gone)
+        yield f"{_cells(gone)} not in the newest sweep, last in {_sweep(found.sweeps, last)}"
+
+
+def _caution(found: History) -> str:
+    """Why no changes, or few, can be found; empty if they can."""
+    number = len(found.sweeps)
+    if number == 1:
+        return "One sweep: there is no history yet; the next one in this folder starts it."
+    if not (found.kinds != ABSENT).sum(axis=1).max() > 1:
+        return "No cell is in more than one sweep (by axes, overrides and configuration): nothing to compare."
+    if number < 2 * LEAST_SIDE:
+        return f"Changes of costs are looked for from {2 * LEAST_SIDE} sweeps on."
+    return ""
+
+
+def _percent(change: Change) -> str:
+    """A change as a share of what was before."""
+    return f"{(change.ratio - 1) * 100:+.0f} %" if change.ratio < 10 else f"{change.ratio:.0f} times"
+
+
+def _cells(cells: Sequence[CellHistory]) -> str:
+    return f"{len(cells)} cell{'s' if len(cells) > 1 else ''}"
+
+
+def _sweep(sweeps: pd.DataFrame, at: int) -> str:
+    """A sweep's name, commit and torch version; where these changed, also those of the one before."""
+    both = sweeps.iloc[max(0, at - 1) : at + 1]
+    commits, versions = (
+        " → ".join(dict.fromkeys(plain(value)[:length] for value in both[column]))
+        for column, length in (("git_commit", _COMMIT), ("torch_version", None))
+    )
+    return f"{sweeps['name'].iloc[at]}, commit {commits}, torch {versions}"

@@ -1,23 +1,46 @@
-"""`python -m dcpbench.report <sweep>...`: the tables again, from the rows, on whatever they are wanted."""
+"""`python -m dcpbench.report <sweep>...`: cells one by one or as a pivot, and what did not pass."""
 
 import argparse
 import io
-import json
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dcpbench.analysis.frame import Sweeps, read_sweeps, records
-from dcpbench.analysis.query import QueryError, known_column, known_metric, names_in, parse
+import pandas as pd
+
+from dcpbench.analysis.frame import Sweeps, read_sweeps, short_names
+from dcpbench.analysis.query import (
+    Condition,
+    QueryError,
+    known_column,
+    known_metric,
+    names_in,
+    parse,
+    select,
+)
+from dcpbench.analysis.runs import failures, of_a_kind
 from dcpbench.records.row import NESTED
 from dcpbench.records.store import RESULTS_JSONL
-from dcpbench.report.document import first_of
-from dcpbench.report.files import add_output, format_of, put_out, write_reports
+from dcpbench.report import output
+from dcpbench.report.document import Content, Table, first_of
 from dcpbench.report.junit import junit
-from dcpbench.report.markdown import markdown
 from dcpbench.report.page import page
-from dcpbench.report.show_document import MOST_CELLS, View, content, shown
-from dcpbench.report.terminal import rendered
+from dcpbench.report.rendering import rendered
+from dcpbench.report.tables import (
+    cost_pivot,
+    detection,
+    headline,
+    metric_pivot,
+    pivot_axes,
+    status_pivot,
+    summary,
+)
 
+MOST_CELLS = 50
+"""More than so many cells are shown as a pivot: a line for each would be more than a screen."""
+
+_MOST_KINDS = 20
 _FORMATS = {
     ".txt": "table",
     ".md": "markdown",
@@ -26,7 +49,6 @@ _FORMATS = {
     ".html": "html",
     ".xml": "junit",
 }
-
 _ROWS_ALONE = ("csv", "json", "junit")
 """The formats that have no place for what is damaged."""
 
@@ -36,6 +58,23 @@ a pivot, --cells for a line a cell. Runs of one cell (repeats=N) are one line: t
 status, their median times. Without --format and -o, report.html and junit.xml in the folder of
 a single sweep are made again.
 """
+
+
+@dataclass(frozen=True)
+class View:
+    """What is asked of a report. Rows, columns or metrics ask for a pivot, `cells` for a line a cell; with
+    none of them it is a line a cell up to `MOST_CELLS`, and a pivot beyond."""
+
+    where: tuple[Condition, ...] = ()
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+    cells: bool = False
+
+    @property
+    def is_pivot(self) -> bool:
+        """Whether a pivot is asked for."""
+        return bool(self.rows or self.columns or self.metrics)
 
 
 def main(arguments: list[str]) -> int:
@@ -54,9 +93,9 @@ def main(arguments: list[str]) -> int:
     )
     if view.cells and view.is_pivot:
         raise QueryError("--cells is a line a cell; --rows, --columns and --metric are a pivot: ask for one")
-    written_as = format_of(asked, _FORMATS)
+    written_as = output.format_of(asked, _FORMATS)
     sweeps = read_sweeps(asked.sweeps)
-    put_out(_text(sweeps, view, written_as, bool(asked.output)), asked.output)
+    output.put_out(_text(sweeps, view, written_as, bool(asked.output)), asked.output)
     if not asked.format and not asked.output:
         _write_beside(asked.sweeps, sweeps)
     if written_as in _ROWS_ALONE:
@@ -64,26 +103,61 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    show = argparse.ArgumentParser(
-        prog="python -m dcpbench.report", epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+def write_reports(folder: Path, sweeps: Sweeps | None = None) -> None:
+    """Make `report.html` and `junit.xml` again from the rows of a sweep, which are `sweeps` if these were
+    read already.
+
+    Raises:
+        dcpbench.records.store.ResultsError: the folder holds no results.
+        OSError: one of them cannot be written, and is what it was.
+    """
+    sweeps = sweeps or read_sweeps([folder])
+    output.write_whole(folder / "report.html", page(sweeps, folder.resolve().name))
+    output.write_whole(folder / "junit.xml", junit(sweeps))
+
+
+def print_report(folder: Path) -> None:
+    """Print a sweep's table and what did not pass, from its rows, to standard output.
+
+    Raises:
+        dcpbench.records.store.ResultsError: the folder holds no results.
+    """
+    output.print_text(rendered(content(read_sweeps([folder])), sys.stdout))
+
+
+def content(sweeps: Sweeps, view: View = View()) -> Content:
+    """What a report of these sweeps says."""
+    frame = _shown(sweeps, view.where).frame
+    tables, by_cell = _tables(frame, view)
+    listed = of_a_kind(failures(frame), each=by_cell)
+    first = listed if by_cell else listed.groupby(listed["again"].eq("")).head(_MOST_KINDS)
+    left = len(listed) - len(first)
+    across = f"{count} sweeps, " if (count := frame["sweep"].nunique()) > 1 else ""
+    of = f" ({len(frame)} of {len(sweeps.frame)} rows)" if view.where else ""
+    return Content(
+        [table for table in tables if len(table.table)],
+        first,
+        f"and {left} more kinds of reasons: --cells shows all of them" if left else "",
+        first_of(sweeps.left_out),
+        f"{across}{headline(frame)}{of}",
     )
+
+
+def _parser() -> argparse.ArgumentParser:
+    show = output.command_parser("", _EPILOG)
     show.add_argument(
         "sweeps", type=Path, nargs="+", metavar="sweep", help="folder of a sweep, or of several"
     )
-    for option, metavar, text in (
-        (
-            "where",
-            "COND",
-            "only such rows: status!=pass, save_s>=0.1, model=null, reason~Error (several: all must hold)",
-        ),
-        ("rows", "AXIS,...", "what a pivot has down its side"),
-        ("columns", "AXIS,...", "what it has along its top"),
-        ("metric", "NAME,...", "a pivot of medians of save_stall_s, load_s, checkpoint_bytes, ..."),
-    ):
-        show.add_argument(f"--{option}", action="append", default=[], metavar=metavar, help=text)
+    where = "only such rows: status!=pass, save_s>=0.1, model=null, reason~Error (several: all must hold)"
+    output.add_lists(
+        show,
+        ("--where", "COND", where),
+        ("--rows", "AXIS,...", "what a pivot has down its side"),
+        ("--columns", "AXIS,...", "what it has along its top"),
+        ("--metric", "NAME,...", "a pivot of medians of save_stall_s, load_s, checkpoint_bytes, ..."),
+    )
     show.add_argument("--cells", action="store_true", help="a line a cell, however many there are")
-    add_output(show, _FORMATS, "csv and json: the rows, without details")
+    output.add_output(show, _FORMATS, "csv and json: the rows, without details")
     return show
 
 
@@ -102,16 +176,44 @@ def _write_beside(places: list[Path], sweeps: Sweeps) -> None:
 
 
 def _text(sweeps: Sweeps, view: View, written_as: str, to_file: bool) -> str:
-    if written_as == "table":
-        return rendered(content(sweeps, view), io.StringIO() if to_file else sys.stdout)
-    if written_as == "markdown":
-        return markdown(content(sweeps, view))
-    chosen = shown(sweeps, view.where)
+    if written_as in ("table", "markdown"):
+        return output.document_text(
+            [content(sweeps, view)], written_as, io.StringIO() if to_file else sys.stdout
+        )
+    chosen = _shown(sweeps, view.where)
     if written_as == "html":
         return page(chosen, ", ".join(chosen.environments))
-    if written_as == "junit":
-        return junit(chosen)
-    rows = chosen.frame.drop(columns=[*NESTED])
-    if written_as == "csv":
-        return str(rows.to_csv(index=False))
-    return json.dumps(records(rows), indent=1, allow_nan=False) + "\n"
+    return (
+        junit(chosen)
+        if written_as == "junit"
+        else output.rows_text(chosen.frame.drop(columns=[*NESTED]), written_as)
+    )
+
+
+def _shown(sweeps: Sweeps, where: Sequence[Condition]) -> Sweeps:
+    """The rows that are meant, their sweeps called by names that just tell them apart."""
+    names = short_names(sweeps.environments)
+    frame = sweeps.frame.assign(sweep=sweeps.frame["sweep"].map(names).astype("string"))
+    environments = {names[folder]: known for folder, known in sweeps.environments.items()}
+    return replace(sweeps, frame=select(frame, where), environments=environments)
+
+
+def _tables(frame: pd.DataFrame, view: View) -> tuple[list[Table], bool]:
+    """The tables, and whether they have a line for each cell."""
+    if view.is_pivot:
+        return _pivots(frame, view), False
+    not_planted = frame[frame["fault_seen"].isna()]
+    listed = summary(not_planted)
+    planted = Table("", detection(frame))
+    if view.cells or len(listed) <= MOST_CELLS:
+        return [Table("", listed, ("status",)), planted], True
+    return [*_pivots(not_planted, view), planted], False
+
+
+def _pivots(frame: pd.DataFrame, view: View) -> list[Table]:
+    if frame.empty:
+        return []
+    axes = pivot_axes(frame, view.rows, view.columns)
+    if view.metrics:
+        return [metric_pivot(frame, axes, name) for name in view.metrics]
+    return [status_pivot(frame, axes), cost_pivot(frame, axes)]

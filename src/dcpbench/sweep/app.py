@@ -147,7 +147,7 @@ class SweepRun:
             self._go_on(sweep, before, found)
         self._started = time.monotonic()
         # pandas takes up to a second to import, which the driver has while the ranks are at work.
-        threading.Thread(target=import_module, args=("dcpbench.report.files",), daemon=True).start()
+        threading.Thread(target=import_module, args=("dcpbench.report.show",), daemon=True).start()
         self._driver = sweep
         return jobs
 
@@ -221,7 +221,7 @@ class SweepRun:
         return status or exit_status(stored_rows(self._folder))
 
     def _print_report(self, written: int) -> None:
-        from dcpbench.report.files import print_report, write_reports
+        from dcpbench.report.show import print_report, write_reports
 
         write_reports(self._folder)
         print_report(self._folder)

@@ -1,13 +1,17 @@
-"""A sweep as any tracker takes it: runs with parameters, metrics and tags.
+"""`python -m dcpbench.report log <sweep>... --to <tracker>`: the rows, where a team looks at its runs anyway.
 
+Logging a sweep again adds nothing that is there: cells that have run again since replace their earlier runs.
 A module here for each tracker has `log(sweep, folder, project)` and `seen_with(folder)`; only the one that is
 asked for is imported, and with it the package that it needs. None of them opens a connection: what they
 write stays on this machine.
 """
 
+import argparse
 import hashlib
+import importlib
 import json
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,9 +19,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from dcpbench.analysis.frame import read_sweeps
 from dcpbench.records.row import AXES, NESTED, Row, column_types
-from dcpbench.records.store import SUPERSEDED_JSONL, stored_rows
+from dcpbench.records.store import SUPERSEDED_JSONL, ResultsError, stored_rows
 
+_TRACKERS = ("tensorboard", "mlflow", "wandb")
 _PARAMETERS = (*AXES, "repeat", "overrides")
 _TAGS = (
     "status",
@@ -67,13 +73,59 @@ class LoggedSweep:
     cells: list[LoggedCell]
 
 
-@dataclass
-class Logged:
-    """How many cells are new to a tracker, replaced what it had of them, or were there already."""
+Logged = Counter[str]
+"""How many cells are `new` to a tracker, `replaced` what it had of them, or were there as the `same`."""
 
-    new: int = 0
-    replaced: int = 0
-    same: int = 0
+
+def main(arguments: list[str]) -> int:
+    """Log sweeps to a tracker.
+
+    Raises:
+        dcpbench.records.store.ResultsError: a folder holds no results, or the tracker's package is missing.
+    """
+    given = _parser().parse_args(arguments)
+    try:
+        tracker = importlib.import_module(f"dcpbench.report.trackers.{given.to}")
+    except ModuleNotFoundError as error:
+        raise ResultsError(
+            f"--to {given.to}: the package {error.name} is not installed: pip install 'dcpbench[{given.to}]'"
+        ) from None
+    folder: Path = given.dir or Path("outputs") / given.to
+    sweeps = read_sweeps(given.sweep)
+    for sentence in sweeps.left_out:
+        sys.stderr.write(f"dcpbench.report: {sentence}\n")
+    for place, environment in sweeps.environments.items():
+        sweep = logged_sweep(Path(place), environment)
+        logged: Logged = tracker.log(sweep, folder, given.project)
+        counts = [f"{logged['new']} cells logged"]
+        counts += [f"{logged['replaced']} replaced, which have run again"] if logged["replaced"] else []
+        counts += [f"{logged['same']} were there already"] if logged["same"] else []
+        print(f"{place}: {', '.join(counts)}")
+    print(f"in {folder}; to see it: {tracker.seen_with(folder)}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    log = argparse.ArgumentParser(
+        prog="python -m dcpbench.report log",
+        description="Write the rows of sweeps as runs of a tracker, on this machine; nothing is sent.",
+    )
+    log.add_argument("sweep", type=Path, nargs="+", help="a sweep's folder, or one that holds sweeps")
+    log.add_argument("--to", choices=_TRACKERS, required=True)
+    log.add_argument("--dir", type=Path, help="where to write (outputs/<tracker>)")
+    log.add_argument(
+        "--project",
+        type=_name,
+        default="dcpbench",
+        help="the project (wandb), experiment (mlflow) or folder (tensorboard) of the runs (%(default)s)",
+    )
+    return log
+
+
+def _name(text: str) -> str:
+    if not text or "/" in text or text.startswith("."):
+        raise argparse.ArgumentTypeError(f"{text!r} is no name")
+    return text
 
 
 def log_cells(
@@ -87,17 +139,12 @@ def log_cells(
         digest_there: the digest of what is there of a cell; None for nothing, empty where a write broke off.
         write: puts a cell there, in place of what is there of it.
     """
-    logged = Logged()
+    logged: Logged = Counter()
     for cell in sweep.cells:
         before = digest_there(cell)
-        if before == cell.digest:
-            logged.same += 1
-            continue
-        write(cell)
-        if before is None:
-            logged.new += 1
-        else:
-            logged.replaced += 1
+        logged["new" if before is None else "same" if before == cell.digest else "replaced"] += 1
+        if before != cell.digest:
+            write(cell)
     return logged
 
 
@@ -107,11 +154,6 @@ def logged_sweep(folder: Path, environment: dict[str, Any]) -> LoggedSweep:
     key = _sweep_key(folder, rows)
     known = {name: str(value) for name, value in environment.items() if value not in (None, [], "")}
     return LoggedSweep(key, folder.resolve().name, known, [_logged_cell(key, row) for row in rows])
-
-
-def status_counts(sweep: LoggedSweep) -> dict[str, int]:
-    """How many cells have which status."""
-    return dict(Counter(cell.tags["status"] for cell in sweep.cells))
 
 
 def _logged_cell(sweep: str, row: Row) -> LoggedCell:

@@ -3,6 +3,7 @@
 import importlib
 import logging
 import os
+from collections import Counter
 from pathlib import Path
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # asked at import: nothing leaves this machine
@@ -12,7 +13,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from dcpbench.records.store import ResultsError
-from dcpbench.report.trackers import Logged, LoggedCell, LoggedSweep, log_cells, status_counts
+from dcpbench.report.trackers import Logged, LoggedCell, LoggedSweep, log_cells
 
 _KEY, _DIGEST, _PARENT = "dcpbench.key", "dcpbench.digest", "mlflow.parentRunId"
 _DATABASE = "mlflow.db"
@@ -75,7 +76,8 @@ def _parent(sweep: LoggedSweep, client: MlflowClient, experiment: str) -> str:
             experiment, start_time=round(min(starts) * 1000), tags={_KEY: sweep.key}, run_name=sweep.name
         )
     )
-    counted = {f"cells.{status}": str(number) for status, number in status_counts(sweep).items()}
+    counts = Counter(cell.tags["status"] for cell in sweep.cells)
+    counted = {f"cells.{status}": str(number) for status, number in counts.items()}
     for name, value in {**sweep.environment, **counted}.items():
         client.set_tag(run.info.run_id, name, value)
     ok = all(cell.ok for cell in sweep.cells)

@@ -1,52 +1,43 @@
-"""Where reports go: standard output, a file that the user names, and a sweep's folder."""
+"""What the commands of a report have in common: their options, and where their text goes."""
 
 import argparse
+import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TextIO
 
-from dcpbench.analysis.frame import Sweeps, read_sweeps
+import pandas as pd
+
+from dcpbench.analysis.frame import records
 from dcpbench.analysis.query import QueryError
 from dcpbench.records.store import ResultsError
-from dcpbench.report.junit import junit
-from dcpbench.report.page import page
-from dcpbench.report.show_document import content
-from dcpbench.report.terminal import rendered
+from dcpbench.report.document import Content
+from dcpbench.report.rendering import markdown, rendered
 
 
-def write_reports(folder: Path, sweeps: Sweeps | None = None) -> None:
-    """Make `report.html` and `junit.xml` again from the rows of a sweep, which are `sweeps` if these were
-    read already.
-
-    Raises:
-        dcpbench.records.store.ResultsError: the folder holds no results.
-        OSError: one of them cannot be written, and is what it was.
-    """
-    sweeps = sweeps or read_sweeps([folder])
-    _write_whole(folder / "report.html", page(sweeps, folder.resolve().name))
-    _write_whole(folder / "junit.xml", junit(sweeps))
+def command_parser(command: str, epilog: str, description: str | None = None) -> argparse.ArgumentParser:
+    """A parser whose epilog keeps its line breaks."""
+    return argparse.ArgumentParser(
+        prog=f"python -m dcpbench.report{command}",
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
 
 
-def print_report(folder: Path) -> None:
-    """Print a sweep's table and what did not pass, from its rows, to standard output.
-
-    Raises:
-        dcpbench.records.store.ResultsError: the folder holds no results.
-    """
-    _print_text(rendered(content(read_sweeps([folder])), sys.stdout))
+def add_lists(parser: argparse.ArgumentParser, *options: tuple[str, str, str]) -> None:
+    """Options that may be given several times: the name, what is to be given, and the help of each."""
+    for option, metavar, text in options:
+        parser.add_argument(option, action="append", default=[], metavar=metavar, help=text)
 
 
-def add_output(parser: argparse.ArgumentParser, formats: Mapping[str, str], help: str | None = None) -> None:
+def add_output(parser: argparse.ArgumentParser, formats: Mapping[str, str], help: str) -> None:
     """The options `--format` and `-o`, for `format_of` and `put_out`; `formats` has each suffix's."""
     parser.add_argument("--format", choices=list(formats.values()), help=help)
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="write there, whole or not at all; its suffix tells the format",
-    )
+    text = "write there, whole or not at all; its suffix tells the format"
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
 
 
 def format_of(asked: argparse.Namespace, formats: Mapping[str, str]) -> str:
@@ -60,9 +51,22 @@ def format_of(asked: argparse.Namespace, formats: Mapping[str, str]) -> str:
         return asked.format or "table"
     if output.suffix in formats:
         return formats[output.suffix]
-    raise QueryError(
-        f"-o {output}: say with --format what to write; {', '.join(formats)} speak for themselves"
+    known = ", ".join(formats)
+    raise QueryError(f"-o {output}: say with --format what to write; {known} speak for themselves")
+
+
+def document_text(contents: Iterable[Content], written_as: str, file: TextIO) -> str:
+    """A document as Markdown, or as a table in the way that this file takes it."""
+    return "\n".join(
+        markdown(content) if written_as == "markdown" else rendered(content, file) for content in contents
     )
+
+
+def rows_text(table: pd.DataFrame, written_as: str) -> str:
+    """The rows of a table as CSV or as JSON."""
+    if written_as == "csv":
+        return str(table.to_csv(index=False))
+    return json.dumps(records(table), indent=1, allow_nan=False) + "\n"
 
 
 def put_out(text: str, output: Path | None) -> None:
@@ -74,9 +78,9 @@ def put_out(text: str, output: Path | None) -> None:
     """
     try:
         if output is None:
-            _print_text(text)
+            print_text(text)
         else:
-            _write_whole(output, text)
+            write_whole(output, text)
     except OSError as error:
         if output is not None:
             raise QueryError(f"-o {output}: cannot be written: {error.strerror}") from None
@@ -86,7 +90,7 @@ def put_out(text: str, output: Path | None) -> None:
             raise ResultsError(f"standard output cannot be written to: {error.strerror}") from None
 
 
-def _write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
     """Write a file that is there whole or not at all; what is no file (a pipe) is simply written to.
 
     Raises:
@@ -104,7 +108,7 @@ def _write_whole(path: Path, text: str) -> None:
         raise
 
 
-def _print_text(text: str) -> None:
+def print_text(text: str) -> None:
     """Write to standard output in one go, whatever its encoding has no sign for as a question mark."""
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
