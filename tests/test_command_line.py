@@ -73,6 +73,7 @@ def test_a_storage_that_cannot_be_written_to(tmp_path: Path, sweep: Callable[...
     assert not ended.folder.exists()
 
 
+@pytest.mark.slow
 def test_checkpoints_lie_where_storage_root_says(tmp_path: Path, sweep: Callable[..., Finished]) -> None:
     root = tmp_path / "elsewhere"
     ended = sweep("parallel=ddp", "device=cpu", f"storage.root={root}", "keep_checkpoints=all", "saves=2")

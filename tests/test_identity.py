@@ -5,6 +5,8 @@ import pytest
 from conftest import Finished, dcpbench
 from dcpbench.report.__main__ import main
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def sweeps(tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, Finished]:

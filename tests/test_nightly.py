@@ -119,6 +119,7 @@ def nights(tmp_path: Path) -> Nights:
     return Nights(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_first_night_has_nothing_to_be_compared_with(nights: Nights) -> None:
     status, told = nights.run("2026-11-20")
     assert status == 0, told
@@ -136,6 +137,7 @@ def test_what_cannot_be_started_says_so(nights: Nights) -> None:
     assert "the sweep ended with 2" in told
 
 
+@pytest.mark.slow
 def test_a_night_that_is_broken_off_is_gone_on_with(nights: Nights) -> None:
     nights.second_cell("support.scenarios", "hangs")
     night = nights.start("2026-11-20")
@@ -159,6 +161,7 @@ def test_a_night_that_is_broken_off_is_gone_on_with(nights: Nights) -> None:
     assert nights.rows("2026-11-20")[0] == first
 
 
+@pytest.mark.slow
 def test_nights_that_are_alike_are_well_and_one_with_a_new_failure_is_not(nights: Nights) -> None:
     assert nights.run("2026-11-18")[0] == 0
     status, told = nights.run("2026-11-19")

@@ -13,6 +13,8 @@ import pytest
 from conftest import Finished, run
 from support.drivers import environment
 
+pytestmark = pytest.mark.slow
+
 PLUGIN = """
 from dcpbench.records.checks import CheckSpec, register_check
 from dcpbench.records.findings import Finding, Problem

@@ -103,6 +103,7 @@ def test_of_a_key_that_comes_twice_the_last_holds() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_random_seeds_are_drawn_once_and_may_be_chosen(tmp_path: Path) -> None:
     command = ("experiment=soak", "parallel=none", "model=dummy", "save=sync", "world_size=1")
     done = run(tmp_path / "sweep", *command, "device=cpu")
@@ -159,6 +160,7 @@ def test_the_repeats_of_a_block_are_one_number(repeats: str) -> None:
         repeated(jobs({"one": parsed("parallel=ddp", repeats)}, []), 1, for_all=False)
 
 
+@pytest.mark.slow
 def test_repeats_are_runs_of_one_cell_with_a_row_each(tmp_path: Path) -> None:
     asked = ("parallel=none", "device=cpu", "world_size=1", "saves=1", "repeats=3")
     done = run(tmp_path / "sweep", *asked)

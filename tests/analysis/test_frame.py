@@ -304,6 +304,7 @@ def corrupted(draw: st.DrawFn) -> tuple[list[bytes], list[int]]:
     return lines, damaged
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(corrupted())
 def test_whatever_is_damaged_nothing_raises_and_the_rest_is_shown(

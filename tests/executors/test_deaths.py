@@ -120,7 +120,7 @@ def test_no_process_stays_behind(deaths: Finished) -> None:
 def test_no_shared_memory_stays_behind(deaths: Finished) -> None:
     folder = _folder(deaths, _row(deaths, "leaves_shared_memory", "train")) / "checkpoints"
     segments = (folder / "segments").read_text().split()
-    assert len(segments) == 2
+    assert len(segments) == 3
     assert [name for name in segments if Path("/dev/shm", name).exists()] == []
     assert "resource_tracker" not in deaths.err
 

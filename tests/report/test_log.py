@@ -135,6 +135,7 @@ _READ: dict[str, Callable[[Path], Told]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tracker", _TRACKERS)
 def test_what_is_logged_is_what_the_rows_say(
     tracker: str, sweep: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -178,6 +179,7 @@ def test_what_is_logged_is_what_the_rows_say(
     assert len(again) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tracker", _TRACKERS)
 def test_two_sweeps_of_one_name_are_two(tracker: str, sweep: Path, tmp_path: Path) -> None:
     _needs(tracker)

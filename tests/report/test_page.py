@@ -212,6 +212,7 @@ def test_markup_that_came_into_the_page_would_not_run(show: Callable[..., Browse
     assert "Content Security Policy" in " ".join(browser.console())
 
 
+@pytest.mark.slow
 def test_a_thousand_rows_stay_below_a_megabyte(show: Callable[..., Browser], tmp_path: Path) -> None:
     rows = []
     for i in range(1000):

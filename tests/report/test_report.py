@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 from dcpbench.analysis.frame import read_frame
 from dcpbench.analysis.runs import failures
 from dcpbench.report.show import write_reports
-from dcpbench.report.summary import counts, detection, summary
+from dcpbench.report.tables import counts, detection, summary
 from report.sweeps import folder_with
 from support.rows import row
 

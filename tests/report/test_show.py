@@ -18,11 +18,10 @@ from dcpbench.analysis.frame import read_frame, read_sweeps
 from dcpbench.analysis.query import Condition, QueryError, parse, select
 from dcpbench.analysis.runs import again, failures
 from dcpbench.records.row import Row, columns
-from dcpbench.report import pivot
 from dcpbench.report.__main__ import main
 from dcpbench.report.rendering import rendered
 from dcpbench.report.show import MOST_CELLS, View, content
-from dcpbench.report.summary import headline, summary
+from dcpbench.report.tables import headline, pivot_axes, status_pivot, summary
 from report.sweeps import cell, folder_with
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -101,10 +100,10 @@ def test_more_cells_than_a_screen_are_a_pivot(tmp_path: Path, cells: int, is_piv
 def test_a_pivot_counts_the_worst_first(tmp_path: Path) -> None:
     rows = [cell("ddp", model="even"), cell("ddp", model="uneven", status="fail"), cell("fsdp", model="even")]
     frame = read_sweeps([folder_with(tmp_path / "s", *rows)]).frame
-    shown = pivot.statuses(frame, pivot.axes_of(frame))
+    shown = status_pivot(frame, pivot_axes(frame))
     assert shown.table.to_numpy().tolist() == [["ddp", "1 fail, 1 pass"], ["fsdp", "pass"]]
     assert shown.title == "status by parallel; an entry puts together cells that differ in model"
-    by_model = pivot.statuses(frame, pivot.axes_of(frame, ["parallel"], ["model"])).table
+    by_model = status_pivot(frame, pivot_axes(frame, ["parallel"], ["model"])).table
     assert list(by_model.columns) == ["parallel", "even", "uneven"]
     assert by_model.to_numpy().tolist() == [["ddp", "pass", "fail"], ["fsdp", "pass", ""]]
 

@@ -2,6 +2,7 @@
 collective."""
 
 import ctypes
+import multiprocessing
 import os
 import resource
 import signal
@@ -134,7 +135,9 @@ def _leaves_shared_memory(cell: Cell) -> None:
     segment = shared_memory.SharedMemory(create=True, size=1)
     other = Path(f"/dev/shm/torch_{os.getpid()}_test")
     other.write_bytes(b"1")
-    (cell.folder / "segments").write_text(f"{segment.name} {other.name}")
+    lock = multiprocessing.get_context("spawn").Lock()
+    semaphore = f"sem.{lock._semlock.name.removeprefix('/')}"  # type: ignore[attr-defined]
+    (cell.folder / "segments").write_text(f"{segment.name} {other.name} {semaphore}")
     os.kill(os.getpid(), signal.SIGKILL)
 
 

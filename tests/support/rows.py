@@ -1,4 +1,4 @@
-"""A row as a test wants it."""
+"""Rows as a test wants them, and what of rows does not depend on the day."""
 
 import shlex
 from typing import Any
@@ -43,3 +43,20 @@ def config_of(values: dict[str, Any]) -> dict[str, Any]:
         if key not in AXES and not key.startswith(_HOW_RUN):
             config[key.lstrip("+~")] = value
     return config
+
+
+def measured(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What rows say by cell, all but when and how long, and the peaks of memory; each cell once."""
+    assert len({item["cell"] for item in rows}) == len(rows)
+    return {
+        item["cell"]: {
+            **{
+                name: value
+                for name, value in item.items()
+                if name not in ("started_at", "details") and not name.endswith("_s") and "peak" not in name
+            },
+            "checks": item["details"].get("checks"),
+            "losses": [rank["losses"] for rank in item["details"].get("ranks", [])],
+        }
+        for item in rows
+    }

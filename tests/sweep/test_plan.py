@@ -33,6 +33,7 @@ print("the driver has no torch")
 """
 
 
+@pytest.mark.slow
 def test_a_plan_tells_all_and_does_nothing(tmp_path: Path) -> None:
     for name, taken in (("older", 1000.0), ("newer", 150.0), ("newest", None)):
         (tmp_path / name).mkdir()

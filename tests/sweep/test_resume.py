@@ -21,7 +21,7 @@ from dcpbench.sweep.folder import manifest
 from dcpbench.sweep.plan import job
 from dcpbench.sweep.plan.job import expected_digest
 from dcpbench.sweep.plan.known_failures import KnownFailure
-from support.rows import row
+from support.rows import measured, row
 
 MATRIX = (
     "-m",
@@ -35,23 +35,6 @@ MATRIX = (
 SMALL = ("parallel=none", "world_size=1", "model=mine", "saves=1", "device=cpu")
 CELLS = 12
 """4 pass, 4 are skips, and in 4 a fault is not seen as it should be, which is on a rank that there is not."""
-
-
-def measured(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What rows say by cell, all but when and how long, and the peaks of memory; each cell once."""
-    assert len({item["cell"] for item in rows}) == len(rows)
-    return {
-        item["cell"]: {
-            **{
-                name: value
-                for name, value in item.items()
-                if name not in ("started_at", "details") and not name.endswith("_s") and "peak" not in name
-            },
-            "checks": item["details"].get("checks"),
-            "losses": [rank["losses"] for rank in item["details"].get("ranks", [])],
-        }
-        for item in rows
-    }
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +174,7 @@ def test_what_is_not_as_it_was_runs_again_and_is_told_once_for_each_reason(unbro
     assert described["earlier"] == [{"torch": "1.0"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -224,6 +208,7 @@ def test_wrong_use_is_one_line_and_loses_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_batches_of_hydra_are_one_sweep(unbroken: Finished) -> None:
     assert unbroken.err.count("hydra.sweeper.max_batch_size=2 changes nothing") == 1
     assert f"[{CELLS}/{CELLS}]" in unbroken.err

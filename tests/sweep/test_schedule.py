@@ -91,6 +91,6 @@ def test_what_a_dead_rank_leaves_goes_and_its_neighbours_stay(sweep: Callable[..
     assert len(children) == 3
     assert [pid for pid in children if psutil.pid_exists(pid)] == []
     segments = " ".join(path.read_text() for path in ended.folder.glob("*/checkpoints/segments")).split()
-    assert len(segments) == 6
+    assert len(segments) == 9
     assert [name for name in segments if Path("/dev/shm", name).exists()] == []
     assert alive_in(ended.folder) == []

@@ -68,26 +68,10 @@ def costs(old: pd.DataFrame, new: pd.DataFrame, rule: Rule) -> pd.DataFrame:
     if cells.empty:
         return pd.DataFrame(columns=COLUMNS)
     by_sweep = before["sweep"].nunique() + after["sweep"].nunique() - 2 >= _LEAST_FREEDOM
-    keys = list(cells.index)
-    lines = [
-        _lines(metric, cells, *(_side(rows, metric, keys, by_sweep) for rows in (before, after)))
-        for metric in rule.metrics
-    ]
+    lines = [_lines(metric, before, after, cells, by_sweep) for metric in rule.metrics]
     # One sweep is one sample of the machine's state; with enough of them the drift is part of their noise.
     table = pd.concat(lines, ignore_index=True).assign(by_sweep=by_sweep)
     return _judged(table, rule, 0.0 if by_sweep else rule.drift)
-
-
-@dataclass(frozen=True)
-class _Side:
-    """What one side measured of each cell: `runs`, `median`, `lowest` and `highest` by the cells' keys, and
-    `logs` (cells, rounds), the logarithm of each cell in each round, NaN where it was not measured."""
-
-    runs: "pd.Series[int]"
-    median: "pd.Series[float]"
-    lowest: "pd.Series[float]"
-    highest: "pd.Series[float]"
-    logs: Array
 
 
 def _usable(frame: pd.DataFrame) -> pd.DataFrame:
@@ -95,28 +79,26 @@ def _usable(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[frame["status"].isin(["pass", "xfail"]) & frame["fault"].eq("-")]
 
 
-def _side(frame: pd.DataFrame, metric: str, keys: list[str], by_sweep: bool) -> _Side:
-    """One metric of one side.
+def _side(frame: pd.DataFrame, metric: str, keys: list[str], by_sweep: bool) -> tuple[pd.DataFrame, Array]:
+    """What one side measured of one metric.
 
     Args:
         frame: rows with `key`, see `cell_identity.with_cells`.
         by_sweep: a round is a whole sweep, and not one of its repeats.
+
+    Returns:
+        by the cells' keys `count`, `median`, `min` and `max`; and the logarithm of each cell in each round,
+        (cells, rounds), NaN where it was not measured.
     """
     values = pd.to_numeric(frame[metric], errors="coerce").astype(float)
     if metric == "save_stall_s":  # of a synchronous save it is its save_s once more
         values = values.mask(frame["save"].eq("sync"))
     seen = frame.assign(value=values.where(values > 0))[["key", "sweep", "repeat", "value"]].dropna()
-    by_cell = seen.groupby("key")["value"]
+    known = seen.groupby("key")["value"].agg(["count", "median", "min", "max"]).reindex(keys)
     rounds = ["sweep"] if by_sweep else ["sweep", "repeat"]
     logs = np.log(seen["value"]).groupby([seen[name] for name in ("key", *rounds)]).mean()
     table = logs.unstack(rounds) if len(logs) else pd.DataFrame(index=pd.Index([], name="key"))
-    return _Side(
-        by_cell.count().reindex(keys).fillna(0).astype(int),
-        by_cell.median().reindex(keys),
-        by_cell.min().reindex(keys),
-        by_cell.max().reindex(keys),
-        table.reindex(keys).to_numpy(dtype=float),
-    )
+    return known.fillna({"count": 0}).astype({"count": int}), table.reindex(keys).to_numpy(dtype=float)
 
 
 def _groups(cells: pd.DataFrame, measured: Array) -> tuple[list[str], Array]:
@@ -139,22 +121,31 @@ def _groups(cells: pd.DataFrame, measured: Array) -> tuple[list[str], Array]:
     return list(found), np.array(list(found.values()), dtype=bool).reshape(len(found), len(cells))
 
 
-def _lines(metric: str, cells: pd.DataFrame, old: _Side, new: _Side) -> pd.DataFrame:
+def _lines(
+    metric: str, before: pd.DataFrame, after: pd.DataFrame, cells: pd.DataFrame, by_sweep: bool
+) -> pd.DataFrame:
     """The lines of one metric, without verdicts: differences of logarithms, with their errors."""
-    both = (old.runs.gt(0) & new.runs.gt(0)).to_numpy()
+    keys = list(cells.index)
+    (old, old_logs), (new, new_logs) = (_side(rows, metric, keys, by_sweep) for rows in (before, after))
+    both = (old["count"].gt(0) & new["count"].gt(0)).to_numpy()
     parts = []
     if not METRICS[metric].counted and both.any():
-        names, members = _groups(cells, both)
-        every = statistics.changes(old.logs, new.logs, both[None, :])
+        every = statistics.changes(old_logs, new_logs, both[None, :])
         parts.append(every.assign(level="all", name="all cells"))
+        names, members = _groups(cells, both)
         if names:
-            of_axes = statistics.changes(old.logs, new.logs, members)
+            of_axes = statistics.changes(old_logs, new_logs, members)
             parts.append(of_axes.assign(level="axis", name=names))
-    single = statistics.changes(old.logs, new.logs, np.eye(len(cells), dtype=bool))
-    single = single.assign(level="cell", key=list(cells.index))
-    for name, values in (("old", old), ("new", new)):
-        single[f"runs_{name}"], single[name] = values.runs.to_numpy(), values.median.to_numpy()
-    single["apart"] = ((new.lowest > old.highest) | (new.highest < old.lowest)).to_numpy()
+    single = statistics.changes(old_logs, new_logs, np.eye(len(cells), dtype=bool)).set_axis(cells.index)
+    single = single.assign(
+        level="cell",
+        key=keys,
+        runs_old=old["count"],
+        runs_new=new["count"],
+        old=old["median"],
+        new=new["median"],
+        apart=(new["min"] > old["max"]) | (new["max"] < old["min"]),
+    )
     return pd.concat([*parts, single], ignore_index=True).assign(metric=metric)
 
 

@@ -66,23 +66,29 @@ def remove_shared_memory(suspects: set[str], held: set[str], since: float) -> No
             seen = path.stat()
             if seen.st_uid == os.getuid() and seen.st_ctime >= since:
                 path.unlink()
-                if name.startswith("psm_"):  # else Python complains of it at the end of the sweep
+                # Else Python complains of them at the end of the sweep.
+                if name.startswith("psm_"):
                     resource_tracker.unregister(f"/{name}", "shared_memory")
+                elif name.startswith("sem.mp-"):
+                    resource_tracker.unregister(f"/{name.removeprefix('sem.')}", "semaphore")
 
 
 def _held(processes: Iterable[psutil.Process]) -> set[str]:
-    """The segments that processes have mapped or open."""
-    held: set[str] = set()
+    """The segments that processes have mapped or open, by inode: a semaphore is mapped under another name."""
+    inodes: set[int] = set()
     for process in processes:
         own = Path(f"/proc/{process.pid}")
         with suppress(OSError):
             maps = (own / "maps").read_text(errors="replace").splitlines()
-            held |= {Path(line.split(maxsplit=5)[5]).name for line in maps if f" {_SHARED_MEMORY}/" in line}
+            inodes |= {int(line.split(maxsplit=5)[4]) for line in maps if f" {_SHARED_MEMORY}/" in line}
         with suppress(OSError):
             for opened in (own / "fd").iterdir():
                 with suppress(OSError):
-                    target = opened.readlink()
-                    held |= {target.name} if target.parent == _SHARED_MEMORY else set()
+                    inodes |= {opened.stat().st_ino} if opened.readlink().parent == _SHARED_MEMORY else set()
+    held: set[str] = set()
+    for name in shared_memory():
+        with suppress(OSError):
+            held |= {name} if (_SHARED_MEMORY / name).stat().st_ino in inodes else set()
     return held
 
 

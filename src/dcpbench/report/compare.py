@@ -26,17 +26,9 @@ from dcpbench.analysis.frame import Sweeps, read_sweeps, short_names
 from dcpbench.analysis.query import QueryError, names_in
 from dcpbench.records.metrics import METRICS
 from dcpbench.records.store import ResultsError
+from dcpbench.report import output
 from dcpbench.report.document import Content, Table, first_of
 from dcpbench.report.labels import quantity
-from dcpbench.report.output import (
-    add_lists,
-    add_output,
-    command_parser,
-    document_text,
-    format_of,
-    put_out,
-    rows_text,
-)
 
 _FORMATS = {".txt": "table", ".md": "markdown", ".csv": "csv", ".json": "json"}
 
@@ -74,7 +66,7 @@ def main(arguments: list[str]) -> int:
     )
     ignored = names_in(asked.ignore)
     fail_on = _known("--fail-on", names_in(asked.fail_on), FAIL_ON, "is no kind of change; the kinds")
-    written_as = format_of(asked, _FORMATS)
+    written_as = output.format_of(asked, _FORMATS)
     sides = {place: read_sweeps([place]) for place in dict.fromkeys([asked.old, *asked.new])}
     earlier = _earlier(asked.earlier, sides.values())
     names = {Path(place): name for place, name in short_names([str(place) for place in sides]).items()}
@@ -85,15 +77,15 @@ def main(arguments: list[str]) -> int:
         compared(names[place], old, sides[place].frame, rule, ignored, earlier.frame) for place in asked.new
     ]
     if written_as in ("csv", "json"):
-        text = rows_text(pd.concat([one.flat() for one in found], ignore_index=True), written_as)
+        text = output.rows_text(pd.concat([one.flat() for one in found], ignore_index=True), written_as)
     else:
         damaged = [sentence for side in [*sides.values(), earlier] for sentence in side.left_out]
         differing = differences({names[place]: side for place, side in sides.items()})
         contents = [_environments(differing, damaged, found)]
         for one in found:
             contents += _contents(one, rule, asked.all)
-        text = document_text(contents, written_as, io.StringIO() if asked.output else sys.stdout)
-    put_out(text, asked.output)
+        text = output.document_text(contents, written_as, io.StringIO() if asked.output else sys.stdout)
+    output.put_out(text, asked.output)
     met = [name for name in fail_on if any(name in one.kinds() for one in found)]
     if met:
         sys.stderr.write(f"dcpbench.report: found what --fail-on names: {', '.join(met)}\n")
@@ -111,7 +103,7 @@ def _earlier(places: list[Path], sides: Iterable[Sweeps]) -> Sweeps:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_parser(" compare", _EPILOG)
+    parser = output.command_parser(" compare", _EPILOG)
     parser.add_argument("old", type=Path, help="folder of the sweep to compare with, or of several")
     parser.add_argument(
         "new", type=Path, nargs="+", help="what to judge; each of several is compared with OLD"
@@ -129,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
         "--all", action="store_true", help="every cell and every group of cells, also where nothing changed"
     )
     ignore = "match cells whatever these axes or overrides are: to compare two models, two storages"
-    add_lists(
+    output.add_lists(
         parser,
         ("--metric", "NAME,...", f"instead of {', '.join(always_compared())}"),
         ("--ignore", "AXIS,...", ignore),
@@ -142,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
         ("--false-alarms", Rule.false_alarms, "chance of any false call (0.01)"),
     ):
         parser.add_argument(option, type=float, default=default, metavar="SHARE", help=text)
-    add_output(parser, _FORMATS, "table, or what the suffix of -o says")
+    output.add_output(parser, _FORMATS, "table, or what the suffix of -o says")
     return parser
 
 

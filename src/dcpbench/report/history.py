@@ -35,16 +35,9 @@ from dcpbench.analysis.frame import records
 from dcpbench.analysis.history_rows import Rows, read_history
 from dcpbench.analysis.query import Condition, QueryError, known_metric, names_in, parse, queryable, select
 from dcpbench.records.metrics import METRICS
+from dcpbench.report import output
 from dcpbench.report.document import Content, Table, first_of
 from dcpbench.report.labels import change_style, clipped, plain, quantity
-from dcpbench.report.output import (
-    add_lists,
-    add_output,
-    command_parser,
-    document_text,
-    format_of,
-    put_out,
-)
 from dcpbench.report.rendering import width_of
 from dcpbench.report.styles import style_of
 
@@ -82,7 +75,7 @@ def main(arguments: list[str]) -> int:
     asked = _parser().parse_args(arguments)
     conditions = [parse(condition) for condition in asked.where]
     metrics = tuple(dict.fromkeys(map(known_metric, names_in(asked.metric)))) or default_metrics()
-    written_as = format_of(asked, _FORMATS)
+    written_as = output.format_of(asked, _FORMATS)
     columns = [one.column for one in conditions if one.column != "sweep"]
     rows = _chosen(read_history(asked.folders, [*metrics, *columns]), conditions)
     found = history(rows, metrics, asked.last)
@@ -94,8 +87,8 @@ def main(arguments: list[str]) -> int:
         in_markdown = min(_MARKDOWN_STRIP, len(found.sweeps))
         strip = in_markdown if written_as == "markdown" else strip_length(found, cells, width_of(out))
         parts = contents(found, cells, first_of(rows.remarks), asked.all, strip)
-        text = document_text(parts, written_as, out)
-    put_out(text, asked.output)
+        text = output.document_text(parts, written_as, out)
+    output.put_out(text, asked.output)
     return 0
 
 
@@ -105,13 +98,13 @@ def default_metrics() -> tuple[str, ...]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    show = command_parser(
+    show = output.command_parser(
         " history", _EPILOG, "How the status and the costs of each cell went over the sweeps of a folder."
     )
     show.add_argument(
         "folders", type=Path, nargs="+", metavar="folder", help="folder of sweeps, as outputs/nightly"
     )
-    add_lists(
+    output.add_lists(
         show,
         ("--where", "COND", "only such rows: parallel=fsdp2, sweep~2026-11 (several: all must hold)"),
         ("--metric", "NAME,...", f"which costs, instead of {', '.join(default_metrics())}"),
@@ -120,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument(
         "--all", action="store_true", help="also the cells that are ok and in which nothing changed"
     )
-    add_output(show, _FORMATS, "json: always all cells")
+    output.add_output(show, _FORMATS, "json: always all cells")
     return show
 
 

@@ -8,7 +8,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable
-from itertools import count
+from itertools import chain, count
 from typing import Any
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
@@ -26,7 +26,6 @@ _KINDS = {
     "pass": "passed",
 }
 _MESSAGE = 2_000
-_COUNTED = {"failures": "failure", "errors": "error", "skipped": "skipped"}
 
 
 def junit(sweeps: Sweeps) -> str:
@@ -53,7 +52,7 @@ def junit(sweeps: Sweeps) -> str:
 def _suite(name: str, environment: dict[str, Any], rows: list[dict[str, Any]]) -> Element:
     kinds = Counter(_outcome(row)[0] for row in rows)
     suite = Element("testsuite", name=_text(f"dcpbench.{name}"), tests=str(len(rows)))
-    for counted, kind in _COUNTED.items():
+    for counted, kind in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
         suite.set(counted, str(kinds[kind]))
     suite.set("time", f"{sum(row['cell_s'] or 0.0 for row in rows):.3f}")
     if started := sorted(row["started_at"] for row in rows if row["started_at"]):
@@ -73,9 +72,8 @@ def _case(row: dict[str, Any], name: str) -> Element:
     kind, what = _outcome(row)
     reason = row["reason"] or ""
     if kind != "passed":
-        found = SubElement(
-            case, kind, type=_text(what), message=_text(clipped(f"{what}: {reason}", _MESSAGE))
-        )
+        message = _text(clipped(f"{what}: {reason}", _MESSAGE))
+        found = SubElement(case, kind, type=_text(what), message=message)
         found.text = _text(f"{reason}\nagain: {again(row['overrides'], row['config_dir'])}")
     if output := "\n".join(_output(row)):
         SubElement(case, "system-out").text = _text(output)
@@ -114,8 +112,8 @@ def _unique(names: Iterable[str]) -> Iterable[str]:
     """The names, each but the first of the same with a number: readers keep one testcase of a name."""
     taken: set[str] = set()
     for name in names:
-        numbered = (f"{name} ({number})" for number in count(2))
-        unique = name if name not in taken else next(other for other in numbered if other not in taken)
+        candidates = chain([name], (f"{name} ({number})" for number in count(2)))
+        unique = next(candidate for candidate in candidates if candidate not in taken)
         taken.add(unique)
         yield unique
 

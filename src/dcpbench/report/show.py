@@ -22,23 +22,20 @@ from dcpbench.analysis.query import (
 from dcpbench.analysis.runs import failures, of_a_kind
 from dcpbench.records.row import NESTED
 from dcpbench.records.store import RESULTS_JSONL
-from dcpbench.report import pivot
+from dcpbench.report import output
 from dcpbench.report.document import Content, Table, first_of
 from dcpbench.report.junit import junit
-from dcpbench.report.output import (
-    add_lists,
-    add_output,
-    command_parser,
-    document_text,
-    format_of,
-    print_text,
-    put_out,
-    rows_text,
-    write_whole,
-)
 from dcpbench.report.page import page
 from dcpbench.report.rendering import rendered
-from dcpbench.report.summary import detection, headline, summary
+from dcpbench.report.tables import (
+    cost_pivot,
+    detection,
+    headline,
+    metric_pivot,
+    pivot_axes,
+    status_pivot,
+    summary,
+)
 
 MOST_CELLS = 50
 """More than so many cells are shown as a pivot: a line for each would be more than a screen."""
@@ -96,9 +93,9 @@ def main(arguments: list[str]) -> int:
     )
     if view.cells and view.is_pivot:
         raise QueryError("--cells is a line a cell; --rows, --columns and --metric are a pivot: ask for one")
-    written_as = format_of(asked, _FORMATS)
+    written_as = output.format_of(asked, _FORMATS)
     sweeps = read_sweeps(asked.sweeps)
-    put_out(_text(sweeps, view, written_as, asked.output), asked.output)
+    output.put_out(_text(sweeps, view, written_as, bool(asked.output)), asked.output)
     if not asked.format and not asked.output:
         _write_beside(asked.sweeps, sweeps)
     if written_as in _ROWS_ALONE:
@@ -115,8 +112,8 @@ def write_reports(folder: Path, sweeps: Sweeps | None = None) -> None:
         OSError: one of them cannot be written, and is what it was.
     """
     sweeps = sweeps or read_sweeps([folder])
-    write_whole(folder / "report.html", page(sweeps, folder.resolve().name))
-    write_whole(folder / "junit.xml", junit(sweeps))
+    output.write_whole(folder / "report.html", page(sweeps, folder.resolve().name))
+    output.write_whole(folder / "junit.xml", junit(sweeps))
 
 
 def print_report(folder: Path) -> None:
@@ -125,7 +122,7 @@ def print_report(folder: Path) -> None:
     Raises:
         dcpbench.records.store.ResultsError: the folder holds no results.
     """
-    print_text(rendered(content(read_sweeps([folder])), sys.stdout))
+    output.print_text(rendered(content(read_sweeps([folder])), sys.stdout))
 
 
 def content(sweeps: Sweeps, view: View = View()) -> Content:
@@ -147,12 +144,12 @@ def content(sweeps: Sweeps, view: View = View()) -> Content:
 
 
 def _parser() -> argparse.ArgumentParser:
-    show = command_parser("", _EPILOG)
+    show = output.command_parser("", _EPILOG)
     show.add_argument(
         "sweeps", type=Path, nargs="+", metavar="sweep", help="folder of a sweep, or of several"
     )
     where = "only such rows: status!=pass, save_s>=0.1, model=null, reason~Error (several: all must hold)"
-    add_lists(
+    output.add_lists(
         show,
         ("--where", "COND", where),
         ("--rows", "AXIS,...", "what a pivot has down its side"),
@@ -160,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
         ("--metric", "NAME,...", "a pivot of medians of save_stall_s, load_s, checkpoint_bytes, ..."),
     )
     show.add_argument("--cells", action="store_true", help="a line a cell, however many there are")
-    add_output(show, _FORMATS, "csv and json: the rows, without details")
+    output.add_output(show, _FORMATS, "csv and json: the rows, without details")
     return show
 
 
@@ -178,16 +175,18 @@ def _write_beside(places: list[Path], sweeps: Sweeps) -> None:
         sys.stderr.write(f"dcpbench.report: report.html and junit.xml are as they were: {why}\n")
 
 
-def _text(sweeps: Sweeps, view: View, written_as: str, output: Path | None) -> str:
+def _text(sweeps: Sweeps, view: View, written_as: str, to_file: bool) -> str:
     if written_as in ("table", "markdown"):
-        return document_text([content(sweeps, view)], written_as, io.StringIO() if output else sys.stdout)
+        return output.document_text(
+            [content(sweeps, view)], written_as, io.StringIO() if to_file else sys.stdout
+        )
     chosen = _shown(sweeps, view.where)
     if written_as == "html":
         return page(chosen, ", ".join(chosen.environments))
     return (
         junit(chosen)
         if written_as == "junit"
-        else rows_text(chosen.frame.drop(columns=[*NESTED]), written_as)
+        else output.rows_text(chosen.frame.drop(columns=[*NESTED]), written_as)
     )
 
 
@@ -214,7 +213,7 @@ def _tables(frame: pd.DataFrame, view: View) -> tuple[list[Table], bool]:
 def _pivots(frame: pd.DataFrame, view: View) -> list[Table]:
     if frame.empty:
         return []
-    axes = pivot.axes_of(frame, view.rows, view.columns)
+    axes = pivot_axes(frame, view.rows, view.columns)
     if view.metrics:
-        return [pivot.metric(frame, axes, name) for name in view.metrics]
-    return [pivot.statuses(frame, axes), pivot.costs(frame, axes)]
+        return [metric_pivot(frame, axes, name) for name in view.metrics]
+    return [status_pivot(frame, axes), cost_pivot(frame, axes)]

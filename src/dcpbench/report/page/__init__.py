@@ -18,7 +18,7 @@ import pandas as pd
 
 from dcpbench.analysis.frame import Sweeps, is_true, ok
 from dcpbench.report.page.rows import LIMITS, compact, cut
-from dcpbench.report.summary import counts, detection
+from dcpbench.report.tables import counts, detection
 
 _SCRIPTS = (
     "dom.js",

@@ -51,7 +51,7 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
     values["sweep"] = [labels[sweep] for sweep in frame["sweep"]]
     values["ok"] = ok(frame).tolist()
     values["again"] = [again(*one) for one in zip(frame["overrides"], frame["config_dir"], strict=True)]
-    details = [value if isinstance(value, dict) else {} for value in frame["details"]]
+    details = [_dict(value) for value in frame["details"]]
     for name, of in _OF_DETAILS.items():
         values[name] = [_clean(of(one, limits), limits) for one in details]
     beside = {name: of for name, of in _axes_beside(frame).items() if name not in values}
@@ -96,6 +96,14 @@ def _axes_beside(frame: pd.DataFrame) -> dict[str, list[str | None]]:
     return {name: of for name, of in values.items() if len(set(of)) > 1}
 
 
+def _dict(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
 def _clean(value: Any, limits: Limits) -> Any:
     """A value as JSON has it: no NaN, long texts cut."""
     if isinstance(value, str):
@@ -111,22 +119,17 @@ def _clean(value: Any, limits: Limits) -> Any:
 
 def _checks(details: dict[str, Any], limits: Limits) -> dict[str, Any]:
     """Of each check how many names its control looked at, which it missed, and the worst mismatches."""
-    checks = details.get("checks")
-    kept = {}
-    for name, seen in (checks if isinstance(checks, dict) else {}).items():
-        if not isinstance(seen, dict):
-            continue
-        control, missed = seen.get("control"), seen.get("control_missed")
-        missed = missed if isinstance(missed, list) else []
-        worst = seen.get("worst")
-        kept[name] = {
-            "names": len(control) if isinstance(control, dict) else 0,
-            "missed_count": len(missed),
+    return {
+        name: {
+            "names": len(_dict(seen.get("control"))),
+            "missed_count": len(missed := _list(seen.get("control_missed"))),
             "missed": missed[:_MISSED],
             "mismatches": seen.get("mismatch_count"),
-            "worst": [_described(one) for one in worst[: limits.worst]] if isinstance(worst, list) else [],
+            "worst": [_described(one) for one in _list(seen.get("worst"))[: limits.worst]],
         }
-    return kept
+        for name, seen in _dict(details.get("checks")).items()
+        if isinstance(seen, dict)
+    }
 
 
 def _described(finding: object) -> object:
@@ -147,21 +150,16 @@ def _described(finding: object) -> object:
 
 def _losses(details: dict[str, Any], _: Limits) -> list[dict[str, Any]]:
     """The first rank's losses: the uninterrupted run, its twin, and each run that was resumed at a step."""
-    ranks = details.get("ranks")
-    rank = ranks[0] if isinstance(ranks, list) and ranks and isinstance(ranks[0], dict) else {}
-    losses, resumed = rank.get("losses"), rank.get("resumed")
-    curves = []
-    for name, values in (losses if isinstance(losses, dict) else {}).items():
-        curves.append(_curve(name, 1, values))
-    for step, values in (resumed if isinstance(resumed, dict) else {}).items():
-        if str(step).isdigit():
-            curves.append(_curve("resumed", int(step) + 1, values))
+    rank = _dict(next(iter(_list(details.get("ranks"))), None))
+    resumed = _dict(rank.get("resumed")).items()
+    curves = [_curve(name, 1, values) for name, values in _dict(rank.get("losses")).items()]
+    curves += [_curve("resumed", int(step) + 1, values) for step, values in resumed if str(step).isdigit()]
     return [curve for curve in curves if curve["losses"]]
 
 
 def _curve(name: str, first: int, values: object) -> dict[str, Any]:
     """Every n-th loss from step `first` on, few enough to draw; `every` is n."""
-    losses = [_rounded(value) for value in values] if isinstance(values, list) else []
+    losses = list(map(_rounded, _list(values)))
     every = max(1, math.ceil(len(losses) / _POINTS))
     return {"name": name, "first": first, "every": every, "losses": losses[::every]}
 
@@ -185,8 +183,7 @@ def _ending(details: dict[str, Any], limits: Limits) -> dict[str, Any]:
 
 
 def _tail(of: dict[str, Any], limits: Limits) -> dict[str, list[str]]:
-    lines = of.get("log_tail")
-    lines = lines[-limits.lines :] if isinstance(lines, list) and limits.lines else []
+    lines = _list(of.get("log_tail"))[-limits.lines :] if limits.lines else []
     return {"log_tail": [cut(str(line), limits.characters // 10) or "" for line in lines]} if lines else {}
 
 

@@ -46,12 +46,11 @@ def _uri(folder: Path) -> str:
 
 
 def _log(sweep: LoggedSweep, client: MlflowClient, folder: Path, project: str) -> Logged:
-    known = client.get_experiment_by_name(project)
-    experiment = (
-        known.experiment_id
-        if known
-        else client.create_experiment(project, artifact_location=(folder.resolve() / "artifacts").as_uri())
-    )
+    if known := client.get_experiment_by_name(project):
+        experiment = known.experiment_id
+    else:
+        artifacts = (folder.resolve() / "artifacts").as_uri()
+        experiment = client.create_experiment(project, artifact_location=artifacts)
     parent = _parent(sweep, client, experiment)
     there = {run.data.tags[_KEY]: run for run in _runs(client, experiment, _PARENT, parent)}
 
@@ -68,20 +67,16 @@ def _log(sweep: LoggedSweep, client: MlflowClient, folder: Path, project: str) -
 
 def _parent(sweep: LoggedSweep, client: MlflowClient, experiment: str) -> str:
     found = _runs(client, experiment, _KEY, sweep.key)
-    starts = [cell.started_s for cell in sweep.cells] or [0.0]
-    run = (
-        found[0]
-        if found
-        else client.create_run(
-            experiment, start_time=round(min(starts) * 1000), tags={_KEY: sweep.key}, run_name=sweep.name
-        )
-    )
+    run = found[0] if found else None
+    if run is None:
+        start = round(min((cell.started_s for cell in sweep.cells), default=0.0) * 1000)
+        run = client.create_run(experiment, start_time=start, tags={_KEY: sweep.key}, run_name=sweep.name)
     counts = Counter(cell.tags["status"] for cell in sweep.cells)
     counted = {f"cells.{status}": str(number) for status, number in counts.items()}
     for name, value in {**sweep.environment, **counted}.items():
         client.set_tag(run.info.run_id, name, value)
     ok = all(cell.ok for cell in sweep.cells)
-    ended = max([cell.ended_s for cell in sweep.cells] or [0.0])
+    ended = max((cell.ended_s for cell in sweep.cells), default=0.0)
     client.set_terminated(run.info.run_id, "FINISHED" if ok else "FAILED", round(ended * 1000))
     return str(run.info.run_id)
 
