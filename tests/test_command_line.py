@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from conftest import Finished, alive_in, run, start, words_of
+from dcpbench.__main__ import unmasked_interrupts
 
 WRONG = {
     "unknown option": (["parallel=nope"], ["nope", "fsdp2_tp"]),
@@ -206,3 +207,19 @@ def test_no_test_leaves_a_rank_behind() -> None:
     kept = forkserver._forkserver._forkserver_pid
     mine = [process for process in psutil.Process().children(recursive=True) if process.pid != kept]
     assert [process.cmdline() for process in mine if "forkserver" in " ".join(process.cmdline())] == []
+
+
+def test_an_interrupt_within_the_cleanup_of_a_library_is_one() -> None:
+    """OmegaConf restores the flags of a value that is not yet there; the error of that would hide it."""
+
+    @unmasked_interrupts()
+    def interrupted() -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise AttributeError("NoneType")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    with pytest.raises(AttributeError), unmasked_interrupts():
+        raise AttributeError("of its own")

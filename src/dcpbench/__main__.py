@@ -63,7 +63,7 @@ def main() -> None:
 
 
 @contextmanager
-def _unmasked_interrupts() -> Iterator[None]:
+def unmasked_interrupts() -> Iterator[None]:
     """An interrupt that a library's cleanup turned into another error, as OmegaConf's does, is one again."""
     try:
         yield
@@ -89,7 +89,7 @@ def _run(task: SweepTask) -> int:
         sys.argv[1:] = command_line(sys.argv[1:])  # which Hydra reads
         register_groups(sys.argv[1:])
         app = hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")
-        with _unmasked_interrupts():
+        with unmasked_interrupts():
             app(task)()
     except KeyboardInterrupt:
         if task.sweep is None or not task.sweep.begun:
