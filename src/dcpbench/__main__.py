@@ -69,9 +69,10 @@ def unmasked_interrupts() -> Iterator[None]:
         yield
     except Exception as error:
         cause: BaseException | None = error
-        while cause := cause.__context__:
+        while cause is not None:
             if isinstance(cause, KeyboardInterrupt):
                 raise KeyboardInterrupt from error
+            cause = cause.__context__
         raise
 
 

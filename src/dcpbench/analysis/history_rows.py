@@ -170,7 +170,7 @@ def _parse(header: bytes, copies: Mapping[int, bytes], wanted: Sequence[str]) ->
     """
     empty = b"," * header.count(b",") + b"\n"
     types = {name: "category" if dtype == "string" else dtype for name, dtype in dtypes().items()}
-    frame = pd.read_csv(
+    frame: pd.DataFrame = pd.read_csv(
         io.BytesIO(b"\n".join([header, b""]) + b"".join(empty + lines for lines in copies.values())),
         usecols=lambda name: name in wanted,
         dtype=types,
