@@ -97,7 +97,7 @@ PLANTED = FaultConfig(
     name="lr",
     target="x.y",
     expects=[
-        Expect(check="optim_equal", name=r"param_groups\.0\.lr", rank=1),
+        Expect(check="optim_equal", name=r"param_groups\.0\.lr", rank=-1),
         Expect(phases=["load"], error="KeyError", message="initial_lr"),
     ],
 )

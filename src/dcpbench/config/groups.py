@@ -281,8 +281,9 @@ class Expect:
     """One way in which a planted fault may be seen; what is null may be anything.
 
     By a check: `check` fails, and its first finding is on `rank`, has this `problem` and a `name` that this
-    regular expression matches whole. By a loader that refuses: in one of `phases` a rank raises an exception
-    of class `error`, in whose text the regular expression `message` is found.
+    regular expression matches whole. A negative `rank` counts from the last one: -2 is the last but one, or
+    the only one. By a loader that refuses: in one of `phases` a rank raises an exception of class `error`, in
+    whose text the regular expression `message` is found.
     """
 
     check: str | None = None

@@ -14,14 +14,14 @@ def _extra(name: str, rank: int = 0, problem: str | None = None) -> Expect:
     return Expect("extra_equal", name.replace(".", r"\."), rank, problem)
 
 
-@fault(_extra("noise.generator", 2))
+@fault(_extra("noise.generator", -2))
 def noise_seeded_again(target: "Target") -> None:
     """The random generator starts over, on one rank."""
     if target.victim:
         target.state["noise"].generator.manual_seed(0)
 
 
-@fault(_extra("noise.generator", 2))
+@fault(_extra("noise.generator", -2))
 def noise_one_draw_ahead(target: "Target") -> None:
     """The random generator has drawn once more than it had, on one rank."""
     if target.victim:
@@ -34,14 +34,14 @@ def scheduler_one_epoch_behind(target: "Target") -> None:
     target.state["scheduler"].last_epoch -= 1
 
 
-@fault(_extra("scheduler.gamma", 2))
+@fault(_extra("scheduler.gamma", -2))
 def scheduler_gamma(target: "Target") -> None:
     """A constant of the scheduler, on one rank."""
     if target.victim:
         target.state["scheduler"].gamma = 0.5
 
 
-@fault(_extra("scheduler.step_size", 2))
+@fault(_extra("scheduler.step_size", -2))
 def scheduler_type(target: "Target") -> None:
     """An integer of the scheduler is a float of the same value, on one rank."""
     if target.victim:
@@ -60,7 +60,7 @@ def train_step_off_by_one(target: "Target") -> None:
     target.state["train_state"].step += 1
 
 
-@fault(_extra("train_state.losses", 2))
+@fault(_extra("train_state.losses", -2))
 def loss_next_float(target: "Target") -> None:
     """One loss in the history, by one unit in the last place, on one rank."""
     if target.victim:
@@ -86,7 +86,7 @@ def object_zeroed(target: "Target") -> None:
     target.state["tensor_object"].data.zero_()
 
 
-@fault(_extra("tensor_object.data", 2), number=0)
+@fault(_extra("tensor_object.data", -2), number=0)
 def object_lowest_bit(target: "Target", number: int) -> None:
     """One bit of the stateful object's tensor on one rank."""
     if target.victim:

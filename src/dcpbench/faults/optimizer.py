@@ -13,7 +13,7 @@ WITH_MOMENTS = {"optimizer": Only(["adam", "adamw", "adamw_groups"], "it needs t
 _WITH_GROUPS = {"optimizer": Only(["adamw_groups"], "it needs two groups")}
 
 
-def _moment(entry: str, rank: int = 2, problem: str | None = None) -> Expect:
+def _moment(entry: str, rank: int = -2, problem: str | None = None) -> Expect:
     return Expect("optim_equal", rf"state\.net\d\.\w+\.{entry}", rank, problem)
 
 
@@ -118,7 +118,7 @@ def hyperparameter(target: "Target", key: str, value: Any, group: int = 0) -> No
     target.param_groups[group][key] = tuple(value) if hasattr(value, "__iter__") else value
 
 
-@fault(_group("lr", rank=2))
+@fault(_group("lr", rank=-2))
 def lr_next_float(target: "Target") -> None:
     """The learning rate of the first group is the next larger float on one rank."""
     if target.victim:
@@ -133,7 +133,7 @@ def lr_not_restored(target: "Target") -> None:
 
 
 @fault(
-    _group("initial_lr", rank=2, problem="missing"),
+    _group("initial_lr", rank=-2, problem="missing"),
     Expect(phases=["load"], error="KeyError", message="initial_lr"),
 )
 def group_key_dropped(target: "Target") -> None:

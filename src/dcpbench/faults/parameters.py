@@ -9,7 +9,7 @@ from dcpbench.faults.registry import fault
 if TYPE_CHECKING:
     from dcpbench.faults.targets import Target
 
-_WEIGHT = Expect("model_equal", r"net\d\.weight", 2)
+_WEIGHT = Expect("model_equal", r"net\d\.weight", -2)
 _SHARDED = ["fsdp", "hsdp", "fsdp2", "hsdp2", "fsdp2_tp", "fsdp_tp"]
 _BUFFERED = {"model": Only(["buffered"], "it needs buffers")}
 
@@ -23,7 +23,7 @@ def bit(target: "Target", number: int) -> None:
         target.flip(target.largest_parameter(), number)
 
 
-@fault(Expect("model_equal", r"net\d\.bias", 2))
+@fault(Expect("model_equal", r"net\d\.bias", -2))
 def bias_lowest_bit(target: "Target") -> None:
     """One bit of one bias on one rank."""
     if target.victim:
@@ -94,7 +94,7 @@ def rows_exchanged(target: "Target") -> None:
         target.exchange(flat[:8], flat[-8:])
 
 
-@fault(Expect("model_equal", r"net\d\.\w+", 2))
+@fault(Expect("model_equal", r"net\d\.\w+", -2))
 def tensors_exchanged(target: "Target") -> None:
     """The two largest tensors' parts have each other's values on one rank, as far as both go."""
     if target.victim:
@@ -149,14 +149,14 @@ def frozen_changed(target: "Target") -> None:
         target.flip(part, 0)
 
 
-@fault(Expect("model_equal", "seen", 2), only=_BUFFERED)
+@fault(Expect("model_equal", "seen", -2), only=_BUFFERED)
 def buffer_counts_one_more(target: "Target") -> None:
     """An integer buffer is off by one on one rank."""
     if target.victim:
         target.buffers()["seen"].add_(1)
 
 
-@fault(Expect("model_equal", "gain", 2), only=_BUFFERED)
+@fault(Expect("model_equal", "gain", -2), only=_BUFFERED)
 def buffer_lowest_bit(target: "Target") -> None:
     """One bit of a float buffer on one rank."""
     if target.victim:

@@ -128,6 +128,7 @@ def _add_up(name: str, held: Mapping[int, Any]) -> tuple[Leaf, Finding | None]:
     if not isinstance(first, DigestedLeaf):
         return first, _disagreement(name, held)
     distinct: dict[Extent, tuple[int, Digest, torch.dtype]] = {}
+    unlike: list[Finding] = []
     for rank, part in held.items():
         if part.extent.numel == 0:
             continue
@@ -135,9 +136,11 @@ def _add_up(name: str, held: Mapping[int, Any]) -> tuple[Leaf, Finding | None]:
         seen = distinct.setdefault(part.extent, mine)
         if seen[1:] != mine[1:]:
             facts = {"one_rank": seen[0], "other_rank": rank}
-            return first, Finding(name, Problem.replicas, first.kind, facts=facts)
+            unlike.append(Finding(name, Problem.replicas, first.kind, facts=facts))
     total = add(*(value for _, value, _ in distinct.values()))
     together = WholeDigest(first.extent.shape, str(first.dtype), total, first.kind)
+    if unlike:
+        return together, unlike[0]
     counts = {
         "held": sum(extent.numel for extent in distinct),
         "elements": torch.Size(first.extent.shape).numel(),

@@ -174,11 +174,19 @@ def _with_fault(job: Job, verdict: Verdict) -> Verdict:
     """Whether a planted fault was seen as it has to be: by a check, or by a loader that refused."""
     fault = job.config.fault
     failing = verdict.status in ("fail", "error")
-    if failing and any(_is_as_expected(expect, verdict) for expect in fault.expects):
+    expects = [_of_world(expect, job.world_size) for expect in fault.expects]
+    if failing and any(_is_as_expected(expect, verdict) for expect in expects):
         return replace(verdict, fault_seen=True)
-    wanted = " or ".join(map(_expectation, fault.expects))
+    wanted = " or ".join(map(_expectation, expects))
     reason = f"fault={fault.name} was not seen as {wanted}: {verdict.reason or 'nothing was'}"
     return replace(verdict, fault_seen=False, reason=reason)
+
+
+def _of_world(expect: Expect, world_size: int) -> Expect:
+    """With a rank that counts from the last one as that rank."""
+    if expect.rank is None or expect.rank >= 0:
+        return expect
+    return replace(expect, rank=max(world_size + expect.rank, 0))
 
 
 def _is_as_expected(expect: Expect, verdict: Verdict) -> bool:
