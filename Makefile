@@ -16,7 +16,7 @@ test: lint
 	$(PYTEST)
 
 check: lint
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not browser"
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from support import drivers
 from support.drivers import Driver, environment
 
 if TYPE_CHECKING:
@@ -38,6 +39,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with sweeps come first: where workers share the tests, what is left at the end is short."""
     long = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in long)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Cells that compile are in slow tests only; without them the server need not know how."""
+    drivers.compiles = any(item.get_closest_marker("slow") for item in session.items)
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,7 @@ def test_users_own_groups_are_taken_from_config_dir(sweep: Callable[..., Finishe
     assert ended.status == 0
 
 
+@pytest.mark.slow
 def test_help_and_configuration_need_no_torch() -> None:
     for option in (["--help"], ["--cfg", "job"]):
         program = [sys.executable, "-X", "importtime", "-m", "dcpbench", *option]

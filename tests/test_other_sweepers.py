@@ -16,6 +16,8 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.sweep.task import objective_of
 from support.rows import row
 
+pytestmark = pytest.mark.slow
+
 SMALL = ("parallel=none", "device=cpu", "world_size=1", "saves=1")
 OPTUNA = ("hydra/sweeper=optuna", "hydra.sweeper.n_jobs=1")
 
@@ -47,7 +49,6 @@ def test_hydras_basic_sweeper(batch: str, tmp_path: Path) -> None:
     assert "[3/3] pass" in ended.err
 
 
-@pytest.mark.slow
 def test_a_study_of_optuna_finds_the_least_of_a_metric(tmp_path: Path) -> None:
     asked = (*OPTUNA, "hydra.sweeper.n_trials=4", "objective=save_s", "storage.thread_count=1,2")
     ended = run(tmp_path / "sweep", *SMALL, *asked)
@@ -59,7 +60,6 @@ def test_a_study_of_optuna_finds_the_least_of_a_metric(tmp_path: Path) -> None:
     assert best.best_value == min(row["save_s"] for row in ended.rows)
 
 
-@pytest.mark.slow
 def test_a_cell_that_fails_is_never_the_best_of_a_study(tmp_path: Path) -> None:
     grid = ("hydra/sweeper/sampler=grid", "hydra.sweeper.n_trials=2", "scenario=save_load,kills_itself")
     ended = run(tmp_path / "sweep", *SMALL, *OPTUNA, *grid, "objective=cell_s", "retry=0")

@@ -173,6 +173,7 @@ def test_repeats_are_runs_of_one_cell_with_a_row_each(tmp_path: Path) -> None:
     assert one.rows[0]["config_digest"] == done.rows[1]["config_digest"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("repeats", ["repeats=0", "repeats=1,2"])
 def test_a_sweep_is_repeated_one_number_of_times(repeats: str, tmp_path: Path) -> None:
     done = run(tmp_path / "sweep", repeats)

@@ -133,6 +133,7 @@ def test_the_exit_status_is_for_a_nightly_job(sweep: Callable[..., Path], fail_o
     assert compared(old, old, "--fail-on", fail_on) == 0
 
 
+@pytest.mark.slow
 def test_a_slowdown_that_cells_share_is_found_and_named(
     sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,6 +150,7 @@ def test_a_slowdown_that_cells_share_is_found_and_named(
     assert compared(new, old, "--fail-on", "regressions") == 0, "faster is none"
 
 
+@pytest.mark.slow
 def test_equal_sweeps_are_seldom_called_anything_else(
     sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,6 +164,7 @@ def test_equal_sweeps_are_seldom_called_anything_else(
     assert false == []
 
 
+@pytest.mark.slow
 def test_earlier_sweeps_show_how_far_equal_ones_drift_apart(
     sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -198,6 +201,7 @@ def test_verdicts_are_held_against_the_old_sweep_alone(
     assert (line["verdict"], line["old"], line["new"]) == ("newly failing", "pass", "fail")
 
 
+@pytest.mark.slow
 def test_too_few_runs_say_nothing(sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     old, new = sweep("old", asked("ddp", save_s=1.0)), sweep("new", asked("ddp", save_s=9.0))
     verdicts = {line["verdict"] for line in lines(capsys, old, new) if line["metric"] == "save_s"}

@@ -11,6 +11,8 @@ import pytest
 from report.sweeps import folder_of_lines, line
 from support.browser import Browser
 
+pytestmark = pytest.mark.slow
+
 PLUGIN = """
 from dcpbench.records.checks import CheckSpec, register_check
 from dcpbench.records.metrics import MetricSpec, register_metric

@@ -203,6 +203,7 @@ def test_conditions_that_make_no_sense(
     assert len(said.splitlines()) == 1
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.sampled_from(sorted(columns())), st.sampled_from(["=", "!=", "<", "<=", ">", ">=", "~"]), st.text())
 def test_whatever_is_asked_it_is_answered_or_refused(column: str, sign: str, value: str) -> None:

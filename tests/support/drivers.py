@@ -28,6 +28,9 @@ _LIBRARY = tuple(sys.path[next(number for number, place in enumerate(sys.path) i
 _TESTS = Path(__file__).parents[1]
 _ENDED_S = 10.0
 
+compiles = True
+"""Whether the server imports the compiler too."""
+
 
 def environment() -> dict[str, str]:
     """This process's environment, with the tests' own scenarios importable."""
@@ -49,12 +52,12 @@ def start_server() -> ForkServerContext:
         "dcpbench.scenarios.save_load",
         "dcpbench.workloads.models",
         "dcpbench.workloads.parallelisms",
-        "support.compile_once",
         __name__,
+        *(["support.compile_once"] if compiles else []),
     ]
     with mock.patch.dict(os.environ, environment()):
         with mock.patch.object(forkserver, "ensure_running"):
-            context = fork_server.fork_server(compiles=True)
+            context = fork_server.fork_server(compiles)
         context.set_forkserver_preload([*forkserver._forkserver._preload_modules, *imported])
         with fork_server._fixed_addresses():
             forkserver.ensure_running()

@@ -15,6 +15,8 @@ from dcpbench.config.schema import conf_folder
 from dcpbench.sweep.plan import cells
 from dcpbench.sweep.plan.cells import Compositions, typed
 
+pytestmark = pytest.mark.slow
+
 JOBS = (
     ["parallel=ddp", "seed=1", "compile=True"],
     ["parallel=ddp", "seed=2", "compile=false"],
