@@ -1,58 +1,27 @@
-"""How cells went over many sweeps: what is read, what is found in it, and what is shown of it."""
+"""How cells went over many sweeps: what is found, and what is shown of it."""
 
-import csv
 import io
 import json
-import os
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.text import Text
 
+from analysis.nights import METRICS, NIGHTS, costs, night, three_cells
 from dcpbench.analysis.cell_history import KINDS, CellHistory, History, cell_histories, folded, history
-from dcpbench.analysis.change_points import FALSE_ALARMS, LEAST_SIDE, changes
 from dcpbench.analysis.history_rows import Rows, read_history
-from dcpbench.records.row import Row
-from dcpbench.records.store import RESULTS_CSV, RESULTS_JSONL, append_row, write_csv
+from dcpbench.records.store import RESULTS_CSV, RESULTS_JSONL
 from dcpbench.report.__main__ import main
-from dcpbench.report.history import blocks, contents, default_metrics, strip_length
+from dcpbench.report.history import blocks, contents, strip_length
 from dcpbench.report.rendering import rendered
-from report.sweeps import cell, folder_with
-
-NIGHTS = 24
-METRICS = default_metrics()
-
-
-def night(folder: Path, number: int, *rows: Row) -> Path:
-    """A sweep of that night with these rows, as the driver leaves it."""
-    then = {
-        "started_at": f"2026-{10 + number // 30:02}-{1 + number % 30:02}T01:00:00+00:00",
-        "git_commit": f"{0xABC0000 + number:x}".ljust(40, "0"),
-        "torch_version": "2.13.0" if number < NIGHTS // 2 else "2.14.0",
-    }
-    sweep = folder_with(folder / f"night-{number:02}", *(replace(row, **then) for row in rows))
-    write_csv(sweep)
-    return sweep
-
-
-def costs(random: np.random.Generator, factor: float = 1) -> dict[str, float]:
-    return {name: float(0.1 * factor * np.exp(random.normal(0, 0.03))) for name in METRICS}
+from report.sweeps import cell
 
 
 @pytest.fixture
 def nights(tmp_path: Path) -> Path:
-    """ddp fails in the last two nights; fsdp's load_s is 30 % more from the 12th on; hsdp is as ever."""
-    random = np.random.default_rng(3)
-    for number in range(NIGHTS):
-        failed = {"status": "fail", "reason": "optim_equal: rank 1:\nnet.weight"}
-        ddp = cell("ddp", **costs(random), **(failed if number >= NIGHTS - 2 else {}))
-        slower = costs(random)
-        slower["load_s"] *= 1.3 if number >= NIGHTS // 2 else 1
-        night(tmp_path / "nights", number, ddp, cell("fsdp", **slower), cell("hsdp", **costs(random)))
-    return tmp_path / "nights"
+    return three_cells(tmp_path / "nights")
 
 
 def found(folder: Path, **how: object) -> History:
@@ -159,206 +128,6 @@ def test_cells_are_matched_by_axes_and_overrides_but_not_by_repeat(tmp_path: Pat
     }
     night(tmp_path, 3, cell(overrides=" ".join(f"+model.options.width_{n}=1" for n in range(20))))
     assert max(name.count("width") for name in by_name(tmp_path)) == 20
-
-
-def test_sweeps_are_in_the_order_in_which_they_began(tmp_path: Path) -> None:
-    for folder, started_at in (("a", "2026-11-03"), ("b", "2026-11-01"), ("c", "2026-11-02")):
-        write_csv(folder_with(tmp_path / folder, cell(started_at=started_at)))
-    assert found(tmp_path).sweeps["name"].tolist() == ["b", "c", "a"]
-
-
-def marked(sweep: Path) -> None:
-    """Have the flat copy of a sweep tell other costs than its rows, to see which of them was read."""
-    path = sweep / RESULTS_CSV
-    path.write_text(path.read_text().replace(",0.25,", ",0.75,"))
-
-
-def late(sweep: Path) -> None:
-    os.utime(sweep / RESULTS_CSV, ns=(0, 0))
-
-
-def missing(sweep: Path) -> None:
-    (sweep / RESULTS_CSV).unlink()
-
-
-def of_before(sweep: Path) -> None:
-    """The copy of a folder whose driver was killed after it had gone on."""
-    when = (sweep / RESULTS_CSV).stat().st_mtime_ns
-    append_row(sweep, cell("hsdp", save_s=0.25))
-    os.utime(sweep / RESULTS_JSONL, ns=(when, when))
-
-
-def edited(old: bytes, new: bytes) -> Callable[[Path], None]:
-    def change(sweep: Path) -> None:
-        path = sweep / RESULTS_CSV
-        content = path.read_bytes()
-        assert old in content
-        path.write_bytes(content.replace(old, new, 1))
-
-    return change
-
-
-def cut(sweep: Path) -> None:
-    path = sweep / RESULTS_CSV
-    path.write_bytes(path.read_bytes()[:-30])
-
-
-def without_a_line(sweep: Path) -> None:
-    path = sweep / RESULTS_CSV
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
-
-
-def header_alone(sweep: Path) -> None:
-    path = sweep / RESULTS_CSV
-    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
-
-
-@pytest.mark.parametrize(
-    ("damage", "why"),
-    [
-        (late, "results.csv is older than results.jsonl"),
-        (missing, "no results.csv"),
-        (of_before, "results.csv does not end with the row that results.jsonl ends with"),
-        (without_a_line, "results.csv does not end with the row"),
-        (header_alone, "results.csv does not end with the row"),
-        (cut, "results.csv is damaged"),
-        (edited(b"save_load", b'"save_load'), "results.csv is damaged"),
-        (edited(b"save_load", b"\0"), "results.csv is damaged"),
-        (edited(b"save_load", b"\xff"), "results.csv is damaged"),
-        (edited(b"0.75", b"no number"), "results.csv is damaged"),
-        (edited(b"save_load,", b""), "results.csv is damaged"),
-        (edited(b"save_load", b"save_load," * 60), "results.csv is damaged"),
-        (edited(b"pass", b""), "results.csv is damaged"),
-        (edited(b"cell,status", b"cell,cell"), "results.csv is damaged"),
-        (edited(b"schema_version", b"schema"), "results.csv is damaged"),
-    ],
-)
-def test_a_flat_copy_that_is_not_surely_the_same_is_not_read(
-    damage: Callable[[Path], None], why: str, tmp_path: Path
-) -> None:
-    """And no other sweep is the worse for it."""
-    for number in range(3):
-        sweep = night(tmp_path, number, cell("ddp", save_s=0.25), cell("fsdp", save_s=0.25))
-        marked(sweep)
-        if number == 1:
-            damage(sweep)
-    rows = read_history([tmp_path], METRICS)
-    (remark,) = rows.remarks
-    assert remark.startswith(f"{tmp_path / 'night-01'}: {why}")
-    assert "read from results.jsonl, which takes longer" in rows.remarks[0]
-    made = history(rows, METRICS).costs["save_s"]
-    assert made[:2].tolist() == [[0.75, 0.25, 0.75]] * 2
-
-
-def test_both_files_tell_the_same(nights: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["history", str(nights), "--format", "json", "--where", "compile=false", "--where", "parallel!=x"]
-    assert main(asked) == 0
-    flat = json.loads(capsys.readouterr().out)
-    for path in nights.glob(f"*/{RESULTS_CSV}"):
-        path.unlink()
-    assert main(asked) == 0
-    whole = json.loads(capsys.readouterr().out)
-    assert [len(flat.pop("remarks")), len(whole.pop("remarks"))] == [0, 1]
-    assert flat == whole
-    assert [len(one["costs"]["load_s"]["changes"]) for one in flat["cells"]] == [0, 1, 0]
-
-
-def test_older_rows_without_some_columns(tmp_path: Path) -> None:
-    """Their copies have another header."""
-    night(tmp_path, 1, cell(save_s=0.5, disk_bytes=7))
-    old = night(tmp_path, 0, cell(save_s=0.25, schema_version=1))
-    with (old / RESULTS_CSV).open(newline="") as read:
-        lines = list(csv.reader(read))
-    known = lines[0].index("schema_version") + 1
-    lines = [line[:known] for line in lines]
-    with (old / RESULTS_CSV).open("w", newline="") as out:
-        csv.writer(out).writerows(lines)
-    rows = read_history([tmp_path], ["save_s", "disk_bytes"])
-    assert rows.remarks == []
-    made = history(rows, ["save_s", "disk_bytes"])
-    assert made.costs["save_s"].tolist() == [[0.25, 0.5]]
-    assert np.array_equal(made.costs["disk_bytes"], [[np.nan, 7]], equal_nan=True)
-    assert made.kinds.shape == (1, 2)
-
-
-NOTHING_CHANGED = [(1, 10, 0), (1, 30, 0.1), (60, 30, 0), (9, 200, 0.2)]
-
-
-def normal(random: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
-    return random.normal(size=size)
-
-
-def heavy(random: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
-    return random.standard_t(3, size)
-
-
-def moody(random: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
-    """A night is like the one before."""
-    drawn = random.normal(size=size)
-    for number in range(1, size[1]):
-        drawn[:, number] = 0.3 * drawn[:, number - 1] + 0.954 * drawn[:, number]
-    return drawn
-
-
-@pytest.mark.parametrize("noise", [normal, heavy, moody])
-@pytest.mark.parametrize(("series", "sweeps", "missing"), NOTHING_CHANGED)
-def test_where_nothing_changed_hardly_anything_is_told(
-    series: int, sweeps: int, missing: float, noise: Callable[..., np.ndarray]
-) -> None:
-    """So seldom over all series together, whatever the noise is like."""
-    random, alarms, times = np.random.default_rng(5), 0, 300
-    for _ in range(times):
-        values = np.exp(0.1 * noise(random, (series, sweeps)))
-        values[random.random(values.shape) < missing] = np.nan
-        alarms += any(changes(values))
-    assert alarms / times <= FALSE_ALARMS + 2 * np.sqrt(FALSE_ALARMS / times)
-
-
-@pytest.mark.parametrize("at", [10, 15, 20])
-def test_a_step_is_found_where_it_is(at: int) -> None:
-    """10 % at 3 % noise over 30 sweeps, in one of 60 series: in 90 of 100 histories, and not elsewhere."""
-    random, found, within, elsewhere = np.random.default_rng(6), 0, 0, 0
-    for _ in range(100):
-        values = np.exp(0.03 * random.normal(size=(60, 30)))
-        values[7, at:] *= 1.1
-        made = changes(values)
-        found += len(made[7]) == 1
-        within += any(abs(change.at - at) <= 1 for change in made[7])
-        elsewhere += any(made[:7] + made[8:])
-    assert found >= 90
-    assert within >= 85
-    assert elsewhere <= 5
-
-
-def test_steps_up_and_down_again_and_wild_values() -> None:
-    random = np.random.default_rng(8)
-    values = np.exp(0.03 * random.normal(size=(20, 300)))
-    values[0, 100:200] *= 1.2
-    values[1, 290:] *= 1.2
-    values[2, [50, 51, 150, 298, 299]] *= 10
-    values[3, 150:] *= 1.03
-    made = changes(values)
-    assert [round(change.at, -1) for change in made[0]] == [100, 200]
-    assert [round(change.ratio, 1) for change in made[0]] == [1.2, 0.8]
-    assert [change.at for change in made[1]] == [290]
-    assert made[2:] == [[]] * 18
-
-
-@pytest.mark.parametrize(
-    "values", [np.empty((0, 30)), np.empty((3, 0)), np.ones((2, 30)), np.full((2, 9), np.nan)]
-)
-def test_nothing_to_find(values: np.ndarray) -> None:
-    assert changes(values) == [[]] * len(values)
-
-
-def test_what_is_not_positive_was_not_measured() -> None:
-    values = np.where(np.arange(40) < 20, 1.0, 2.0)[None] * np.exp(
-        0.01 * np.random.default_rng(9).normal(size=40)
-    )
-    values[0, [3, 25]] = 0
-    ((change,),) = changes(values)
-    assert (change.at, round(change.ratio)) == (20, 2)
-    assert not any(changes(values[:, : 2 * LEAST_SIDE]))
 
 
 def test_one_sweep_is_no_history_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
