@@ -100,7 +100,7 @@ def test_progress_and_table_say_what_the_rows_say(matrix: Finished) -> None:
 
 def test_a_cell_does_not_depend_on_those_before_it(tmp_path: Path) -> None:
     """Fresh ranks in one order and warm ones in another, among cells that die and cells with a fault."""
-    healthy = itertools.product(["ddp", "fsdp2"], ["even", "buffered"], ["none", "keys_exchanged"])
+    healthy = itertools.product(["ddp", "fsdp2"], ["even", "buffered"], ["none", "weight_zeroed"])
     cells = [f"{{parallel: {of}, model: {model}, fault: {fault}}}" for of, model, fault in healthy]
     cells += [f"{{parallel: fsdp2, model: {model}, compile: true}}" for model in ("even", "dummy")]
     dies = "scenario: dies, scenario.options.how: kill, scenario.options.phase: load"

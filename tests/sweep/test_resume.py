@@ -28,13 +28,14 @@ MATRIX = (
     "parallel=ddp,none",
     "save=sync,async,async_cached",
     "fault=none,weight_lowest_bit",
+    "fault.expects=[{check: extra_equal}]",
     "saves=1",
     "world_size=2",
     "device=cpu",
 )
 SMALL = ("parallel=none", "world_size=1", "model=mine", "saves=1", "device=cpu")
 CELLS = 12
-"""4 pass, 4 are skips, and in 4 a fault is not seen as it should be, which is on a rank that there is not."""
+"""4 pass, 4 are skips, and in 4 a fault is not seen as it is expected to be."""
 
 
 @pytest.fixture(scope="module")

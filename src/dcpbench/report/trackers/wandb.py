@@ -16,6 +16,7 @@ def log(sweep: LoggedSweep, folder: Path, project: str) -> Logged:
     """Write an offline run for each cell that has none as it is now. Its id is the cell's key, so that what
     is uploaded twice is one run."""
     folder.mkdir(parents=True, exist_ok=True)
+    written: dict[Path, str] = {}
 
     def digest_there(cell: LoggedCell) -> str | None:
         return max(map(_digest_in, folder.glob(_RUNS + cell.key)), default=None)
@@ -23,9 +24,13 @@ def log(sweep: LoggedSweep, folder: Path, project: str) -> Logged:
     def write(cell: LoggedCell) -> None:
         for run in list(folder.glob(_RUNS + cell.key)):
             shutil.rmtree(run)
-        _write(sweep, cell, folder, project)
+        written[_write(sweep, cell, folder, project)] = cell.digest
 
-    return log_cells(sweep, digest_there, write)
+    logged = log_cells(sweep, digest_there, write)
+    wandb.teardown()  # a finished run's file is complete only when wandb's service process has ended
+    for run, digest in written.items():
+        (run / _DIGEST).write_text(digest, encoding="utf-8")
+    return logged
 
 
 def seen_with(folder: Path) -> str:
@@ -40,7 +45,8 @@ def _digest_in(run: Path) -> str:
         return ""
 
 
-def _write(sweep: LoggedSweep, cell: LoggedCell, folder: Path, project: str) -> None:
+def _write(sweep: LoggedSweep, cell: LoggedCell, folder: Path, project: str) -> Path:
+    """Write one offline run, and return its folder."""
     # What wandb would find out by itself is of the machine that logs, which may not be the one that ran.
     quiet = wandb.Settings(
         console="off",
@@ -66,4 +72,4 @@ def _write(sweep: LoggedSweep, cell: LoggedCell, folder: Path, project: str) -> 
     place = Path(run.dir).parent
     run.summary.update(cell.metrics)
     run.finish(exit_code=0 if cell.ok else 1)
-    (place / _DIGEST).write_text(cell.digest, encoding="utf-8")
+    return place
