@@ -2,14 +2,13 @@
 
 from dataclasses import dataclass
 
-import torch
 import torch.distributed as dist
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave
 from dcpbench.records.findings import Finding
-from dcpbench.verify import compare_layouts
 from dcpbench.verify.audit import Expected, expected_of
 from dcpbench.verify.compare import Recall, compare
+from dcpbench.verify.compare_layouts import compare_across
 from dcpbench.verify.snapshot import (
     Leaves,
     named_parameters,
@@ -72,26 +71,18 @@ class Checkpoint:
     def __str__(self) -> str:
         return f"in the checkpoint of step {self.step}"
 
-    def _recall(self, check: str) -> Recall:
-        """What it holds of the state that a check looks at; any rank may ask, by itself."""
+    def recall(self, prefix: str) -> Recall:
+        """What it holds below a prefix of its keys; any rank may ask, by itself."""
+        return lambda name: self.checkpointer.read_tensor(self.checkpoint_id, f"{prefix}{name}")
 
-        def held(name: str) -> torch.Tensor | None:
-            return self.checkpointer.read_tensor(self.checkpoint_id, f"{_PREFIXES.get(check, '')}{name}")
-
-        return held
-
-    def compare(self, check: str, actual: Leaves, group: dist.ProcessGroup | None) -> list[Finding]:
-        """What of a live state is not what was saved."""
-        saved, recall = self.state[check], self._recall(check)
+    def compare(
+        self, check: str, actual: Leaves, group: dist.ProcessGroup | None, closely: bool = True
+    ) -> list[Finding]:
+        """What of a live state is not what was saved; `closely` says of large tensors how they differ too."""
+        recall = self.recall(_PREFIXES.get(check, "")) if closely else None
         if self.by_content:
-            return compare_layouts.compare_across(saved, actual, group, recall)
-        return compare(saved, actual, recall)
-
-    def differing(self, check: str, actual: Leaves, group: dist.ProcessGroup | None) -> list[str]:
-        """The names of the same, without a closer look."""
-        if self.by_content:
-            return compare_layouts.differing(self.state[check], actual, group)
-        return [finding.name for finding in compare(self.state[check], actual)]
+            return compare_across(self.state[check], actual, group, recall)
+        return compare(self.state[check], actual, recall)
 
 
 @dataclass(kw_only=True)

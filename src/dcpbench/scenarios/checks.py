@@ -1,5 +1,6 @@
 """What scenarios verify, each check with its negative control: the power to fail, shown in the cell."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -11,7 +12,6 @@ from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, State, live_state
 from dcpbench.scenarios.steps import Losses, Oracle, other_seed
 from dcpbench.verify.compare import compare
-from dcpbench.verify.compare_layouts import compare_across, differing
 from dcpbench.verify.perturb import controllable, made_different
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
 from dcpbench.verify.tolerances import TOLERANCES, compare_close, loss_name, losses_close, losses_equal
@@ -49,8 +49,7 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
         cell.check("state_twin_close", found, "after the uninterrupted run")
         plain = training_run.build_plain(cell.config, cell.world, other_seed(cell, 0))
         plain.train(oracle.data, 1)
-        reported = {finding.name for finding in compare_close(expected, _tensors(plain), tolerance)}
-        cell.control("state_twin_close", {name: name in reported for name in expected})
+        _control(cell, "state_twin_close", expected, compare_close(expected, _tensors(plain), tolerance))
     cell.report.losses["continued"] = losses.continued
     cell.report.losses["twin"] = losses.twin
 
@@ -71,15 +70,19 @@ def verify_save_harmless(cell: Cell, oracle: Oracle) -> None:
 def unrestored_target(cell: Cell, checkpoint: Checkpoint) -> TrainingRun:
     """A target for the load of a checkpoint, in which everything is different from what that holds."""
     target = steps.build_anew(cell)
-    steps.make_different(cell, target, 0)
-    prove_power(cell, target, checkpoint)
+    make_different(cell, target, checkpoint)
     return target
+
+
+def make_different(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, number: int = 0) -> None:
+    """Before a load, the one of this number: make everything in its target different, and prove it."""
+    steps.make_different(cell, target, number)
+    prove_power(cell, target, checkpoint)
 
 
 def load_and_verify(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, number: int = 0) -> None:
     """Load a checkpoint, the one of this number, into a target in which everything was made different."""
-    steps.make_different(cell, target, number)
-    prove_power(cell, target, checkpoint)
+    make_different(cell, target, checkpoint, number)
     steps.load(cell, target, checkpoint)
     verify_restored(cell, target, checkpoint)
 
@@ -92,29 +95,23 @@ def prove_power(
     with cell.phase("verify", "power"):
         unrestored = view(target)
         for check, leaves in checkpoint.state.items():
-            reported = checkpoint.differing(check, unrestored[check], cell.world.checkpoint_group)
-            _control(cell, check, leaves, reported, where or str(checkpoint))
+            found = checkpoint.compare(check, unrestored[check], cell.world.checkpoint_group, closely=False)
+            _control(cell, check, controllable(leaves), found, where or str(checkpoint))
 
 
-def verify_restored(cell: Cell, target: TrainingRun, checkpoint: Checkpoint) -> None:
+def verify_restored(
+    cell: Cell, target: TrainingRun, checkpoint: Checkpoint, view: View = live_state, where: str = ""
+) -> None:
     """What came back must be, bit for bit, what was there at the moment of saving: part by part, or by
-    content where the parts lie otherwise. The checks of plug-ins follow."""
+    content where the parts lie otherwise. Where `view` is of all of it, the checks of plug-ins follow."""
     with cell.phase("verify", "equality"):
-        _compare(cell, live_state(target), checkpoint, str(checkpoint))
+        actual = view(target)
+        for check in checkpoint.state:
+            found = checkpoint.compare(check, actual[check], cell.world.checkpoint_group)
+            cell.check(check, found, where or str(checkpoint))
         for spec in CHECKS.values():
-            if spec.probe:
+            if spec.probe and view is live_state:
                 spec.probe(cell, target, checkpoint)
-
-
-def verify_part(cell: Cell, target: TrainingRun, saved: Checkpoint, view: View, where: str) -> None:
-    """What `view` shows of a target must be the state of `saved`, in the same way."""
-    with cell.phase("verify", "equality"):
-        _compare(cell, view(target), saved, where)
-
-
-def _compare(cell: Cell, actual: State, checkpoint: Checkpoint, where: str) -> None:
-    for check in checkpoint.state:
-        cell.check(check, checkpoint.compare(check, actual[check], cell.world.checkpoint_group), where)
 
 
 def resume(
@@ -187,31 +184,28 @@ def _verify_losses(
 def control_changed(cell: Cell, check: str, expected: Leaves) -> None:
     """The control of an equality check with a changed copy of each piece of state, one at a time."""
     changed = (compare({name: leaf}, {name: made_different(leaf)}) for name, leaf in expected.items())
-    _control(cell, check, expected, [finding.name for found in changed for finding in found], "")
+    _control(cell, check, controllable(expected), itertools.chain.from_iterable(changed))
 
 
-def _control(cell: Cell, check: str, expected: Leaves, reported: Iterable[str], where: str) -> None:
-    names = set(reported)
-    cell.control(check, {name: name in names for name in controllable(expected)}, where)
+def _control(cell: Cell, check: str, names: Iterable[str], found: Iterable[Finding], where: str = "") -> None:
+    """Each of these names must be among what a comparison found with something that is different."""
+    reported = {finding.name for finding in found}
+    cell.control(check, {name: name in reported for name in names}, where)
 
 
-def verify_equal(
-    cell: Cell, check: str, expected: Leaves, actual: Leaves, where: str, before: Leaves
+def verify_leaves(
+    cell: Cell,
+    check: str,
+    expected: Leaves,
+    actual: Leaves,
+    where: str,
+    before: Leaves,
+    compared: Callable[[Leaves, Leaves], list[Finding]] = compare,
 ) -> None:
-    """State outside a training run, against what was saved of it; `before` is what it was before the load:
-    different in everything."""
+    """State outside a training run, against what was saved of it; `before` is different in everything."""
     with cell.phase("verify", "equality"):
-        cell.check(check, compare(expected, actual), where)
-        _control(cell, check, expected, [found.name for found in compare(expected, before)], where)
-
-
-def verify_content(cell: Cell, check: str, expected: Leaves, actual: Leaves, where: str) -> None:
-    """State outside a training run, whole on every rank, against parts of it that were saved."""
-    group = cell.world.checkpoint_group
-    with cell.phase("verify", "equality"):
-        cell.check(check, compare_across(expected, actual, group), where)
-        changed = {name: made_different(leaf) for name, leaf in actual.items()}
-        _control(cell, check, expected, differing(expected, changed, group), where)
+        cell.check(check, compared(expected, actual), where)
+        _control(cell, check, controllable(expected), compared(expected, before), where)
 
 
 def verify_contract(
@@ -220,8 +214,7 @@ def verify_contract(
     """What a scenario asks of DCP beside equality: `held` is what a judgement finds wrong with what happened,
     `broken` with a case that breaks the contract on purpose, where it has to find these names."""
     cell.check("contract_held", held, where)
-    reported = {finding.name for finding in broken}
-    cell.control("contract_held", {name: name in reported for name in names}, where)
+    _control(cell, "contract_held", names, broken, where)
 
 
 def verify_refused(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 # Private to torch, and its only way to read all that is below a key without a template for it.
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
@@ -12,7 +13,8 @@ from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, State, live_state, retained_state
 from dcpbench.verify.compare import compare
-from dcpbench.verify.perturb import controllable
+from dcpbench.verify.compare_layouts import compare_across
+from dcpbench.verify.perturb import controllable, made_different
 from dcpbench.verify.snapshot import Leaves, snapshot_nested
 from dcpbench.workloads.training_run import TrainingRun
 
@@ -65,7 +67,9 @@ def _verify_below(cell: Cell, key: str, check: str, expected: Leaves, saved: Che
         )
     loaded = snapshot_nested(nested)
     below = {name.removeprefix(f"{key}."): leaf for name, leaf in loaded.items() if name.startswith(key)}
-    checks.verify_content(cell, check, expected, below, where)
+    changed = {name: made_different(leaf) for name, leaf in below.items()}
+    content = partial(compare_across, group=cell.world.checkpoint_group, recall=saved.recall(f"{key}."))
+    checks.verify_leaves(cell, check, expected, below, where, changed, content)
 
     def beside(names: Iterable[str]) -> list[Finding]:
         strangers = [name for name in names if not name.startswith(f"{key}.")]

@@ -17,9 +17,10 @@ from dcpbench.faults.inject import FaultyCheckpointer
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, SavedCheckpoint, promised_keys, retained_state
 from dcpbench.verify.audit import audit, controls
-from dcpbench.verify.compare_layouts import WholeDigest, digests, gathered
+from dcpbench.verify.compare_layouts import digests, gathered
+from dcpbench.verify.layout import Extent
 from dcpbench.verify.perturb import perturb_model, perturb_optimizer
-from dcpbench.verify.snapshot import Leaves
+from dcpbench.verify.snapshot import DigestedLeaf, Leaves
 from dcpbench.workloads import training_run
 from dcpbench.workloads.training_run import Batches, TrainingRun
 
@@ -251,7 +252,7 @@ def hand_over(cell: Cell, checkpoints: list[SavedCheckpoint], losses: Losses) ->
 
 def take_over(cell: Cell, checkpointer: Checkpointer) -> tuple[list[Checkpoint], Losses]:
     """The checkpoints of the stage before, the oldest first, and the losses to go on with."""
-    with torch.serialization.safe_globals([WholeDigest]):
+    with torch.serialization.safe_globals([DigestedLeaf, Extent]):
         left = [torch.load(path, weights_only=True) for path in sorted((cell.folder / _HANDOVER).iterdir())]
     checkpoints = [
         Checkpoint(one["step"], str(cell.folder / one["name"]), checkpointer, one["state"], by_content=True)

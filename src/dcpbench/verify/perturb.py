@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from dcpbench.verify.compare import same_value
-from dcpbench.verify.compare_layouts import WholeDigest
 from dcpbench.verify.snapshot import (
     DigestedLeaf,
     Idle,
@@ -97,7 +96,6 @@ def controllable(saved: Leaves) -> list[str]:
         name
         for name, leaf in saved.items()
         if not isinstance(leaf, Idle)
-        and not (isinstance(leaf, TensorLeaf) and leaf.local.numel() == 0)
-        and not (isinstance(leaf, WholeDigest) and 0 in leaf.shape)
+        and not (isinstance(leaf, TensorLeaf | DigestedLeaf) and leaf.extent.numel == 0)
         and not name.endswith(".params")
     ]

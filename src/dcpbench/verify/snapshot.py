@@ -50,10 +50,6 @@ class TensorLeaf:
     def dtype(self) -> torch.dtype:
         return self.local.dtype
 
-    def digested(self, *blocks: Digest) -> "DigestedLeaf":
-        """The same without its elements."""
-        return DigestedLeaf(self.dtype, self.extent, self.placements, self.kind, blocks)
-
 
 @dataclass(frozen=True)
 class DigestedLeaf:
@@ -82,10 +78,10 @@ class Idle:
     leaf: TensorLeaf | Any
 
 
-Leaf = TensorLeaf | Idle | Any
+Leaf = Any
+"""A tensor as `TensorLeaf` or `DigestedLeaf`, such an entry as `Idle`; all else as a copy of the value."""
 Leaves = dict[str, Leaf]
-"""Every piece of state by its name: tensors as `TensorLeaf` or, retained, as `DigestedLeaf`; all else as a
-copy of the value."""
+"""Every piece of state by its name."""
 
 
 def snapshot_model(model: nn.Module) -> Leaves:
@@ -137,11 +133,17 @@ def retained(leaves: Leaves) -> Leaves:
         for name, leaf in leaves.items()
         if isinstance(leaf, TensorLeaf) and leaf.local.nbytes > LARGE_BYTES
     }
-    digested = {
-        name: leaf.digested(*blocks)
-        for (name, leaf), blocks in zip(large.items(), block_digests([*large.values()]), strict=True)
+    return {name: _copied(leaf) for name, leaf in {**leaves, **digested(large)}.items()}
+
+
+def digested(leaves: Leaves) -> Leaves:
+    """The same leaves, with digests instead of tensors."""
+    parts = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, TensorLeaf)}
+    without = {
+        name: DigestedLeaf(leaf.dtype, leaf.extent, leaf.placements, leaf.kind, blocks)
+        for (name, leaf), blocks in zip(parts.items(), block_digests([*parts.values()]), strict=True)
     }
-    return {name: digested[name] if name in digested else _copied(leaf) for name, leaf in leaves.items()}
+    return {**leaves, **without}
 
 
 def block_digests(parts: Sequence[TensorLeaf]) -> list[tuple[Digest, ...]]:
