@@ -52,12 +52,9 @@ def promised_keys(run: TrainingRun, saved: State, beside: Leaves | None) -> dict
 
 @dataclass
 class Checkpoint:
-    """Where a checkpoint lies, and what it must bring back.
+    """A checkpoint of a step and what it must bring back.
 
     Args:
-        step: after which it was saved.
-        checkpoint_id: where it lies.
-        checkpointer: what reads it.
         state: what was saved: this rank's parts, or of another layout the digests of whole tensors.
         by_content: whether parts lie otherwise where it is loaded, so that whole tensors are compared.
     """
@@ -87,8 +84,8 @@ class Checkpoint:
 
 @dataclass(kw_only=True)
 class SavedCheckpoint(Checkpoint):
-    """One that this stage has saved: the keys that this rank's state promises of it, its save, which may be
-    under way, and the number of that."""
+    """One that this stage has saved, with the keys that this rank's state promises of it, its save, which may
+    be under way, and the number of that."""
 
     keys: dict[str, Expected]
     pending: PendingSave

@@ -12,7 +12,7 @@ from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, State, live_state
 from dcpbench.scenarios.steps import Losses, Oracle, other_seed
 from dcpbench.verify.compare import compare
-from dcpbench.verify.perturb import controllable, made_different
+from dcpbench.verify.perturb import controllable, made_different, perturb_model, perturb_optimizer
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
 from dcpbench.verify.tolerances import TOLERANCES, compare_close, loss_name, losses_close, losses_equal
 from dcpbench.workloads import training_run
@@ -43,7 +43,7 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
         where = "in the uninterrupted run"
         taken = range(1, trained.train_state.step + 1)
         seen = losses.continued, trained.alive
-        _verify_losses(cell, "loss_twin_close", near, *seen, losses.data, taken, 0, where)
+        _verify_losses(cell, "loss_twin_close", near, *seen, losses.data, taken, where)
         expected = _tensors(oracle.twin)
         found = compare_close(expected, _tensors(trained), tolerance)
         cell.check("state_twin_close", found, "after the uninterrupted run")
@@ -67,16 +67,14 @@ def verify_save_harmless(cell: Cell, oracle: Oracle) -> None:
             control_changed(cell, "save_harmless", leaves)
 
 
-def unrestored_target(cell: Cell, checkpoint: Checkpoint) -> TrainingRun:
-    """A target for the load of a checkpoint, in which everything is different from what that holds."""
-    target = steps.build_anew(cell)
-    make_different(cell, target, checkpoint)
-    return target
-
-
 def make_different(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, number: int = 0) -> None:
-    """Before a load, the one of this number: make everything in its target different, and prove it."""
-    steps.make_different(cell, target, number)
+    """Change every element and every hyperparameter of the target of a load, the one of this number, so that
+    a load which restores nothing of it cannot go unseen, and prove it."""
+    with cell.phase("build"):
+        seed = other_seed(cell, number)
+        perturb_model(target.model, seed)
+        perturb_optimizer(target.optimizer, seed)
+        target.forget(seed)
     prove_power(cell, target, checkpoint)
 
 
@@ -90,8 +88,7 @@ def load_and_verify(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, num
 def prove_power(
     cell: Cell, target: TrainingRun, checkpoint: Checkpoint, view: View = live_state, where: str = ""
 ) -> None:
-    """The negative controls: each comparison against a target in which everything was made different,
-    before anything is loaded into it."""
+    """The negative controls: each comparison with a target in which everything is different."""
     with cell.phase("verify", "power"):
         unrestored = view(target)
         for check, leaves in checkpoint.state.items():
@@ -125,27 +122,23 @@ def resume(
     """Train on: the steps must have the uninterrupted run's losses, and those must mean something.
 
     Args:
-        target: into which the checkpoint was loaded.
-        checkpoint: from which it goes on.
-        losses: those of the uninterrupted run and of the twin.
         number: of the load; each has other models to be told from.
         exactly: whether the losses are the same bits; another layout sums in another order.
     """
-    tolerance = TOLERANCES[cell.config.tolerance.value]
     first, last = checkpoint.step + 1, checkpoint.step + cell.config.resume_steps
     resumed = steps.train(cell, target, losses.data, last)
     continued, twin = losses.continued[first - 1 : last], losses.twin[first - 1 : last]
-    near = partial(losses_close, first=first, tolerance=tolerance)
-    goes_on: tuple[str, Comparison] = (
-        ("loss_resume_equal", partial(losses_equal, continued, first=first))
-        if exactly
-        else ("loss_resume_close", partial(near, continued, reference="uninterrupted"))
-    )
+    near = partial(losses_close, first=first, tolerance=TOLERANCES[cell.config.tolerance.value])
+    comparisons: dict[str, Comparison] = {"loss_twin_close": partial(near, twin)}
+    if exactly:
+        comparisons["loss_resume_equal"] = partial(losses_equal, continued, first=first)
+    else:
+        comparisons["loss_resume_close"] = partial(near, continued, reference="uninterrupted")
     where = f"after the checkpoint of step {checkpoint.step}"
     with cell.phase("verify", "resumed"):
-        for check, compared in (goes_on, ("loss_twin_close", partial(near, twin))):
+        for check, compared in comparisons.items():
             taken = range(first, last + 1)
-            _verify_losses(cell, check, compared, resumed, target.alive, losses.data, taken, number, where)
+            _verify_losses(cell, check, compared, resumed, target.alive, losses.data, taken, where, number)
     cell.report.resumed[checkpoint.step] = resumed
 
 
@@ -157,14 +150,14 @@ def _verify_losses(
     alive: list[bool],
     data: Batches,
     taken: range,
-    number: int,
     where: str,
+    number: int = 0,
 ) -> None:
     """Losses by a comparison that must report those of models from which nothing was restored.
 
     Those of the steps `taken` mean something if they are finite and not zero, and a gradient was there
-    (`alive`). Two models'
-    losses may come close by chance, at a step or two: several models are tried, from `number` on.
+    (`alive`). Two models' losses may come close by chance, at a step or two: several are tried, from `number`
+    on.
     """
     cell.check(check, compared(losses), where)
     telling = {
@@ -225,8 +218,7 @@ def verify_refused(
     accepted: Callable[[], None],
 ) -> None:
     """What must be refused was, with an exception of this kind and a message that holds these words.
-    `accepted` is the same call in a way that is allowed: the negative control.
-    """
+    `accepted` is the same call in a way that is allowed: the negative control."""
 
     def wrong(call: Callable[[], None]) -> list[Finding]:
         expected = f"expected {kind.__name__}: {message}"

@@ -18,7 +18,8 @@ def in_place(cell: Cell) -> None:
     checkpoint = steps.train_and_save(cell, oracle)[-1]
     checks.verify_twin(cell, oracle)
 
-    target = checks.unrestored_target(cell, checkpoint)
+    target = steps.build_anew(cell)
+    checks.make_different(cell, target, checkpoint)
     stateful = target.state()
     given = {name: each.state_dict() for name, each in stateful.items()}
     filled = dict(given)

@@ -28,7 +28,8 @@ def partial_load(cell: Cell) -> None:
     checks.verify_twin(cell, oracle)
 
     asked_for = replace(checkpoint, state={"model_equal": checkpoint.state["model_equal"]})
-    target = checks.unrestored_target(cell, asked_for)
+    target = steps.build_anew(cell)
+    checks.make_different(cell, target, asked_for)
     before = retained_state(target)
     steps.load(cell, target, checkpoint, state={MODEL: target.state()[MODEL]})
     checks.verify_restored(cell, target, asked_for)

@@ -25,7 +25,9 @@ def save_load(cell: Cell) -> None:
         if number == 0:  # loading twice is loading once, and so is setting what is there
             steps.load(cell, target, checkpoint)
             checks.verify_restored(cell, target, checkpoint)
-            steps.set_again(cell, target)
+            with cell.phase("load"):
+                for each in target.state().values():
+                    each.load_state_dict(each.state_dict())
             checks.verify_restored(cell, target, checkpoint)
         checks.resume(cell, target, checkpoint, oracle.losses, number)
 

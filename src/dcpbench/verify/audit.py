@@ -45,10 +45,8 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Expected:
-    """What there is to know of one key beforehand: the shape and dtype of a tensor, if it is one.
-
-    A state dict may hold as a tensor what a snapshot looks at as a number.
-    """
+    """The shape and dtype of a tensor that is to be saved. They are None where a snapshot looks at a number,
+    which the state dict may still hold as a tensor."""
 
     shape: Shape | None = None
     dtype: str | None = None
@@ -67,12 +65,7 @@ def expected_of(leaves: Leaves, prefix: str = "") -> dict[str, Expected]:
 
 def audit(manifest: Manifest, expected: Mapping[str, Expected]) -> list[Finding]:
     """Keys in both directions, shapes, dtypes, chunks that tile each tensor exactly once and are stored,
-    and files that are there with the lengths that the checkpoint names.
-
-    Args:
-        manifest: of the checkpoint.
-        expected: what was to be saved, by key.
-    """
+    and files that are there with the lengths that the checkpoint names."""
     entries = manifest.entries
     found = [Finding(key, Problem.not_stored) for key in expected if key not in entries]
     found += [Finding(key, Problem.not_asked_for) for key in entries if key not in expected]
@@ -114,10 +107,8 @@ def _tensor(key: str, entry: Entry, shape: Shape, expected: Expected) -> list[Fi
 
 
 def controls(manifest: Manifest, expected: Mapping[str, Expected]) -> dict[str, bool]:
-    """Whether an audit of a copy that is damaged in one way reports it, for each way there is.
-
-    The copy has one key only: all of a large checkpoint's, ten times, would cost more than the audit.
-    """
+    """Whether an audit of a copy that is damaged in one way reports it, for each way there is. The copy has
+    one key only: of all of a large checkpoint's it would cost more than the audit."""
     key, entry = next(
         (key, entry) for key, entry in manifest.entries.items() if math.prod(entry.shape or ()) > 1
     )

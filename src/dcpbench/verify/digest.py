@@ -11,8 +11,7 @@ counter is (word, low half of its number), the key the high half. The first lane
 after 5 rounds, the second the state after 7. For a given place each lane is a bijection of the word:
 one changed word is never missed. Seven rounds are what the paper found to withstand every test;
 five are the fewest after which the changes that swaps, shifts and flipped bits make in a lane
-could not be told from random ones. It was chosen for its cost: a round is one 32 x 32 -> 64 bit
-multiplication and one three-way xor, which GPUs and SIMD units have as such.
+could not be told from random ones. A round is one 32 x 32 -> 64 bit multiplication and one three-way xor.
 
 There are two implementations with the same results: torch operations for any device, and a Triton
 kernel for CUDA. Nothing here is a defence against somebody who looks for a collision.

@@ -1,8 +1,5 @@
-"""Negative controls: before a load its target is made different in everything that is loaded.
-
-Whatever the comparison then does not report as different, it could not have reported after a load
-that restored nothing.
-"""
+"""Negative controls: before a load its target is made different in everything that is loaded. What a
+comparison does not report then, it could not have reported after a load that restored nothing."""
 
 from collections.abc import Iterable
 from dataclasses import replace

@@ -25,10 +25,8 @@ def losses_equal(expected: list[float], actual: list[float], first: int) -> list
 def losses_close(
     expected: list[float], actual: list[float], first: int, tolerance: float, reference: str = "twin"
 ) -> list[Finding]:
-    """Steps whose losses differ from the expected ones by more than `tolerance` of those.
-
-    Not-a-number equals itself here: that it proves nothing is for the negative control to say.
-    """
+    """Steps whose losses differ from the expected ones by more than `tolerance` of those. Not-a-number equals
+    itself: that it proves nothing is for the negative control to say."""
     found = []
     for step, one, other, distance in _by_step(expected, actual, first):
         close = one is not None and distance is not None and distance <= tolerance * abs(one)
