@@ -32,20 +32,18 @@ class Uploads:
     def follow(self, pending: PendingSave) -> None:
         """From now on until it ends, well or not, a save is under way."""
         began = time.monotonic()
-        with self._changing:
-            self._since.append(began)
-            self._tell(tuple(self._since))
-        pending.when_ended(lambda: self._ended(began))
+        self._change(self._since.append, began)
+        pending.when_ended(lambda: self._change(self._since.remove, began))
 
-    def _ended(self, began: float) -> None:
+    def _change(self, change: Callable[[float], None], began: float) -> None:
         with self._changing:
-            self._since.remove(began)
+            change(began)
             self._tell(tuple(self._since))
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What a stage of a scenario works with on one rank: `folder` is where checkpoints go; `announce` tells the
+    """What a stage of a scenario works with on one rank: checkpoints go to `folder`; `announce` tells the
     driver which phase begins, so that a failure is reported with its phase, `uploads` what goes on beside."""
 
     config: Config

@@ -21,6 +21,8 @@ from dcpbench.workloads.training_run import Batches, TrainingRun
 _UNRESTORED = 5
 """How many models from other seeds a loss is held against before it is said that nothing tells them apart."""
 
+Findings = Iterable[Finding]
+
 Comparison = Callable[[list[float]], list[Finding]]
 """What is wrong with the losses of a run."""
 
@@ -180,34 +182,19 @@ def control_changed(cell: Cell, check: str, expected: Leaves) -> None:
     _control(cell, check, controllable(expected), itertools.chain.from_iterable(changed))
 
 
-def _control(cell: Cell, check: str, names: Iterable[str], found: Iterable[Finding], where: str = "") -> None:
+def _control(cell: Cell, check: str, names: Iterable[str], found: Findings, where: str = "") -> None:
     """Each of these names must be among what a comparison found with something that is different."""
     reported = {finding.name for finding in found}
     cell.control(check, {name: name in reported for name in names}, where)
 
 
-def verify_leaves(
-    cell: Cell,
-    check: str,
-    expected: Leaves,
-    actual: Leaves,
-    where: str,
-    before: Leaves,
-    compared: Callable[[Leaves, Leaves], list[Finding]] = compare,
+def verify(
+    cell: Cell, check: str, held: Findings, broken: Findings, names: Iterable[str], where: str
 ) -> None:
-    """State outside a training run, against what was saved of it; `before` is different in everything."""
-    with cell.phase("verify", "equality"):
-        cell.check(check, compared(expected, actual), where)
-        _control(cell, check, controllable(expected), compared(expected, before), where)
-
-
-def verify_contract(
-    cell: Cell, held: Iterable[Finding], broken: Iterable[Finding], names: Iterable[str], where: str
-) -> None:
-    """What a scenario asks of DCP beside equality: `held` is what a judgement finds wrong with what happened,
-    `broken` with a case that breaks the contract on purpose, where it has to find these names."""
-    cell.check("contract_held", held, where)
-    _control(cell, "contract_held", names, broken, where)
+    """A check with its control: `held` is what a judgement finds wrong with what happened, `broken` with a
+    case that is wrong on purpose, where it has to find these names."""
+    cell.check(check, held, where)
+    _control(cell, check, names, broken, where)
 
 
 def verify_refused(
@@ -230,7 +217,7 @@ def verify_refused(
             return [breach("refusal", f"{expected}; got {type(error).__name__}: {error}")]
         return [breach("refusal", f"{expected}; it was not refused")]
 
-    verify_contract(cell, wrong(refused), wrong(accepted), ["refusal"], "of the save")
+    verify(cell, "contract_held", wrong(refused), wrong(accepted), ["refusal"], "of the save")
 
 
 def _tensors(run: TrainingRun) -> Leaves:

@@ -11,7 +11,7 @@ from dcpbench.records.findings import Finding
 from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.cell import Cell, Skip
 from dcpbench.scenarios.checkpoint import State
-from dcpbench.verify.snapshot import named_parameters, snapshot_model
+from dcpbench.verify.snapshot import below, named_parameters, snapshot_model
 from dcpbench.workloads.stateful import PartState, SubmoduleState
 from dcpbench.workloads.training_run import TrainingRun
 
@@ -79,9 +79,7 @@ def _tuning(cell: Cell, layers: int) -> Cell:
 
 def _as_pretrained(run: TrainingRun) -> State:
     """The frozen part under the FQNs of a model of its own."""
-    leaves = snapshot_model(run.model).items()
-    frozen = {name.removeprefix(FROZEN): leaf for name, leaf in leaves if name.startswith(FROZEN)}
-    return {"model_equal": frozen}
+    return {"model_equal": below(snapshot_model(run.model), FROZEN)}
 
 
 def _part(run: TrainingRun, submodules: bool) -> dict[str, PartState | SubmoduleState]:
@@ -105,4 +103,4 @@ def _verify_keys(cell: Cell, run: TrainingRun, keys: set[str], where: str) -> No
                 yield checks.breach(name, "trained, but not in the checkpoint")
 
     broken = wrong({f"model.{name}" for name in frozen})
-    checks.verify_contract(cell, wrong(keys), broken, names, where)
+    checks.verify(cell, "contract_held", wrong(keys), broken, names, where)

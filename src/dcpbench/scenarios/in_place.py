@@ -28,7 +28,9 @@ def in_place(cell: Cell) -> None:
     def verify_and_set() -> None:
         places = {**_places(filled), "state": before["state"]}
         broken = _moved(before, _places(copy.deepcopy(given)))
-        checks.verify_contract(cell, _moved(before, places), broken, before, f"after the load {checkpoint}")
+        checks.verify(
+            cell, "contract_held", _moved(before, places), broken, before, f"after the load {checkpoint}"
+        )
         for name, each in stateful.items():
             each.load_state_dict(given[name])
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 
 # Private to torch, and its only way to read all that is below a key without a template for it.
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
@@ -15,10 +14,8 @@ from dcpbench.scenarios.checkpoint import Checkpoint, State, live_state, retaine
 from dcpbench.verify.compare import compare
 from dcpbench.verify.compare_layouts import compare_across
 from dcpbench.verify.perturb import controllable, made_different
-from dcpbench.verify.snapshot import Leaves, snapshot_nested
+from dcpbench.verify.snapshot import Leaves, below, snapshot_nested
 from dcpbench.workloads.training_run import TrainingRun
-
-MODEL, OPTIMIZER_STATE = "model", "optimizer.state"
 
 
 def partial_load(cell: Cell) -> None:
@@ -31,17 +28,13 @@ def partial_load(cell: Cell) -> None:
     target = steps.build_anew(cell)
     checks.make_different(cell, target, asked_for)
     before = retained_state(target)
-    steps.load(cell, target, checkpoint, state={MODEL: target.state()[MODEL]})
+    steps.load(cell, target, checkpoint, state={"model": target.state()["model"]})
     checks.verify_restored(cell, target, asked_for)
     _verify_untouched(cell, target, before, checkpoint)
 
-    _verify_below(cell, MODEL, "model_equal", checkpoint.state["model_equal"], checkpoint)
-    moments = {
-        name.removeprefix("state."): leaf
-        for name, leaf in checkpoint.state["optim_equal"].items()
-        if name.startswith("state.")
-    }
-    _verify_below(cell, OPTIMIZER_STATE, "optim_equal", moments, checkpoint)
+    _verify_below(cell, "model", "model_equal", checkpoint.state["model_equal"], checkpoint)
+    moments = below(checkpoint.state["optim_equal"], "state.")
+    _verify_below(cell, "optimizer.state", "optim_equal", moments, checkpoint)
 
 
 def _verify_untouched(cell: Cell, target: TrainingRun, before: State, saved: Checkpoint) -> None:
@@ -52,7 +45,9 @@ def _verify_untouched(cell: Cell, target: TrainingRun, before: State, saved: Che
             for state in (live_state(target), before, saved.state)
         )
         where = f"not loaded {saved}"
-        checks.verify_contract(cell, compare(then, now), compare(then, loaded), controllable(then), where)
+        checks.verify(
+            cell, "contract_held", compare(then, now), compare(then, loaded), controllable(then), where
+        )
 
 
 def _verify_below(cell: Cell, key: str, check: str, expected: Leaves, saved: Checkpoint) -> None:
@@ -67,13 +62,17 @@ def _verify_below(cell: Cell, key: str, check: str, expected: Leaves, saved: Che
             process_group=cell.world.checkpoint_group,
         )
     loaded = snapshot_nested(nested)
-    below = {name.removeprefix(f"{key}."): leaf for name, leaf in loaded.items() if name.startswith(key)}
-    changed = {name: made_different(leaf) for name, leaf in below.items()}
-    content = partial(compare_across, group=cell.world.checkpoint_group, recall=saved.recall(f"{key}."))
-    checks.verify_leaves(cell, check, expected, below, where, changed, content)
+    actual = below(loaded, f"{key}.")
+    changed = {name: made_different(leaf) for name, leaf in actual.items()}
+    with cell.phase("verify", "equality"):
+        found = compare_across(expected, actual, cell.world.checkpoint_group, saved.recall(f"{key}."))
+        control = compare_across(expected, changed, cell.world.checkpoint_group)
+        checks.verify(cell, check, found, control, controllable(expected), where)
 
     def beside(names: Iterable[str]) -> list[Finding]:
         strangers = [name for name in names if not name.startswith(f"{key}.")]
         return [checks.breach(key, f"{strangers[0]} came with it")] if strangers else []
 
-    checks.verify_contract(cell, beside(loaded), beside([*loaded, "optimizer.param_groups"]), [key], where)
+    checks.verify(
+        cell, "contract_held", beside(loaded), beside([*loaded, "optimizer.param_groups"]), [key], where
+    )

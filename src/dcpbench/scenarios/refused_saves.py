@@ -74,7 +74,7 @@ def no_cpu_backend(cell: Cell) -> None:
         cell, AssertionError, "A CPU backend must be enabled for async save", save_without, save_with
     )
     broken = _left_behind(accepted, threads - 1)
-    checks.verify_contract(cell, left, broken, ["files", "threads"], "after the refusal")
+    checks.verify(cell, "contract_held", left, broken, ["files", "threads"], "after the refusal")
     dist.destroy_process_group(device_only)
     steps.train(cell, oracle.trained, oracle.data, until=cell.plan.last_step)
     checks.verify_twin(cell, oracle)

@@ -8,6 +8,8 @@ import torch.distributed as dist
 from dcpbench.records.findings import Finding
 from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.cell import Cell
+from dcpbench.verify.compare import compare
+from dcpbench.verify.perturb import controllable
 from dcpbench.verify.snapshot import Leaves, retained, snapshot_nested
 from dcpbench.workloads.stateful import TensorObject
 from dcpbench.workloads.world import World
@@ -69,7 +71,9 @@ def key_order(cell: Cell) -> None:
     before = _leaves(objects)
     steps.load(cell, target, checkpoint, state=_turned(cell, {**target.state(), **objects}))
     checks.verify_restored(cell, target, checkpoint)
-    checks.verify_leaves(cell, "extra_equal", expected, _leaves(objects), str(checkpoint), before)
+    with cell.phase("verify", "equality"):
+        found, control = compare(expected, _leaves(objects)), compare(expected, before)
+        checks.verify(cell, "extra_equal", found, control, controllable(expected), str(checkpoint))
 
 
 def _objects(world: World, seed: int) -> dict[str, Gathering]:
@@ -131,12 +135,14 @@ def stateful_or_not(cell: Cell) -> None:
     steps.load(cell, target, checkpoint, state=given)
     checks.verify_restored(cell, target, checkpoint)
     loaded = _beside_model({**given, "stateful": fresh})
-    checks.verify_leaves(cell, "extra_equal", expected, loaded, str(checkpoint), before)
+    with cell.phase("verify", "equality"):
+        found, control = compare(expected, loaded), compare(expected, before)
+        checks.verify(cell, "extra_equal", found, control, controllable(expected), str(checkpoint))
 
     swapped = Recording({"plain": None, "stateful": None})
     swapped["stateful"] = Counting(0, device)
     held, broken = _wrong(given, fresh), _wrong(swapped, fresh)
-    checks.verify_contract(cell, held, broken, ["plain", "stateful"], str(checkpoint))
+    checks.verify(cell, "contract_held", held, broken, ["plain", "stateful"], str(checkpoint))
 
 
 def _beside_model(state: dict[str, Any]) -> Leaves:

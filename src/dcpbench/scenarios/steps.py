@@ -169,8 +169,8 @@ def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
 
 
 def _measure_raw(cell: Cell, checkpoint: SavedCheckpoint) -> None:
-    """Write and read as many bytes as a checkpoint has, all ranks at once, in as many files, a share each; right
-    after the save, so that what else goes on on the machine meets both."""
+    """Write and read as many bytes as a checkpoint has, all ranks at once, in as many files, a share each:
+    right after the save, so that what else goes on on the machine meets both."""
     raw = checkpoint.checkpointer.raw
     if raw is None:
         return

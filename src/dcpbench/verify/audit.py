@@ -72,16 +72,13 @@ def audit(manifest: Manifest, expected: Mapping[str, Expected]) -> list[Finding]
     for key, entry in entries.items():
         if entry.shape is not None:
             found += _tensor(key, entry, entry.shape, expected.get(key, Expected()))
+        nowhere = [chunk.offsets for chunk in entry.chunks if chunk.file is None]
+        found += [Finding(key, Problem.chunks, facts={"nowhere": offsets}) for offsets in nowhere]
     for path, named in sorted(manifest.named.items()):
         if manifest.found.get(path) != named:
             facts = {"named": named, "found": manifest.found.get(path, "no such file")}
             found.append(Finding(path, Problem.files, facts=facts))
-    return found + [
-        Finding(key, Problem.chunks, facts={"nowhere": chunk.offsets})
-        for key, entry in entries.items()
-        for chunk in entry.chunks
-        if chunk.file is None
-    ]
+    return found
 
 
 def _tensor(key: str, entry: Entry, shape: Shape, expected: Expected) -> list[Finding]:

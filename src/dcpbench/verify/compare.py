@@ -20,13 +20,8 @@ Recall = Callable[[str], torch.Tensor | None]
 
 
 def compare(saved: Leaves, restored: Leaves, recall: Recall | None = None) -> list[Finding]:
-    """Every name that differs, in the order of `saved`, then the names that only `restored` has.
-
-    Args:
-        saved: what was; of large parts its digests are enough.
-        restored: what is.
-        recall: asked for what was when only its digests are known, and they differ.
-    """
+    """Every name that differs, in the order of `saved`, then the names that only `restored` has. Where only
+    digests of what was saved are known and they differ, `recall` is asked for what was."""
     found: list[Finding | None] = []
     for name, leaf in saved.items():
         if name in restored:

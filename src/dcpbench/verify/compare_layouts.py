@@ -40,7 +40,10 @@ def compare_across(
         for name, one in {one.name: one for one in different}.items()
         if one.problem in _BY_DIGEST
     ]
-    closer = [one for one in looked_at if one]
+    drifted = {one.name for one in also if one.problem is Problem.replicas}
+    closer = [
+        replace(one, problem=Problem.replicas) if one.name in drifted else one for one in looked_at if one
+    ]
     told = {name for names in gathered([one.name for one in closer], group) for name in names}
     others = [one for one in different if one.name not in told or one.problem not in _BY_DIGEST]
     return [*wrong, *closer, *others]

@@ -51,7 +51,7 @@ def digest(part: torch.Tensor, extent: Extent) -> torch.Tensor:
     size = min(part.element_size(), 4)
     per_element = part.element_size() // size
     place = _place(extent, per_element)
-    fused = part.device.type == "cuda" and _kernel() is not None and place.levels <= 2
+    fused = part.device.type == "cuda" and _kernel() is not None and len(place.sizes) <= 2
     mix = _triton if fused else _eager
     for begin, piece in _contiguous(part.detach()):
         words = piece.resolve_conj().resolve_neg().view(_WORDS[size])
@@ -84,10 +84,6 @@ class _Place:
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     wide: bool  # whether word numbers of the whole tensor exceed 32 bits
-
-    @property
-    def levels(self) -> int:
-        return len(self.sizes)
 
 
 def _place(extent: Extent, per_element: int) -> _Place:
@@ -214,9 +210,12 @@ def _kernel() -> Any:
 
 def _triton(words: torch.Tensor, first: int, place: _Place, tile: int = 2048) -> torch.Tensor:
     """Up to two levels. One level has no rows of its own: they are made as long as a tile."""
-    run, stride = (tile, tile) if place.levels == 1 else (place.sizes[0], place.strides[1])
-    row, shift = (0, 0) if place.levels == 1 else divmod(first, run)
-    base = place.base + (first if place.levels == 1 else row * stride)
+    if len(place.sizes) == 1:
+        run, stride, shift, base = tile, tile, 0, place.base + first
+    else:
+        run, stride = place.sizes[0], place.strides[1]
+        row, shift = divmod(first, run)
+        base = place.base + row * stride
     rows = -(-(shift + words.numel()) // run)
     columns = min(tile, 1 << (run - 1).bit_length())
     high = tile // columns

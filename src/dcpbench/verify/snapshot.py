@@ -118,6 +118,11 @@ def snapshot_nested(nested: dict[str, Any], prefix: str = "") -> Leaves:
     return leaves
 
 
+def below(leaves: Leaves, prefix: str) -> Leaves:
+    """The leaves whose names begin with a prefix, without it."""
+    return {name.removeprefix(prefix): leaf for name, leaf in leaves.items() if name.startswith(prefix)}
+
+
 def retained(leaves: Leaves) -> Leaves:
     """The same leaves with nothing of the live state in them; values are copies already."""
     large = {
