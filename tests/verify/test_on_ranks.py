@@ -144,7 +144,7 @@ def look(case: Case) -> dict[str, Any]:
 
 
 def places_of(found: list[Finding]) -> list[tuple[str, list[int], int]]:
-    assert all(one.problem is Problem.differs for one in found)
+    assert all(one.problem in (Problem.differs, Problem.replicas) for one in found)
     return [(one.name, one.facts["index"], one.facts["differing"]) for one in found]
 
 

@@ -35,7 +35,10 @@ _TEMPLATES: dict[Problem, tuple[str, ...]] = {
     Problem.local_shape: ("local shape: saved {saved}, restored {restored}",),
     Problem.placements: ("placements: saved {saved}, restored {restored}",),
     Problem.extent: ("extent: saved {saved}, restored {restored}",),
-    Problem.replicas: ("replicas differ: rank {one_rank} and rank {other_rank} have other bits in one part",),
+    Problem.replicas: (
+        "replicas differ: index {index}: saved {saved} ({saved_bits}), restored {restored} ({restored_bits})",
+        "replicas differ: rank {one_rank} and rank {other_rank} have other bits in one part",
+    ),
     Problem.ranks_disagree: (
         "rank {one_rank} has {one}, rank {other_rank} {other}",
         "the ranks do not agree on shape and dtype: {shapes}",

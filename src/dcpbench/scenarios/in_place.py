@@ -27,10 +27,8 @@ def in_place(cell: Cell) -> None:
 
     def verify_and_set() -> None:
         places = {**_places(filled), "state": before["state"]}
-        broken = _moved(before, _places(copy.deepcopy(given)))
-        checks.verify(
-            cell, "contract_held", _moved(before, places), broken, before, f"after the load {checkpoint}"
-        )
+        held, broken = _moved(before, places), _moved(before, _places(copy.deepcopy(given)))
+        checks.verify(cell, "contract_held", held, broken, before, f"after the load {checkpoint}")
         for name, each in stateful.items():
             each.load_state_dict(given[name])
 

@@ -44,10 +44,8 @@ def _verify_untouched(cell: Cell, target: TrainingRun, before: State, saved: Che
             {**state["optim_equal"], **state["extra_equal"]}
             for state in (live_state(target), before, saved.state)
         )
-        where = f"not loaded {saved}"
-        checks.verify(
-            cell, "contract_held", compare(then, now), compare(then, loaded), controllable(then), where
-        )
+        held, broken = compare(then, now), compare(then, loaded)
+        checks.verify(cell, "contract_held", held, broken, controllable(then), f"not loaded {saved}")
 
 
 def _verify_below(cell: Cell, key: str, check: str, expected: Leaves, saved: Checkpoint) -> None:
@@ -73,6 +71,5 @@ def _verify_below(cell: Cell, key: str, check: str, expected: Leaves, saved: Che
         strangers = [name for name in names if not name.startswith(f"{key}.")]
         return [checks.breach(key, f"{strangers[0]} came with it")] if strangers else []
 
-    checks.verify(
-        cell, "contract_held", beside(loaded), beside([*loaded, "optimizer.param_groups"]), [key], where
-    )
+    broken = beside([*loaded, "optimizer.param_groups"])
+    checks.verify(cell, "contract_held", beside(loaded), broken, [key], where)
