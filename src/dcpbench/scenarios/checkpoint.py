@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave
 from dcpbench.records.findings import Finding
-from dcpbench.verify.audit import Expected, expected_of
+from dcpbench.verify.audit import Entry, expected_of
 from dcpbench.verify.compare import Recall, compare
 from dcpbench.verify.compare_layouts import compare_across
 from dcpbench.verify.snapshot import (
@@ -40,7 +40,7 @@ def retained_state(run: TrainingRun) -> State:
     return {check: retained(leaves) for check, leaves in live_state(run).items()}
 
 
-def promised_keys(run: TrainingRun, saved: State, beside: Leaves | None) -> dict[str, Expected]:
+def promised_keys(run: TrainingRun, saved: State, beside: Leaves | None) -> dict[str, Entry]:
     """The keys that a save of a training run has to have; what is frozen is not saved."""
     frozen = {name for name, value in named_parameters(run.model).items() if not value.requires_grad}
     trained = {name: leaf for name, leaf in saved["model_equal"].items() if name not in frozen}
@@ -87,6 +87,6 @@ class SavedCheckpoint(Checkpoint):
     """One that this stage has saved, with the keys that this rank's state promises of it, its save, which may
     be under way, and the number of that."""
 
-    keys: dict[str, Expected]
+    keys: dict[str, Entry]
     pending: PendingSave
     number: int

@@ -195,7 +195,6 @@ def load(
     """Load a checkpoint into a target, or into `state` instead of the target's own, which `install` then
     brings into the target where loading does not."""
     with cell.phase("load"):
-        cell.world.synchronize()
         began = time.perf_counter()
         checkpoint.checkpointer.load(target.state() if state is None else state, checkpoint.checkpoint_id)
         if install:
