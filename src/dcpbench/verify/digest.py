@@ -210,12 +210,10 @@ def _kernel() -> Any:
 
 def _triton(words: torch.Tensor, first: int, place: _Place, tile: int = 2048) -> torch.Tensor:
     """Up to two levels. One level has no rows of its own: they are made as long as a tile."""
-    if len(place.sizes) == 1:
-        run, stride, shift, base = tile, tile, 0, place.base + first
-    else:
-        run, stride = place.sizes[0], place.strides[1]
-        row, shift = divmod(first, run)
-        base = place.base + row * stride
+    flat = len(place.sizes) == 1
+    run, stride = (tile, tile) if flat else (place.sizes[0], place.strides[1])
+    row, shift = (0, 0) if flat else divmod(first, run)
+    base = place.base + (first if flat else row * stride)
     rows = -(-(shift + words.numel()) // run)
     columns = min(tile, 1 << (run - 1).bit_length())
     high = tile // columns
