@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from dcpbench.records.rank_report import RankReport
-from dcpbench.worker.messages import Failed, Message, PhaseBegun, RunId, UploadsUnderWay
+from dcpbench.worker.messages import CellSpec, Failed, Message, PhaseBegun, UploadsUnderWay
 
 _UNKNOWN = 255
 """What multiprocessing takes for the exit status if the server died that would have told it."""
@@ -28,8 +28,7 @@ class Rank:
     number: int
     process: ForkServerProcess
     connection: Connection
-    log: Path
-    run: RunId | None = None
+    stage: CellSpec = field(init=False)
     phase: str = "join"
     since: float = field(default_factory=time.monotonic)
     uploads: tuple[float, ...] = ()
@@ -42,12 +41,16 @@ class Rank:
         """Whether it has yet to say how the cell ended."""
         return self.report is None and self.failed is None and self.gone_at is None
 
-    def begin(self, run: RunId, folder: Path) -> None:
-        """A stage begins that logs to `folder`; a rank that has yet to join is still at that."""
-        self.run = run
+    @property
+    def log(self) -> Path:
+        """What it writes while it runs its stage."""
+        return Path(self.stage.folder) / f"rank{self.number}.log"
+
+    def begin(self, stage: CellSpec) -> None:
+        """A stage begins; a rank that has yet to join is still at that."""
+        self.stage = stage
         self.report = self.failed = None
         self.uploads = ()
-        self.log = folder / f"rank{self.number}.log"
         if self.phase != "join":
             self.phase, self.since = "start", time.monotonic()
 
@@ -55,7 +58,7 @@ class Rank:
         """Note what it has to say; whether it is about the running stage. What is about another one (a
         process that a stage before this one had forked, say) is dropped."""
         content = message.content
-        if message.rank != self.number or message.run not in (None, self.run) or not self.waiting:
+        if message.rank != self.number or message.run not in (None, self.stage.run) or not self.waiting:
             return False
         if isinstance(content, PhaseBegun):
             self.phase, self.since = content.phase, time.monotonic()

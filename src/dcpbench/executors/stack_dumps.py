@@ -36,7 +36,7 @@ def dump(ranks: Sequence[Rank]) -> dict[int, str]:
     _wait_until_written(asked, before)
     doing: dict[int, str] = {}
     for rank in asked:
-        frame = _doing(_written(rank.log, before[rank.number]))
+        frame = _doing(_text(rank.log, before[rank.number]))
         parts = ["stopped by a signal"] if rank.number in stopped else []
         parts += [f"at {frame}"] if frame else []
         if parts:
@@ -46,14 +46,14 @@ def dump(ranks: Sequence[Rank]) -> dict[int, str]:
 
 def fatal(log: Path) -> str | None:
     """Where a rank was that the interpreter saw die, as after a segmentation fault."""
-    _, died, dumped = _end(log, 2**20).rpartition("Fatal Python error: ")
+    _, died, dumped = _text(log, -(2**20)).rpartition("Fatal Python error: ")
     frame = _FRAME.search(dumped.partition("Current thread")[2])
     return _short(frame.groups()) if died and frame else None
 
 
 def tail(log: Path) -> list[str]:
     """The last lines of a log."""
-    return _end(log, 2**14).splitlines()[-_TAIL_LINES:]
+    return _text(log, -(2**14)).splitlines()[-_TAIL_LINES:]
 
 
 def _wait_until_written(asked: Sequence[Rank], before: dict[int, int]) -> None:
@@ -84,14 +84,11 @@ def _short(frame: Sequence[str]) -> str:
     return f"{function} ({'/'.join(Path(path).parts[-2:])}:{line})"
 
 
-def _end(log: Path, longest: int) -> str:
-    return _written(log, max(0, _size(log) - longest))
-
-
-def _written(log: Path, offset: int) -> str:
+def _text(log: Path, start: int) -> str:
+    """What a log holds from a byte on, which counts from its end where it is negative."""
     try:
         with log.open("rb") as file:
-            file.seek(offset)
+            file.seek(start if start >= 0 else max(0, _size(log) + start))
             return file.read().decode(errors="replace")
     except OSError:
         return ""

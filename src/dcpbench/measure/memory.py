@@ -1,5 +1,6 @@
 """Peaks of a rank's memory, in bytes, since they were last reset."""
 
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,11 +22,5 @@ def peak_device_bytes(device: torch.device) -> int | None:
 
 def peak_host_bytes() -> int | None:
     """Of the resident set of this process; None where the system does not say it."""
-    try:
-        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return None
-    for line in status.splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return None
+    peak = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return int(peak[1]) * 1024 if peak else None

@@ -4,7 +4,6 @@ import ctypes
 import gc
 import pkgutil
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -19,17 +18,16 @@ from dcpbench.scenarios.cell import Cell, Skip, Uploads
 from dcpbench.worker.messages import CellSpec
 from dcpbench.workloads.world import World
 
-RANK_REPORT = "dcpbench_rank_report"
-"""The attribute of an exception that a stage raised: what its rank had seen and measured until then."""
-
 
 def run_cell(
     spec: CellSpec,
     world: World,
+    report: RankReport,
     announce: Callable[[str], None],
     uploads: Callable[[tuple[float, ...]], None],
-) -> RankReport:
-    """Run a stage of a cell on this rank; `announce` and `uploads` tell the driver how far it is.
+) -> None:
+    """Run a stage of a cell on this rank and fill in its report; `announce` and `uploads` tell the driver how
+    far it is.
 
     Raises:
         Exception: whatever the scenario raised.
@@ -39,24 +37,18 @@ def run_cell(
     _set_deterministic(config.deterministic)
     if config.compile:
         _keep_graphs_of(config, world)
-    report = RankReport(rank=world.rank)
     cell = Cell(config, world, Path(spec.checkpoints), announce, report, Uploads(uploads))
     try:
         stage = config.scenario.all_stages[spec.run.stage]
         pkgutil.resolve_name(stage.target)(cell, **config.scenario.options)
     except Skip as reason:
         report.skip = str(reason)
-        return report
-    except BaseException as error:
-        # What a check has found until then is often why the cell came to this.
-        setattr(error, RANK_REPORT, report)
-        raise
+        return
     if config.compile:
         # Dynamo falls back to eager silently when it gives up on a frame.
         report.compiled = counters["stats"]["unique_graphs"] > 0 and not counters["recompile_limit"]
     cell.measure("peak_device_bytes", memory.peak_device_bytes(world.device))
     cell.measure("peak_host_bytes", memory.peak_host_bytes())
-    return report
 
 
 def _reset(world: World) -> None:
@@ -64,8 +56,7 @@ def _reset(world: World) -> None:
     gc.collect()
     # glibc keeps what cells have freed for each thread that there ever was: ranks that stay up would seem
     # to grow.
-    with suppress(AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
+    ctypes.CDLL(None).malloc_trim(0)
     if world.device.type == "cuda":
         torch.cuda.empty_cache()
     memory.reset_peaks(world.device)
