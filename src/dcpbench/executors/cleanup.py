@@ -93,13 +93,13 @@ def _held(processes: Iterable[psutil.Process]) -> set[str]:
 
 
 def _families(leaders: Collection[int]) -> set[psutil.Process]:
+    # What has a session of its own, and a parent that is gone, says in its environment whose it is.
     named = {str(leader) for leader in leaders}
     return _with_descendants(
         lambda process: (
-            process.pid in leaders
-            or os.getsid(process.pid) in leaders
+            not {process.pid, os.getsid(process.pid)}.isdisjoint(leaders)
             or process.environ().get(OF_RANK) in named
-        )  # it has a session of its own, and its parent is gone
+        )
     )
 
 

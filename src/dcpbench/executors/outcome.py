@@ -1,5 +1,6 @@
 """How a stage ends on its ranks: the limits of time that it has, and what happened first, where."""
 
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,7 +76,8 @@ def _first_cause(ranks: Sequence[Rank]) -> Rank | None:
     for rank in ranks:
         if rank.gone_at is not None:
             # A rank that aborts may have found a peer dead, so that one goes first.
-            head_start_s = 0.0 if rank.aborted() else _DEATH_IS_SEEN_S
+            aborted = rank.process.exitcode == -signal.SIGABRT
+            head_start_s = 0.0 if aborted else _DEATH_IS_SEEN_S
             causes.append((rank.gone_at - head_start_s, rank))
     echoes = [(rank.failed.at, rank) for rank in ranks if rank.failed]
     if not causes and echoes:
@@ -87,13 +89,9 @@ def _first_cause(ranks: Sequence[Rank]) -> Rank | None:
 def _timeout(ranks: Sequence[Rank], reports: list[RankReport], phase: str, limit_s: float) -> Outcome:
     doing = stack_dumps.dump(ranks)
     waiting = [rank for rank in ranks if rank.waiting]
-    late = {rank.number: rank.where() for rank in waiting if _is_at(rank, phase)}
+    late = {rank.number: rank.where() for rank in waiting if phase == _CELL or rank.is_at(phase)}
     others = {rank.number: rank.where() for rank in waiting if rank.number not in late}
     of_phase = None if phase == _CELL else phase
     reached = LimitReached(f"timeouts.{phase}_s", limit_s, of_phase, late, others, doing)
     details = {"limit": reached.key, "doing": {str(number): frame for number, frame in doing.items()}}
     return Outcome(reports, "timeout", reached, details=details)
-
-
-def _is_at(rank: Rank, phase: str) -> bool:
-    return phase in (_CELL, rank.phase) or (phase == "upload" and bool(rank.uploads))

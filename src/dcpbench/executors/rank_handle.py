@@ -77,10 +77,6 @@ class Rank:
             return status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
         return False
 
-    def aborted(self) -> bool:
-        """Whether it ended itself, as a rank also does that finds a peer gone."""
-        return self.process.exitcode == -signal.SIGABRT
-
     def ending(self) -> str:
         """How its process ended, in words."""
         code = self.process.exitcode
@@ -91,6 +87,10 @@ class Rank:
         if code < 0:
             return f"was killed by {signal.Signals(-code).name}"
         return f"exited with status {code}"
+
+    def is_at(self, phase: str) -> bool:
+        """Whether a phase goes on, also beside another one."""
+        return phase == self.phase or (phase == "upload" and bool(self.uploads))
 
     def where(self) -> str:
         """Its phase, and what went on beside it."""

@@ -1,12 +1,13 @@
 """What ranks that hang are doing: every thread's stack goes to the rank's log, one frame to the row."""
 
-import os
 import re
 import signal
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from dcpbench.executors.rank_handle import Rank
 
@@ -28,19 +29,17 @@ def dump(ranks: Sequence[Rank]) -> dict[int, str]:
     before = {rank.number: _size(rank.log) for rank in asked}
     stopped = {rank.number for rank in asked if rank.stopped()}
     for rank in asked:
-        assert rank.process.pid
-        with suppress(ProcessLookupError):  # it may end at this very moment
-            os.kill(rank.process.pid, signal.SIGUSR1)
-            if rank.number in stopped:  # else it takes no signal; it is ended soon
-                os.kill(rank.process.pid, signal.SIGCONT)
+        with suppress(psutil.NoSuchProcess):  # it may end at this very moment
+            process = psutil.Process(rank.process.pid)
+            process.send_signal(signal.SIGUSR1)
+            process.resume()  # else one that is stopped does not take it
     _wait_until_written(asked, before)
     doing: dict[int, str] = {}
     for rank in asked:
         frame = _doing(_text(rank.log, before[rank.number]))
-        parts = ["stopped by a signal"] if rank.number in stopped else []
-        parts += [f"at {frame}"] if frame else []
-        if parts:
-            doing[rank.number] = " ".join(parts)
+        parts = ("stopped by a signal" if rank.number in stopped else "", f"at {frame}" if frame else "")
+        if any(parts):
+            doing[rank.number] = " ".join(filter(None, parts))
     return doing
 
 
