@@ -1,6 +1,6 @@
 """The rows of sweeps as one tidy pandas DataFrame: where every table, and a notebook, starts."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,8 +85,13 @@ def read_frame(folder: Path) -> tuple[pd.DataFrame, list[str]]:
     rows, damaged = read_rows(folder)
     values = {name: [row.get(name) for row in rows] for name in dtypes()}
     values |= {name: [row.get(name) or {} for row in rows] for name in NESTED}
-    columns = {name: pd.Series(values[name], dtype=dtype) for name, dtype in dtypes().items()}
-    return pd.DataFrame(columns), damaged
+    return frame_of(values), damaged
+
+
+def frame_of(values: Mapping[str, list[Any]]) -> pd.DataFrame:
+    """The values of columns, None where one is missing, as a frame like that of `read_sweeps`."""
+    types = {"sweep": "string", **dtypes()}
+    return pd.DataFrame({name: pd.Series(column, dtype=types[name]) for name, column in values.items()})
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
