@@ -1,7 +1,9 @@
 """The rows of sweeps as one tidy pandas DataFrame: where every table, and a notebook, starts."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -129,15 +131,11 @@ def is_false(column: "pd.Series[Any]") -> "pd.Series[bool]":
 
 def short_names(folders: Iterable[str]) -> dict[str, str]:
     """For each folder the least of its path, from the end, that no other of them has as well."""
-    paths = {folder: Path(folder).resolve().parts for folder in folders}
-    names = {}
-    for folder, parts in paths.items():
-        others = [other for other in paths.values() if other != parts]
-        length = 1
-        while length < len(parts) and any(other[-length:] == parts[-length:] for other in others):
-            length += 1
-        names[folder] = str(Path(*parts[-length:]))
-    return names
+    parts = {folder: Path(folder).resolve().parts for folder in folders}
+    ends = {path: [path[-length:] for length in range(1, len(path) + 1)] for path in parts.values()}
+    count = Counter(chain.from_iterable(ends.values()))
+    names = {path: next((end for end in of if count[end] == 1), path) for path, of in ends.items()}
+    return {folder: str(Path(*names[path])) for folder, path in parts.items()}
 
 
 def sweeps_in(place: Path) -> Iterator[Path]:
