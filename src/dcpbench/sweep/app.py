@@ -58,7 +58,6 @@ class SweepRun:
         self._claim = ExitStack()
         self._record: manifest.Record | None = None
         self._driver: driver.Sweep | None = None
-        self._overrides: list[list[str]] = []
         self._started = 0.0
         self._in_batch = self._broken_off = False
         if not own_sweeper:
@@ -122,14 +121,14 @@ class SweepRun:
         unless it is only to be planned."""
         base, folder = self._base, self._folder
         before = _resumed(base, folder)
-        if before is not None:
-            if not base.plan:
-                self._claim.enter_context(manifest.held(folder))
-            resume.same_matrix(folder, before, composing.cell_names(batch))
-        elif self._own_sweeper:
+        if before is None and self._own_sweeper:
             manifest.refuse_used(folder)
+        elif before is not None and not base.plan:
+            self._claim.enter_context(manifest.held(folder))
         context = fork_server.fork_server(compiles=composing.may_compile(base, batch))
-        cells = self._compose(batch)
+        cells = self._compositions.cells(batch)
+        if before is not None:
+            resume.same_matrix(folder, before, {cell.name for cell in cells})
         try:
             here = fork_server.probe(context)
         except RuntimeError as error:
@@ -154,18 +153,11 @@ class SweepRun:
     def _next(self, sweep: driver.Sweep, batch: list[list[str]]) -> list[job.Job]:
         """The jobs of another batch."""
         assert self._record is not None
-        jobs = job.plan(self._compose(batch), sweep.machine, self._conf)
+        jobs = job.plan(self._compositions.cells(batch), sweep.machine, self._conf)
         job.refuse_shared_folders([*sweep.jobs, *jobs])
         sweep.jobs += jobs
         self._write_record(sweep, self._record)
         return jobs
-
-    def _compose(self, batch: list[list[str]]) -> list[composing.SweepCell]:
-        self._overrides += batch
-        cells = composing.compose(self._compositions, self._overrides, len(batch))
-        for cell in cells:
-            cell.config.check()
-        return cells
 
     def _begin(self, sweep: driver.Sweep) -> None:
         """Make the folder this sweep's, and write down what was asked for."""

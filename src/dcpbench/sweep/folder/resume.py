@@ -6,7 +6,7 @@ was broken off and resumed are those of one that was not.
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,13 +52,13 @@ class Found:
         return sentences
 
 
-def same_matrix(folder: Path, record: Record, names: Sequence[str]) -> None:
+def same_matrix(folder: Path, record: Record, here: set[str]) -> None:
     """Refuse to go on in the folder of a sweep of other cells.
 
     Raises:
         ConfigError: naming a cell that only one of the two has.
     """
-    there, here = set(record.cells), set(names)
+    there = set(record.cells)
     for only, where in ((here - there, "it has no cell"), (there - here, "nobody asks now for its cell")):
         if only:
             raise ConfigError(
