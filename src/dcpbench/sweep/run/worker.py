@@ -7,6 +7,7 @@ it should be.
 """
 
 import datetime
+import os
 import shutil
 import time
 from contextlib import suppress
@@ -17,8 +18,8 @@ from rich.console import Console
 
 from dcpbench.config.groups import Ending, Isolation, KeepCheckpoints, StageConfig
 from dcpbench.config.schema import Config
-from dcpbench.executors.base import OnPhase, Outcome
-from dcpbench.executors.local import LocalExecutor
+from dcpbench.executors.local import LocalExecutor, OnPhase
+from dcpbench.executors.outcome import Outcome
 from dcpbench.records.metrics import Measurement
 from dcpbench.records.row import Row
 from dcpbench.sweep.plan.job import Job
@@ -109,11 +110,6 @@ class Worker:
         for number, stage in enumerate(job.config.scenario.all_stages):
             run = RunId(self.folder.name, job.cell.name, attempt, number)
             spec = CellSpec(run, job.config, str(job.cell.folder), str(checkpoints))
-            try:
-                self.executor.start(job.kind(stage), job.cell.folder)
-            except (OSError, EOFError) as error:
-                problem = f"the ranks could not be started: {error}"
-                return [*outcomes, Outcome([], "error", problem=problem)]
             outcome = self.executor.run(job.kind(stage), spec, job.config.timeouts, on_phase)
             outcomes.append(_as_expected(stage, outcome))
             if outcomes[-1].status or any(report.skip for report in outcome.reports):
@@ -163,13 +159,10 @@ def clear(keep: KeepCheckpoints, failed: bool, checkpoints: Path) -> str | None:
 
 def remove(folder: Path) -> str | None:
     """Remove a folder, also where a cell has made parts of it read-only; a sentence if it would not go."""
-    with suppress(OSError):
-        shutil.rmtree(folder)
-        return None
-    for inner in (folder, *folder.rglob("*")):
+    shutil.rmtree(folder, ignore_errors=True)
+    for place, _, _ in os.walk(folder):
         with suppress(OSError):
-            if inner.is_dir() and not inner.is_symlink():
-                inner.chmod(0o700)
+            Path(place).chmod(0o700)
     try:
         shutil.rmtree(folder)
     except FileNotFoundError:
