@@ -84,8 +84,7 @@ class Checkpoint:
 
 @dataclass(kw_only=True)
 class SavedCheckpoint(Checkpoint):
-    """One that this stage has saved, with the keys that this rank's state promises of it, its save, which may
-    be under way, and the number of that."""
+    """One that this stage has saved, with the keys that it has to have, its save and the number of that."""
 
     keys: dict[str, Entry]
     pending: PendingSave

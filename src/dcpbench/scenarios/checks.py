@@ -52,8 +52,7 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
         plain = training_run.build_plain(cell.config, cell.world, other_seed(cell, 0))
         plain.train(oracle.data, 1)
         _control(cell, "state_twin_close", expected, compare_close(expected, _tensors(plain), tolerance))
-    cell.report.losses["continued"] = losses.continued
-    cell.report.losses["twin"] = losses.twin
+    cell.report.losses.update(continued=losses.continued, twin=losses.twin)
 
 
 def verify_save_harmless(cell: Cell, oracle: Oracle) -> None:
