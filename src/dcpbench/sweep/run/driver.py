@@ -126,7 +126,7 @@ class Sweep:
             except BaseException:  # an interrupt, or a row that cannot be written
                 threads.shutdown(wait=False, cancel_futures=True)
                 for worker in workers:
-                    worker.stop()
+                    worker.executor.interrupt()
                 raise
 
     def _write(self, finished: Finished) -> None:

@@ -50,18 +50,12 @@ class Worker:
     console: Console
     disk: DiskUse
     shared: bool = False
-    stopping: bool = False
 
     def run(self, job: Job, display: ProgressDisplay) -> Finished:
         """Run a cell, once more if it did not come out as it should."""
         display.begin(job.cell.name)
         tries = self._tries(job, display)
         return Finished(job, row_of(job, tries, self.shared), tries[-1].measurements)
-
-    def stop(self) -> None:
-        """End what runs in another thread: its cell ends at once, and no other is begun."""
-        self.stopping = True
-        self.executor.interrupt()
 
     def _tries(self, job: Job, display: ProgressDisplay) -> list[Try]:
         checkpoints = job.checkpoints(self.folder)
@@ -74,7 +68,7 @@ class Worker:
             return [Try(Verdict("error", f"the cell's folder could not be made: {error}"), _now())]
         on_phase, keep = display.phases_of(job.cell.name), job.config.keep_checkpoints
         first = self._try(job, 0, checkpoints, on_phase)
-        if self.stopping or not is_due(first, job.config):
+        if self.executor.interrupted or not is_due(first, job.config):
             self._print(clear(keep, not first.is_ok, checkpoints))
             return [first]
         try:
