@@ -10,7 +10,7 @@ import pandas as pd
 
 from dcpbench.analysis.cell_identity import (
     config_differences,
-    identity_keys_of,
+    identity_keys,
     not_in_common,
     refuse_merged,
     with_cells,
@@ -110,7 +110,8 @@ def compared(
     """
     sides = {"earlier": earlier, "old": old, "new": new}
     rows = pd.concat([side.assign(side=of) for of, side in sides.items() if side is not None and len(side)])
-    cells = with_cells(rows.reset_index(drop=True), identity_keys_of(rows), ignored)
+    keys = identity_keys(rows["overrides"], rows["config"])
+    cells = with_cells(rows.reset_index(drop=True), keys, ignored)
     measured, after = cells[cells["side"] != "new"], cells[cells["side"] == "new"]
     before = cells[cells["side"] == "old"]
     for side in (measured, after):

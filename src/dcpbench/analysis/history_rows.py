@@ -48,7 +48,7 @@ class Rows:
     frame: pd.DataFrame
     folders: dict[str, Path]
     remarks: list[str]
-    keys: frozenset[str] = frozenset()
+    keys: Collection[str] = ()
     _stored: dict[str, list[Row]] = field(default_factory=dict)
 
     def config(self, sweep: str, **wanted: str) -> Mapping[str, Any]:
@@ -97,16 +97,13 @@ def read_history(places: Sequence[Path], columns: Sequence[str] = ()) -> Rows:
     return replace(read, keys=_identity_keys(read))
 
 
-def _identity_keys(rows: Rows) -> frozenset[str]:
-    """`identity_keys`, with one of the newest configurations for each key that is overridden anywhere."""
+def _identity_keys(rows: Rows) -> set[str]:
+    """`identity_keys`, by one of the newest configurations for each key that is overridden anywhere."""
     once = rows.frame.drop_duplicates("overrides", keep="last").dropna(subset="overrides")
-    newest = {
-        key: (sweep, line)
-        for sweep, line in zip(once["sweep"], once["overrides"], strict=True)
-        for key in override_values(line)
-    }
-    once_each = dict.fromkeys(newest.values())
-    return identity_keys((line, rows.config(sweep, overrides=line)) for sweep, line in once_each)
+    of_lines = dict(zip(once["overrides"], once["sweep"], strict=True))
+    newest = {key: line for line in of_lines for key in override_values(line)}
+    configs = (rows.config(of_lines[line], overrides=line) for line in newest.values())
+    return identity_keys(newest.values(), configs)
 
 
 def _flat_rows(folder: Path, wanted: Collection[str]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from dcpbench.analysis.cell_identity import identity_keys_of, override_values
+from dcpbench.analysis.cell_identity import identity_keys, override_values
 from dcpbench.analysis.frame import Sweeps, ok, records
 from dcpbench.analysis.runs import again
 from dcpbench.records.checks import CHECKS
@@ -89,7 +89,7 @@ def _labels(sweeps: Sequence[str]) -> dict[str, str]:
 
 def _axes_beside(frame: pd.DataFrame) -> dict[str, list[str | None]]:
     """The overrides that are part of what a cell is, no axis, and vary: by name, the value in each row."""
-    keys = identity_keys_of(frame)
+    keys = identity_keys(frame["overrides"], frame["config"])
     asked = [override_values(one) for one in frame["overrides"]]
     names = dict.fromkeys(name for one in asked for name in one if name in keys)
     values = {name: [one.get(name) for one in asked] for name in names}
