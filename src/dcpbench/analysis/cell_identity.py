@@ -79,11 +79,7 @@ def with_cells(frame: pd.DataFrame, keys: Collection[str], ignored: Collection[s
 
 
 def refuse_merged(cells: pd.DataFrame, ignored: Collection[str]) -> None:
-    """Make sure that no cell of a sweep was taken for another one because of what is ignored.
-
-    Raises:
-        QueryError: one sweep has several values of what is ignored where all else is equal.
-    """
+    """Raise a QueryError if cells of one sweep differ in nothing but what is ignored."""
     for axis in (axis for axis in AXES if axis in ignored):
         values = cells.groupby(["sweep", "key"])[axis].unique()
         several = values[values.map(len) > 1]
@@ -118,8 +114,7 @@ def cell_names(cells: pd.DataFrame) -> list[str]:
 
 
 def not_in_common(old: pd.DataFrame, new: pd.DataFrame) -> str:
-    """Why no cell of one side is at the address of one of the other: axes without a common value, else all
-    that differ."""
+    """Why no address is in both: axes without a common value, else all that differ."""
     apart, partly = [], []
     for axis in (*AXES, "others"):
         before, after = set(old[axis]), set(new[axis])

@@ -215,10 +215,7 @@ def _change(was: _Outcome, now: _Outcome) -> str:
 
 
 def differences(sides: Mapping[str, Sweeps]) -> pd.DataFrame:
-    """What differs in the environments: a line for each thing, a column for each side, as text.
-
-    A side of several sweeps has all that was seen in it.
-    """
+    """What differs in the environments, all sweeps of a side together: a line a thing, a column a side."""
     seen = {name: _seen(sweeps) for name, sweeps in sides.items()}
     order = {key: place for place, key in enumerate(_FIRST)}
     keys = sorted({key for side in seen.values() for key in side} - {"earlier"})

@@ -47,14 +47,7 @@ by which a cost is called another one stands below the tables, and in docs/compa
 
 
 def main(arguments: list[str]) -> int:
-    """Compare sweeps.
-
-    Returns:
-        1 where something is found that `--fail-on` names, else 0.
-
-    Raises:
-        dcpbench.records.store.ResultsError: a side holds no results, or what was asked makes no sense.
-    """
+    """Compare sweeps; 1 if something is found that `--fail-on` names, ResultsError if that cannot be done."""
     asked = _parser().parse_args(arguments)
     metrics = list(dict.fromkeys([*always_compared(), *METRICS]))
     rule = Rule(

@@ -31,9 +31,8 @@ _MESSAGE = 2_000
 def junit(sweeps: Sweeps) -> str:
     """One testsuite for each sweep, one testcase for each of its rows.
 
-    What is as it should be passes, as it does for the exit status of a sweep: so does a planted fault that
-    was seen. A failure has the reason and the command that runs the cell again; `system-out` the end of
-    the log of the rank that was first to go wrong.
+    What `is_ok` passes. A failure has the reason and the command that runs the cell again; `system-out` the
+    end of the log of the rank that was first to go wrong.
     """
     root = Element("testsuites", name="dcpbench")
     names = short_names(sweeps.environments)

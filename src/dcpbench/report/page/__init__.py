@@ -1,8 +1,7 @@
 """`report.html`: the rows of one sweep or of several as one file that needs nothing beside it.
 
-`page.html`, `page.css` and the scripts are inlined, the rows packed into a block of data that no browser
-runs. What rows say is data: it reaches the page as text alone, and the page's own Content-Security-Policy
-lets a browser run nothing but the scripts whose hashes it names, load nothing and send nothing.
+Styles and scripts are inlined, the rows a packed block of data. What rows say reaches the page as text alone,
+and its Content-Security-Policy lets a browser run only the scripts whose hashes it names, and load nothing.
 """
 
 import base64
@@ -43,8 +42,7 @@ _PLAIN = ["status", "cell", "reason"]
 def page(sweeps: Sweeps, title: str) -> str:
     """The text of a page that shows these sweeps, ASCII alone; with several, `sweep` is one more axis.
 
-    Up to about 1,000 rows it stays below 1 MB: long reasons, log tails and lists of differing names are
-    shortened until they fit, and say so.
+    Up to about 1,000 rows it stays below 1 MB: what is long is shortened until it fits, and says so.
     """
     css, script = _asset("page.css"), "\n".join(map(_asset, _SCRIPTS))
     policy = (

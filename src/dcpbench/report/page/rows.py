@@ -1,7 +1,4 @@
-"""What the page keeps of the rows: all that it shows, without the names of every control of every check.
-
-Columns, not rows: values that are alike then lie side by side, which packs about four times as well.
-"""
+"""What the page keeps of the rows, by columns: like values side by side pack about four times as well."""
 
 import math
 from collections.abc import Callable, Sequence
