@@ -227,12 +227,12 @@ def differences(sides: Mapping[str, Sweeps]) -> pd.DataFrame:
     return pd.DataFrame(apart, columns=["what", *sides])
 
 
-def warning(differing: pd.DataFrame) -> str | None:
-    """A sentence if the machines were not the same."""
-    machine = [what for what in differing["what"] if what in _MACHINE]
-    if not machine:
-        return None
-    return f"The machines differ ({', '.join(machine)}): another cost may be the machine's and nothing else."
+def warning(differing: pd.DataFrame) -> str:
+    """A sentence if the machines were not the same, else nothing."""
+    what = ", ".join(what for what in differing["what"] if what in _MACHINE)
+    return (
+        f"The machines differ ({what}): another cost may be the machine's and nothing else." if what else ""
+    )
 
 
 def _seen(sweeps: Sweeps) -> dict[str, list[str]]:

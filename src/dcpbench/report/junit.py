@@ -36,11 +36,9 @@ def junit(sweeps: Sweeps) -> str:
     """
     root = Element("testsuites", name="dcpbench")
     names = short_names(sweeps.environments)
-    rows: dict[str, list[dict[str, Any]]] = {folder: [] for folder in sweeps.environments}
-    for row in records(sweeps.frame):
-        rows[row["sweep"]].append(row)
     for folder, environment in sweeps.environments.items():
-        root.append(_suite(names[folder], environment, rows[folder]))
+        rows = sweeps.frame[sweeps.frame["sweep"] == folder]
+        root.append(_suite(names[folder], environment, records(rows)))
     for counted in ("tests", "failures", "errors"):
         root.set(counted, str(sum(int(suite.get(counted, "0")) for suite in root)))
     root.set("time", f"{sum(float(suite.get('time', '0')) for suite in root):.3f}")

@@ -24,12 +24,8 @@ _LINES = 100
 
 def shown_metrics(frame: pd.DataFrame) -> list[str]:
     """The metrics that have a column in the results table of these rows."""
-    shown = {"always": True, "measured": False}
-    return [
-        name
-        for name, spec in METRICS.items()
-        if shown.get(spec.shown) or (spec.shown in shown and frame[name].notna().any())
-    ]
+    shown = [name for name, spec in METRICS.items() if spec.shown in ("always", "measured")]
+    return [name for name in shown if METRICS[name].shown == "always" or frame[name].notna().any()]
 
 
 def summary(frame: pd.DataFrame) -> pd.DataFrame:
