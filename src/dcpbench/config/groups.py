@@ -7,7 +7,7 @@ from a frozen dataclass read-only and then refuses to merge the YAML into it.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -291,7 +291,6 @@ class TimeoutsConfig:
     verify_s: float | None = None
     raw_s: float | None = None
 
-    def of_phases(self) -> dict[str, float]:
-        """The limit of each phase that has one."""
-        given = {item.name.removesuffix("_s"): getattr(self, item.name) for item in fields(self)}
-        return {name: limit for name, limit in given.items() if limit is not None and name != "cell"}
+    def given(self) -> dict[str, float]:
+        """The limit of the whole `cell`, and of each phase that has one."""
+        return {name.removesuffix("_s"): limit for name, limit in vars(self).items() if limit is not None}

@@ -32,7 +32,7 @@ class Limit:
 
 def nearest(timeouts: TimeoutsConfig, began: float, ranks: Sequence[Rank]) -> Limit:
     """The limit that is reached first if no rank gets any further; `began` is when the cell did."""
-    limits = timeouts.of_phases()
+    limits = timeouts.given()
     clocks = [
         clock
         for rank in ranks
