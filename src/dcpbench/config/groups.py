@@ -291,6 +291,6 @@ class TimeoutsConfig:
     verify_s: float | None = None
     raw_s: float | None = None
 
-    def given(self) -> dict[str, float]:
+    def by_phase(self) -> dict[str, float]:
         """The limit of the whole `cell`, and of each phase that has one."""
         return {name.removesuffix("_s"): limit for name, limit in vars(self).items() if limit is not None}
