@@ -28,6 +28,9 @@ from dcpbench.records.store import ResultsError
 from dcpbench.sweep.folder.manifest import command_line
 from dcpbench.sweep.task import SweepTask
 
+_WRONG = (ConfigError, PluginError, ResultsError, HydraException, OmegaConfBaseException, YAMLError)
+"""Whose text says what is wrong with the configuration."""
+
 
 def random_seeds(count: int) -> str:
     """Different seeds, as a list on the command line; each cell's row and name have its own."""
@@ -96,14 +99,7 @@ def _run(task: SweepTask) -> int:
         if task.sweep is None or not task.sweep.begun:
             sys.stderr.write("dcpbench: interrupted before the first cell\n")
         return INTERRUPTED
-    except (
-        ConfigError,
-        PluginError,
-        ResultsError,
-        HydraException,
-        OmegaConfBaseException,
-        YAMLError,
-    ) as error:
+    except _WRONG as error:
         sys.stderr.write(f"dcpbench: {one_line(error)}\n")
         return WRONG_CONFIGURATION
     except Exception as error:

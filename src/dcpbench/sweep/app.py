@@ -56,7 +56,7 @@ class SweepRun:
         self._compositions = composing.Compositions(loader, base)
         self._console = Console(stderr=True)
         self._claim = ExitStack()
-        self._record: manifest.Record | None = None
+        self._record = manifest.Record(manifest.own_words(sys.argv[1:]), str(Path.cwd()), [], [])
         self._driver: driver.Sweep | None = None
         self._started = 0.0
         self._in_batch = self._broken_off = False
@@ -113,7 +113,7 @@ class SweepRun:
             except KeyboardInterrupt:
                 return INTERRUPTED
             finally:
-                if self._record is None and not self._own_sweeper:  # whose sweeper may have left it behind
+                if not (self.begun or self._own_sweeper):  # whose sweeper may have left it behind
                     (self._folder / _MULTIRUN_YAML).unlink(missing_ok=True)
 
     def _first(self, batch: list[list[str]]) -> list[job.Job]:
@@ -121,6 +121,7 @@ class SweepRun:
         unless it is only to be planned."""
         base, folder = self._base, self._folder
         before = _resumed(base, folder)
+        self._record = before or self._record
         if before is None and self._own_sweeper:
             manifest.refuse_used(folder)
         elif before is not None and not base.plan:
@@ -135,15 +136,15 @@ class SweepRun:
             raise ConfigError(str(error)) from None
         jobs = job.plan(cells, here, self._conf)
         sweep = driver.Sweep(folder, list(jobs), here, context, self._console)
-        found = None if before is None else resume.look(folder, jobs, base.rerun)
+        found = resume.look(folder, jobs, base.rerun) if before else None
         if base.plan:
             here.complete()
             dry_run.print_plan(folder, jobs, here.gpus, found)
             return jobs
-        if before is None or found is None:
-            self._begin(sweep)
+        if found:
+            self._go_on(sweep, found)
         else:
-            self._go_on(sweep, before, found)
+            self._begin(sweep)
         self._started = time.monotonic()
         # pandas takes up to a second to import, which the driver has while the ranks are at work.
         threading.Thread(target=import_module, args=("dcpbench.report.show",), daemon=True).start()
@@ -152,11 +153,9 @@ class SweepRun:
 
     def _next(self, sweep: driver.Sweep, batch: list[list[str]]) -> list[job.Job]:
         """The jobs of another batch."""
-        assert self._record is not None
         jobs = job.plan(self._compositions.cells(batch), sweep.machine, self._conf)
-        job.refuse_shared_folders([*sweep.jobs, *jobs])
         sweep.jobs += jobs
-        self._write_record(sweep, self._record)
+        self._write_record(sweep)
         return jobs
 
     def _begin(self, sweep: driver.Sweep) -> None:
@@ -164,12 +163,12 @@ class SweepRun:
         if self._own_sweeper:
             self._claim.enter_context(manifest.held(self._folder))
             manifest.refuse_used(self._folder)  # once more, now that nobody else can write there
-        self._write_record(sweep, manifest.Record(manifest.own_words(sys.argv[1:]), str(Path.cwd()), [], []))
+        self._write_record(sweep)
         OmegaConf.save(self._base, self._folder / _MULTIRUN_YAML)
 
-    def _go_on(self, sweep: driver.Sweep, before: manifest.Record, found: resume.Found) -> None:
+    def _go_on(self, sweep: driver.Sweep, found: resume.Found) -> None:
         """Leave of the sweep that was broken off what stands, and print what does not."""
-        self._write_record(sweep, before)
+        self._write_record(sweep)
         for sentence in found.sentences(len(sweep.jobs)):
             self._print(sentence)
         resume.take_up(self._folder, sweep.jobs, found)
@@ -177,14 +176,14 @@ class SweepRun:
         now = {**sweep.machine.description, "git_commit": sweep.jobs[0].columns["git_commit"]}
         sweep.earlier_machines = resume.earlier_machines(self._folder, now)
 
-    def _write_record(self, sweep: driver.Sweep, before: manifest.Record) -> None:
+    def _write_record(self, sweep: driver.Sweep) -> None:
         """Make the sweep's folder below each `storage.root`, but those that it has had before, and write
         down which these are and what cells the sweep has."""
         roots = {str(Path(root).resolve()) for job in sweep.jobs if (root := job.config.storage.root)}
-        for root in sorted(roots - set(before.storage)):
+        for root in sorted(roots.difference(self._record.storage)):
             manifest.claim(Path(root) / self._folder.name, "storage.root")
         names = [job.cell.name for job in sweep.jobs]
-        self._record = replace(before, cells=names, storage=sorted({*before.storage, *roots}))
+        self._record = replace(self._record, cells=names, storage=sorted(roots.union(self._record.storage)))
         self._record.write(self._folder)
 
     def _print(self, sentence: str) -> None:

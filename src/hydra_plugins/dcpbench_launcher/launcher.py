@@ -37,8 +37,12 @@ class DcpbenchLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the cells of one batch. Every job is completed and returns the value of the objective:
         verdicts are rows, never Hydra's."""
-        values = self.sweep.run(job_overrides)
-        return [_completed(overrides, value) for overrides, value in zip(job_overrides, values, strict=True)]
+        jobs = []
+        for overrides, value in zip(job_overrides, self.sweep.run(job_overrides), strict=True):
+            job = JobReturn(overrides=list(overrides), status=JobStatus.COMPLETED)
+            job.return_value = value
+            jobs.append(job)
+        return jobs
 
 
 class DcpbenchSweeper(Sweeper):
@@ -88,24 +92,21 @@ class DcpbenchSweeper(Sweeper):
         assert self.launcher is not None
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         params = [f"{key}={value}" for key, value in self.params.items()]
-        own, for_all = [], False
-        for override in parser.parse_overrides([*params, *arguments]):
-            if override.key_or_group not in (*OF_THE_SWEEP, REPEATS):
-                own.append(override)
-            elif override.is_sweep_override():
+        given = parser.parse_overrides([*params, *arguments])
+        own = [override for override in given if override.key_or_group not in (*OF_THE_SWEEP, REPEATS)]
+        about_all = {override.key_or_group: override for override in given if override not in own}
+        for override in about_all.values():
+            if override.is_sweep_override():
                 raise ConfigError(f"{override.input_line}: is about the whole sweep and takes one value")
-            else:
-                for_all = for_all or override.key_or_group == REPEATS
         if self.max_batch_size is not None:
-            sys.stderr.write(
-                f"dcpbench: hydra.sweeper.max_batch_size={self.max_batch_size} changes nothing: "
-                "all cells are one batch\n"
-            )
-        blocks = {
-            name: parser.parse_overrides([f"{key}={_listed(values)}" for key, values in block.items()])
-            for name, block in self.matrix.items()
-        }
-        cells = repeated(jobs(blocks, own) if blocks else product(own), self.config.repeats, for_all)
+            ignored = f"hydra.sweeper.max_batch_size={self.max_batch_size}"
+            sys.stderr.write(f"dcpbench: {ignored} changes nothing: all cells are one batch\n")
+        blocks = [
+            parser.parse_overrides([f"{key}={_listed(values)}" for key, values in block.items()])
+            for block in self.matrix.values()
+        ]
+        cells = jobs(blocks, own) if blocks else product(own)
+        cells = repeated(cells, self.config.repeats, for_all=REPEATS in about_all)
         return [self.launcher.launch(cells, initial_job_idx=0)]
 
 
@@ -152,12 +153,6 @@ class SweeperConfig:
     max_batch_size: int | None = None
     params: dict[str, str] | None = None
     matrix: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-
-def _completed(overrides: Sequence[str], value: float | None) -> JobReturn:
-    job = JobReturn(overrides=list(overrides), status=JobStatus.COMPLETED)
-    job.return_value = value
-    return job
 
 
 def _faults() -> dict[str, Any]:

@@ -7,6 +7,7 @@ What a sweep was asked for is written down before it begins, and taken again whe
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -18,7 +19,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import OF_THE_SWEEP
 from dcpbench.records import lock
-from dcpbench.records.store import ENVIRONMENT_JSON, RESULTS_JSONL, SWEEP_JSON, write_json
+from dcpbench.records.store import RESULTS_JSONL, SWEEP_JSON, write_json
 
 _DIR = "hydra.sweep.dir"
 _ABOUT = tuple(f"{key}=" for key in OF_THE_SWEEP)
@@ -122,7 +123,9 @@ def held(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        _take_back(folder)
+        with suppress(OSError):
+            if {item.name for item in folder.iterdir()} <= _BEFORE_A_SWEEP:
+                shutil.rmtree(folder)
         os.close(descriptor)
 
 
@@ -169,12 +172,3 @@ def _value_of(key: str, arguments: Sequence[str]) -> Any:
     if override.is_sweep_override():
         raise ConfigError(f"{words[-1]}: is about the whole sweep and takes one value")
     return override.value() or None
-
-
-def _take_back(folder: Path) -> None:
-    if any((folder / name).exists() for name in (SWEEP_JSON, RESULTS_JSONL, ENVIRONMENT_JSON)):
-        return
-    with suppress(OSError):
-        for name in _BEFORE_A_SWEEP:
-            (folder / name).unlink(missing_ok=True)
-        folder.rmdir()

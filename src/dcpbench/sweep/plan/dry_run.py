@@ -30,7 +30,7 @@ def print_plan(folder: Path, jobs: list[Job], gpus: int, found: Found | None) ->
     to_run = list(estimates([job for job in jobs if job.cell.name not in done], gpus).values())
     # This sweep, if it has begun and knows such cells, else the newest beside it that does.
     source, times = "this sweep", Times(done.values())
-    if not times.know_any(to_run) and (other := newest_like(folder, to_run)):
+    if times.left(to_run) is None and (other := newest_like(folder, to_run)):
         source, times = str(other[0]), other[1]
     disk = DiskUse()
     for job in jobs:

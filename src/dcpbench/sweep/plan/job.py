@@ -65,25 +65,21 @@ def plan(cells: Sequence[SweepCell], machine: Machine, conf: Path) -> list[Job]:
     Raises:
         ConfigError: one of the cells is wrong; its message names the cell if there are several.
     """
-    lists: dict[Path, list[KnownFailure]] = {}
     jobs: list[Job] = []
     commit, version = _git_commit(), str(machine.description["torch"])
     for cell in cells:
         try:
             config = validity.resolve(cell.config, machine)
             skip = validity.why_skip(cell.config, config)
-            path = Path(cell.config.known_failures or conf / "known_failures.yaml")
-            if path not in lists:
-                lists[path] = known_failures.read(path)
+            known = known_failures.read(Path(config.known_failures or conf / "known_failures.yaml"))
         except ConfigError as error:
             where = f" (in {cell.name})" if len(cells) > 1 else ""
             raise ConfigError(f"{error}{where}") from None
         key = CellKey.of(config)
         columns = _columns(cell, config, key) | {"torch_version": version, "git_commit": commit}
-        expected = tuple(failure for failure in lists[path] if failure.covers(columns))
+        expected = tuple(failure for failure in known if failure.covers(columns))
         columns |= {"expected_digest": expected_digest(config, expected), "code_digest": code_digest(config)}
         jobs.append(Job(cell, config, key, skip, expected, columns))
-    refuse_shared_folders(jobs)
     return jobs
 
 
@@ -110,18 +106,6 @@ def _columns(cell: SweepCell, config: Config, key: CellKey) -> dict[str, Any]:
         "config": dict(key.values),
         "config_digest": key.digest,
     }
-
-
-def refuse_shared_folders(jobs: Sequence[Job]) -> None:
-    """Make sure that each cell of a sweep has a folder of its own.
-
-    Raises:
-        ConfigError: naming two that would share one.
-    """
-    taken: dict[Path, str] = {}
-    for cell in (job.cell for job in jobs):
-        if (other := taken.setdefault(cell.folder, cell.name)) != cell.name:
-            raise ConfigError(f"hydra.sweep.subdir: {other} and {cell.name} would share {cell.folder}")
 
 
 def code_digest(config: Config) -> str:

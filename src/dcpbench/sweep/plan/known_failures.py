@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,7 @@ class KnownFailure:
         )
 
 
+@cache
 def read(path: Path) -> list[KnownFailure]:
     """The list in a YAML file.
 

@@ -11,7 +11,6 @@ import shutil
 import statistics
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +29,6 @@ _ALIKE = (
 )
 """The parts of their identities in which two cells have to agree to take alike long, the closest likeness
 first; closer still are those of one identity."""
-_KEPT = 25
 
 _WRITES_ALIKE = (
     *("scenario", "parallel", "load_parallel", "checkpointer", "model", "optimizer"),
@@ -98,7 +96,7 @@ class Times:
     """Seconds that cells took, the latest few for each likeness."""
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
-        self._taken: defaultdict[str, deque[float]] = defaultdict(partial(deque, maxlen=_KEPT))
+        self._taken: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=25))
         for row in rows:
             self.add(row)
 
@@ -128,17 +126,13 @@ class Times:
                 whole += seconds / cell.at_once
         return whole + unknown * statistics.fmean(known) if known else None
 
-    def know_any(self, cells: Iterable[Estimated]) -> bool:
-        """Whether one of these cells is like one that has ended."""
-        return any(self.of(cell.keys) is not None for cell in cells)
-
 
 def newest_like(folder: Path, cells: list[Estimated]) -> tuple[Path, Times] | None:
     """The newest sweep beside `folder`, itself left out, that has times for any of these cells."""
     found = [path for path in folder.parent.glob(f"*/{RESULTS_JSONL}") if path.parent != folder]
     for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
         times = Times(stored_rows(path.parent))
-        if times.know_any(cells):
+        if times.left(cells) is not None:
             return path.parent, times
     return None
 

@@ -98,7 +98,8 @@ def judge(reports: Iterable[RankReport]) -> Verdict:
             continue
         checks[check] = not any(view.count for _, view in seen)
         distances.append(max(view.max_abs_diff for _, view in seen))
-        fired = _fired(view for _, view in seen)
+        controlled = dict.fromkeys(name for _, view in seen for name in view.control)
+        fired = {name: any(view.control.get(name) for _, view in seen) for name in controlled}
         missed = sorted(name for name, reported in fired.items() if not reported)
         details[check] = {
             "held": checks[check],
@@ -128,15 +129,6 @@ def judge(reports: Iterable[RankReport]) -> Verdict:
         first_mismatch=f"rank {failed[0].rank}: {finding_sentence(failed[0].first)}" if failed else None,
         details={"checks": details, "ranks": [report.plain() for report in ranks]},
     )
-
-
-def _fired(views: Iterable[CheckReport]) -> dict[str, bool]:
-    """Of each name whether some rank's control reported it."""
-    fired: dict[str, bool] = {}
-    for view in views:
-        for name, reported in view.control.items():
-            fired[name] = fired.get(name, False) or reported
-    return fired
 
 
 def _worst(seen: Sequence[tuple[int, CheckReport]]) -> list[dict[str, Any]]:
@@ -202,7 +194,7 @@ def _is_as_expected(expect: Expect, verdict: Verdict) -> bool:
         expect.check in (None, failed.check)
         and expect.rank in (None, failed.rank)
         and expect.problem in (None, failed.first.problem)
-        and (expect.name is None or re.fullmatch(expect.name, failed.first.name) is not None)
+        and re.fullmatch(expect.name or ".*", failed.first.name)
         for failed in verdict.failed
     )
 

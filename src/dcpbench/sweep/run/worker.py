@@ -12,6 +12,7 @@ import shutil
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -72,7 +73,7 @@ class Worker:
             checkpoints.mkdir(parents=True)
         except OSError as error:
             return [Try(Verdict("error", f"the cell's folder could not be made: {error}"), _now())]
-        on_phase, keep = display.phases_of(job.cell.name), job.config.keep_checkpoints
+        on_phase, keep = partial(display.phase, job.cell.name), job.config.keep_checkpoints
         first = self._try(job, 0, checkpoints, on_phase)
         if self.stopping or not is_due(first, job.config):
             self._print(clear(keep, not first.is_ok, checkpoints))
