@@ -14,6 +14,8 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from dcpbench.config.errors import ConfigError
+
 _PRELOADED = (
     "torch._dynamo",
     "torch._inductor.config",
@@ -100,7 +102,7 @@ def probe(context: ForkServerContext) -> Machine:
     """Ask a process forked from the server; the server then is warm for the ranks.
 
     Raises:
-        RuntimeError: the process ended or went silent before it had answered.
+        ConfigError: the process ended or went silent before it had answered.
     """
     here, there = context.Pipe()
     process = context.Process(target=_probe, args=(there,), daemon=True)
@@ -109,12 +111,12 @@ def probe(context: ForkServerContext) -> Machine:
         process.start()
         there.close()
         if not here.poll(_PROBE_LIMIT_S):
-            raise RuntimeError(f"torch did not answer within {_PROBE_LIMIT_S:.0f} s of its import")
+            raise ConfigError(f"torch did not answer within {_PROBE_LIMIT_S:.0f} s of its import")
         machine.description = here.recv()
     except BaseException as error:
         machine._end()
         if isinstance(error, EOFError):
-            raise RuntimeError("torch cannot be imported here; see the error above") from None
+            raise ConfigError("torch cannot be imported here; see the error above") from None
         raise
     machine.gpus = machine.description["gpu_count"]
     return machine

@@ -59,7 +59,8 @@ class SweepRun:
         self._record = manifest.Record(manifest.own_words(sys.argv[1:]), str(Path.cwd()), [], [])
         self._driver: driver.Sweep | None = None
         self._started = 0.0
-        self._in_batch = self._broken_off = False
+        self._in_batch = False
+        self._broken_off: ResultsError | None = None
         if not own_sweeper:
             _refuse_what_needs_all_cells(base, self.sweeper)
             manifest.refuse_used(self._folder)
@@ -92,7 +93,7 @@ class SweepRun:
             try:
                 self._driver.run(jobs)
             except ResultsError as error:
-                self._break_off(error)
+                self._broken_off = error
                 sys.exit(1)
         self._in_batch = False
         rows = {row.cell: row for row in stored_rows(self._folder)}
@@ -130,10 +131,7 @@ class SweepRun:
         cells = self._compositions.cells(batch)
         if before is not None:
             resume.same_matrix(folder, before, {cell.name for cell in cells})
-        try:
-            here = fork_server.probe(context)
-        except RuntimeError as error:
-            raise ConfigError(str(error)) from None
+        here = fork_server.probe(context)
         jobs = job.plan(cells, here, self._conf)
         sweep = driver.Sweep(folder, list(jobs), here, context, self._console)
         found = resume.look(folder, jobs, base.rerun) if before else None
@@ -189,12 +187,6 @@ class SweepRun:
     def _print(self, sentence: str) -> None:
         self._console.print(Text(sentence), soft_wrap=True)
 
-    def _break_off(self, error: ResultsError) -> None:
-        """Say once that there is no room for another row."""
-        if not self._broken_off:
-            self._print(f"broken off: {error}; make room, and go on with resume={self._folder}")
-        self._broken_off = True
-
     def _end(self, sweep: driver.Sweep, status: int) -> int:
         try:
             sweep.end()
@@ -202,24 +194,23 @@ class SweepRun:
                 resume.in_order(self._folder, sweep.jobs)
                 write_csv(self._folder)
         except ResultsError as error:
-            self._break_off(error)
+            self._broken_off = self._broken_off or error
         if self._broken_off:
+            self._print(f"broken off: {self._broken_off}; make room, and go on with resume={self._folder}")
             return 1
+        rows = list(stored_rows(self._folder))
         if status == INTERRUPTED:
-            have = sum(1 for _ in stored_rows(self._folder))
-            self._print(f"interrupted: {have} of {len(sweep.jobs)} cells have a row")
-        if any(stored_rows(self._folder)):
-            self._print_report(sweep.written)
-        return status or exit_status(stored_rows(self._folder))
+            self._print(f"interrupted: {len(rows)} of {len(sweep.jobs)} cells have a row")
+        if rows:
+            from dcpbench.report.show import print_report, write_reports
 
-    def _print_report(self, written: int) -> None:
-        from dcpbench.report.show import print_report, write_reports
-
-        write_reports(self._folder)
-        print_report(self._folder)
-        if all(row.status == "skip" for row in stored_rows(self._folder)):
-            self._print("every cell was skipped: nothing was measured")
-        self._print(f"{written} cells in {time.monotonic() - self._started:.1f} s, written to {self._folder}")
+            write_reports(self._folder)
+            print_report(self._folder)
+            if all(row.status == "skip" for row in rows):
+                self._print("every cell was skipped: nothing was measured")
+            spent_s = time.monotonic() - self._started
+            self._print(f"{sweep.written} cells in {spent_s:.1f} s, written to {self._folder}")
+        return status or exit_status(rows)
 
 
 def _of_the_cell(overrides: Sequence[str]) -> list[str]:

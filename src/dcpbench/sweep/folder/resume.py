@@ -27,7 +27,7 @@ from dcpbench.sweep.plan.job import Job
 from dcpbench.sweep.run.worker import remove
 
 
-@dataclass(frozen=True)
+@dataclass
 class Found:
     """The lines of a folder's rows that stand and of those that do not, why (each reason with the
     number of its cells), and whether the last line is torn."""
@@ -73,31 +73,21 @@ def look(folder: Path, jobs: Iterable[Job], rerun: Rerun) -> Found:
     Raises:
         ConfigError: its rows cannot be read.
     """
-    last: dict[str, Line] = {}
-    superseded: list[Line] = []
-    reasons: Counter[str] = Counter()
-    torn = False
+    by_name = {job.cell.name: job for job in jobs}
+    found = Found([], [], Counter(), torn=False)
     try:
         for line in read_lines(folder):
-            torn = torn or line.torn
-            if line.row:
-                if line.row.cell in last:
-                    superseded.append(last[line.row.cell])
-                last[line.row.cell] = line
-            elif not line.torn:
-                superseded.append(line)
-                reasons["what stands in its line is no row of this version"] += 1
+            if line.torn:
+                found.torn = True
+                continue
+            why: str | None = "what stands in its line is no row of this version"
+            if line.row and line.row.cell in by_name:
+                why = _why_again(by_name[line.row.cell], line.row, rerun)
+            found.reasons.update([why] if why else [])
+            (found.superseded if why else found.standing).append(line)
     except OSError as error:
         raise ConfigError(f"resume={folder}: {RESULTS_JSONL} cannot be read: {error.strerror}") from None
-    standing: list[Line] = []
-    for job in jobs:
-        stored = last.pop(job.cell.name, None)
-        if stored is None or stored.row is None:
-            continue
-        why = _why_again(job, stored.row, rerun)
-        reasons.update([why] if why else [])
-        (superseded if why else standing).append(stored)
-    return Found(standing, [*superseded, *last.values()], reasons, torn)
+    return found
 
 
 def take_up(folder: Path, jobs: Iterable[Job], found: Found) -> None:
