@@ -38,18 +38,17 @@ class SweepRun:
     neither planned nor resumed, and its folder is claimed before the sweeper may write into it.
     """
 
-    def __init__(self, loader: ConfigLoader, base: DictConfig, conf: Path, own_sweeper: bool) -> None:
+    def __init__(self, loader: ConfigLoader, base: DictConfig, own_sweeper: bool) -> None:
         """Decide what can be decided before the first batch.
 
         Args:
             base: the composition of the sweep itself; `loader` composes its cells.
-            conf: the folder of dcpbench's own configuration.
             own_sweeper: whether the sweep is driven by dcpbench's own sweeper.
 
         Raises:
             ConfigError: a key that is about the sweep is wrong, or the folder cannot be used.
         """
-        self._base, self._conf, self._own_sweeper = base, conf, own_sweeper
+        self._base, self._own_sweeper = base, own_sweeper
         self.sweeper = str(base.hydra.runtime.choices["hydra/sweeper"])
         self._folder = Path(str(base.hydra.sweep.dir)).resolve()
         self._value_of = objective_of(base)
@@ -132,7 +131,7 @@ class SweepRun:
         if before is not None:
             resume.same_matrix(folder, before, {cell.name for cell in cells})
         here = fork_server.probe(context)
-        jobs = job.plan(cells, here, self._conf)
+        jobs = job.plan(cells, here)
         sweep = driver.Sweep(folder, list(jobs), here, context, self._console)
         found = resume.look(folder, jobs, base.rerun) if before else None
         if base.plan:
@@ -151,7 +150,7 @@ class SweepRun:
 
     def _next(self, sweep: driver.Sweep, batch: list[list[str]]) -> list[job.Job]:
         """The jobs of another batch."""
-        jobs = job.plan(self._compositions.cells(batch), sweep.machine, self._conf)
+        jobs = job.plan(self._compositions.cells(batch), sweep.machine)
         sweep.jobs += jobs
         self._write_record(sweep)
         return jobs

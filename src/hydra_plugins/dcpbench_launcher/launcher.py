@@ -1,6 +1,6 @@
 """The launcher, to which Hydra hands the cells over, all of them at once; the sweeper; and the group `fault`.
 
-Hydra imports this file at every start, so what it needs to run a sweep is imported when one runs.
+Hydra imports this file at every start, so what runs a sweep is imported when one runs.
 """
 
 import sys
@@ -10,12 +10,18 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
+
+from dcpbench.config.errors import ConfigError
+from dcpbench.config.schema import OF_THE_SWEEP, REPEATS
+from hydra_plugins.dcpbench_launcher.matrix import jobs, product, repeated
 
 _FAULT = "fault"
 
@@ -25,24 +31,23 @@ class DcpbenchLauncher(Launcher):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Begin the sweep, and leave it in `task_function` to be ended when Hydra has returned."""
-        from dcpbench.config.schema import conf_folder
         from dcpbench.sweep.app import SweepRun
         from dcpbench.sweep.task import SweepTask
 
         assert isinstance(task_function, SweepTask)
         own_sweeper = config.hydra.sweeper.get("_target_") == SweeperConfig._target_
-        self.sweep = SweepRun(hydra_context.config_loader, config, conf_folder(), own_sweeper)
+        self.sweep = SweepRun(hydra_context.config_loader, config, own_sweeper)
         task_function.sweep = self.sweep
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the cells of one batch. Every job is completed and returns the value of the objective:
         verdicts are rows, never Hydra's."""
-        jobs = []
+        completed = []
         for overrides, value in zip(job_overrides, self.sweep.run(job_overrides), strict=True):
             job = JobReturn(overrides=list(overrides), status=JobStatus.COMPLETED)
             job.return_value = value
-            jobs.append(job)
-        return jobs
+            completed.append(job)
+        return completed
 
 
 class DcpbenchSweeper(Sweeper):
@@ -68,31 +73,18 @@ class DcpbenchSweeper(Sweeper):
         Raises:
             ConfigError: it is not dcpbench's own, or a key that is about the sweep is wrong.
         """
-        from hydra.core.plugins import Plugins
-
-        from dcpbench.config.errors import ConfigError
-
         if config.hydra.launcher.get("_target_") != LauncherConfig._target_:
             raise ConfigError("hydra/launcher: dcpbench runs cells with its own launcher only")
-        self.config, self.hydra_context = config, hydra_context
-        self.launcher = Plugins.instance().instantiate_launcher(
+        self._parser = OverridesParser.create(config_loader=hydra_context.config_loader)
+        self._repeats = config.repeats
+        self._launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run the cells that `arguments` ask for, after `hydra.sweeper.params`."""
-        from hydra.core.override_parser.overrides_parser import OverridesParser
-
-        from dcpbench.config.errors import ConfigError
-        from dcpbench.config.schema import OF_THE_SWEEP, REPEATS
-        from hydra_plugins.dcpbench_launcher.matrix import jobs, product, repeated
-
-        assert self.config is not None
-        assert self.hydra_context is not None
-        assert self.launcher is not None
-        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         params = [f"{key}={value}" for key, value in self.params.items()]
-        given = parser.parse_overrides([*params, *arguments])
+        given = self._parser.parse_overrides([*params, *arguments])
         own = [override for override in given if override.key_or_group not in (*OF_THE_SWEEP, REPEATS)]
         about_all = {override.key_or_group: override for override in given if override not in own}
         for override in about_all.values():
@@ -102,12 +94,12 @@ class DcpbenchSweeper(Sweeper):
             ignored = f"hydra.sweeper.max_batch_size={self.max_batch_size}"
             sys.stderr.write(f"dcpbench: {ignored} changes nothing: all cells are one batch\n")
         blocks = [
-            parser.parse_overrides([f"{key}={_listed(values)}" for key, values in block.items()])
+            self._parser.parse_overrides([f"{key}={_listed(values)}" for key, values in block.items()])
             for block in self.matrix.values()
         ]
         cells = jobs(blocks, own) if blocks else product(own)
-        cells = repeated(cells, self.config.repeats, for_all=REPEATS in about_all)
-        return [self.launcher.launch(cells, initial_job_idx=0)]
+        cells = repeated(cells, self._repeats, for_all=REPEATS in about_all)
+        return [self._launcher.launch(cells, initial_job_idx=0)]
 
 
 class FaultSource(ConfigSource):

@@ -13,7 +13,7 @@ from typing import Any
 from dcpbench.config.cell_key import CellKey, digest_of
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import StageConfig
-from dcpbench.config.schema import Config
+from dcpbench.config.schema import Config, conf_folder
 from dcpbench.executors.base import WorldKind
 from dcpbench.executors.fork_server import Machine
 from dcpbench.sweep.plan import known_failures, validity
@@ -21,6 +21,7 @@ from dcpbench.sweep.plan.cells import SweepCell
 from dcpbench.sweep.plan.known_failures import KnownFailure
 
 _GROUPS = ("scenario", "parallel", "save", "model", "optimizer", "storage", "checkpointer")
+_COLUMNS = ("compile", "world_size", "seed", "load_world_size", "repeat")
 _OURS = ("dcpbench", "hydra_plugins.dcpbench_launcher")
 
 
@@ -59,7 +60,7 @@ class Job:
         return Path(root) / sweep.name / self.cell.name if root else self.cell.folder / "checkpoints"
 
 
-def plan(cells: Sequence[SweepCell], machine: Machine, conf: Path) -> list[Job]:
+def plan(cells: Sequence[SweepCell], machine: Machine) -> list[Job]:
     """Decide for every cell of a sweep whether and on what it runs; nothing is written.
 
     Raises:
@@ -71,7 +72,7 @@ def plan(cells: Sequence[SweepCell], machine: Machine, conf: Path) -> list[Job]:
         try:
             config = validity.resolve(cell.config, machine)
             skip = validity.why_skip(cell.config, config)
-            known = known_failures.read(Path(config.known_failures or conf / "known_failures.yaml"))
+            known = known_failures.read(Path(config.known_failures or conf_folder() / "known_failures.yaml"))
         except ConfigError as error:
             where = f" (in {cell.name})" if len(cells) > 1 else ""
             raise ConfigError(f"{error}{where}") from None
@@ -92,17 +93,13 @@ def expected_digest(config: Config, expected: Sequence[KnownFailure]) -> str:
 def _columns(cell: SweepCell, config: Config, key: CellKey) -> dict[str, Any]:
     return {
         **{group: getattr(config, group).name for group in _GROUPS},
+        **{name: getattr(config, name) for name in _COLUMNS},
         "cell": cell.name,
-        "compile": config.compile,
-        "world_size": config.world_size,
         "device": config.device.value,
-        "seed": config.seed,
         "fault": config.fault.name if config.fault.target else None,
         "load_parallel": config.loading.name if config.scenario.converts else None,
-        "load_world_size": config.load_world_size,
         "overrides": shlex.join(cell.overrides),
         "config_dir": cell.config_dir,
-        "repeat": config.repeat,
         "config": dict(key.values),
         "config_digest": key.digest,
     }
