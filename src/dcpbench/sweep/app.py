@@ -218,35 +218,22 @@ def _of_the_cell(overrides: Sequence[str]) -> list[str]:
 
 
 def _refuse_what_needs_all_cells(base: DictConfig, sweeper: str) -> None:
-    """Refuse what another sweeper than dcpbench's own cannot do, or not without an objective.
-
-    Raises:
-        ConfigError: naming the key.
-    """
+    """Refuse what another sweeper than dcpbench's own cannot do, or not without an objective."""
     for key, null in (("resume", None), ("plan", False), (REPEATS, 1)):
         if base[key] != null:
             value = str(base[key]).lower() if key == "plan" else base[key]
-            raise ConfigError(
-                f"{key}={value}: needs to know all cells before the first one runs, as with "
-                f"hydra/sweeper=dcpbench and not with hydra/sweeper={sweeper}"
-            )
+            why = f"as with hydra/sweeper=dcpbench and not with hydra/sweeper={sweeper}"
+            raise ConfigError(f"{key}={value}: needs to know all cells before the first one runs, {why}")
     if base.objective is None and sweeper != "basic":
-        raise ConfigError(
-            f"objective=null: hydra/sweeper={sweeper} is returned a number for each cell: name the metric"
-        )
+        why = "is returned a number for each cell: name the metric"
+        raise ConfigError(f"objective=null: hydra/sweeper={sweeper} {why}")
 
 
 def _resumed(base: DictConfig, folder: Path) -> manifest.Record | None:
-    """The record of the sweep to go on with, if one is.
-
-    Raises:
-        ConfigError: `resume` and `rerun` make no sense together, or with the folder.
-    """
+    """The record of the sweep to go on with, if one is; refuses `resume` and `rerun` that make no sense."""
     if base.resume is None:
         if base.rerun is not Rerun.none:
-            raise ConfigError(
-                f"rerun={base.rerun.value}: says what to do with resume=<folder>, which is not set"
-            )
+            raise ConfigError(f"rerun={base.rerun}: says what to do with resume=<folder>, which is not set")
         return None
     if not str(base.resume):
         raise ConfigError("resume=: names no folder")

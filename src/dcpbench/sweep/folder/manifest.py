@@ -22,7 +22,6 @@ from dcpbench.records import lock
 from dcpbench.records.store import RESULTS_JSONL, SWEEP_JSON, write_json
 
 _DIR = "hydra.sweep.dir"
-_ABOUT = tuple(f"{key}=" for key in OF_THE_SWEEP)
 _BEFORE_A_SWEEP = {lock.LOCK, f"{SWEEP_JSON}.tmp"}
 """What a driver that was killed before it had started a sweep may leave behind."""
 _OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@:-]*=")
@@ -87,9 +86,9 @@ def command_line(arguments: Sequence[str]) -> list[str]:
     if own is not None and Path(str(own)).resolve() != folder:
         raise ConfigError(f"resume={asked}: {_DIR}={own} is another folder; leave one of them out")
     quoted = str(folder).replace('"', '\\"')  # absolute, since the words may be taken from another place
-    here = [word for word in arguments if word.startswith(_ABOUT) and not word.startswith("resume=")]
-    here += [f'resume="{quoted}"', f'{_DIR}="{quoted}"']
     words = own_words(arguments)
+    here = [word for word in arguments if word not in words and not word.startswith(("resume=", _DIR))]
+    here += [f'resume="{quoted}"', f'{_DIR}="{quoted}"']
     if not set(words) - {"-m", "--multirun"}:
         record = read(folder)
         words = record.arguments

@@ -264,11 +264,7 @@ def _do(fate: Fate) -> str | None:
 
 
 def _discard(folders: Iterable[Path], within: Path) -> None:
-    """Remove folders that lie right in `within`, and what an earlier removal there left.
-
-    Raises:
-        OSError: something cannot be removed.
-    """
+    """Remove folders that lie right in `within`, and what an earlier removal there left."""
     rubbish = within / RUBBISH
     with suppress(FileNotFoundError):
         shutil.rmtree(rubbish)  # a link is refused, not followed

@@ -136,11 +136,7 @@ def earlier_machines(folder: Path, now: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _clear(folder: Path, within: Path) -> None:
-    """Remove a folder, if there is one, that lies within another.
-
-    Raises:
-        ConfigError: it lies elsewhere, or cannot be removed.
-    """
+    """Remove a folder, if there is one; refuses one that does not lie within the other."""
     if within.resolve() not in folder.resolve().parents:
         raise ConfigError(f"{folder}: does not lie in {within}, and is not removed")
     if sentence := remove(folder):

@@ -89,7 +89,7 @@ def estimates(jobs: Iterable[Job], gpus: int) -> dict[str, Estimated]:
 
 def keys(cell: CellKey) -> list[str]:
     """What a cell is known by at each likeness."""
-    return [cell.digest, *(f"{number} {cell.part(alike)}" for number, alike in enumerate(_ALIKE))]
+    return [cell.digest, *map(cell.part, _ALIKE)]
 
 
 class Times:
