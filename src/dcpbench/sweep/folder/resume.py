@@ -13,15 +13,8 @@ from typing import Any
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Rerun
+from dcpbench.records import store
 from dcpbench.records.row import Row
-from dcpbench.records.store import (
-    ENVIRONMENT_JSON,
-    RESULTS_JSONL,
-    Line,
-    keep_lines,
-    keep_measurements,
-    read_lines,
-)
 from dcpbench.sweep.folder.manifest import Record
 from dcpbench.sweep.plan.job import Job
 from dcpbench.sweep.run.worker import remove
@@ -32,8 +25,8 @@ class Found:
     """The lines of a folder's rows that stand and of those that do not, why (each reason with the
     number of its cells), and whether the last line is torn."""
 
-    standing: list[Line]
-    superseded: list[Line]
+    standing: list[store.Line]
+    superseded: list[store.Line]
     reasons: Counter[str]
     torn: bool
 
@@ -48,7 +41,7 @@ class Found:
         for why, number in self.reasons.items():
             sentences.append(f"resume: {number} {'cell' if number == 1 else 'cells'} again: {why}")
         if self.torn:
-            sentences.append(f"resume: the last line of {RESULTS_JSONL} was broken off and is cut off")
+            sentences.append(f"resume: the last line of {store.RESULTS_JSONL} was broken off and is cut off")
         return sentences
 
 
@@ -76,7 +69,7 @@ def look(folder: Path, jobs: Iterable[Job], rerun: Rerun) -> Found:
     by_name = {job.cell.name: job for job in jobs}
     found = Found([], [], Counter(), torn=False)
     try:
-        for line in read_lines(folder):
+        for line in store.read_lines(folder):
             if line.torn:
                 found.torn = True
                 continue
@@ -86,7 +79,8 @@ def look(folder: Path, jobs: Iterable[Job], rerun: Rerun) -> Found:
             found.reasons.update([why] if why else [])
             (found.superseded if why else found.standing).append(line)
     except OSError as error:
-        raise ConfigError(f"resume={folder}: {RESULTS_JSONL} cannot be read: {error.strerror}") from None
+        where = f"resume={folder}: {store.RESULTS_JSONL}"
+        raise ConfigError(f"{where} cannot be read: {error.strerror}") from None
     return found
 
 
@@ -99,9 +93,9 @@ def take_up(folder: Path, jobs: Iterable[Job], found: Found) -> None:
     for item in folder.glob("*.tmp"):
         item.unlink()
     if found.superseded or found.torn:
-        keep_lines(folder, found.standing, found.superseded)
+        store.keep_lines(folder, found.standing, found.superseded)
     done = {row.cell for row in found.rows}
-    keep_measurements(folder, done)
+    store.keep_measurements(folder, done)
     for job in jobs:
         if job.cell.name not in done:
             _clear(job.cell.folder, within=folder)
@@ -112,10 +106,10 @@ def take_up(folder: Path, jobs: Iterable[Job], found: Found) -> None:
 def in_order(folder: Path, jobs: Iterable[Job]) -> None:
     """Put the rows into the order of the cells, as a sweep that was never broken off has them."""
     place = {job.cell.name: number for number, job in enumerate(jobs)}
-    lines = [line for line in read_lines(folder) if line.row]
+    lines = [line for line in store.read_lines(folder) if line.row]
     ordered = sorted(lines, key=lambda line: place[line.row.cell] if line.row else 0)
     if ordered != lines:
-        keep_lines(folder, ordered)
+        store.keep_lines(folder, ordered)
 
 
 def earlier_machines(folder: Path, now: dict[str, Any]) -> list[dict[str, Any]]:
@@ -125,12 +119,12 @@ def earlier_machines(folder: Path, now: dict[str, Any]) -> list[dict[str, Any]]:
         ConfigError: it cannot be read.
     """
     try:
-        before = json.loads((folder / ENVIRONMENT_JSON).read_text(encoding="utf-8"))
+        before = json.loads((folder / store.ENVIRONMENT_JSON).read_text(encoding="utf-8"))
         earlier = list(before.pop("earlier", []))
     except FileNotFoundError:
         return []
     except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise ConfigError(f"resume={folder}: {ENVIRONMENT_JSON} cannot be read: {error}") from None
+        raise ConfigError(f"resume={folder}: {store.ENVIRONMENT_JSON} cannot be read: {error}") from None
     other = {key: value for key, value in before.items() if key in now and value != now[key]}
     return [*earlier, other] if other else earlier
 

@@ -9,16 +9,9 @@ from rich.text import Text
 from dcpbench.records.row import Row
 from dcpbench.report.styles import console_for, style_of
 from dcpbench.sweep.folder.resume import Found
+from dcpbench.sweep.plan import resources
 from dcpbench.sweep.plan.job import Job
-from dcpbench.sweep.plan.resources import (
-    DiskUse,
-    Estimated,
-    Times,
-    duration_text,
-    estimates,
-    keys,
-    newest_like,
-)
+from dcpbench.sweep.plan.resources import DiskUse, Estimated, Times, duration_text
 
 _WOULD = {"run": "would run", "skip": "would be skipped", "done": "are done"}
 _STYLES = {"done": style_of("pass"), "skip": style_of("skip")}
@@ -27,10 +20,10 @@ _STYLES = {"done": style_of("pass"), "skip": style_of("skip")}
 def print_plan(folder: Path, jobs: list[Job], gpus: int, found: Found | None) -> None:
     """Print to standard output what would become of each cell of the sweep in `folder`, and the sum."""
     done = {row.cell: row for row in found.rows} if found else {}
-    to_run = list(estimates([job for job in jobs if job.cell.name not in done], gpus).values())
+    to_run = list(resources.estimates([job for job in jobs if job.cell.name not in done], gpus).values())
     # This sweep, if it has begun and knows such cells, else the newest beside it that does.
     source, times = "this sweep", Times(done.values())
-    if times.left(to_run) is None and (other := newest_like(folder, to_run)):
+    if times.left(to_run) is None and (other := resources.newest_like(folder, to_run)):
         source, times = str(other[0]), other[1]
     disk = DiskUse()
     for job in jobs:
@@ -62,7 +55,7 @@ def _fate(job: Job, done: Row | None, disk: DiskUse, folder: Path, times: Times)
     if skip:
         return "skip", "", skip
     expects = "; ".join(f"known failure {failure.id}: {failure.reason}" for failure in job.known_failures)
-    seconds = times.of(keys(job.key))
+    seconds = times.of(resources.keys(job.key))
     return "run", "?" if seconds is None else duration_text(seconds), expects
 
 

@@ -15,14 +15,8 @@ from dcpbench.config.groups import Sharing
 from dcpbench.executors import cleanup
 from dcpbench.executors.fork_server import Machine
 from dcpbench.executors.local import LocalExecutor
+from dcpbench.records import store
 from dcpbench.records.row import Row
-from dcpbench.records.store import (
-    ENVIRONMENT_JSON,
-    ResultsError,
-    append_measurements,
-    append_row,
-    write_json,
-)
 from dcpbench.sweep.plan.job import Job
 from dcpbench.sweep.plan.resources import DiskUse, Estimated, Times, estimates, places, stretches
 from dcpbench.sweep.run.progress import ProgressDisplay
@@ -88,9 +82,10 @@ class Sweep:
         cleanup.end_orphans()
 
     def _describe_machine(self) -> None:
-        earlier = {"earlier": self.earlier_machines} if self.earlier_machines else {}
-        commit = {"git_commit": self.jobs[0].columns["git_commit"]}
-        write_json(self.folder / ENVIRONMENT_JSON, {**self.machine.description, **commit, **earlier})
+        described = self.machine.description | {"git_commit": self.jobs[0].columns["git_commit"]}
+        if self.earlier_machines:
+            described["earlier"] = self.earlier_machines
+        store.write_json(self.folder / store.ENVIRONMENT_JSON, described)
 
     def _run_together(
         self, together: Sequence[Job], display: ProgressDisplay, left: dict[str, Estimated]
@@ -101,9 +96,7 @@ class Sweep:
             self._executors[place].keep_only(set())
         shared = len(numbered) > 1 and together[0].config.sharing is Sharing.correctness
         # Those of an earlier stretch or batch, whose ranks may be of use again, or new ones.
-        executors = [
-            self._executors.setdefault(place, LocalExecutor(self.context, place[1])) for place in numbered
-        ]
+        executors = [self._executors.setdefault(one, LocalExecutor(self.context, one[1])) for one in numbered]
         workers = [Worker(self.folder, one, self.console, self._disk, shared) for one in executors]
         idle = deque(workers)
 
@@ -138,13 +131,13 @@ class Sweep:
         """
         row, checkpoints = finished.row, finished.job.checkpoints(self.folder)
         try:
-            append_measurements(self.folder, row, finished.measurements)
-            append_row(self.folder, row)
-        except ResultsError:
+            store.append_measurements(self.folder, row, finished.measurements)
+            store.append_row(self.folder, row)
+        except store.ResultsError:
             if not checkpoints.exists():
                 raise
             if sentence := remove(checkpoints):
                 self.console.print(sentence, soft_wrap=True)
             note = "(its checkpoints were removed to make room for this row)"
-            append_measurements(self.folder, row, finished.measurements)
-            append_row(self.folder, replace(row, reason=f"{row.reason} {note}"))
+            store.append_measurements(self.folder, row, finished.measurements)
+            store.append_row(self.folder, replace(row, reason=f"{row.reason} {note}"))

@@ -12,6 +12,7 @@ from dcpbench.records.sentences import with_first_try
 from dcpbench.sweep.plan.job import Job
 from dcpbench.sweep.run.verdict import Verdict
 
+_OF_VERDICT = ("status", "checks", "powered", "max_abs_diff", "first_mismatch", "fault_seen")
 _FIRST_CAUSE = ("rank", "phase", "upload_under_way", "limit", "doing", "log_tail")
 
 
@@ -65,14 +66,9 @@ def row_of(job: Job, tries: Sequence[Try], shared: bool = False) -> Row:
         metrics = kept | {SHARED_CELL_S: metrics["cell_s"]}
     return Row(
         **job.columns,
-        status=verdict.status,
+        **{name: getattr(verdict, name) for name in _OF_VERDICT},
         reason=reason,
-        checks=verdict.checks,
         metrics=metrics,
-        powered=verdict.powered,
-        max_abs_diff=verdict.max_abs_diff,
-        first_mismatch=verdict.first_mismatch,
-        fault_seen=verdict.fault_seen,
         flaky=flaky,
         started_at=last.started_at,
         details=details,
