@@ -1,9 +1,11 @@
 """What a sweep has to do, decided before it starts: for each cell whether it runs, and on what."""
 
 import hashlib
+import json
+import re
 import shlex
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -113,17 +115,9 @@ def code_digest(config: Config) -> str:
     that was changed, and untouched by a commit that changes none of it. Torch's own are told apart by its
     version. What those packages import is not looked at.
     """
-    packages = {target.partition(".")[0] for target in _targets(asdict(config))}
+    packages = set(re.findall(r'"target": "(\w+)', json.dumps(asdict(config), default=str)))
     packages -= {"torch", "dcpbench", "hydra_plugins"}
     return digest_of([_package_digest(name) for name in (*_OURS, *sorted(packages))])
-
-
-def _targets(value: Any) -> Iterator[str]:
-    if isinstance(value, dict) and isinstance(target := value.get("target"), str):
-        yield target
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    for item in inner:
-        yield from _targets(item)
 
 
 @cache

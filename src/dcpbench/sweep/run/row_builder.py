@@ -1,7 +1,7 @@
 """The row of a cell, made once, from its job and what its tries came to."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from dcpbench.executors.base import Outcome
@@ -23,7 +23,7 @@ class Try:
 
     verdict: Verdict
     started_at: str
-    outcomes: Sequence[Outcome] = field(default_factory=list)
+    outcomes: Sequence[Outcome] = ()
     cell_s: float | None = None
     disk_bytes: int | None = None
 

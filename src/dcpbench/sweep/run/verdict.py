@@ -74,10 +74,9 @@ def _ended(outcomes: Sequence[Outcome]) -> Verdict:
         details = {"reports_of_ranks": sorted(report.rank for report in last.reports), **last.details}
         reason = cause_sentence(last.cause, [one.sentence for one in failed])
         return Verdict(last.status, reason, failed=failed, error=raised, details=details)
-    reports = [report for outcome in outcomes for report in outcome.reports]
     if all(report.skip for report in last.reports):
         return Verdict("skip", last.reports[0].skip)
-    return judge(reports)
+    return judge(report for outcome in outcomes for report in outcome.reports)
 
 
 def judge(reports: Iterable[RankReport]) -> Verdict:
@@ -134,16 +133,12 @@ def judge(reports: Iterable[RankReport]) -> Verdict:
 def _worst(seen: Sequence[tuple[int, CheckReport]]) -> list[dict[str, Any]]:
     """The worst findings of all ranks: of each piece of state at each checkpoint what the rank has on which
     it is worst, and on which ranks it differs."""
-    worst: dict[tuple[str, str], tuple[int, Finding]] = {}
-    ranks: dict[tuple[str, str], set[int]] = {}
-    for rank, view in seen:
-        for finding in view.worst:
-            key = finding.name, finding.where
-            ranks.setdefault(key, set()).add(rank)
-            if key not in worst or badness(finding) > badness(worst[key][1]):
-                worst[key] = rank, finding
-    listed = sorted(worst.items(), key=lambda item: badness(item[1][1]), reverse=True)[:_KEPT]
-    return [{**finding.plain(), "rank": rank, "ranks": sorted(ranks[key])} for key, (rank, finding) in listed]
+    found = [(finding, rank) for rank, view in seen for finding in view.worst]
+    worst: dict[tuple[str, str], dict[str, Any]] = {}
+    for finding, rank in sorted(found, key=lambda item: badness(item[0]), reverse=True):
+        one = worst.setdefault((finding.name, finding.where), {**finding.plain(), "rank": rank, "ranks": []})
+        one["ranks"] = sorted({*one["ranks"], rank})
+    return list(worst.values())[:_KEPT]
 
 
 def _with_known_failures(job: Job, verdict: Verdict) -> Verdict:
