@@ -25,7 +25,7 @@ def noise_seeded_again(target: "Target") -> None:
 def noise_one_draw_ahead(target: "Target") -> None:
     """The random generator has drawn once more than it had, on one rank."""
     if target.victim:
-        target.state["noise"].draw(8)
+        target.state["noise"].like(target.state["tensor_object"].data)
 
 
 @fault(_extra("scheduler.last_epoch"))
