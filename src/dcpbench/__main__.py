@@ -85,10 +85,8 @@ def _run(task: SweepTask) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
-            raise ConfigError(
-                "RANK and WORLD_SIZE are set: dcpbench starts its ranks itself and does not run under "
-                "torchrun or srun yet"
-            )
+            itself = "dcpbench starts its ranks itself and does not run under torchrun or srun yet"
+            raise ConfigError(f"RANK and WORLD_SIZE are set: {itself}")
         load_plugins()
         sys.argv[1:] = command_line(sys.argv[1:])  # which Hydra reads
         register_groups(sys.argv[1:])

@@ -50,6 +50,7 @@ class DcpbenchLauncher(Launcher):
         return completed
 
 
+@dataclass
 class DcpbenchSweeper(Sweeper):
     """The product of lists, or the union of products that an experiment names, as one batch.
 
@@ -57,15 +58,9 @@ class DcpbenchSweeper(Sweeper):
     into the sweep's folder.
     """
 
-    def __init__(
-        self,
-        max_batch_size: int | None,
-        params: dict[str, str] | None = None,
-        matrix: dict[str, dict[str, Any]] | None = None,
-    ) -> None:
-        self.max_batch_size = max_batch_size
-        self.params = params or {}
-        self.matrix = matrix or {}
+    max_batch_size: int | None
+    params: dict[str, str] | None
+    matrix: dict[str, dict[str, Any]]
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Make the launcher.
@@ -83,7 +78,7 @@ class DcpbenchSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run the cells that `arguments` ask for, after `hydra.sweeper.params`."""
-        params = [f"{key}={value}" for key, value in self.params.items()]
+        params = [f"{key}={value}" for key, value in (self.params or {}).items()]
         given = self._parser.parse_overrides([*params, *arguments])
         own = [override for override in given if override.key_or_group not in (*OF_THE_SWEEP, REPEATS)]
         about_all = {override.key_or_group: override for override in given if override not in own}

@@ -25,11 +25,10 @@ def jobs(blocks: Sequence[Sequence[Override]], given: Sequence[Override]) -> lis
 
     Args:
         blocks: the overrides that make up each block.
-        given: the overrides of the command line, after those of `hydra.sweeper.params`, the last of which
-            holds where a key comes twice. One whose key a block sweeps keeps of the block's
-            values those that it names, and leaves the block out if it names none of them. One whose
-            key a block does not sweep holds for all its jobs. If one job is made of exactly these
-            overrides, it alone is meant: so a cell of a sweep is asked for again.
+        given: the overrides of the command line, after those of `hydra.sweeper.params`; where a key comes
+            twice the last holds. One whose key a block sweeps keeps of the block's values those that it
+            names, and leaves the block out if it names none. Another holds for all jobs of the block. If
+            one job is made of exactly these overrides, it alone is meant: a cell is asked for again.
 
     Returns:
         the jobs; those of a block with `repeats` have it among their overrides, for `repeated`.

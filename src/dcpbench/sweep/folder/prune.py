@@ -150,7 +150,7 @@ def _count(text: str) -> int:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Be the only process that removes things from a folder; leaves nothing there."""
+    """Be the only process that thins a folder; leaves nothing there."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
@@ -287,8 +287,7 @@ def _print_fates(fates: Sequence[Fate], sentences: Sequence[str]) -> None:
     console.print(table)
     for sentence in sentences:
         console.print(Text(sentence, style=BAD), soft_wrap=True)
-    outside = [(fate.sweep.folder.name, place) for fate in fates if fate.goes for place in fate.sweep.outside]
-    for name, place in outside:
-        if place.exists():
-            sentence = f"{name}: its checkpoints in {place} lie outside; remove them by hand"
-            console.print(sentence, soft_wrap=True)
+    for fate in fates:
+        for place in filter(Path.exists, fate.sweep.outside if fate.goes else ()):
+            sentence = f"its checkpoints in {place} lie outside; remove them by hand"
+            console.print(f"{fate.sweep.folder.name}: {sentence}", soft_wrap=True)

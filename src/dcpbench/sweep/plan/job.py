@@ -141,11 +141,9 @@ def _git_commit() -> str | None:
     if not (root / ".git").exists():
         # An environment may lie inside a repository of somebody else's: its commit is not ours.
         return None
-    describe = ("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    describe = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        described = subprocess.run(
-            ["git", "-C", str(root), *describe], capture_output=True, text=True, check=True, timeout=10
-        )
+        described = subprocess.run(describe, capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return None
     return described.stdout.strip() or None

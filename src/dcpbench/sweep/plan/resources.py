@@ -139,10 +139,8 @@ class Costs:
         if free - needs >= storage.keep_free_bytes:
             return None
         wanted = f"it needs {decimal(needs)} ({because}) and " if needs else ""
-        return (
-            f"too little disk space: {decimal(free)} are free in {place}, {wanted}"
-            f"{decimal(storage.keep_free_bytes)} are to stay free (storage.keep_free_bytes)"
-        )
+        stays = f"{decimal(storage.keep_free_bytes)} are to stay free (storage.keep_free_bytes)"
+        return f"too little disk space: {decimal(free)} are free in {place}, {wanted}{stays}"
 
 
 def newest_like(folder: Path, cells: list[Estimated]) -> tuple[Path, Costs] | None:
