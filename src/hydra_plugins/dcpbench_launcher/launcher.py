@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import OF_THE_SWEEP, REPEATS
+from dcpbench.faults.registry import load_faults
 from hydra_plugins.dcpbench_launcher.matrix import jobs, product, repeated
 
 _FAULT = "fault"
@@ -107,14 +108,14 @@ class FaultSource(ConfigSource):
         return "faults"
 
     def load_config(self, config_path: str) -> ConfigResult:
-        config = OmegaConf.create(asdict(_faults()[_fault_name(config_path)]))
+        config = OmegaConf.create(asdict(load_faults()[_fault_name(config_path)]))
         return ConfigResult(self.provider, self.full_path(), config, header={"package": None})
 
     def is_group(self, config_path: str) -> bool:
         return config_path in ("", _FAULT)
 
     def is_config(self, config_path: str) -> bool:
-        return config_path.startswith(f"{_FAULT}/") and _fault_name(config_path) in _faults()
+        return config_path.startswith(f"{_FAULT}/") and _fault_name(config_path) in load_faults()
 
     def available(self) -> bool:
         return True
@@ -123,7 +124,7 @@ class FaultSource(ConfigSource):
         if config_path == "":
             return [] if results_filter is ObjectType.CONFIG else [_FAULT]
         faults = config_path == _FAULT and results_filter is not ObjectType.GROUP
-        return [*_faults()] if faults else []
+        return [*load_faults()] if faults else []
 
 
 @dataclass
@@ -140,12 +141,6 @@ class SweeperConfig:
     max_batch_size: int | None = None
     params: dict[str, str] | None = None
     matrix: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-
-def _faults() -> dict[str, Any]:
-    from dcpbench.faults.registry import load_faults
-
-    return dict(load_faults())
 
 
 def _fault_name(config_path: str) -> str:

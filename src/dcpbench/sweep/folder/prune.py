@@ -59,9 +59,9 @@ class Fate:
     Nothing goes of one that stays; `because` says why it does."""
 
     sweep: StoredSweep
-    goes: tuple[Path, ...]
-    freed_bytes: int
     because: str
+    goes: tuple[Path, ...] = ()
+    freed_bytes: int = 0
 
 
 def main(arguments: list[str]) -> int:
@@ -217,18 +217,15 @@ def _stored_sweep(folder: Path) -> StoredSweep | str:
 
 
 def _fate(sweep: StoredSweep, stays: str | None, remove: bool, names_seen: Counter[tuple[int, int]]) -> Fate:
-    goes: tuple[Path, ...] = ()
-    freed_bytes = 0
+    if stays is not None:
+        return Fate(sweep, stays)
     try:
-        if stays is None and lock.is_held(sweep.folder):
-            stays = _RUNNING
-        if stays is None:
-            goes = (sweep.folder,) if remove else tuple(_cell_folders(sweep))
-            freed_bytes = freed_by(goes, names_seen)
-            stays = "" if goes else "thinned already"
+        if lock.is_held(sweep.folder):
+            return Fate(sweep, _RUNNING)
+        goes = (sweep.folder,) if remove else tuple(_cell_folders(sweep))
+        return Fate(sweep, "" if goes else "thinned already", goes, freed_by(goes, names_seen))
     except OSError as error:
-        goes, stays = (), f"cannot be looked into: {error}"
-    return Fate(sweep, goes, freed_bytes, stays)
+        return Fate(sweep, f"cannot be looked into: {error}")
 
 
 def _cell_folders(sweep: StoredSweep) -> list[Path]:

@@ -54,10 +54,8 @@ def same_matrix(folder: Path, record: Record, here: set[str]) -> None:
     there = set(record.cells)
     for only, where in ((here - there, "it has no cell"), (there - here, "nobody asks now for its cell")):
         if only:
-            raise ConfigError(
-                f"resume={folder}: is another matrix: {where} {min(only)} "
-                f"({len(there)} cells there, {len(here)} here)"
-            )
+            counts = f"({len(there)} cells there, {len(here)} here)"
+            raise ConfigError(f"resume={folder}: is another matrix: {where} {min(only)} {counts}")
 
 
 def look(folder: Path, jobs: Iterable[Job], rerun: Rerun) -> Found:

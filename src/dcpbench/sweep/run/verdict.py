@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from dcpbench.config.groups import Expect
 from dcpbench.executors.outcome import Outcome
@@ -17,19 +17,13 @@ _KEPT = 10
 """How many findings the details of a row have for each check."""
 
 
-@dataclass(frozen=True)
-class FailedCheck:
+class FailedCheck(NamedTuple):
     """A check that did not hold: its first finding, on which rank, and the names of all that differs."""
 
     check: str
     rank: int
     first: Finding
     names: tuple[str, ...]
-
-    @property
-    def sentence(self) -> str:
-        """What stands in the reason."""
-        return check_sentence(self.check, self.rank, self.first, self.names)
 
 
 @dataclass(frozen=True)
@@ -72,7 +66,7 @@ def _ended(outcomes: Sequence[Outcome]) -> Verdict:
             if seen.first
         )
         details = {"reports_of_ranks": sorted(report.rank for report in last.reports), **last.details}
-        reason = cause_sentence(last.cause, [one.sentence for one in failed])
+        reason = cause_sentence(last.cause, [check_sentence(*one) for one in failed])
         return Verdict(last.status, reason, failed=failed, error=raised, details=details)
     if all(report.skip for report in last.reports):
         return Verdict("skip", last.reports[0].skip)
@@ -120,7 +114,7 @@ def judge(reports: Iterable[RankReport]) -> Verdict:
         powerless.append("no check applied")
     return Verdict(
         status="fail" if failed else "vacuous" if powerless else "pass",
-        reason="; ".join(one.sentence for one in failed) or "; ".join(powerless) or None,
+        reason="; ".join(check_sentence(*one) for one in failed) or "; ".join(powerless) or None,
         checks=checks,
         failed=tuple(failed),
         powered=not powerless,

@@ -1,9 +1,8 @@
 """Runs one cell after the other on an executor of its own, from a job to its row.
 
-A cell that did not come out as it should is tried once more, on fresh ranks into a clean checkpoint folder,
-so the row is the second try's: what an earlier cell may have done to the ranks of the first cannot make its
-verdict. That the first came to something else stands in the row as well (`flaky`), and such a row is not as
-it should be.
+A cell that did not come out as it should is tried once more, on fresh ranks into a clean checkpoint folder:
+what an earlier cell may have done to the ranks of the first try cannot make its verdict. Where the first came
+to something else, the row says so (`flaky`), and is not as it should be.
 """
 
 import datetime
