@@ -15,20 +15,8 @@ UNKNOWN = "unknown"
 _NEXT_OVERRIDE = re.compile(r"\s+(?=[+~]*[\w./@:-]+=)")
 _GROUPS = ("scenario", "parallel", "save", "model", "optimizer", "storage", "load_parallel", "fault")
 _SINGLE = ("compile", "world_size", "device", "seed")
-_HOW_RUN = (
-    "repeat",
-    "repeats",
-    "experiment",
-    "retry",
-    "sharing",
-    "isolation",
-    "raw",
-    "known_failures",
-    "keep_checkpoints",
-    "storage.root",
-    "storage.keep_free_bytes",
-    "storage.needs_bytes",
-)
+_DISK = ("keep_checkpoints", "storage.root", "storage.keep_free_bytes", "storage.needs_bytes")
+_HOW_RUN = ("repeat", "repeats", "experiment", "retry", "sharing", "isolation", "raw", "known_failures")
 
 
 def read_row(line: bytes, number: int) -> tuple[dict[str, Any] | None, list[str]]:
@@ -129,11 +117,10 @@ def upgraded(row: Mapping[str, Any]) -> dict[str, Any]:
     words = _NEXT_OVERRIDE.split(text.strip()) if isinstance(text, str) and text.strip() else []
     config: dict[str, Any] = {f"{group}.name": row.get(group) for group in _GROUPS}
     config |= {key: row.get(key) for key in _SINGLE} | {"checkpointer.name": "dcp"}
+    known = (*_GROUPS, *_SINGLE, *_HOW_RUN, *_DISK)
     for word in words:
-        key, equals, value = word.partition("=")
-        key = key.lstrip("+~")
-        how_run = key in _HOW_RUN or key.startswith(("timeouts.", "hydra."))
-        if equals and not how_run and key not in (*_GROUPS, *_SINGLE):
+        key, equals, value = word.lstrip("+~").partition("=")
+        if equals and key not in known and not key.startswith(("timeouts.", "hydra.")):
             config[key] = value
     return {
         **row,
