@@ -33,16 +33,14 @@ _TEMPLATES: dict[Problem, tuple[str, ...]] = {
     Problem.placements: ("placements: saved {saved}, restored {restored}",),
     Problem.extent: ("extent: saved {saved}, restored {restored}",),
     Problem.replicas: (
-        "replicas differ: index {index} is {one} on rank {one_rank} and {other} on a later one",
+        "replicas differ: index {index}: saved {saved} ({saved_bits}), restored {restored} ({restored_bits})",
         "replicas differ: rank {one_rank} and rank {other_rank} have other bits in one part",
     ),
     Problem.ranks_disagree: (
         "rank {one_rank} has {one}, rank {other_rank} {other}",
-        "rank {one_rank} and rank {other_rank} have other values",
         "the ranks do not agree on shape and dtype: {shapes}",
     ),
     Problem.uncovered: (
-        "no rank holds {uncovered} of {elements} elements, the first at {index}",
         "the ranks' parts hold {held} of {elements} elements",
         "its chunks hold {stored} of {elements} elements",
     ),
