@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dcpbench.analysis.cell_history import cell_histories, history
+from dcpbench.analysis.cell_history import history
 from dcpbench.analysis.history_rows import read_history
 from dcpbench.records.row import columns
 from dcpbench.records.store import RESULTS_CSV, RESULTS_JSONL
@@ -150,9 +150,8 @@ def split(folder: Path) -> str:
     rows = read_history([folder], default_metrics())
     times.append(time.perf_counter())
     found = history(rows, default_metrics())
-    cells = cell_histories(found)
     times.append(time.perf_counter())
-    for part in contents(found, cells, [], False, strip_length(found, cells, 120)):
+    for part in contents(found, [], False, strip_length(found, 120)):
         rendered(part, io.StringIO())
     times.append(time.perf_counter())
     parts = zip(("reading", "analysing", "printing"), pairwise(times), strict=True)

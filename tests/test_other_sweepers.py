@@ -128,13 +128,13 @@ def composed(objective: str | None, **sweeper: Any) -> Any:
     ],
 )
 def test_the_number_of_a_cell(sweeper: dict[str, Any], worst: float) -> None:
-    objective = objective_of(composed("save_s", **sweeper))
-    assert objective.value_of(row(save_s=0.5)) == 0.5
-    assert objective.value_of(row(save_s=None)) == worst
-    assert objective.value_of(row(save_s=0.5, status="fail")) == worst
-    assert objective.value_of(row(save_s=0.5, flaky=True)) == worst
-    assert objective.value_of(None) == worst
-    assert objective_of(composed(None)).value_of(row(save_s=0.5)) is None
+    value_of = objective_of(composed("save_s", **sweeper))
+    assert value_of(row(save_s=0.5)) == 0.5
+    assert value_of(row(save_s=None)) == worst
+    assert value_of(row(save_s=0.5, status="fail")) == worst
+    assert value_of(row(save_s=0.5, flaky=True)) == worst
+    assert value_of(None) == worst
+    assert objective_of(composed(None))(row(save_s=0.5)) is None
 
 
 def test_a_column_that_is_no_metric_is_no_objective() -> None:

@@ -10,7 +10,7 @@ import pytest
 from rich.text import Text
 
 from analysis.nights import METRICS, NIGHTS, costs, night, three_cells
-from dcpbench.analysis.cell_history import KINDS, CellHistory, History, cell_histories, folded, history
+from dcpbench.analysis.cell_history import KINDS, CellHistory, History, folded, history
 from dcpbench.analysis.history_rows import Rows, read_history
 from dcpbench.records.store import RESULTS_CSV, RESULTS_JSONL
 from dcpbench.report.__main__ import main
@@ -29,7 +29,7 @@ def found(folder: Path, **how: object) -> History:
 
 
 def by_name(folder: Path) -> dict[str, CellHistory]:
-    return {cell.name: cell for cell in cell_histories(found(folder))}
+    return {cell.name: cell for cell in found(folder).cells}
 
 
 def letters(history_of: CellHistory) -> str:
@@ -80,8 +80,8 @@ def test_a_change_before_the_sweeps_shown_is_summed_up(
     capsys.readouterr()
     assert main(["history", str(tmp_path), "--format", "table", "--last", "20"]) == 0
     assert "2 cells all along the same" in capsys.readouterr().out
-    many = [CellHistory(0, "a", (0, *[12] * 999), 999, 1, KINDS[0], [], "")]
-    assert folded(many, 50).earlier == many
+    many = [CellHistory("a", {}, (0, *[12] * 999), [])]
+    assert folded(many, 50)["earlier"] == many
 
 
 def test_runs_of_a_cell_are_its_worst_status_and_its_median_cost(tmp_path: Path) -> None:
@@ -89,11 +89,11 @@ def test_runs_of_a_cell_are_its_worst_status_and_its_median_cost(tmp_path: Path)
     runs = [cell(repeat=n, status=end, reason=end, save_s=1.0 + n) for n, end in enumerate(ends)]
     night(tmp_path, 0, *runs)
     night(tmp_path, 1, *(cell(repeat=n, save_s=3.0 + n) for n in range(2)))
-    (only,) = cell_histories(found(tmp_path))
+    (only,) = found(tmp_path).cells
     assert letters(only) == "CP"
     assert only.costs[0].medians.tolist() == [2.0, 3.5]
-    assert found(tmp_path, last=1).reasons == [""]
-    assert history(_only(tmp_path, 0), METRICS).reasons == ["crash"]
+    assert [one.reason for one in found(tmp_path, last=1).cells] == [""]
+    assert [one.reason for one in history(_only(tmp_path, 0), METRICS).cells] == ["crash"]
 
 
 def _only(folder: Path, number: int) -> Rows:
@@ -110,11 +110,7 @@ def test_a_planted_fault_is_well_when_it_was_seen(tmp_path: Path) -> None:
         )
     histories = by_name(tmp_path)
     planted, flaky = histories["parallel=ddp fault=lr"], histories["parallel=fsdp fault=-"]
-    assert (letters(planted), planted.now.ok, planted.before and planted.before.ok) == (
-        "DDM",
-        False,
-        True,
-    )
+    assert (letters(planted), planted.now.ok, planted.turn and planted.turn[1].ok) == ("DDM", False, True)
     assert (letters(flaky), flaky.now.ok) == ("P~P", True)
 
 
@@ -222,8 +218,7 @@ def test_lines_fit_the_terminal(width: int, nights: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("TERM", "xterm")
     history_of, remarks = found(nights), ["a remark of some words " * 9]
-    cells = cell_histories(history_of)
-    for part in contents(history_of, cells, remarks, True, strip_length(history_of, cells, width)):
+    for part in contents(history_of, remarks, True, strip_length(history_of, width)):
         for line in rendered(part, Terminal()).splitlines():
             assert len(Text.from_ansi(line).plain.rstrip()) <= width, line
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,7 @@ from conftest import run, start, words_of
 from dcpbench.records import lock
 from dcpbench.records.store import append_row, write_json
 from dcpbench.report.__main__ import main
-from dcpbench.sweep.folder import discard as discarding
-from dcpbench.sweep.folder.prune import Policy, StoredSweep, kept
+from dcpbench.sweep.folder.prune import RUBBISH, StoredSweep, freed_by, kept
 from support.rows import row
 
 NOW = datetime.datetime.now(datetime.UTC)
@@ -89,8 +89,8 @@ def test_the_bytes_are_those_that_du_misses_afterwards(tmp_path: Path) -> None:
     os.link(old / "a/checkpoints/step-2/__0_0.distcp", older / "b/the-same")
     os.link(old / "b/checkpoints/step-2/__0_0.distcp", new / "b/kept")
     fates = [old / "a", old / "b", older / "a", older / "b"]
-    space = discarding.DiskSpace()
-    told = sum(space.freed_by([folder]) for folder in fates)
+    names_seen: Counter[tuple[int, int]] = Counter()
+    told = sum(freed_by([folder], names_seen) for folder in fates)
     for folder in (old, older):
         os.close(lock.take(folder))
     before = du(tmp_path)
@@ -161,7 +161,7 @@ def test_a_removal_that_broke_off_is_ended_by_the_next(
                     assert sorted(path.name for path in (old / cell).rglob("*")) == whole[cell]
             assert main(["thin", str(folder), "--yes", *remove]) == 0
             assert names(folder) == ({"new"} if remove else {"new", "old"})
-            assert remove or not {"a", "b", discarding.RUBBISH} & names(old)
+            assert remove or not {"a", "b", RUBBISH} & names(old)
 
 
 def _killed_after(steps: int, patch: pytest.MonkeyPatch) -> None:
@@ -190,14 +190,14 @@ def test_the_policy_is_days_then_weeks_then_failures() -> None:
 
     sweeps = [at(days, well=days != 50) for days in range(60)]
 
-    def stays(policy: Policy) -> list[int]:
-        return sorted(int(str(folder)) for folder in kept(sweeps, policy, now))
+    def stays(days: int, **policy: int) -> list[int]:
+        return sorted(int(str(folder)) for folder in kept(sweeps, now, days, **policy))
 
-    assert stays(Policy(days=3)) == [0, 1, 2, 3]
-    assert stays(Policy(days=0)) == [0]
+    assert stays(days=3) == [0, 1, 2, 3]
+    assert stays(days=0) == [0]
     # Day 4 is a Tuesday, whose week has days left that are no sweep's; the Sundays before it are 6 and 13.
-    assert stays(Policy(days=3, weeks=3)) == [0, 1, 2, 3, 4, 6, 13]
-    assert stays(Policy(days=3, failed=True)) == [0, 1, 2, 3, 50]
+    assert stays(days=3, weeks=3) == [0, 1, 2, 3, 4, 6, 13]
+    assert stays(days=3, failed=True) == [0, 1, 2, 3, 50]
 
 
 @pytest.mark.parametrize("words", [["--keep-days", "-1"], ["--keep-days", "some"], ["--keep-weekly", "1.5"]])

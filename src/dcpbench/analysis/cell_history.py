@@ -1,9 +1,11 @@
-"""The history of cells: a matrix of cells by sweeps, and for each cell what changed at which sweep."""
+"""The history of cells over sweeps: for each cell its statuses and costs, and what changed at which sweep."""
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
+from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ import pandas as pd
 
 from dcpbench.analysis.cell_identity import cell_names, config_differences, with_cells
 from dcpbench.analysis.change_points import Change, changes
-from dcpbench.analysis.frame import is_false, is_true
+from dcpbench.analysis.frame import is_false, is_true, records
 from dcpbench.analysis.history_rows import Rows
 from dcpbench.records.row import AXES
 from dcpbench.records.store import RESULTS_JSONL
@@ -50,43 +52,14 @@ KINDS = (
 ABSENT = len(KINDS) - 1
 _OF_LABEL = {kind.label: number for number, kind in enumerate(KINDS[:ABSENT])}
 
-Numbers = npt.NDArray[np.int8]
 
-
-def kind_numbers(frame: pd.DataFrame) -> Numbers:
+def kind_numbers(frame: pd.DataFrame) -> "pd.Series[int]":
     """For each row which of `KINDS` it is: one whose second try had another status is flaky, whatever that
     was, and a planted fault is seen or missed."""
-    known = frame["status"].astype("category")
-    of_status = np.array([_OF_LABEL.get(status, 0) for status in known.cat.categories] + [0], dtype=np.int8)
-    kinds = of_status[known.cat.codes.to_numpy()]
-    kinds[is_true(frame["fault_seen"]).to_numpy()] = _OF_LABEL["fault detected"]
-    kinds[is_false(frame["fault_seen"]).to_numpy()] = _OF_LABEL["fault missed"]
-    kinds[is_true(frame["flaky"]).to_numpy()] = _OF_LABEL["flaky"]
-    return kinds
-
-
-@dataclass(frozen=True)
-class History:
-    """Cells over sweeps, these in order of time, which is that of their first cell's start.
-
-    Args:
-        sweeps: a row a sweep: `name`, `folder`, `started_at`, `git_commit`, `torch_version`, the last three
-            missing where no row says so.
-        cells: a row a cell: its axes as text, `others`, the overrides that no axis shows, and
-            `config_digest`, if it is known.
-        kinds: (cells, sweeps), places in `KINDS`: the worst of a cell's runs, or `ABSENT`.
-        costs: by metric, medians of a cell's runs (cells, sweeps), NaN where not measured.
-        reasons: for each cell why its worst run in the last of its sweeps did not pass, or nothing.
-        reconfigured: by cell that is another one's address with another configuration: which cell was there
-            before, and the keys in which they differ with both values.
-    """
-
-    sweeps: pd.DataFrame
-    cells: pd.DataFrame
-    kinds: Numbers
-    costs: dict[str, npt.NDArray[np.float64]]
-    reasons: list[str]
-    reconfigured: dict[int, tuple[int, dict[str, tuple[str, str]]]]
+    kinds = frame["status"].map(_OF_LABEL).fillna(0).astype(int)
+    kinds = kinds.mask(is_true(frame["fault_seen"]), _OF_LABEL["fault detected"])
+    kinds = kinds.mask(is_false(frame["fault_seen"]), _OF_LABEL["fault missed"])
+    return kinds.mask(is_true(frame["flaky"]), _OF_LABEL["flaky"])
 
 
 @dataclass(frozen=True)
@@ -109,129 +82,137 @@ class CellHistory:
     """One cell over the sweeps.
 
     Args:
-        kinds: for each sweep its place in `KINDS`.
-        last_seen: the last sweep that has it.
-        since: the sweep from which on it has its present status; None if it never had another one.
-        before: the status before that.
+        axes: its axes as text, `others`, the overrides that no axis shows, and `config_digest`, if known.
+        kinds: for each sweep the place in `KINDS` of the worst of its runs, or `ABSENT`.
+        reason: why its worst run in the last sweep that has it did not pass, or nothing.
         reconfigured: from the first sweep on that has it, it takes the place of a cell with these
-            differences in its configuration; None if it takes no other's place.
+            differences in its configuration (old and new value by key); None if it takes no other's place.
         replaced: another configuration has taken its place since.
     """
 
-    number: int
     name: str
+    axes: dict[str, Any]
     kinds: tuple[int, ...]
-    last_seen: int
-    since: int | None
-    before: Kind | None
     costs: list[Cost]
-    reason: str
+    reason: str = ""
     reconfigured: dict[str, tuple[str, str]] | None = None
     replaced: bool = False
+
+    @cached_property
+    def seen(self) -> list[int]:
+        """The sweeps that have it."""
+        return [at for at, kind in enumerate(self.kinds) if kind != ABSENT]
 
     @property
     def now(self) -> Kind:
         """Its status in the last sweep that has it."""
-        return KINDS[self.kinds[self.last_seen]]
+        return KINDS[self.kinds[self.seen[-1]]]
 
-    @property
-    def first_seen(self) -> int:
-        """The first sweep that has it."""
-        return next(at for at, kind in enumerate(self.kinds) if kind != ABSENT)
+    @cached_property
+    def turn(self) -> tuple[int, Kind] | None:
+        """The sweep from which on it has its present status, and the status before; None if it never had
+        another one."""
+        for before, at in reversed([*pairwise(self.seen)]):
+            if self.kinds[before] != self.kinds[at]:
+                return at, KINDS[self.kinds[before]]
+        return None
 
-    @property
+    @cached_property
     def changed(self) -> int:
         """The last sweep at which its status, configuration or a cost changed; -1 if there is none."""
-        of_costs = [change.at for cost in self.costs for change in cost.changes]
-        of_configuration = -1 if self.reconfigured is None else self.first_seen
-        return max([-1 if self.since is None else self.since, of_configuration, *of_costs])
-
-
-def history(rows: Rows, metrics: Sequence[str], last: int | None = None) -> History:
-    """The history of these rows, of the newest sweeps if not of all; each metric is a column."""
-    sweeps = _sweeps(rows)
-    kept = sweeps.iloc[-last:] if last else sweeps
-    place = pd.Series(range(len(kept)), index=kept.index)
-    frame = rows.frame.assign(place=rows.frame["at"].map(place)).dropna(subset="place")
-    frame = with_cells(frame.sort_values("place", kind="stable", ignore_index=True), rows.keys)
-    frame = frame.assign(cell=pd.factorize(frame["key"])[0], kind=kind_numbers(frame))
-    runs = frame.groupby(["cell", "place"])
-    worst = runs["kind"].min()
-    kinds = _matrix(worst, len(kept)).fillna(ABSENT).to_numpy(dtype=np.int8)
-    medians = frame[[*metrics]].astype(float).groupby([frame["cell"], frame["place"]]).median()
-    cells = frame.drop_duplicates("key").drop(columns="config_digest").set_index("cell")
-    cells = cells.join(frame.groupby("cell")["config_digest"].first())
-    return History(
-        kept.reset_index(drop=True),
-        cells[[*AXES, "others", "config_digest"]],
-        kinds,
-        {name: _matrix(medians[name], len(kept)).to_numpy() for name in metrics},
-        _reasons(frame, worst),
-        _reconfigured(rows, cells, kinds, list(kept.index)),
-    )
-
-
-def cell_histories(found: History) -> list[CellHistory]:
-    """All cells: what changed last comes first, and of these what is not ok."""
-    of_costs = _changes(found)
-    replaced = {before for before, _ in found.reconfigured.values()}
-    cells = [
-        CellHistory(
-            number,
-            name,
-            tuple(map(int, found.kinds[number])),
-            *_statuses(found.kinds[number]),
-            [Cost(key, values[number], of_costs[key][number]) for key, values in found.costs.items()],
-            found.reasons[number],
-            found.reconfigured.get(number, (0, None))[1],
-            number in replaced,
-        )
-        for number, name in enumerate(cell_names(found.cells))
-    ]
-    return sorted(cells, key=lambda cell: (-cell.changed, cell.now.ok, cell.number))
+        places = [change.at for cost in self.costs for change in cost.changes]
+        places += [self.turn[0]] if self.turn else []
+        places += [self.seen[0]] if self.reconfigured is not None else []
+        return max(places, default=-1)
 
 
 @dataclass(frozen=True)
-class Folded:
-    """Which cells are `shown` one by one: those that are not ok, and those in which something changed in
-    the sweeps that are visible. The others are ok now: `steady` all along, or since something changed
-    `earlier`. Cells that none of the visible sweeps has are nowhere, and `replaced` ones only here."""
+class History:
+    """Cells over sweeps, these in order of time, which is that of their first cell's start.
 
-    shown: list[CellHistory]
-    steady: list[CellHistory]
-    earlier: list[CellHistory]
-    replaced: list[CellHistory]
+    Args:
+        sweeps: a row a sweep: `name`, `folder`, `started_at`, `git_commit`, `torch_version`, the last three
+            missing where no row says so.
+        cells: what changed last comes first, and of these what is not ok.
+    """
+
+    sweeps: pd.DataFrame
+    cells: list[CellHistory]
 
 
-def folded(cells: Sequence[CellHistory], visible: int, every: bool = False) -> Folded:
-    """What is shown of these cells where so many of the newest sweeps are visible; all if `every`, or if
-    there is but one sweep."""
-    if every or not cells or len(cells[0].kinds) == 1:
-        return Folded(list(cells), [], [], [])
-    first = max(0, len(cells[0].kinds) - visible)
-    there = [cell for cell in cells if cell.last_seen >= first]
-    present = [cell for cell in there if not cell.replaced]
-    shown = [cell for cell in present if not cell.now.ok or cell.changed >= first]
-    steady = [cell for cell in present if cell.now.ok and cell.changed < 0]
-    earlier = [cell for cell in present if cell.now.ok and 0 <= cell.changed < first]
-    return Folded(shown, steady, earlier, [cell for cell in there if cell.replaced])
+def history(rows: Rows, metrics: Sequence[str], last: int | None = None) -> History:
+    """The history of these rows, of the newest sweeps if not of all.
+
+    Args:
+        metrics: columns of the rows; of a cell's runs in a sweep it is the median.
+    """
+    sweeps = _sweeps(rows)
+    sweeps = sweeps.iloc[-last:] if last else sweeps
+    place = pd.Series(range(len(sweeps)), index=sweeps["name"])
+    frame = rows.frame.assign(place=rows.frame["sweep"].map(place)).dropna(subset="place")
+    frame = with_cells(frame.sort_values("place", kind="stable", ignore_index=True), rows.keys)
+    frame = frame.assign(cell=pd.factorize(frame["key"])[0], kind=kind_numbers(frame))
+    runs = frame.astype(dict.fromkeys(metrics, float)).groupby(["cell", "place"])
+    worst = runs["kind"].min()
+    kinds = _matrix(worst, len(sweeps)).fillna(ABSENT).to_numpy(dtype=np.int8)
+    costs = _costs({name: _matrix(runs[name].median(), len(sweeps)).to_numpy() for name in metrics})
+    cells = frame.drop_duplicates("key").set_index("cell")
+    cells["config_digest"] = frame.groupby("cell")["config_digest"].first()
+    names, axes = cell_names(cells), records(cells[[*AXES, "others", "config_digest"]])
+    reasons = _reasons(frame, worst)
+    reconfigured = _reconfigured(rows, cells, kinds, list(sweeps["name"]))
+    replaced = {before for before, _ in reconfigured.values()}
+    found = [
+        CellHistory(
+            names[number],
+            axes[number],
+            tuple(kinds[number].tolist()),
+            costs[number],
+            reasons[number],
+            reconfigured.get(number, (0, None))[1],
+            number in replaced,
+        )
+        for number in range(len(cells))
+    ]
+    return History(sweeps, sorted(found, key=lambda cell: (-cell.changed, cell.now.ok)))
+
+
+def folded(cells: Sequence[CellHistory], visible: int, every: bool = False) -> dict[str, list[CellHistory]]:
+    """The cells by how they are shown where so many of the newest sweeps are visible.
+
+    `shown` one by one are those that are not ok, and those in which something changed in these sweeps; all
+    if `every`, or if there is but one sweep. The others are ok now: `steady` all along, or since something
+    changed `earlier`. Those that another configuration has taken the place of are `replaced`, those that
+    none of these sweeps has `absent`.
+    """
+
+    def group(cell: CellHistory) -> str:
+        first = max(0, len(cell.kinds) - visible)
+        if every or len(cell.kinds) == 1:
+            return "shown"
+        if cell.seen[-1] < first or cell.replaced:
+            return "replaced" if cell.seen[-1] >= first else "absent"
+        if not cell.now.ok or cell.changed >= first:
+            return "shown"
+        return "steady" if cell.changed < 0 else "earlier"
+
+    groups = defaultdict(list)
+    for cell in cells:
+        groups[group(cell)].append(cell)
+    return groups
 
 
 def _sweeps(rows: Rows) -> pd.DataFrame:
-    """A row a sweep that has any, in order of time; its index is the number of its folder."""
-    columns = ["at", "started_at", "git_commit", "torch_version"]
-    known = rows.frame[columns].drop_duplicates().astype(object)
-    known = known.where(known.notna(), None).astype({"at": int})
-    first = known.sort_values("started_at", kind="stable").groupby("at").first().sort_index()
-    first.insert(0, "name", [rows.names[number] for number in first.index])
-    first.insert(1, "folder", [str(rows.folders[number]) for number in first.index])
+    """A row a sweep that has any, in order of time."""
+    known = rows.frame[["sweep", "started_at", "git_commit", "torch_version"]].drop_duplicates()
+    first = known.sort_values("started_at", kind="stable").groupby("sweep").first()
+    folders = [rows.folders[name] for name in first.index]
+    first.insert(0, "folder", list(map(str, folders)))
     # Where no row says when it began, that is when the file was last written.
-    began = [
-        at
-        or datetime.fromtimestamp((folder / RESULTS_JSONL).stat().st_mtime, UTC).isoformat(timespec="seconds")
-        for at, folder in zip(first["started_at"], map(Path, first["folder"]), strict=True)
-    ]
-    return first.assign(began=began).sort_values(["began", "name"], kind="stable").drop(columns="began")
+    written = [datetime.fromtimestamp((folder / RESULTS_JSONL).stat().st_mtime, UTC) for folder in folders]
+    times = pd.Series([at.isoformat(timespec="seconds") for at in written], first.index, dtype="string")
+    first = first.assign(began=first["started_at"].fillna(times)).rename_axis("name").reset_index()
+    return first.sort_values(["began", "name"], kind="stable", ignore_index=True).drop(columns="began")
 
 
 def _matrix(values: "pd.Series[Any]", sweeps: int) -> pd.DataFrame:
@@ -239,48 +220,41 @@ def _matrix(values: "pd.Series[Any]", sweeps: int) -> pd.DataFrame:
     return values.unstack().reindex(columns=range(sweeps))
 
 
+def _costs(medians: dict[str, npt.NDArray[np.float64]]) -> list[list[Cost]]:
+    """For each cell its costs; the series of all metrics are looked at together, for one rate.
+
+    Args:
+        medians: by metric, (cells, sweeps).
+    """
+    series = np.concatenate(list(medians.values()))
+    found = iter(changes(series))
+    by_metric = [[Cost(name, one, next(found)) for one in of_metric] for name, of_metric in medians.items()]
+    return [list(of_cell) for of_cell in zip(*by_metric, strict=True)]
+
+
 def _reasons(frame: pd.DataFrame, worst: "pd.Series[int]") -> list[str]:
     """For each cell the reason of its worst run in the last sweep that has one of it, the first of them."""
     last = worst.reset_index().drop_duplicates("cell", keep="last")
     runs = frame[["cell", "place", "kind", "reason"]].merge(last, on=["cell", "place", "kind"])
-    return [*runs.drop_duplicates("cell").sort_values("cell")["reason"].astype(object).fillna("")]
+    return list(runs.drop_duplicates("cell").sort_values("cell")["reason"].fillna(""))
 
 
 def _reconfigured(
-    rows: Rows, cells: pd.DataFrame, kinds: Numbers, folders: Sequence[int]
+    rows: Rows, cells: pd.DataFrame, kinds: npt.NDArray[np.int8], sweeps: Sequence[str]
 ) -> dict[int, tuple[int, dict[str, tuple[str, str]]]]:
-    """See `History.reconfigured`: a cell comes after the one whose place it took at its address.
-
-    Args:
-        folders: for each sweep the number of its folder in `rows`.
-    """
+    """By cell that came to another one's address after it: which cell that was, the last before it, and the
+    keys in which their configurations differ, with both values."""
     seen = kinds != ABSENT
     first, last = seen.argmax(axis=1), kinds.shape[1] - 1 - seen[:, ::-1].argmax(axis=1)
-
-    def config(number: int) -> Mapping[str, Any]:
-        return rows.config(folders[last[number]], config_digest=cells["config_digest"][number])
-
     found = {}
     for numbers in cells.groupby("address").groups.values():
         for number in numbers if len(numbers) > 1 else ():
             earlier = [other for other in numbers if last[other] < first[number]]
             if earlier:
                 before = max(earlier, key=lambda other: last[other])
-                found[int(number)] = (int(before), config_differences(config(before), config(number)))
+                configs = [
+                    rows.config(sweeps[last[one]], config_digest=cells["config_digest"][one])
+                    for one in (before, number)
+                ]
+                found[int(number)] = (int(before), config_differences(*configs))
     return found
-
-
-def _changes(found: History) -> dict[str, list[list[Change]]]:
-    """The changes of each metric's series: all of them are looked at together, for one rate."""
-    cells = len(found.cells)
-    series = changes(np.concatenate(list(found.costs.values())))
-    return {name: series[place * cells : (place + 1) * cells] for place, name in enumerate(found.costs)}
-
-
-def _statuses(kinds: npt.NDArray[np.int8]) -> tuple[int, int | None, Kind | None]:
-    """The last sweep that has the cell, the one from which on it has that status, and the one before."""
-    seen = np.flatnonzero(kinds != ABSENT)
-    turns = np.flatnonzero(kinds[seen][1:] != kinds[seen][:-1])
-    if not turns.size:
-        return int(seen[-1]), None, None
-    return int(seen[-1]), int(seen[turns[-1] + 1]), KINDS[kinds[seen[turns[-1]]]]

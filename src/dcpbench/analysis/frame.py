@@ -1,7 +1,9 @@
 """The rows of sweeps as one tidy pandas DataFrame: where every table, and a notebook, starts."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +87,13 @@ def read_frame(folder: Path) -> tuple[pd.DataFrame, list[str]]:
     rows, damaged = read_rows(folder)
     values = {name: [row.get(name) for row in rows] for name in dtypes()}
     values |= {name: [row.get(name) or {} for row in rows] for name in NESTED}
-    columns = {name: pd.Series(values[name], dtype=dtype) for name, dtype in dtypes().items()}
-    return pd.DataFrame(columns), damaged
+    return frame_of(values), damaged
+
+
+def frame_of(values: Mapping[str, list[Any]]) -> pd.DataFrame:
+    """The values of columns, None where one is missing, as a frame like that of `read_sweeps`."""
+    types = {"sweep": "string", **dtypes()}
+    return pd.DataFrame({name: pd.Series(column, dtype=types[name]) for name, column in values.items()})
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -124,15 +131,11 @@ def is_false(column: "pd.Series[Any]") -> "pd.Series[bool]":
 
 def short_names(folders: Iterable[str]) -> dict[str, str]:
     """For each folder the least of its path, from the end, that no other of them has as well."""
-    paths = {folder: Path(folder).resolve().parts for folder in folders}
-    names = {}
-    for folder, parts in paths.items():
-        others = [other for other in paths.values() if other != parts]
-        length = 1
-        while length < len(parts) and any(other[-length:] == parts[-length:] for other in others):
-            length += 1
-        names[folder] = str(Path(*parts[-length:]))
-    return names
+    parts = {folder: Path(folder).resolve().parts for folder in folders}
+    ends = {path: [path[-length:] for length in range(1, len(path) + 1)] for path in parts.values()}
+    count = Counter(chain.from_iterable(ends.values()))
+    names = {path: next((end for end in of if count[end] == 1), path) for path, of in ends.items()}
+    return {folder: str(Path(*names[path])) for folder, path in parts.items()}
 
 
 def sweeps_in(place: Path) -> Iterator[Path]:

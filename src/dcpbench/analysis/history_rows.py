@@ -4,27 +4,34 @@
 copy `results.csv` is read instead where it is not older, whole, and ends with the same row.
 """
 
+import csv
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from dcpbench.analysis.cell_identity import identity_keys, override_values, override_words
-from dcpbench.analysis.frame import dtypes, read_frame, records, short_names, sweeps_in
-from dcpbench.records.row import AXES, SCHEMA_VERSION, Row
+from dcpbench.analysis.cell_identity import identity_keys, override_values
+from dcpbench.analysis.frame import frame_of, short_names, sweeps_in
+from dcpbench.records.row import AXES, SCHEMA_VERSION, ColumnType, Row, column_types
 from dcpbench.records.row_reader import upgraded
-from dcpbench.records.store import RESULTS_CSV, RESULTS_JSONL, ResultsError, stored_rows
+from dcpbench.records.store import RESULTS_CSV, RESULTS_JSONL, ResultsError, read_rows, stored_rows
 
 _LAST = ("cell", "status", "started_at")
-_COLUMNS = (*AXES, "overrides", "config_digest", "status", "reason", "flaky", "fault_seen", "repeat")
-_COLUMNS += ("torch_version", "git_commit", "started_at")
-_NEEDED = frozenset({*_LAST, "overrides", "schema_version"})
-_TAIL_BYTES = 1 << 16
+_NEEDED = (*_LAST, "overrides", "schema_version")
+_COLUMNS = (*_NEEDED, *AXES, "config_digest", "reason", "flaky", "fault_seen", "repeat")
+_COLUMNS += ("torch_version", "git_commit")
+_LONGEST_TEXT = 2**31 - 1
+_OF_TEXT: dict[type, Callable[[str], Any]] = {
+    bool: {"True": True, "False": False}.__getitem__,
+    int: int,
+    float: float,
+    str: str,
+}
 
 
 @dataclass(frozen=True)
@@ -32,26 +39,24 @@ class Rows:
     """The rows of sweeps.
 
     Args:
-        frame: columns as `read_sweeps` has them, and `at`, the place of the row's sweep in `folders`.
-        folders: the sweeps' folders.
-        names: short ones, no two alike.
+        frame: columns as `read_sweeps` has them; `sweep` is a short name, no two alike.
+        folders: the sweeps' folders by these names.
         remarks: sentences on what could not be read, or not in the quick way.
         keys: the overrides that are part of a cell's identity, see `cell_identity.identity_keys`.
     """
 
     frame: pd.DataFrame
-    folders: list[Path]
-    names: list[str]
+    folders: dict[str, Path]
     remarks: list[str]
     keys: frozenset[str] = frozenset()
-    _stored: dict[int, list[Row]] = field(default_factory=dict)
+    _stored: dict[str, list[Row]] = field(default_factory=dict)
 
-    def config(self, at: int, **wanted: str) -> Mapping[str, Any]:
+    def config(self, sweep: str, **wanted: str) -> Mapping[str, Any]:
         """The configuration of the row in this sweep whose column has this value; empty if there is none."""
         ((column, value),) = wanted.items()
-        if at not in self._stored:
-            self._stored[at] = list(stored_rows(self.folders[at]))
-        return next((row.config for row in self._stored[at] if row[column] == value), {})
+        if sweep not in self._stored:
+            self._stored[sweep] = list(stored_rows(self.folders[sweep]))
+        return next((row.config for row in self._stored[sweep] if row[column] == value), {})
 
 
 class _NotFlatError(Exception):
@@ -64,178 +69,112 @@ def read_history(places: Sequence[Path], columns: Sequence[str] = ()) -> Rows:
     Raises:
         ResultsError: one of the places holds no results, or none of those in it can be read.
     """
-    folders = list({sweep.resolve(): sweep for place in places for sweep in sweeps_in(place)}.values())
-    wanted = list(dict.fromkeys([*_COLUMNS, *columns, "cell", "schema_version"]))
-    refused: dict[int, str] = {}
-    frames = [_upgraded(frame) for frame in _read_csvs(folders, wanted, refused)]
-    slow, remarks = [], []
-    for why in dict.fromkeys(refused.values()):
-        first, *others = [folders[at] for at, other in refused.items() if other == why]
-        more = f" and {len(others)} more" if others else ""
-        slow.append(f"{first}{more}: {why}; read from {RESULTS_JSONL}, which takes longer")
-    for at in refused:
+    found = {sweep.resolve(): sweep for place in places for sweep in sweeps_in(place)}.values()
+    folders = {name: Path(folder) for folder, name in short_names(map(str, found)).items()}
+    values: dict[str, list[Any]] = {name: [] for name in dict.fromkeys(["sweep", *_COLUMNS, *columns])}
+    refused: dict[str, list[Path]] = {}
+    remarks = []
+    for name, folder in folders.items():
         try:
-            frame, damaged = read_frame(folders[at])
-        except ResultsError as error:
-            remarks.append(str(error))
-        else:
-            frames.append(frame[wanted].assign(at=at))
-            remarks += damaged
-    frames = [frame for frame in frames if len(frame)]
-    if not frames:
-        why = "; ".join([f"no rows in {len(folders)} sweeps", *remarks[:1]])
-        raise ResultsError(f"{', '.join(map(str, places))}: {why}")
-    names = short_names(map(str, folders))
-    together = pd.concat(frames, ignore_index=True)
-    rows = Rows(together, folders, [names[str(folder)] for folder in folders], slow + remarks)
-    return replace(rows, keys=identity_keys(_samples(rows)))
-
-
-def _read_csvs(
-    folders: Sequence[Path], wanted: Sequence[str], refused: dict[int, str]
-) -> Iterator[pd.DataFrame]:
-    """The rows of each `results.csv` that is surely the same as `results.jsonl`. Files with the same header
-    are parsed as one, which takes a tenth of the time.
-
-    Args:
-        refused: gets the number of each other folder, and why its rows are not read so.
-    """
-    alike: dict[bytes, dict[int, bytes]] = {}
-    for at, folder in enumerate(folders):
-        try:
-            header, lines = _csv_of(folder)
-            alike.setdefault(header, {})[at] = lines
+            rows = _flat_rows(folder, values.keys())
         except _NotFlatError as why:
-            refused[at] = str(why)
-    for header, copies in alike.items():
-        for numbers, frame in _parsed(header, copies, wanted, refused):
-            last = frame.drop_duplicates("at", keep="last").set_index("at")[[*_LAST]]
-            ends = dict(zip(last.index, records(last), strict=True))
-            for at in numbers:
-                if _last_row(folders[at] / RESULTS_JSONL) != ends.get(at, dict.fromkeys(_LAST)):
-                    refused[at] = f"{RESULTS_CSV} does not end with the row that {RESULTS_JSONL} ends with"
-            yield frame[~frame["at"].isin(refused)]
+            refused.setdefault(str(why), []).append(folder)
+            try:
+                rows, damaged = read_rows(folder)
+            except ResultsError as error:
+                rows, damaged = [], [str(error)]
+            remarks += damaged
+        for column, of_all in values.items():
+            of_all += [name] * len(rows) if column == "sweep" else [row.get(column) for row in rows]
+    if not values["sweep"]:
+        told = "; ".join([f"no rows in {len(folders)} sweeps", *remarks[:1]])
+        raise ResultsError(f"{', '.join(map(str, places))}: {told}")
+    slow = []
+    for reason, (first, *others) in refused.items():
+        more = f" and {len(others)} more" if others else ""
+        slow.append(f"{first}{more}: {reason}; read from {RESULTS_JSONL}, which takes longer")
+    read = Rows(frame_of(values), folders, slow + remarks)
+    return replace(read, keys=_identity_keys(read))
 
 
-def _csv_of(folder: Path) -> tuple[bytes, bytes]:
-    """The header of `results.csv`, and the lines below.
+def _identity_keys(rows: Rows) -> frozenset[str]:
+    """`identity_keys`, with one of the newest configurations for each key that is overridden anywhere."""
+    once = rows.frame.drop_duplicates("overrides", keep="last").dropna(subset="overrides")
+    newest = {
+        key: (sweep, line)
+        for sweep, line in zip(once["sweep"], once["overrides"], strict=True)
+        for key in override_values(line)
+    }
+    once_each = dict.fromkeys(newest.values())
+    return identity_keys((line, rows.config(sweep, overrides=line)) for sweep, line in once_each)
+
+
+def _flat_rows(folder: Path, wanted: Collection[str]) -> list[dict[str, Any]]:
+    """The rows of `results.csv`, with those of the wanted columns that it has.
 
     Raises:
-        _NotFlatError: it is damaged, or older than `results.jsonl`.
+        _NotFlatError: it is not surely the same as `results.jsonl`.
     """
     path = folder / RESULTS_CSV
     try:
         if path.stat().st_mtime_ns < (folder / RESULTS_JSONL).stat().st_mtime_ns:
             raise _NotFlatError(f"{RESULTS_CSV} is older than {RESULTS_JSONL}")
-        content = path.read_bytes()
+        rows = _parsed(path.read_bytes().decode(), wanted)
     except FileNotFoundError:
         raise _NotFlatError(f"no {RESULTS_CSV}") from None
     except OSError as error:
         raise _NotFlatError(f"{RESULTS_CSV} cannot be read: {error.strerror}") from None
-    header, _, lines = content.partition(b"\n")
-    known = header.decode(errors="replace").strip().split(",")
-    if not content.endswith(b"\n") or b"\0" in content or not _NEEDED.issubset(known):
-        raise _NotFlatError(f"{RESULTS_CSV} is damaged")
-    return header, lines
+    except (ValueError, KeyError, csv.Error):
+        raise _NotFlatError(f"{RESULTS_CSV} is damaged") from None
+    last = rows[-1] if rows else {}
+    if _last_row(folder / RESULTS_JSONL) != {name: last.get(name) for name in _LAST}:
+        raise _NotFlatError(f"{RESULTS_CSV} does not end with the row that {RESULTS_JSONL} ends with")
+    # Rows of schema version 1 are upgraded unless they were so when the file was written.
+    as_written = [row["schema_version"] == SCHEMA_VERSION or row.get("checkpointer") for row in rows]
+    return [row if known else upgraded(row) for row, known in zip(rows, as_written, strict=True)]
 
 
-def _parsed(
-    header: bytes, copies: Mapping[int, bytes], wanted: Sequence[str], refused: dict[int, str]
-) -> Iterator[tuple[list[int], pd.DataFrame]]:
-    """The numbers of files and their rows; what cannot be parsed is halved until one file is left.
-
-    Args:
-        copies: the lines of each file, by the number of its folder.
-    """
-    numbers, half = list(copies), len(copies) // 2
-    try:
-        yield numbers, _parse(header, copies, wanted)
-    except (ValueError, OverflowError):
-        if not half:
-            refused[numbers[0]] = f"{RESULTS_CSV} is damaged"
-            return
-        for part in (numbers[:half], numbers[half:]):
-            yield from _parsed(header, {at: copies[at] for at in part}, wanted, refused)
-
-
-# Else pandas 2 is off by the last bit; later versions are exact, and refuse to be asked for it.
-_EXACT: dict[str, Any] = {"float_precision": "round_trip"} if pd.__version__.startswith("2.") else {}
-
-
-def _parse(header: bytes, copies: Mapping[int, bytes], wanted: Sequence[str]) -> pd.DataFrame:
-    """The rows of files, and in `at` their numbers. An empty row stands before those of each file.
+def _parsed(text: str, wanted: Collection[str]) -> list[dict[str, Any]]:
+    """The rows of a CSV file.
 
     Raises:
-        ValueError: one of them is damaged.
+        ValueError, KeyError, csv.Error: it is damaged, or of another schema.
     """
-    empty = b"," * header.count(b",") + b"\n"
-    types = {name: "category" if dtype == "string" else dtype for name, dtype in dtypes().items()}
-    frame: pd.DataFrame = pd.read_csv(
-        io.BytesIO(b"\n".join([header, b""]) + b"".join(empty + lines for lines in copies.values())),
-        usecols=lambda name: name in wanted,
-        dtype=types,
-        index_col=False,
-        keep_default_na=False,
-        na_values=[""],
-        **_EXACT,
-    )
-    begins = frame.isna().all(axis=1).to_numpy()
-    if begins.sum() != len(copies):
-        raise ValueError("an empty row")
-    frame["at"] = np.array(list(copies))[begins.cumsum() - 1]
-    frame = frame[~begins]
-    versions = frame["schema_version"].isin(range(1, SCHEMA_VERSION + 1))
-    if not (versions & frame["cell"].notna() & frame["status"].notna()).all():
+    csv.field_size_limit(_LONGEST_TEXT)
+    head, *lines = csv.reader(io.StringIO(text, newline=""), strict=True)
+    if not text.endswith("\n") or "\0" in text or not set(_NEEDED).issubset(head):
+        raise ValueError("not whole")
+    if not lines:
+        return []
+    types = column_types()
+    texts = zip(head, zip(*lines, strict=True), strict=True)
+    columns = {name: _values(of_all, types[name]) for name, of_all in texts if name in wanted}
+    if not all(columns["cell"] + columns["status"]):
+        raise ValueError("a row without its name or status")
+    if not set(columns["schema_version"]).issubset(range(1, SCHEMA_VERSION + 1)):
         raise ValueError("a row of another schema")
-    for name in set(wanted) - set(frame):
-        frame[name] = pd.Series(index=frame.index, dtype=types[name])
-    return frame
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
-def _upgraded(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows of `results.csv`, those of schema version 1 as `records.row_reader` has them, unless they were so
-    when the file was written."""
-    old = (frame["schema_version"] < SCHEMA_VERSION) & frame["checkpointer"].isna()
-    if not old.any():
-        return frame
-    lines = frame["overrides"].astype(object)
-    words = {line: upgraded({"overrides": line})["overrides"] for line in lines[old].unique()}
-    return frame.assign(
-        overrides=lines.mask(old, lines.map(words)),
-        checkpointer=frame["checkpointer"].astype(object).mask(old, upgraded({})["checkpointer"]),
-        config_digest=frame["config_digest"].astype(object).mask(old, None),
-    )
+def _values(texts: Sequence[str], kind: ColumnType) -> list[Any]:
+    """The values of a column; each is looked at once, as there are many rows and few values.
 
-
-def _samples(rows: Rows) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Overrides and configurations, one of the newest for each key that is overridden anywhere."""
-    once = rows.frame.drop_duplicates("overrides", keep="last").dropna(subset="overrides")
-    sample = {
-        key: (line, at, version)
-        for line, at, version in zip(once["overrides"], once["at"], once["schema_version"], strict=True)
-        for key in override_values(line)
+    Raises:
+        ValueError, KeyError: the column cannot hold one of them.
+    """
+    of_text = {
+        text: _OF_TEXT[kind.python](text) if text or not kind.optional else None for text in set(texts)
     }
-    for line, at, version in dict.fromkeys(sample.values()):
-        if version < SCHEMA_VERSION:
-            yield line, upgraded({"overrides": " ".join(override_words(line))})["config"]
-        else:
-            yield line, rows.config(at, overrides=line)
+    if not all(map(kind.fits, of_text.values())):
+        raise ValueError("a value that the column cannot hold")
+    return [of_text[text] for text in texts]
 
 
 def _last_row(path: Path) -> dict[str, Any] | None:
-    """What identifies the last row of a file, of which no more is read than needed; None if the row is not
-    whole."""
+    """What identifies the last row of a file, of which no more is read than needed; None if it has none."""
     try:
-        with path.open("rb") as file:
-            size, tail, start = file.seek(0, io.SEEK_END), _TAIL_BYTES, 0
-            while not start:
-                file.seek(max(0, size - tail))
-                read = file.read()
-                start = read.rstrip(b"\n").rfind(b"\n") + 1
-                if tail >= size:
-                    break
-                tail *= 4
-        row = json.loads(read[start:] or b"{}") if not read or read.endswith(b"\n") else None
-    except (OSError, ValueError, RecursionError):
+        with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as lines:
+            row = json.loads(lines[lines.rfind(b"\n", 0, -1) + 1 :])
+        return {name: row[name] for name in _LAST}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return {name: row.get(name) for name in _LAST} if isinstance(row, dict) else None

@@ -9,7 +9,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from enum import Enum
 from functools import cached_property
 from typing import Any
 
@@ -77,6 +76,4 @@ def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Value]]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return value.value
     return value if isinstance(value, str | int | float | bool) else str(value)

@@ -8,7 +8,7 @@ from a frozen dataclass read-only and then refuses to merge the YAML into it.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 from omegaconf import MISSING
@@ -22,76 +22,37 @@ REST = -1
 
 def how_run(default: Any) -> Any:
     """A field that says how a cell is run: `dcpbench.config.cell_key` leaves it out of a cell's identity."""
-    if isinstance(default, type) and not issubclass(default, Enum):
+    if isinstance(default, type):
         return field(default_factory=default, metadata={HOW_RUN: True})
     return field(default=default, metadata={HOW_RUN: True})
 
 
-class Device(Enum):
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
+Device = StrEnum("Device", "auto cpu cuda")
 
+KeepCheckpoints = StrEnum("KeepCheckpoints", "none failed all")
+"""Whose checkpoints stay on disk after their cell has ended."""
 
-class KeepCheckpoints(Enum):
-    """Whose checkpoints stay on disk after their cell has ended."""
+Rerun = StrEnum("Rerun", "none failed")
+"""Which cells of a sweep that is resumed run again, besides those that have no row that stands."""
 
-    none = "none"
-    failed = "failed"
-    all = "all"
+Isolation = StrEnum("Isolation", "warm fresh")
+"""Whether ranks stay up from cell to cell; after anything but a pass they are replaced anyway."""
 
+Place = StrEnum("Place", "restored live staged written")
+"""Where a fault is planted."""
 
-class Rerun(Enum):
-    """Which cells of a sweep that is resumed run again, besides those that have no row that stands."""
+Sharing = StrEnum("Sharing", "none disjoint correctness")
+"""Which cells run at the same time: none; those that have GPUs of their own each; with `correctness` also
+several on the same GPUs, or the CPU, whose times then say nothing and are null."""
 
-    none = "none"
-    failed = "failed"
+Ending = StrEnum("Ending", "report crash")
+"""How a stage of a cell is expected to end: every rank reports, or a rank dies."""
 
+StageWorld = StrEnum("StageWorld", "save load")
+"""Whose ranks and parallelism a stage of a cell has: those that save, or those that load."""
 
-class Isolation(Enum):
-    """Whether ranks stay up from cell to cell; after anything but a pass they are replaced anyway."""
-
-    warm = "warm"
-    fresh = "fresh"
-
-
-class Place(Enum):
-    """Where a fault is planted."""
-
-    restored = "restored"
-    live = "live"
-    staged = "staged"
-    written = "written"
-
-
-class Sharing(Enum):
-    """Which cells run at the same time: none; those that have GPUs of their own each; with `correctness`
-    also several on the same GPUs, or the CPU, whose times then say nothing and are null."""
-
-    none = "none"
-    disjoint = "disjoint"
-    correctness = "correctness"
-
-
-class Ending(Enum):
-    """How a stage of a cell is expected to end: every rank reports, or a rank dies."""
-
-    report = "report"
-    crash = "crash"
-
-
-class StageWorld(Enum):
-    """Whose ranks and parallelism a stage of a cell has: those that save, or those that load."""
-
-    save = "save"
-    load = "load"
-
-
-class Tolerance(Enum):
-    """The named tolerance profiles of `dcpbench.verify.tolerances`."""
-
-    strict = "strict"
-    standard = "standard"
+Tolerance = StrEnum("Tolerance", "strict standard")
+"""The named tolerance profiles of `dcpbench.verify.tolerances`."""
 
 
 @dataclass

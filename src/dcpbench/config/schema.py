@@ -2,29 +2,12 @@
 
 import math
 from dataclasses import dataclass, field
-from enum import Enum
+from operator import attrgetter
 from pathlib import Path
 
+from dcpbench.config import groups
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.groups import (
-    CheckpointerConfig,
-    Device,
-    FaultConfig,
-    Isolation,
-    KeepCheckpoints,
-    ModelConfig,
-    OptimizerConfig,
-    ParallelConfig,
-    Rerun,
-    SaveConfig,
-    ScenarioConfig,
-    Sharing,
-    StageWorld,
-    StorageConfig,
-    TimeoutsConfig,
-    Tolerance,
-    how_run,
-)
+from dcpbench.config.groups import how_run
 
 OF_THE_SWEEP = ("resume", "rerun", "plan", "objective")
 """Keys that say what to do with a sweep: they take one value, and no cell has them."""
@@ -36,19 +19,19 @@ REPEATS = "repeats"
 class Config:
     """One cell of the matrix, and `OF_THE_SWEEP`."""
 
-    scenario: ScenarioConfig = field(default_factory=ScenarioConfig)
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    checkpointer: CheckpointerConfig = field(default_factory=CheckpointerConfig)
-    save: SaveConfig = field(default_factory=SaveConfig)
-    storage: StorageConfig = field(default_factory=StorageConfig)
-    fault: FaultConfig = field(default_factory=FaultConfig)
-    load_parallel: ParallelConfig | None = None
+    scenario: groups.ScenarioConfig = field(default_factory=groups.ScenarioConfig)
+    parallel: groups.ParallelConfig = field(default_factory=groups.ParallelConfig)
+    model: groups.ModelConfig = field(default_factory=groups.ModelConfig)
+    optimizer: groups.OptimizerConfig = field(default_factory=groups.OptimizerConfig)
+    checkpointer: groups.CheckpointerConfig = field(default_factory=groups.CheckpointerConfig)
+    save: groups.SaveConfig = field(default_factory=groups.SaveConfig)
+    storage: groups.StorageConfig = field(default_factory=groups.StorageConfig)
+    fault: groups.FaultConfig = field(default_factory=groups.FaultConfig)
+    load_parallel: groups.ParallelConfig | None = None
     load_world_size: int | None = None
     compile: bool = False
     deterministic: bool = True
-    device: Device = Device.auto
+    device: groups.Device = groups.Device.auto
     world_size: int | str = "auto"
     seed: int = 0
     repeat: int = how_run(0)
@@ -59,27 +42,27 @@ class Config:
     save_at: int | None = None
     overlap_saves: bool = False
     raw: bool = how_run(False)
-    tolerance: Tolerance = Tolerance.standard
-    timeouts: TimeoutsConfig = how_run(TimeoutsConfig)
+    tolerance: groups.Tolerance = groups.Tolerance.standard
+    timeouts: groups.TimeoutsConfig = how_run(groups.TimeoutsConfig)
     retry: int = how_run(1)
-    isolation: Isolation = how_run(Isolation.warm)
-    sharing: Sharing = how_run(Sharing.disjoint)
-    keep_checkpoints: KeepCheckpoints = how_run(KeepCheckpoints.failed)
+    isolation: groups.Isolation = how_run(groups.Isolation.warm)
+    sharing: groups.Sharing = how_run(groups.Sharing.disjoint)
+    keep_checkpoints: groups.KeepCheckpoints = how_run(groups.KeepCheckpoints.failed)
     known_failures: str | None = how_run(None)
     resume: str | None = how_run(None)
-    rerun: Rerun = how_run(Rerun.none)
+    rerun: groups.Rerun = how_run(groups.Rerun.none)
     plan: bool = how_run(False)
     objective: str | None = how_run(None)
 
     @property
-    def loading(self) -> ParallelConfig:
+    def loading(self) -> groups.ParallelConfig:
         """The parallelism that checkpoints are loaded under."""
         return self.load_parallel or self.parallel
 
-    def world_of(self, world: StageWorld) -> tuple[ParallelConfig, int]:
+    def world_of(self, world: groups.StageWorld) -> tuple[groups.ParallelConfig, int]:
         """The parallelism and the number of ranks of a stage, once the world size is decided."""
         assert isinstance(self.world_size, int)
-        if world is StageWorld.load:
+        if world is groups.StageWorld.load:
             return self.loading, self.load_world_size or self.world_size
         return self.parallel, self.world_size
 
@@ -92,9 +75,7 @@ class Config:
         if axis not in self.__dataclass_fields__:
             raise ConfigError(f"only.{axis}: there is no such axis")
         value = getattr(self, axis)
-        if isinstance(value, bool):
-            return str(value).lower()
-        return str(value.value if isinstance(value, Enum) else getattr(value, "name", value))
+        return str(value).lower() if isinstance(value, bool) else str(getattr(value, "name", value))
 
     def check(self) -> None:
         """Refuse values that no machine could run.
@@ -102,19 +83,13 @@ class Config:
         Raises:
             ConfigError: naming the key, its value and what it may be.
         """
-        for key, value, least, text in (
-            ("train_steps", self.train_steps, 1, "at least 1"),
-            ("resume_steps", self.resume_steps, 1, "at least 1"),
-            ("saves", self.saves, 1, "at least 1"),
-            ("model.batch_size", self.model.batch_size, 1, "at least 1"),
-            ("storage.thread_count", self.storage.thread_count, 1, "at least 1"),
-            ("save_at", self.save_at, 0, "a step, at least 0"),
-            ("storage.keep_free_bytes", self.storage.keep_free_bytes, 0, "at least 0 bytes"),
-            ("storage.needs_bytes", self.storage.needs_bytes, 0, "at least 0 bytes"),
-            ("load_world_size", self.load_world_size, 1, "at least 1 rank"),
-        ):
-            if value is not None and value < least:
-                raise ConfigError(f"{key}={value}: must be {text}")
+        at_least_1 = ("train_steps", "resume_steps", "saves", "load_world_size", "model.batch_size")
+        at_least_0 = ("save_at", "storage.keep_free_bytes", "storage.needs_bytes")
+        least = dict.fromkeys((*at_least_1, "storage.thread_count"), 1) | dict.fromkeys(at_least_0, 0)
+        for key, lowest in least.items():
+            value = attrgetter(key)(self)
+            if value is not None and value < lowest:
+                raise ConfigError(f"{key}={value}: must be at least {lowest}")
         plan = Plan(self.train_steps, self.saves, self.resume_steps, self.save_at)
         if self.overlap_saves and len(plan.save_steps) < 2:
             raise ConfigError(f"overlap_saves=true: saves={self.saves} leaves nothing to overlap; at least 2")
@@ -124,9 +99,7 @@ class Config:
         if self.retry not in (0, 1):
             raise ConfigError(f"retry={self.retry}: must be 0 or 1")
         if self.world_size != "auto" and (isinstance(self.world_size, str) or self.world_size < 1):
-            raise ConfigError(
-                f"world_size={self.world_size}: must be 'auto' or a number of ranks, at least 1"
-            )
+            raise ConfigError(f"world_size={self.world_size}: must be 'auto' or a number, at least 1")
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import argparse
 import io
 import json
 import sys
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
@@ -20,20 +20,18 @@ import pandas as pd
 from rich.text import Text
 
 from dcpbench.analysis.cell_history import (
-    ABSENT,
     KINDS,
     CellHistory,
     Cost,
-    Folded,
     History,
-    cell_histories,
+    Kind,
     folded,
     history,
 )
 from dcpbench.analysis.change_points import FALSE_ALARMS, LEAST_EFFECT, LEAST_SIDE, Change
 from dcpbench.analysis.frame import records
-from dcpbench.analysis.history_rows import Rows, read_history
-from dcpbench.analysis.query import Condition, QueryError, known_metric, names_in, parse, queryable, select
+from dcpbench.analysis.history_rows import read_history
+from dcpbench.analysis.query import QueryError, known_metric, names_in, parse, select
 from dcpbench.records.metrics import METRICS
 from dcpbench.report import output
 from dcpbench.report.document import Content, Table, first_of
@@ -76,17 +74,19 @@ def main(arguments: list[str]) -> int:
     conditions = [parse(condition) for condition in asked.where]
     metrics = tuple(dict.fromkeys(map(known_metric, names_in(asked.metric)))) or default_metrics()
     written_as = output.format_of(asked, _FORMATS)
-    columns = [one.column for one in conditions if one.column != "sweep"]
-    rows = _chosen(read_history(asked.folders, [*metrics, *columns]), conditions)
-    found = history(rows, metrics, asked.last)
-    cells = cell_histories(found)
+    rows = read_history(asked.folders, [*metrics, *(one.column for one in conditions)])
+    frame = select(rows.frame, conditions)
+    if frame.empty:
+        number, sweeps = len(rows.frame), len(rows.folders)
+        raise QueryError(f"no row of {number:,} in {sweeps:,} sweeps meets every --where")
+    found = history(replace(rows, frame=frame), metrics, asked.last)
     if written_as == "json":
-        text = _json(found, cells, rows.remarks)
+        text = _json(found, rows.remarks)
     else:
         out = io.StringIO() if asked.output else sys.stdout
         in_markdown = min(_MARKDOWN_STRIP, len(found.sweeps))
-        strip = in_markdown if written_as == "markdown" else strip_length(found, cells, width_of(out))
-        parts = contents(found, cells, first_of(rows.remarks), asked.all, strip)
+        strip = in_markdown if written_as == "markdown" else strip_length(found, width_of(out))
+        parts = contents(found, first_of(rows.remarks), asked.all, strip)
         text = output.document_text(parts, written_as, out)
     output.put_out(text, asked.output)
     return 0
@@ -123,47 +123,29 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _chosen(rows: Rows, conditions: Sequence[Condition]) -> Rows:
-    """The rows that are meant.
-
-    Raises:
-        QueryError: there is none.
-    """
-    if not conditions:
-        return rows
-    types = queryable()
-    names = rows.frame["at"].map(dict(enumerate(rows.names)))
-    asked = {one.column: names if one.column == "sweep" else rows.frame[one.column] for one in conditions}
-    typed = pd.DataFrame(asked).astype({name: types[name] for name in asked})
-    kept = select(typed.assign(row=range(len(typed))), conditions)["row"]
-    if kept.empty:
-        raise QueryError(f"no row of {len(rows.frame):,} in {len(rows.folders):,} sweeps meets every --where")
-    return replace(rows, frame=rows.frame.iloc[kept].reset_index(drop=True))
-
-
-def _json(found: History, cells: Sequence[CellHistory], remarks: Sequence[str]) -> str:
+def _json(found: History, remarks: Sequence[str]) -> str:
     """All sweeps and all cells, with every median and every change; sweeps are named by their place."""
-    axes = records(found.cells)
     content = {
         "sweeps": records(found.sweeps),
-        "cells": [_plain(cell, axes[cell.number]) for cell in cells],
+        "cells": list(map(_plain, found.cells)),
         "statuses": {kind.letter: {"label": kind.label, "ok": kind.ok} for kind in KINDS},
         "remarks": list(remarks),
     }
     return json.dumps(content, allow_nan=False) + "\n"
 
 
-def _plain(cell: CellHistory, axes: dict[str, Any]) -> dict[str, Any]:
+def _plain(cell: CellHistory) -> dict[str, Any]:
+    axes = dict(cell.axes)
     return {
         "name": cell.name,
         "config_digest": axes.pop("config_digest"),
         "axes": axes,
         "statuses": "".join(KINDS[kind].letter for kind in cell.kinds),
         "ok": cell.now.ok,
-        "last_seen": cell.last_seen,
-        "since": cell.since,
+        "last_seen": cell.seen[-1],
+        "since": cell.turn and cell.turn[0],
         "reason": cell.reason or None,
-        "reconfigured": cell.reconfigured and {"at": cell.first_seen, "keys": cell.reconfigured},
+        "reconfigured": cell.reconfigured and {"at": cell.seen[0], "keys": cell.reconfigured},
         "costs": {
             cost.metric: {
                 "medians": [None if np.isnan(value) else float(value) for value in cost.medians],
@@ -174,39 +156,37 @@ def _plain(cell: CellHistory, axes: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def strip_length(found: History, cells: Sequence[CellHistory], width: int) -> int:
+def strip_length(found: History, width: int) -> int:
     """How many sweeps are shown in lines so wide."""
     lengths = [[len("status")], [0]]
-    for cell in cells:
+    for cell in found.cells:
         lengths[0] += [len(cost.metric) for cost in cell.costs]
         lengths[1] += [len(cell.now.label), *(len(quantity(cost.metric, cost.latest)) for cost in cell.costs)]
     room = width - sum(map(max, lengths)) - _PADDING
     return min(len(found.sweeps), max(_LEAST_STRIP, room))
 
 
-def contents(
-    found: History, cells: Sequence[CellHistory], remarks: Sequence[str], every: bool, strip: int
-) -> list[Content]:
+def contents(found: History, remarks: Sequence[str], every: bool, strip: int) -> list[Content]:
     """The newest sweep, what changed last, then the cells.
 
     Args:
         every: also the cells that are ok and in which nothing changed.
         strip: so many of the newest sweeps are shown.
     """
-    fold = folded(cells, strip, every)
-    lines = [line for cell in fold.shown for line in _lines(cell, found, len(found.sweeps) - strip)]
+    fold = folded(found.cells, strip, every)
+    lines = [line for cell in fold["shown"] for line in _lines(cell, found, len(found.sweeps) - strip)]
     table = pd.DataFrame(lines, columns=_COLUMNS, dtype=object)
-    letters = {KINDS[kind].letter for cell in fold.shown for kind in cell.kinds[-strip:]}
+    letters = {KINDS[kind].letter for cell in fold["shown"] for kind in cell.kinds[-strip:]}
     legend = ", ".join(f"{kind.letter} {kind.label}" for kind in reversed(KINDS) if kind.letter in letters)
     of = "" if strip == len(found.sweeps) else f": {strip} of {len(found.sweeps)}"
     sentences = [
         f"{legend}. One sign a sweep, the newest right{of}" if letters else "",
         _caution(found),
-        *_summed_up(fold, cells, found),
+        *_summed_up(fold, found),
     ]
-    newest = pd.DataFrame(_newest_changes(cells, found), columns=["sweep", "change", "cells"])
+    newest = pd.DataFrame(_newest_changes(found), columns=["sweep", "change", "cells"])
     return [
-        Content(headline="\n".join(_headline(found, cells))),
+        Content(headline="\n".join(_headline(found))),
         *(
             [Content([Table("What changed, and in how many cells", newest, heading="sweep")])]
             if len(newest)
@@ -241,7 +221,7 @@ def _lines(cell: CellHistory, found: History, first: int) -> Iterator[tuple[obje
     _point_at(signs, [at - first for at in changes], style_of(cell.now.status))
     name = cell.name
     if cell.replaced:
-        name += f" (configuration until {found.sweeps['name'].iloc[cell.last_seen]})"
+        name += f" (configuration until {found.sweeps['name'].iloc[cell.seen[-1]]})"
     yield name, "status", signs, cell.now.label, "; ".join(texts)
     for cost in cell.costs:
         if not np.isnan(cost.latest):
@@ -278,16 +258,17 @@ def _status_changes(cell: CellHistory, sweeps: pd.DataFrame) -> dict[int, str]:
     changes = {}
     if cell.reconfigured is not None:
         keys = ", ".join(f"{key}: {old} → {new}" for key, (old, new) in cell.reconfigured.items())
-        changes[cell.first_seen] = f"other configuration since {_sweep(sweeps, cell.first_seen)}: {keys}"
-    if cell.since is not None and cell.before is not None:
-        changes[cell.since] = f"{cell.before.label} to {cell.now.label} since {_sweep(sweeps, cell.since)}"
+        changes[cell.seen[0]] = f"other configuration since {_sweep(sweeps, cell.seen[0])}: {keys}"
+    if cell.turn:
+        at, before = cell.turn
+        changes[at] = f"{before.label} to {cell.now.label} since {_sweep(sweeps, at)}"
     return changes
 
 
-def _headline(found: History, cells: Sequence[CellHistory]) -> list[str]:
+def _headline(found: History) -> list[str]:
     """How many sweeps there are, of when, and how the newest one is."""
     sweeps = found.sweeps
-    there = [cell for cell in cells if cell.last_seen == len(sweeps) - 1]
+    there = [cell for cell in found.cells if cell.seen[-1] == len(sweeps) - 1]
     good = sum(cell.now.ok for cell in there)
     days = list(dict.fromkeys(plain(sweeps["started_at"].iloc[place])[:_DAY] for place in (0, -1)))
     newest = _sweep(sweeps, len(sweeps) - 1)
@@ -297,18 +278,18 @@ def _headline(found: History, cells: Sequence[CellHistory]) -> list[str]:
     ]
 
 
-def _newest_changes(cells: Sequence[CellHistory], found: History) -> list[tuple[str, str, str]]:
+def _newest_changes(found: History) -> list[tuple[str, str, str]]:
     """The changes at the newest sweeps, and in how many cells: one cause has many effects."""
-    counts: dict[int, Counter[str]] = {}
-    for cell in cells:
+    counts: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    for cell in found.cells:
         if cell.reconfigured is not None:
-            counts.setdefault(cell.first_seen, Counter())["other configuration"] += 1
-        if cell.since is not None:
-            counts.setdefault(cell.since, Counter())[_new_status(cell)] += 1
+            counts[cell.seen[0]]["other configuration"] += 1
+        if cell.turn:
+            at, before = cell.turn
+            counts[at][_new_status(before, cell.now)] += 1
         for cost in cell.costs:
             for change in cost.changes:
-                direction = "up" if change.ratio > 1 else "down"
-                counts.setdefault(change.at, Counter())[f"{cost.metric} {direction}"] += 1
+                counts[change.at][f"{cost.metric} {'up' if change.ratio > 1 else 'down'}"] += 1
     newest = sorted(counts, reverse=True)[:_NEWEST_CHANGES]
     return [
         (_sweep(found.sweeps, at), change, str(number))
@@ -317,25 +298,26 @@ def _newest_changes(cells: Sequence[CellHistory], found: History) -> list[tuple[
     ]
 
 
-def _new_status(cell: CellHistory) -> str:
-    if not cell.now.ok:
-        return f"now {cell.now.label}"
-    return f"now {cell.now.label}, ok" if cell.before and cell.before.ok else f"{cell.now.label} again"
+def _new_status(before: Kind, now: Kind) -> str:
+    if not now.ok:
+        return f"now {now.label}"
+    return f"now {now.label}, ok" if before.ok else f"{now.label} again"
 
 
-def _summed_up(fold: Folded, cells: Sequence[CellHistory], found: History) -> Iterator[str]:
+def _summed_up(fold: Mapping[str, Sequence[CellHistory]], found: History) -> Iterator[str]:
     """What is not shown one by one, in a sentence each."""
-    labels = Counter(cell.now.label for cell in fold.steady)
+    labels = Counter(cell.now.label for cell in fold["steady"])
     steady = ", ".join(f"{number} {label}" for label, number in labels.most_common())
-    all_shows = "--all shows them"
-    if fold.steady:
-        yield f"{_cells(fold.steady)} all along the same and ok, with steady costs: {steady} ({all_shows})"
-    if fold.earlier:
-        yield f"{_cells(fold.earlier)} ok now, changed only before the sweeps shown ({all_shows})"
-    if fold.replaced:
-        yield f"{_cells(fold.replaced)} with a configuration that was replaced since ({all_shows})"
-    if gone := [cell for cell in cells if cell.last_seen < len(found.sweeps) - 1 and not cell.replaced]:
-        last = max(cell.last_seen for cell in gone)
+    for group, text in (
+        ("steady", f"all along the same and ok, with steady costs: {steady}"),
+        ("earlier", "ok now, changed only before the sweeps shown"),
+        ("replaced", "with a configuration that was replaced since"),
+    ):
+        if fold[group]:
+            yield f"{_cells(fold[group])} {text} (--all shows them)"
+    newest = len(found.sweeps) - 1
+    if gone := [cell for cell in found.cells if cell.seen[-1] < newest and not cell.replaced]:
+        last = max(cell.seen[-1] for cell in gone)
         yield f"{_cells(gone)} not in the newest sweep, last in {_sweep(found.sweeps, last)}"
 
 
@@ -344,7 +326,7 @@ def _caution(found: History) -> str:
     number = len(found.sweeps)
     if number == 1:
         return "One sweep: there is no history yet; the next one in this folder starts it."
-    if not (found.kinds != ABSENT).sum(axis=1).max() > 1:
+    if all(len(cell.seen) == 1 for cell in found.cells):
         return "No cell is in more than one sweep (by axes, overrides and configuration): nothing to compare."
     if number < 2 * LEAST_SIDE:
         return f"Changes of costs are looked for from {2 * LEAST_SIDE} sweeps on."

@@ -52,13 +52,12 @@ class SweepRun:
         self._base, self._conf, self._own_sweeper = base, conf, own_sweeper
         self.sweeper = str(base.hydra.runtime.choices["hydra/sweeper"])
         self._folder = Path(str(base.hydra.sweep.dir)).resolve()
-        self._objective = objective_of(base)
+        self._value_of = objective_of(base)
         self._compositions = composing.Compositions(loader, base)
         self._console = Console(stderr=True)
         self._claim = ExitStack()
         self._record: manifest.Record | None = None
         self._driver: driver.Sweep | None = None
-        self._overrides: list[list[str]] = []
         self._started = 0.0
         self._in_batch = self._broken_off = False
         if not own_sweeper:
@@ -97,7 +96,7 @@ class SweepRun:
                 sys.exit(1)
         self._in_batch = False
         rows = {row.cell: row for row in stored_rows(self._folder)}
-        return [self._objective.value_of(rows.get(job.cell.name)) for job in jobs]
+        return [self._value_of(rows.get(job.cell.name)) for job in jobs]
 
     def end(self, status: int) -> int:
         """End the ranks, put the rows in order, write the reports, print the table, and give the folder up.
@@ -122,14 +121,14 @@ class SweepRun:
         unless it is only to be planned."""
         base, folder = self._base, self._folder
         before = _resumed(base, folder)
-        if before is not None:
-            if not base.plan:
-                self._claim.enter_context(manifest.held(folder))
-            resume.same_matrix(folder, before, composing.cell_names(batch))
-        elif self._own_sweeper:
+        if before is None and self._own_sweeper:
             manifest.refuse_used(folder)
+        elif before is not None and not base.plan:
+            self._claim.enter_context(manifest.held(folder))
         context = fork_server.fork_server(compiles=composing.may_compile(base, batch))
-        cells = self._compose(batch)
+        cells = self._compositions.cells(batch)
+        if before is not None:
+            resume.same_matrix(folder, before, {cell.name for cell in cells})
         try:
             here = fork_server.probe(context)
         except RuntimeError as error:
@@ -154,18 +153,11 @@ class SweepRun:
     def _next(self, sweep: driver.Sweep, batch: list[list[str]]) -> list[job.Job]:
         """The jobs of another batch."""
         assert self._record is not None
-        jobs = job.plan(self._compose(batch), sweep.machine, self._conf)
+        jobs = job.plan(self._compositions.cells(batch), sweep.machine, self._conf)
         job.refuse_shared_folders([*sweep.jobs, *jobs])
         sweep.jobs += jobs
         self._write_record(sweep, self._record)
         return jobs
-
-    def _compose(self, batch: list[list[str]]) -> list[composing.SweepCell]:
-        self._overrides += batch
-        cells = composing.compose(self._compositions, self._overrides, len(batch))
-        for cell in cells:
-            cell.config.check()
-        return cells
 
     def _begin(self, sweep: driver.Sweep) -> None:
         """Make the folder this sweep's, and write down what was asked for."""
@@ -177,14 +169,13 @@ class SweepRun:
 
     def _go_on(self, sweep: driver.Sweep, before: manifest.Record, found: resume.Found) -> None:
         """Leave of the sweep that was broken off what stands, and print what does not."""
-        folder, jobs = self._folder, sweep.jobs
         self._write_record(sweep, before)
-        for sentence in found.sentences(len(jobs)):
-            self._console.print(Text(sentence), soft_wrap=True)
-        resume.take_up(folder, jobs, found)
+        for sentence in found.sentences(len(sweep.jobs)):
+            self._print(sentence)
+        resume.take_up(self._folder, sweep.jobs, found)
         sweep.done = {row.cell: row for row in found.rows}
-        now = {**sweep.machine.description, "git_commit": jobs[0].columns["git_commit"]}
-        sweep.earlier_machines = resume.earlier_machines(folder, now)
+        now = {**sweep.machine.description, "git_commit": sweep.jobs[0].columns["git_commit"]}
+        sweep.earlier_machines = resume.earlier_machines(self._folder, now)
 
     def _write_record(self, sweep: driver.Sweep, before: manifest.Record) -> None:
         """Make the sweep's folder below each `storage.root`, but those that it has had before, and write
@@ -192,15 +183,17 @@ class SweepRun:
         roots = {str(Path(root).resolve()) for job in sweep.jobs if (root := job.config.storage.root)}
         for root in sorted(roots - set(before.storage)):
             manifest.claim(Path(root) / self._folder.name, "storage.root")
-        cells = before.cells if self._own_sweeper and before.cells else [job.cell.name for job in sweep.jobs]
-        self._record = replace(before, cells=cells, storage=sorted({*before.storage, *roots}))
+        names = [job.cell.name for job in sweep.jobs]
+        self._record = replace(before, cells=names, storage=sorted({*before.storage, *roots}))
         self._record.write(self._folder)
+
+    def _print(self, sentence: str) -> None:
+        self._console.print(Text(sentence), soft_wrap=True)
 
     def _break_off(self, error: ResultsError) -> None:
         """Say once that there is no room for another row."""
         if not self._broken_off:
-            sentence = f"broken off: {error}; make room, and go on with resume={self._folder}"
-            self._console.print(Text(sentence), soft_wrap=True)
+            self._print(f"broken off: {error}; make room, and go on with resume={self._folder}")
         self._broken_off = True
 
     def _end(self, sweep: driver.Sweep, status: int) -> int:
@@ -215,7 +208,7 @@ class SweepRun:
             return 1
         if status == INTERRUPTED:
             have = sum(1 for _ in stored_rows(self._folder))
-            self._console.print(f"interrupted: {have} of {len(sweep.jobs)} cells have a row")
+            self._print(f"interrupted: {have} of {len(sweep.jobs)} cells have a row")
         if any(stored_rows(self._folder)):
             self._print_report(sweep.written)
         return status or exit_status(stored_rows(self._folder))
@@ -226,9 +219,8 @@ class SweepRun:
         write_reports(self._folder)
         print_report(self._folder)
         if all(row.status == "skip" for row in stored_rows(self._folder)):
-            self._console.print("every cell was skipped: nothing was measured")
-        spent_s = time.monotonic() - self._started
-        self._console.print(f"{written} cells in {spent_s:.1f} s, written to {self._folder}", soft_wrap=True)
+            self._print("every cell was skipped: nothing was measured")
+        self._print(f"{written} cells in {time.monotonic() - self._started:.1f} s, written to {self._folder}")
 
 
 def _of_the_cell(overrides: Sequence[str]) -> list[str]:

@@ -2,7 +2,7 @@
 and the number that a sweeper is returned for each cell: a metric of its row, named by `objective`."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
@@ -34,26 +34,11 @@ class SweepTask:
         raise ConfigError("hydra.mode, hydra/launcher: dcpbench runs cells with its own launcher only")
 
 
-@dataclass(frozen=True)
-class Objective:
-    """A metric, None for no objective, and the value that stands for a cell that has none."""
+def objective_of(base: DictConfig) -> Callable[[Row | None], float | None]:
+    """What gives the number for a row by the composition of a sweep: infinitely bad where there is none, it
+    is not ok or the metric is null; None where there is no objective.
 
-    metric: str | None
-    worst: float
-
-    def value_of(self, row: Row | None) -> float | None:
-        """The number for a row, infinitely bad where the row is not ok or the metric is null.
-
-        NaN or an exception would do as well, but the Optuna sweeper gives a whole study up for either.
-        """
-        if self.metric is None:
-            return None
-        value = row.metrics.get(self.metric) if row is not None and row.is_ok else None
-        return self.worst if value is None else float(value)
-
-
-def objective_of(base: DictConfig) -> Objective:
-    """What the composition of a sweep asks for.
+    NaN or an exception would do as well, but the Optuna sweeper gives a whole study up for either.
 
     Raises:
         ConfigError: `objective` is no metric.
@@ -64,4 +49,12 @@ def objective_of(base: DictConfig) -> Objective:
     sweeper = base.hydra.sweeper  # whose setting is an Enum, a text or a flag
     given = ((OmegaConf.select(sweeper, key), value) for key, value in _MAXIMIZES.items())
     maximizes = any(getattr(setting, "name", str(setting)).lower() == value for setting, value in given)
-    return Objective(metric, -math.inf if maximizes else math.inf)
+    worst = -math.inf if maximizes else math.inf
+
+    def value_of(row: Row | None) -> float | None:
+        if metric is None:
+            return None
+        value = row.metrics.get(metric) if row is not None and row.is_ok else None
+        return worst if value is None else float(value)
+
+    return value_of

@@ -1,19 +1,18 @@
 """`python -m dcpbench.report log <sweep>... --to <tracker>`: the rows, where a team looks at its runs anyway.
 
 Logging a sweep again adds nothing that is there: cells that have run again since replace their earlier runs.
-A module here for each tracker has `log(sweep, folder, project)` and `seen_with(folder)`; only the one that is
-asked for is imported, and with it the package that it needs. None of them opens a connection: what they
-write stays on this machine.
+A module here for each tracker has `log(sweep, folder, project)`, which writes the cells that have `changed`
+and returns the digests that were there before, and `seen_with(folder)`; only the one that is asked for is
+imported, and with it the package that it needs. None of them opens a connection: what they write stays on
+this machine.
 """
 
 import argparse
 import hashlib
 import importlib
 import json
-import math
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -41,26 +40,20 @@ _LONGEST_TAG = 500
 
 @dataclass(frozen=True)
 class LoggedCell:
-    """One row. `key` is no other cell's of any sweep, `digest` no other row's.
+    """A row as trackers take it. `key` is no other cell's of any sweep, `digest` no other row's.
 
     Metrics are the columns that are numbers and those that are yes (1) or no (0); what was not measured is
-    not among them. `started_s` is seconds since 1970, `ok` whether it came out as it should.
+    not among them. `started_s` and `ended_s` are seconds since 1970, as far as that is known.
     """
 
+    row: Row
     key: str
     digest: str
-    name: str
     params: dict[str, str]
     metrics: dict[str, float]
     tags: dict[str, str]
     started_s: float
-    repeat: int
-    ok: bool
-
-    @property
-    def ended_s(self) -> float:
-        """When it had ended, as far as that is known."""
-        return self.started_s + self.metrics.get("cell_s", 0.0)
+    ended_s: float
 
 
 @dataclass(frozen=True)
@@ -72,9 +65,9 @@ class LoggedSweep:
     environment: dict[str, str]
     cells: list[LoggedCell]
 
-
-Logged = Counter[str]
-"""How many cells are `new` to a tracker, `replaced` what it had of them, or were there as the `same`."""
+    def changed(self, before: Mapping[str, str]) -> list[LoggedCell]:
+        """The cells that a tracker does not have as they are now; it has these digests, by their keys."""
+        return [cell for cell in self.cells if before.get(cell.key) != cell.digest]
 
 
 def main(arguments: list[str]) -> int:
@@ -96,10 +89,14 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"dcpbench.report: {sentence}\n")
     for place, environment in sweeps.environments.items():
         sweep = logged_sweep(Path(place), environment)
-        logged: Logged = tracker.log(sweep, folder, given.project)
-        counts = [f"{logged['new']} cells logged"]
-        counts += [f"{logged['replaced']} replaced, which have run again"] if logged["replaced"] else []
-        counts += [f"{logged['same']} were there already"] if logged["same"] else []
+        before = tracker.log(sweep, folder, given.project)
+        changed = sweep.changed(before)
+        new = sum(cell.key not in before for cell in changed)
+        counts = [f"{new} cells logged"]
+        if replaced := len(changed) - new:
+            counts.append(f"{replaced} replaced, which have run again")
+        if same := len(sweep.cells) - len(changed):
+            counts.append(f"{same} were there already")
         print(f"{place}: {', '.join(counts)}")
     print(f"in {folder}; to see it: {tracker.seen_with(folder)}")
     return 0
@@ -128,74 +125,40 @@ def _name(text: str) -> str:
     return text
 
 
-def log_cells(
-    sweep: LoggedSweep,
-    digest_there: Callable[[LoggedCell], str | None],
-    write: Callable[[LoggedCell], None],
-) -> Logged:
-    """Write each cell that is not there as it is now.
-
-    Args:
-        digest_there: the digest of what is there of a cell; None for nothing, empty where a write broke off.
-        write: puts a cell there, in place of what is there of it.
-    """
-    logged: Logged = Counter()
-    for cell in sweep.cells:
-        before = digest_there(cell)
-        logged["new" if before is None else "same" if before == cell.digest else "replaced"] += 1
-        if before != cell.digest:
-            write(cell)
-    return logged
-
-
 def logged_sweep(folder: Path, environment: dict[str, Any]) -> LoggedSweep:
-    """A sweep's folder as trackers take it."""
-    rows = list(stored_rows(folder))
-    key = _sweep_key(folder, rows)
+    """A sweep's folder as trackers take it. Its key is the same before and after a resume, a move or a
+    thinning: of the row that was written first, which may have been replaced since."""
+    rows = {row.cell: row for row in stored_rows(folder)}.values()
+    replaced = stored_rows(folder, SUPERSEDED_JSONL)
+    moments = [(row.started_at or "", row.torch_version or "") for row in (*rows, *replaced)]
+    name = folder.resolve().name
+    key = _digest(name, *min(moments, default=("", "")))
     known = {name: str(value) for name, value in environment.items() if value not in (None, [], "")}
-    return LoggedSweep(key, folder.resolve().name, known, [_logged_cell(key, row) for row in rows])
+    return LoggedSweep(key, name, known, [_logged_cell(key, row) for row in rows])
 
 
 def _logged_cell(sweep: str, row: Row) -> LoggedCell:
     values = {name: row[name] for name in (*_PARAMETERS, *_TAGS)}
     texts = {name: str(value)[:_LONGEST_TAG] for name, value in values.items() if value not in (None, "")}
+    numbers = {
+        name: row[name]
+        for name, kind in column_types().items()
+        if kind.python is not str and name not in (*_PARAMETERS, *NESTED, "schema_version")
+    }
+    try:
+        started_s = datetime.fromisoformat(row.started_at or "").timestamp()
+    except ValueError:
+        started_s = 0.0
     return LoggedCell(
+        row=row,
         key=_digest(sweep, row.cell),
         digest=_digest(json.dumps(row.flat(), sort_keys=True, default=str)),
-        name=row.cell,
         params={name: texts[name] for name in _PARAMETERS if name in texts},
-        metrics=_metrics(row),
+        metrics={name: float(value) for name, value in numbers.items() if value is not None},
         tags={name: texts[name] for name in _TAGS if name in texts},
-        started_s=_seconds(row.started_at),
-        repeat=row.repeat or 0,
-        ok=row.is_ok,
+        started_s=started_s,
+        ended_s=started_s + (row["cell_s"] or 0.0),
     )
-
-
-def _metrics(row: Row) -> dict[str, float]:
-    others = {*_PARAMETERS, *NESTED, "schema_version"}
-    numbers = (name for name, kind in column_types().items() if kind.python is not str and name not in others)
-    values = {name: row[name] for name in numbers}
-    return {
-        name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)
-    }
-
-
-def _sweep_key(folder: Path, rows: Iterable[Row]) -> str:
-    """The same before and after a resume, a move or a thinning: of the row that was written first, which
-    may have been replaced since."""
-    replaced = stored_rows(folder, SUPERSEDED_JSONL)
-    first = min(
-        ((row.started_at or "", row.torch_version or "") for row in (*rows, *replaced)), default=("", "")
-    )
-    return _digest(folder.resolve().name, *first)
-
-
-def _seconds(moment: str | None) -> float:
-    try:
-        return datetime.fromisoformat(moment or "").timestamp()
-    except ValueError:
-        return 0.0
 
 
 def _digest(*parts: str) -> str:

@@ -9,26 +9,22 @@ from tensorboard.plugins.hparams import summary_v2 as hparams
 from tensorboard.plugins.text import summary_v2 as text
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from dcpbench.report.trackers import Logged, LoggedCell, LoggedSweep, log_cells
-
-_PART = ".part"
+from dcpbench.report.trackers import LoggedCell, LoggedSweep
 
 
-def log(sweep: LoggedSweep, folder: Path, project: str) -> Logged:
-    """Write each cell to `folder/project/<sweep>/<cell>`, unless it is there as it is now."""
+def log(sweep: LoggedSweep, folder: Path, project: str) -> dict[str, str]:
+    """Write each cell to `folder/project/<sweep>/<cell>`, unless it is there as it is now; the digest is in
+    the name of its file."""
     runs = folder / project / f"{sweep.name}~{sweep.key[:8]}"
-    shutil.rmtree(runs / _PART, ignore_errors=True)
-
-    def digest_there(cell: LoggedCell) -> str | None:
-        files = runs / cell.name
-        return next((path.suffix[1:] for path in files.iterdir()), "") if files.exists() else None
-
-    def write(cell: LoggedCell) -> None:
-        _write(runs / _PART, sweep, cell)
-        shutil.rmtree(runs / cell.name, ignore_errors=True)
-        (runs / _PART).rename(runs / cell.name)
-
-    return log_cells(sweep, digest_there, write)
+    part = runs / ".part"
+    shutil.rmtree(part, ignore_errors=True)
+    digests = {file.parent.name: file.suffix[1:] for file in runs.glob("*/*")}
+    before = {cell.key: digests[cell.row.cell] for cell in sweep.cells if cell.row.cell in digests}
+    for cell in sweep.changed(before):
+        _write(part, sweep, cell)
+        shutil.rmtree(runs / cell.row.cell, ignore_errors=True)
+        part.rename(runs / cell.row.cell)
+    return before
 
 
 def seen_with(folder: Path) -> str:
@@ -44,5 +40,5 @@ def _write(run: Path, sweep: LoggedSweep, cell: LoggedCell) -> None:
     table = "\n".join(["| what | value |", "| --- | --- |", *lines])
     scalars = [Summary.Value(tag=name, simple_value=value) for name, value in cell.metrics.items()]
     for summary in (start, text.text_pb("about", table), Summary(value=scalars)):
-        writer.add_event(Event(wall_time=cell.started_s, step=cell.repeat, summary=summary))
+        writer.add_event(Event(wall_time=cell.started_s, step=cell.row.repeat or 0, summary=summary))
     writer.close()

@@ -5,37 +5,33 @@ from pathlib import Path
 
 import wandb
 
-from dcpbench.report.trackers import Logged, LoggedCell, LoggedSweep, log_cells
+from dcpbench.report.trackers import LoggedCell, LoggedSweep
 
-_RUNS = "wandb/offline-run-*-"
+_RUNS = "wandb/offline-run-*"
 _DIGEST = "dcpbench-digest"
 """A file that is written into a run's folder last: a run without it broke off, and is made again."""
 
 
-def log(sweep: LoggedSweep, folder: Path, project: str) -> Logged:
+def log(sweep: LoggedSweep, folder: Path, project: str) -> dict[str, str]:
     """Write an offline run for each cell that has none as it is now. Its id is the cell's key, so that what
     is uploaded twice is one run."""
     folder.mkdir(parents=True, exist_ok=True)
+    there = {run.name.rpartition("-")[2]: run for run in folder.glob(_RUNS)}
+    before = {key: _digest_in(run) for key, run in there.items()}
     written: dict[Path, str] = {}
-
-    def digest_there(cell: LoggedCell) -> str | None:
-        return max(map(_digest_in, folder.glob(_RUNS + cell.key)), default=None)
-
-    def write(cell: LoggedCell) -> None:
-        for run in list(folder.glob(_RUNS + cell.key)):
-            shutil.rmtree(run)
+    for cell in sweep.changed(before):
+        if cell.key in there:
+            shutil.rmtree(there[cell.key])
         written[_write(sweep, cell, folder, project)] = cell.digest
-
-    logged = log_cells(sweep, digest_there, write)
     wandb.teardown()  # a finished run's file is complete only when wandb's service process has ended
     for run, digest in written.items():
         (run / _DIGEST).write_text(digest, encoding="utf-8")
-    return logged
+    return before
 
 
 def seen_with(folder: Path) -> str:
     """The command that uploads what is there, where it can be seen."""
-    return f"wandb sync {folder}/wandb/offline-run-*"
+    return f"wandb sync {folder}/{_RUNS}"
 
 
 def _digest_in(run: Path) -> str:
@@ -61,15 +57,15 @@ def _write(sweep: LoggedSweep, cell: LoggedCell, folder: Path, project: str) -> 
         dir=str(folder),
         project=project,
         id=cell.key,
-        name=cell.name,
+        name=cell.row.cell,
         group=f"{sweep.name}~{sweep.key[:8]}",
         job_type="cell",
-        tags=[cell.tags["status"]],
+        tags=[cell.row.status],
         config={**sweep.environment, **cell.tags, **cell.params},
         settings=quiet,
         reinit="finish_previous",
     )
     place = Path(run.dir).parent
     run.summary.update(cell.metrics)
-    run.finish(exit_code=0 if cell.ok else 1)
+    run.finish(exit_code=0 if cell.row.is_ok else 1)
     return place

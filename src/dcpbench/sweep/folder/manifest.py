@@ -42,26 +42,25 @@ class Record:
         write_json(folder / SWEEP_JSON, asdict(self))
 
 
-def read(folder: Path) -> Record:
-    """The record in a sweep's folder.
+def read(folder: Path, key: str = "resume=") -> Record:
+    """The record in a sweep's folder, which `key` of the configuration asks for.
 
     Raises:
         ConfigError: there is no such folder, or no sweep in it.
     """
+    where = f"{key}{folder}"
     if not folder.is_dir():
-        raise ConfigError(f"resume={folder}: there is no such folder")
+        raise ConfigError(f"{where}: there is no such folder")
     try:
         known = json.loads((folder / SWEEP_JSON).read_text(encoding="utf-8"))
         record = Record(**{name: known[name] for name in Record.__dataclass_fields__})
+        lists = (record.arguments, record.cells, record.storage)
+        if not all(isinstance(item, list) and all(isinstance(word, str) for word in item) for item in lists):
+            raise ValueError("no lists of texts")
     except FileNotFoundError:
-        raise ConfigError(
-            f"resume={folder}: holds no sweep that could be resumed (no {SWEEP_JSON})"
-        ) from None
+        raise ConfigError(f"{where}: holds no sweep that could be resumed (no {SWEEP_JSON})") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"resume={folder}: {SWEEP_JSON} cannot be read: {error!r}") from None
-    lists = (record.arguments, record.cells, record.storage)
-    if not all(isinstance(item, list) and all(isinstance(word, str) for word in item) for item in lists):
-        raise ConfigError(f"resume={folder}: {SWEEP_JSON} is not what a sweep writes")
+        raise ConfigError(f"{where}: {SWEEP_JSON} is not what a sweep writes ({error!r})") from None
     return record
 
 

@@ -7,14 +7,21 @@ old sweep goes altogether. Checkpoints below a `storage.root` lie outside and ar
 Which sweeps are old is decided from their rows, by the policy of restic's `forget`: everything of the last
 days stays, then the newest of each week that has any, for so many weeks. The newest sweep always stays:
 tomorrow's is compared with it.
+
+A crash leaves no folder half there: what goes is first renamed, whole, into a folder for rubbish beside it,
+and emptied from there. What a crash leaves in that folder goes with the next removal.
 """
 
 import argparse
 import datetime
-import json
+import fcntl
 import os
+import shutil
+import stat
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,22 +29,16 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from dcpbench.config.errors import ConfigError
 from dcpbench.records import lock
 from dcpbench.records.store import RESULTS_JSONL, SWEEP_JSON, ResultsError, stored_rows
 from dcpbench.report.styles import BAD, console_for
-from dcpbench.sweep.folder.discard import RUBBISH, DiskSpace, alone_in, discard
+from dcpbench.sweep.folder import manifest
 
+RUBBISH = ".thinned"
+_BLOCK_BYTES = 512
+"""The unit of `st_blocks`, whatever the file system's own is: see stat(2)."""
 _RUNNING = "running now"
-
-
-@dataclass(frozen=True)
-class Policy:
-    """Days of which every sweep stays, then weeks of which one does, and whether one stays anyway that has a
-    cell that did not come out as it should."""
-
-    days: int = 30
-    weeks: int = 0
-    failed: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,11 @@ class StoredSweep:
 
 @dataclass(frozen=True)
 class Fate:
-    """What becomes of a sweep: the folders that go, right in `within`, and how many bytes that frees.
+    """What becomes of a sweep: the folders that go, which lie right in one, and how many bytes that frees.
     Nothing goes of one that stays; `because` says why it does."""
 
     sweep: StoredSweep
     goes: tuple[Path, ...]
-    within: Path
     freed_bytes: int
     because: str
 
@@ -68,33 +68,61 @@ def main(arguments: list[str]) -> int:
     """Thin the old sweeps of a folder, or say what would be; 1 if some could not be.
 
     Raises:
-        dcpbench.records.store.ResultsError: the folder cannot be looked into, or is a sweep itself.
+        ResultsError: the folder cannot be looked into, or is a sweep itself.
     """
     given = _parser().parse_args(arguments)
     folder: Path = given.folder.resolve()
     if (folder / RESULTS_JSONL).exists():
         raise ResultsError(f"{folder}: is a sweep itself; name the folder that holds the sweeps")
-    with alone_in(folder):
-        return _thin(folder, Policy(given.keep_days, given.keep_weekly, given.keep_failed), given)
+    with _alone_in(folder):
+        return _thin(folder, given)
 
 
-def kept(sweeps: Iterable[StoredSweep], policy: Policy, now: datetime.datetime) -> dict[Path, str]:
-    """The folders of the sweeps that stay whole, each with the reason."""
+def kept(
+    sweeps: Iterable[StoredSweep], now: datetime.datetime, days: int, weeks: int = 0, failed: bool = False
+) -> dict[Path, str]:
+    """The folders of the sweeps that stay whole, each with the reason.
+
+    Args:
+        days: of which every sweep stays.
+        weeks: before those, of which the newest sweep does.
+        failed: whether one stays anyway that has a cell that did not come out as it should.
+    """
     newest_first = sorted(sweeps, key=lambda sweep: sweep.at, reverse=True)
     stay: dict[Path, str] = {}
-    weeks: set[tuple[int, int]] = set()
+    seen: set[tuple[int, int]] = set()
     for number, sweep in enumerate(newest_first):
         week = sweep.at.isocalendar()[:2]
         if number == 0:
             stay[sweep.folder] = "the newest"
-        elif now - sweep.at <= datetime.timedelta(days=policy.days):
-            stay[sweep.folder] = f"of the last {policy.days} days"
-        elif week not in weeks and len(weeks) < policy.weeks:
-            weeks.add(week)
+        elif now - sweep.at <= datetime.timedelta(days=days):
+            stay[sweep.folder] = f"of the last {days} days"
+        elif week not in seen and len(seen) < weeks:
+            seen.add(week)
             stay[sweep.folder] = f"the newest of week {week[0]}-W{week[1]:02}"
-        elif policy.failed and not sweep.ok:
+        elif failed and not sweep.ok:
             stay[sweep.folder] = "has cells that did not come out as they should"
     return stay
+
+
+def freed_by(folders: Iterable[Path], names_seen: Counter[tuple[int, int]]) -> int:
+    """Bytes that are free once these folders are gone, and those of earlier calls with the same
+    `names_seen`; links are not followed.
+
+    Counts as `du` does: blocks that are really taken up, holes are none. A file with several names is
+    counted with the last of them, since its space is not free before that.
+
+    Raises:
+        OSError: one of them cannot be looked into.
+    """
+    freed_bytes = 0
+    for item in (item for folder in folders for item in _everything_in(folder)):
+        name = (item.st_dev, item.st_ino)
+        names_seen[name] += 1
+        # A folder's other names are its own `.` and its children's `..`, which go with it.
+        if stat.S_ISDIR(item.st_mode) or names_seen[name] == item.st_nlink:
+            freed_bytes += item.st_blocks * _BLOCK_BYTES
+    return freed_bytes
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -106,11 +134,8 @@ def _parser() -> argparse.ArgumentParser:
     option = thin.add_argument
     option("folder", type=Path, help="the folder that holds the sweeps, as outputs/nightly")
     days, weeks = "every sweep of D days", "before that the newest of each of N weeks that have any"
-    for name, default, metavar, text in (
-        ("--keep-days", Policy.days, "D", days),
-        ("--keep-weekly", Policy.weeks, "N", weeks),
-    ):
-        option(name, type=_count, default=default, metavar=metavar, help=f"{text} (%(default)s)")
+    option("--keep-days", type=_count, default=30, metavar="D", help=f"{days} (%(default)s)")
+    option("--keep-weekly", type=_count, default=0, metavar="N", help=f"{weeks} (%(default)s)")
     option("--keep-failed", action="store_true", help="also those with a cell that did not come out")
     option("--remove", action="store_true", help="remove the sweeps altogether, rows included")
     option("--yes", action="store_true", help="do it")
@@ -123,21 +148,38 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _thin(folder: Path, policy: Policy, given: argparse.Namespace) -> int:
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Be the only process that removes things from a folder; leaves nothing there."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise ResultsError(f"{folder}: cannot be looked into: {error.strerror}") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise ResultsError(f"{folder}: is being thinned by another process") from None
+    finally:
+        os.close(descriptor)
+
+
+def _thin(folder: Path, given: argparse.Namespace) -> int:
     found = list(_stored_sweeps(folder))
     sweeps = sorted((one for one in found if isinstance(one, StoredSweep)), key=lambda sweep: sweep.at)
-    space = DiskSpace()
-    left_over = space.freed_by([folder / RUBBISH] if (folder / RUBBISH).is_dir() else [])
-    stay = kept(sweeps, policy, datetime.datetime.now(datetime.UTC))
-    fates = [_fate(sweep, stay.get(sweep.folder), given.remove, space) for sweep in sweeps]
+    names_seen: Counter[tuple[int, int]] = Counter()
+    freed = freed_by(folder.glob(RUBBISH), names_seen)
+    now = datetime.datetime.now(datetime.UTC)
+    stay = kept(sweeps, now, given.keep_days, given.keep_weekly, given.keep_failed)
+    fates = [_fate(sweep, stay.get(sweep.folder), given.remove, names_seen) for sweep in sweeps]
     _print_fates(fates, [item for item in found if isinstance(item, str)])
-    freed = left_over + sum(fate.freed_bytes for fate in fates)
+    freed += sum(fate.freed_bytes for fate in fates)
     if not given.yes:
         print(f"{decimal(freed)} would be free; nothing was changed: add --yes to do it")
         return 0
     failed = [sentence for fate in fates if fate.goes and (sentence := _do(fate))]
     try:
-        discard([], folder)
+        _discard([], folder)
     except OSError as error:
         failed.append(f"{folder / RUBBISH}: not removed: {error}")
     for sentence in failed:
@@ -161,32 +203,20 @@ def _stored_sweeps(folder: Path) -> Iterator[StoredSweep | str]:
 
 def _stored_sweep(folder: Path) -> StoredSweep | str:
     try:
-        record = json.loads((folder / SWEEP_JSON).read_text(encoding="utf-8"))
-        cells, roots = record["cells"], record["storage"]
-        if not all(isinstance(item, str) for item in (*cells, *roots)):
-            raise ValueError("names that are no text")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"{folder}: {SWEEP_JSON} is not what a sweep writes ({error!r}); left alone"
-    latest, ok = None, True
-    for row in stored_rows(folder):
-        if at := _moment(row.started_at):
-            latest = max(at, latest or at)
-        ok = ok and row.is_ok
-    if latest is None:
-        return f"{folder}: no row of this version says when it ran; left alone"
-    return StoredSweep(folder, latest, tuple(cells), tuple(Path(root) / folder.name for root in roots), ok)
-
-
-def _moment(text: str | None) -> datetime.datetime | None:
-    try:
-        at = datetime.datetime.fromisoformat(text or "")
+        record = manifest.read(folder, key="")
+    except ConfigError as error:
+        return f"{error}; left alone"
+    rows = list(stored_rows(folder))
+    try:  # all of one format, in UTC
+        latest = datetime.datetime.fromisoformat(max(row.started_at for row in rows if row.started_at))
     except ValueError:
-        return None
-    return at if at.tzinfo else at.replace(tzinfo=datetime.UTC)
+        return f"{folder}: no row of this version says when it ran; left alone"
+    outside = tuple(Path(root) / folder.name for root in record.storage)
+    ok = all(row.is_ok for row in rows)
+    return StoredSweep(folder, latest.astimezone(datetime.UTC), tuple(record.cells), outside, ok)
 
 
-def _fate(sweep: StoredSweep, stays: str | None, remove: bool, space: DiskSpace) -> Fate:
-    within = sweep.folder.parent if remove else sweep.folder
+def _fate(sweep: StoredSweep, stays: str | None, remove: bool, names_seen: Counter[tuple[int, int]]) -> Fate:
     goes: tuple[Path, ...] = ()
     freed_bytes = 0
     try:
@@ -194,20 +224,26 @@ def _fate(sweep: StoredSweep, stays: str | None, remove: bool, space: DiskSpace)
             stays = _RUNNING
         if stays is None:
             goes = (sweep.folder,) if remove else tuple(_cell_folders(sweep))
-            freed_bytes = space.freed_by(goes)
+            freed_bytes = freed_by(goes, names_seen)
             stays = "" if goes else "thinned already"
     except OSError as error:
         goes, stays = (), f"cannot be looked into: {error}"
-    return Fate(sweep, goes, within, freed_bytes, stays)
+    return Fate(sweep, goes, freed_bytes, stays)
 
 
 def _cell_folders(sweep: StoredSweep) -> list[Path]:
     """The folders right in a sweep's that its cells have made, and what a removal has left; nothing that
     somebody has put beside them."""
     cells = {*sweep.cells, RUBBISH}
-    with os.scandir(sweep.folder) as items:
-        folders = [Path(item.path) for item in items if item.is_dir(follow_symlinks=False)]
+    folders = (path for path in sweep.folder.iterdir() if path.is_dir() and not path.is_symlink())
     return sorted(path for path in folders if path.name in cells or (path / ".hydra/overrides.yaml").exists())
+
+
+def _everything_in(path: Path) -> Iterator[os.stat_result]:
+    yield path.lstat()
+    if path.is_dir() and not path.is_symlink():
+        for item in path.iterdir():
+            yield from _everything_in(item)
 
 
 def _do(fate: Fate) -> str | None:
@@ -219,12 +255,27 @@ def _do(fate: Fate) -> str | None:
     except OSError as error:
         return f"{fate.sweep.folder}: left as it is: {error}"
     try:
-        discard([path for path in fate.goes if path.name != RUBBISH], fate.within)
+        _discard([path for path in fate.goes if path.name != RUBBISH], fate.goes[0].parent)
     except OSError as error:
         return f"{fate.sweep.folder}: not all of it was removed: {error}"
     finally:
         os.close(held)
     return None
+
+
+def _discard(folders: Iterable[Path], within: Path) -> None:
+    """Remove folders that lie right in `within`, and what an earlier removal there left.
+
+    Raises:
+        OSError: something cannot be removed.
+    """
+    rubbish = within / RUBBISH
+    with suppress(FileNotFoundError):
+        shutil.rmtree(rubbish)  # a link is refused, not followed
+    rubbish.mkdir()
+    for folder in folders:
+        folder.rename(rubbish / folder.name)
+    shutil.rmtree(rubbish)
 
 
 def _print_fates(fates: Sequence[Fate], sentences: Sequence[str]) -> None:

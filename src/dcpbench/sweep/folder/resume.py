@@ -5,9 +5,8 @@ was broken off and resumed are those of one that was not.
 """
 
 import json
-import shutil
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from dcpbench.records.store import (
 )
 from dcpbench.sweep.folder.manifest import Record
 from dcpbench.sweep.plan.job import Job
+from dcpbench.sweep.run.worker import remove
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class Found:
         return sentences
 
 
-def same_matrix(folder: Path, record: Record, names: Sequence[str]) -> None:
+def same_matrix(folder: Path, record: Record, here: set[str]) -> None:
     """Refuse to go on in the folder of a sweep of other cells.
 
     Raises:
         ConfigError: naming a cell that only one of the two has.
     """
-    there, here = set(record.cells), set(names)
+    there = set(record.cells)
     for only, where in ((here - there, "it has no cell"), (there - here, "nobody asks now for its cell")):
         if only:
             raise ConfigError(
@@ -153,12 +153,8 @@ def _clear(folder: Path, within: Path) -> None:
     """
     if within.resolve() not in folder.resolve().parents:
         raise ConfigError(f"{folder}: does not lie in {within}, and is not removed")
-    try:
-        shutil.rmtree(folder)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise ConfigError(f"{folder}: of a cell that broke off, cannot be removed: {error}") from None
+    if sentence := remove(folder):
+        raise ConfigError(f"{sentence} (of a cell that broke off)")
 
 
 def _why_again(job: Job, row: Row, rerun: Rerun) -> str | None:

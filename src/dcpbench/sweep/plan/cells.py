@@ -14,6 +14,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,13 +60,25 @@ class SweepCell:
 
 
 class Compositions:
-    """What Hydra makes of the overrides of a sweep's jobs; `base` is the composition of the sweep itself."""
+    """What Hydra makes of the overrides of a sweep's jobs, batch by batch; `base` is the composition of the
+    sweep itself."""
 
     def __init__(self, loader: ConfigLoader, base: DictConfig) -> None:
         self._loader, self._base = loader, base
         self._parser = OverridesParser.create(config_loader=loader)
         self._parsed: dict[str, Override] = {}
         self._shared: dict[tuple[str, ...], bytes] = {}
+        self._names: Counter[str] = Counter()
+
+    def cells(self, batch: Sequence[Sequence[str]]) -> list[SweepCell]:
+        """The cells of the next batch; each cell of a sweep has another name.
+
+        Raises:
+            ConfigError, hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: an override
+                is wrong.
+        """
+        self.prepare(batch)
+        return [self._cell(overrides) for overrides in batch]
 
     def prepare(self, jobs: Iterable[Sequence[str]]) -> None:
         """Compose the choices of groups of all these jobs, in processes beside this one if they are many.
@@ -77,7 +90,9 @@ class Compositions:
         if workers < 2 or threading.active_count() > 1:  # before a second batch, which must not be forked for
             return
         # Forked, they have the loader and all that Hydra has registered.
-        with multiprocessing.get_context("fork").Pool(workers, _work_for, (self,)) as pool:
+        global _compositions
+        _compositions = self
+        with multiprocessing.get_context("fork").Pool(workers) as pool:
             made = pool.imap(_compose, wanted, chunksize=4)
             self._shared |= {choices: it for choices, it in zip(wanted, made, strict=True) if it}
 
@@ -87,10 +102,9 @@ class Compositions:
         Raises:
             hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: an override is wrong.
         """
-        try:
+        with suppress(HydraException, OmegaConfBaseException):
             return self._copy(overrides)
-        except (HydraException, OmegaConfBaseException):
-            return self.composed(overrides)  # which says what is wrong as Hydra says it
+        return self.composed(overrides)  # which says what is wrong as Hydra says it
 
     def composed(self, overrides: Sequence[str]) -> DictConfig:
         """What Hydra itself makes of them, from all files; raises what `of` does."""
@@ -125,38 +139,36 @@ class Compositions:
             self._parsed[line] = self._parser.parse_override(line)
         return self._parsed[line]
 
+    def _cell(self, overrides: Sequence[str]) -> SweepCell:
+        own = [item for item in overrides if not item.lstrip("+~").startswith("hydra")]
+        name, number = _cell_name(own), self._names.total()
+        self._names[name] += 1
+        if self._names[name] > 1:
+            name = f"{name}#{self._names[name]}"
 
-def compose(compositions: Compositions, jobs: Sequence[Sequence[str]], size: int) -> list[SweepCell]:
-    """Compose the cells of a batch: of a sweep's jobs so far the last ones.
+        def composed() -> DictConfig:
+            job = self.of(overrides)
+            with open_dict(job):
+                job.hydra.job.id = name
+                job.hydra.job.num = number
+            return job
 
-    Raises:
-        hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: an override is wrong.
-    """
-    first = len(jobs) - size
-    compositions.prepare(jobs[first:])
-    numbered = list(enumerate(zip(cell_names(jobs), jobs, strict=True)))[first:]
-    return [_cell(name, number, overrides, compositions) for number, (name, overrides) in numbered]
-
-
-def cell_names(job_overrides: Sequence[Sequence[str]]) -> list[str]:
-    """The names of the cells of a sweep, each another one."""
-    names: list[str] = []
-    taken: Counter[str] = Counter()
-    for overrides in job_overrides:
-        name = _cell_name(_own(overrides))
-        taken[name] += 1
-        names.append(f"{name}#{taken[name]}" if taken[name] > 1 else name)
-    return names
+        job = composed()
+        sources = job.hydra.runtime.config_sources
+        folder = Path(str(job.hydra.sweep.dir)) / str(job.hydra.sweep.subdir)
+        config_dir = next((str(one.path) for one in sources if one.provider == "command-line"), None)
+        config = typed(job)
+        config.check()
+        return SweepCell(name, own, config, folder, config_dir, composed)
 
 
-def may_compile(base: DictConfig, job_overrides: Sequence[Sequence[str]]) -> bool:
+def may_compile(base: DictConfig, batch: Sequence[Sequence[str]]) -> bool:
     """Whether a cell is likely to compile, judged by the overrides before they are composed.
 
     Only what the fork server imports depends on it: a wrong guess costs time, nothing else.
     """
-    pairs = (item.partition("=") for overrides in job_overrides for item in overrides)
-    values = {value.strip().lower() for key, _, value in pairs if key == "compile"}
-    return bool(values - {"false", "no", "off", "0"}) if values else bool(base.get("compile"))
+    asked = {item.lower() for overrides in batch for item in overrides if item.startswith("compile=")}
+    return bool(asked - {"compile=false"}) if asked else bool(base.compile)
 
 
 def typed(composed: DictConfig) -> Config:
@@ -165,31 +177,6 @@ def typed(composed: DictConfig) -> Config:
     config = OmegaConf.to_object(composed)
     assert isinstance(config, Config)
     return config
-
-
-def _cell(name: str, number: int, overrides: Sequence[str], compositions: Compositions) -> SweepCell:
-    def composed() -> DictConfig:
-        job = compositions.of(overrides)
-        with open_dict(job):
-            job.hydra.job.id = name
-            job.hydra.job.num = number
-        return job
-
-    job = composed()
-    sources = job.hydra.runtime.config_sources
-    return SweepCell(
-        name=name,
-        overrides=_own(overrides),
-        folder=Path(str(job.hydra.sweep.dir)) / str(job.hydra.sweep.subdir),
-        config_dir=next((str(one.path) for one in sources if one.provider == "command-line"), None),
-        config=typed(job),
-        composed=composed,
-    )
-
-
-def _own(overrides: Sequence[str]) -> list[str]:
-    """Those that are about the cell and not about Hydra."""
-    return [item for item in overrides if not item.lstrip("+~").startswith("hydra")]
 
 
 def _leave_out_hydra(composed: DictConfig) -> None:
@@ -217,12 +204,7 @@ def _is_value(override: Override, composed: DictConfig) -> bool:
 
 
 _compositions: Compositions
-"""In a process that composes for another: whose."""
-
-
-def _work_for(compositions: Compositions) -> None:
-    global _compositions
-    _compositions = compositions
+"""Those that processes forked from this one compose for."""
 
 
 def _compose(choices: tuple[str, ...]) -> bytes:

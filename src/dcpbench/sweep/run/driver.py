@@ -1,10 +1,9 @@
 """The driver: takes the cells of a sweep through workers, as many as there is room for, and writes a row for
 each."""
 
-import queue
-import threading
-from collections.abc import Generator, Sequence
-from contextlib import closing, suppress
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -25,11 +24,9 @@ from dcpbench.records.store import (
     write_json,
 )
 from dcpbench.sweep.plan.job import Job
-from dcpbench.sweep.plan.resources import DiskUse, Times, estimates, places, stretches
+from dcpbench.sweep.plan.resources import DiskUse, Estimated, Times, estimates, places, stretches
 from dcpbench.sweep.run.progress import ProgressDisplay
 from dcpbench.sweep.run.worker import Finished, Worker, remove
-
-_ENDED_S = 30.0
 
 
 @dataclass
@@ -37,7 +34,7 @@ class Sweep:
     """Runs the jobs that are not `done`, in one batch or several; a row is forgotten once it is written.
 
     Cells that need the same ranks run one after another, and at once where the machine has room
-    (`dcpbench.sweep.plan.resources`): each worker then has a thread, but this one alone writes rows. Ranks
+    (`dcpbench.sweep.plan.resources`): each worker has a thread, but this one alone writes rows. Ranks
     that the next batch can use stay up for it, until `end`.
     """
 
@@ -70,13 +67,7 @@ class Sweep:
         try:
             with ProgressDisplay(self.console, len(self.jobs), len(self.done) + self.written) as display:
                 for together in stretches(to_run):
-                    with closing(self._run_together(together, display)) as ended:
-                        for finished in ended:
-                            left.pop(finished.row.cell, None)
-                            self._learn(finished.job, finished.row)
-                            self._write(finished)
-                            self.written += 1
-                            display.end(finished.row, lambda: self._times.left(left.values()))
+                    self._run_together(together, display, left)
         except BaseException:
             self._end_ranks()
             raise
@@ -102,9 +93,9 @@ class Sweep:
         write_json(self.folder / ENVIRONMENT_JSON, {**self.machine.description, **commit, **earlier})
 
     def _run_together(
-        self, together: Sequence[Job], display: ProgressDisplay
-    ) -> Generator[Finished, None, None]:
-        """Run jobs that need the same ranks; each as it ends."""
+        self, together: Sequence[Job], display: ProgressDisplay, left: dict[str, Estimated]
+    ) -> None:
+        """Run jobs that need the same ranks, and take each as it ends; `left` are those without a row."""
         numbered = list(enumerate(places(together, self.machine.gpus)))
         for place in self._executors.keys() - set(numbered):
             self._executors[place].keep_only(set())
@@ -114,39 +105,29 @@ class Sweep:
             self._executors.setdefault(place, LocalExecutor(self.context, place[1])) for place in numbered
         ]
         workers = [Worker(self.folder, one, self.console, self._disk, shared) for one in executors]
-        if len(workers) == 1:
-            for job in together:
-                yield workers[0].run(job, display)
-            return
-        waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
-        for job in together:
-            waiting.put(job)
-        ended: queue.SimpleQueue[Finished | BaseException] = queue.SimpleQueue()
+        idle = deque(workers)
 
-        def work(worker: Worker) -> None:
+        def run(job: Job) -> Finished:
+            worker = idle.popleft()
             try:
-                with suppress(queue.Empty):
-                    while not worker.stopping:
-                        ended.put(worker.run(waiting.get_nowait(), display))
-            except BaseException as error:  # noqa: BLE001 - for the thread that waits
-                ended.put(error)
+                return worker.run(job, display)
+            finally:
+                idle.append(worker)
 
-        threads = [threading.Thread(target=work, args=(worker,)) for worker in workers]
-        for thread in threads:
-            thread.start()
-        try:
-            for _ in together:
-                finished = ended.get()
-                if isinstance(finished, BaseException):
-                    raise finished
-                yield finished
-        except BaseException:  # an interrupt, or whoever takes the rows gives up
-            for worker in workers:
-                worker.stop()
-            raise
-        finally:
-            for thread in threads:
-                thread.join(_ENDED_S)
+        with ThreadPoolExecutor(len(workers)) as threads:
+            try:
+                for ended in as_completed([threads.submit(run, job) for job in together]):
+                    finished = ended.result()
+                    left.pop(finished.row.cell, None)
+                    self._learn(finished.job, finished.row)
+                    self._write(finished)
+                    self.written += 1
+                    display.end(finished.row, lambda: self._times.left(left.values()))
+            except BaseException:  # an interrupt, or a row that cannot be written
+                threads.shutdown(wait=False, cancel_futures=True)
+                for worker in workers:
+                    worker.stop()
+                raise
 
     def _write(self, finished: Finished) -> None:
         """Write what was measured, and the row last. A row comes before the checkpoints of its cell, where

@@ -7,6 +7,7 @@ it should be.
 """
 
 import datetime
+import os
 import shutil
 import time
 from contextlib import suppress
@@ -114,6 +115,8 @@ class Worker:
             except (OSError, EOFError) as error:
                 problem = f"the ranks could not be started: {error}"
                 return [*outcomes, Outcome([], "error", problem=problem)]
+            if self.stopping:  # ranks that were on their way when it was said
+                return [*outcomes, Outcome([], "error", problem="stopped")]
             outcome = self.executor.run(job.kind(stage), spec, job.config.timeouts, on_phase)
             outcomes.append(_as_expected(stage, outcome))
             if outcomes[-1].status or any(report.skip for report in outcome.reports):
@@ -163,13 +166,10 @@ def clear(keep: KeepCheckpoints, failed: bool, checkpoints: Path) -> str | None:
 
 def remove(folder: Path) -> str | None:
     """Remove a folder, also where a cell has made parts of it read-only; a sentence if it would not go."""
-    with suppress(OSError):
-        shutil.rmtree(folder)
-        return None
-    for inner in (folder, *folder.rglob("*")):
+    shutil.rmtree(folder, ignore_errors=True)
+    for place, _, _ in os.walk(folder):
         with suppress(OSError):
-            if inner.is_dir() and not inner.is_symlink():
-                inner.chmod(0o700)
+            Path(place).chmod(0o700)
     try:
         shutil.rmtree(folder)
     except FileNotFoundError:
