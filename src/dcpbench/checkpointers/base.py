@@ -36,7 +36,7 @@ class PendingSave:
 
     Args:
         started: when the save began.
-        released: when training could go on, and without an upload when the checkpoint was complete.
+        released: when training could go on; without an upload the checkpoint is complete by then.
         upload: what goes on in the background, if anything does.
         held_back: set by `wait`, for an upload that must not end before.
         when_complete: called by `wait` once the checkpoint is complete.
@@ -60,11 +60,6 @@ class PendingSave:
             self._completed.set_exception(error)
         else:
             self._completed.set_result(time.perf_counter())
-
-    @property
-    def stall_s(self) -> float:
-        """How long training stood still."""
-        return self.released - self.started
 
     def wait(self) -> float:
         """Let it go on until the checkpoint is complete; seconds from the start of the save until then.

@@ -38,8 +38,8 @@ class DcpCheckpointer(Checkpointer):
     def save(self, state: dict[str, Any], checkpoint_id: str, slot: int = 0) -> PendingSave:
         writer, group = self._storages[slot].writer, self._ranks.group_of(slot)
         held_back = _hold_back(writer) if slot else None
-        save = partial(pkgutil.resolve_name(self._save.target), **self._save.options)
-        pending: PendingSave = save(state, checkpoint_id, writer, group)
+        save = pkgutil.resolve_name(self._save.target)
+        pending: PendingSave = save(state, checkpoint_id, writer, group, **self._save.options)
         pending.held_back = held_back
         return pending
 

@@ -50,16 +50,21 @@ class Target:
     def parts(self, key: str) -> dict[str, TensorLeaf]:
         """This rank's parts of the tensors whose flattened keys match a pattern (`model.*.bias`) by these,
         the largest first: of an uneven shard some may have no elements."""
-        name = key.split(".")[0]
+        name, pattern = key.split(".", 1)
         held = self.state[name]
-        if name == "model" and not isinstance(held, dict):
+        if isinstance(held, dict):
+            leaves = snapshot_nested(held)
+        elif name == "model":
             leaves = snapshot_model(held.model)
-        elif name == "optimizer" and not isinstance(held, dict):
+        elif name == "optimizer":
             leaves = snapshot_optimizer(held.model, held.optimizer)
         else:
-            leaves = snapshot_nested(held if isinstance(held, dict) else held.state_dict())
-        tensors = {f"{name}.{below}": leaf for below, leaf in leaves.items() if isinstance(leaf, TensorLeaf)}
-        found = [(full, leaf) for full, leaf in tensors.items() if fnmatchcase(full, key)]
+            leaves = snapshot_nested(held.state_dict())
+        found = [
+            (f"{name}.{below}", leaf)
+            for below, leaf in leaves.items()
+            if isinstance(leaf, TensorLeaf) and fnmatchcase(below, pattern)
+        ]
         return dict(sorted(found, key=lambda item: item[1].local.numel(), reverse=True))
 
     def largest(self, key: str) -> torch.Tensor:

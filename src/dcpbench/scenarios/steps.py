@@ -153,7 +153,7 @@ def save(
         pending = checkpointer.save((state or run.state)(), checkpoint_id, slot)
         cell.uploads.follow(pending)
     number = cell.measured("save_stall_s")
-    cell.measure("save_stall_s", pending.stall_s, number, "save")
+    cell.measure("save_stall_s", pending.released - pending.started, number, "save")
     keys = promised_keys(run, saved, beside)
     return SavedCheckpoint(
         step, checkpoint_id, checkpointer, saved, keys=keys, pending=pending, number=number
