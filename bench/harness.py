@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
 
+from dcpbench.records.rank_report import RankReport
 from dcpbench.worker.messages import CellSpec, RunId
 from dcpbench.worker.run_cell import run_cell
 from dcpbench.workloads.world import World
@@ -37,9 +38,9 @@ class CellTest(DTensorTestBase):
         device = torch.device("cuda", self.rank) if config.device.value == "cuda" else torch.device("cpu")
         world = World(self.rank, config.world_size, device, dist.new_group(backend="gloo"))
         folder = str(Path(os.environ[CELL]).parent)
-        report = run_cell(
-            CellSpec(RunId("bench", "cell", 0, 0), config, folder, folder), world, say_nothing, say_nothing
-        )
+        report = RankReport(self.rank)
+        spec = CellSpec(RunId("bench", "cell", 0, 0), config, folder, folder)
+        run_cell(spec, world, report, say_nothing, say_nothing)
         assert not any(check.count for check in report.checks.values())
 
 

@@ -14,15 +14,15 @@ from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
 from dcpbench.config.groups import SaveConfig, StorageConfig
 from dcpbench.config.schema import Config, conf_folder
-from dcpbench.verify.audit import Expected, audit, controls
+from dcpbench.verify.audit import Entry, audit, controls
 
 NAMES = [path.stem for path in sorted(conf_folder().glob("checkpointer/*.yaml"))]
 KEYS = {
-    "model.w": Expected((4, 6), "torch.float32"),
-    "model.half": Expected((3,), "torch.bfloat16"),
-    "optimizer.param_groups.0.lr": Expected(),
-    "optimizer.param_groups.0.betas": Expected(),
-    "counter.seen": Expected(),
+    "model.w": Entry((4, 6), "torch.float32"),
+    "model.half": Entry((3,), "torch.bfloat16"),
+    "optimizer.param_groups.0.lr": Entry(),
+    "optimizer.param_groups.0.betas": Entry(),
+    "counter.seen": Entry(),
 }
 
 

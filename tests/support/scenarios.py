@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -13,7 +12,7 @@ import torch.distributed as dist
 from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.verify.compare import compare
-from dcpbench.verify.compare_layouts import contents
+from dcpbench.verify.compare_layouts import digests
 from dcpbench.verify.snapshot import snapshot_model
 
 VICTIM = 2
@@ -66,10 +65,10 @@ def layouts(cell: Cell) -> None:
     oracle = steps.build(cell)
     group = cell.world.checkpoint_group
     with cell.phase("verify"):
-        expected = snapshot_model(oracle.twin.model)
-        content, wrong = contents(snapshot_model(oracle.trained.model), group)
-        plain = {name: replace(leaf, local=leaf.local.cpu()) for name, leaf in expected.items()}
-        cell.check("model_equal", [*wrong, *compare(plain, content)])
+        plain = snapshot_model(oracle.twin.model)
+        expected, _ = digests(plain, None)
+        content, wrong = digests(snapshot_model(oracle.trained.model), group)
+        cell.check("model_equal", [*wrong, *compare(expected, content)])
         checks.control_changed(cell, "model_equal", plain)
 
 

@@ -9,13 +9,13 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from dcpbench.checkpointers.dcp import manifest_of
 from dcpbench.records.sentences import describe
-from dcpbench.verify.audit import Expected, Manifest, audit, controls, damaged_copies, expected_of
+from dcpbench.verify.audit import Entry, Manifest, audit, controls, damaged_copies, expected_of
 from dcpbench.verify.layout import whole
 from dcpbench.verify.snapshot import Idle, TensorLeaf
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> tuple[Manifest, dict[str, Expected]]:
+def checkpoint(tmp_path: Path) -> tuple[Manifest, dict[str, Entry]]:
     tensors = {"weight": torch.rand(4, 6), "count": torch.tensor(3)}
     dcp.save({"model": dict(tensors), "epoch": 7}, checkpoint_id=tmp_path, no_dist=True)
     leaves = {name: TensorLeaf(value, whole(value), None) for name, value in tensors.items()}
@@ -43,9 +43,9 @@ def test_the_control_tries_every_way_and_leaves_the_checkpoint_alone(checkpoint:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"model.weight": Expected((6, 4), "torch.float32")}, "shape: to be saved (6, 4)"),
-        ({"model.weight": Expected((4, 6), "torch.bfloat16")}, "dtype: to be saved torch.bfloat16"),
-        ({"model.bias": Expected()}, "to be saved, but not in the checkpoint"),
+        ({"model.weight": Entry((6, 4), "torch.float32")}, "shape: to be saved (6, 4)"),
+        ({"model.weight": Entry((4, 6), "torch.bfloat16")}, "dtype: to be saved torch.bfloat16"),
+        ({"model.bias": Entry()}, "to be saved, but not in the checkpoint"),
     ],
 )
 def test_what_was_not_to_be_saved_so_is_told(checkpoint: tuple, change: dict, told: str) -> None:
@@ -55,4 +55,4 @@ def test_what_was_not_to_be_saved_so_is_told(checkpoint: tuple, change: dict, to
 
 
 def test_entries_of_parameters_without_elements_promise_nothing() -> None:
-    assert expected_of({"state.w.step": Idle(1.0), "lr": 0.1}) == {"lr": Expected()}
+    assert expected_of({"state.w.step": Idle(1.0), "lr": 0.1}) == {"lr": Entry()}

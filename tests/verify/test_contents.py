@@ -1,4 +1,4 @@
-"""Parts and wholes, by brute force: wherever a tensor is cut, it comes together again."""
+"""Parts and wholes: wherever a tensor is cut, its parts have the content of the whole."""
 
 import math
 
@@ -7,16 +7,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dcpbench.records.findings import Finding
 from dcpbench.records.sentences import describe
-from dcpbench.verify.compare_layouts import _put_together, contents
+from dcpbench.verify.compare_layouts import _add_up, compare_across, digests
 from dcpbench.verify.layout import Extent, whole
-from dcpbench.verify.snapshot import Idle, TensorLeaf
+from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaf, TensorLeaf, digested
 
 Held = dict[int, TensorLeaf]
 
 
 def leaf(part: torch.Tensor, extent: Extent | None = None) -> TensorLeaf:
     return TensorLeaf(part, extent or whole(part), None, "param")
+
+
+def add_up(held: Held) -> tuple[Leaf, Finding | None]:
+    return _add_up("w", {rank: digested({"w": part})["w"] for rank, part in held.items()})
+
+
+def content_of(tensor: torch.Tensor) -> DigestedLeaf:
+    return digested({"w": leaf(tensor)})["w"]
 
 
 def tensor_of(shape: list[int]) -> torch.Tensor:
@@ -62,9 +71,9 @@ def test_cut_anywhere_and_put_together(shape: list[int], ranks: int, data: st.Da
         cut_flat(tensor, cuts),
         {0: leaf(tensor)},
     ):
-        together, wrong = _put_together("w", held)
+        together, wrong = add_up(held)
         assert wrong is None
-        assert torch.equal(together.local, tensor)
+        assert together == content_of(tensor)
         # The value is its own global index: where an extent says an element lies, it lies.
         for each in held.values():
             extent, part = each.extent, each.local
@@ -80,32 +89,37 @@ def test_a_part_that_nobody_holds_is_told(shape: list[int], ranks: int, data: st
     held = cut_rows(tensor_of(shape), ranks, 0)
     missing = data.draw(st.sampled_from([rank for rank, part in held.items() if part.extent.numel]))
     extent = held.pop(missing).extent
-    _, wrong = _put_together("w", held)
     if not held or all(not other.extent.numel for other in held.values()):
         return
+    _, wrong = add_up(held)
     assert wrong is not None
-    assert f"no rank holds {extent.numel} of" in describe(wrong)
-    assert str(extent.global_index(0)) in describe(wrong)
+    elements = math.prod(shape)
+    assert describe(wrong) == f"the ranks' parts hold {elements - extent.numel} of {elements} elements"
 
 
 @settings(deadline=None, max_examples=50)
 @given(shape=shapes, at=st.integers(0, 10_000), victim=st.integers(0, 2))
-def test_a_replica_that_drifted_is_told_at_its_index(shape: list[int], at: int, victim: int) -> None:
+def test_a_replica_that_drifted_is_told(shape: list[int], at: int, victim: int) -> None:
     replicas = [tensor_of(shape) for _ in range(3)]
     flat = replicas[victim].reshape(-1)
     at %= flat.numel()
     flat.view(torch.int32)[at] ^= 1
-    _, wrong = _put_together("w", {rank: leaf(one) for rank, one in enumerate(replicas)})
-    index = whole(replicas[0]).global_index(at)
+    told = [add_up({0: leaf(one), 1: leaf(replicas[victim])})[1] for one in replicas]
+    assert [wrong is None for wrong in told] == [rank == victim for rank in range(3)]
+    _, wrong = add_up({rank: leaf(one) for rank, one in enumerate(replicas)})
     assert wrong is not None
-    assert f"replicas differ: index {index}" in describe(wrong)
+    assert describe(wrong) == f"replicas differ: rank 0 and rank {max(victim, 1)} have other bits in one part"
+    # Beside what was saved, the rank that has it says where.
+    saved, _ = digests({"w": leaf(tensor_of(shape))}, None)
+    (found,) = compare_across(saved, {"w": leaf(replicas[victim])}, None, {"w": tensor_of(shape)}.get)
+    assert describe(found).startswith(f"index {whole(replicas[0]).global_index(at)}: saved")
 
 
 def test_nan_and_zeros_are_told_apart_by_their_bits() -> None:
     nan = torch.tensor([math.nan])
-    assert _put_together("w", {0: leaf(nan), 1: leaf(nan.clone())})[1] is None
+    assert add_up({0: leaf(nan), 1: leaf(nan.clone())})[1] is None
     zeros = torch.tensor([0.0]), torch.tensor([-0.0])
-    assert _put_together("w", {rank: leaf(one) for rank, one in enumerate(zeros)})[1]
+    assert add_up({rank: leaf(one) for rank, one in enumerate(zeros)})[1]
 
 
 @pytest.mark.parametrize(
@@ -113,21 +127,24 @@ def test_nan_and_zeros_are_told_apart_by_their_bits() -> None:
 )
 def test_every_dtype_comes_together(dtype: torch.dtype) -> None:
     tensor = torch.tensor([0, 1, 1, 0, 1, 0]).to(dtype)
-    together, wrong = _put_together("w", cut_flat(tensor, [1, 4]))
+    together, wrong = add_up(cut_flat(tensor, [1, 4]))
     assert wrong is None
-    assert together.local.dtype == dtype
-    assert torch.equal(together.local.view(torch.uint8), tensor.view(torch.uint8))
+    assert together.dtype == dtype
+    assert together.blocks == content_of(tensor).blocks
 
 
 def test_values_on_which_ranks_do_not_agree_are_told() -> None:
-    assert _put_together("w", {0: 0.1, 1: 0.1}) == (0.1, None)
-    _, wrong = _put_together("w", {0: 0.1, 3: 0.2})
+    assert _add_up("w", {0: 0.1, 1: 0.1}) == (0.1, None)
+    _, wrong = _add_up("w", {0: 0.1, 3: 0.2})
     assert wrong is not None
     assert describe(wrong) == "rank 0 has 0.1, rank 3 0.2"
+    _, wrong = add_up({0: leaf(torch.ones(2)), 1: leaf(torch.ones(2, dtype=torch.int32))})
+    assert wrong is not None
+    assert describe(wrong).startswith("the ranks do not agree on shape and dtype")
 
 
 def test_entries_of_parameters_without_elements_here_are_left_to_the_others() -> None:
     tensor = torch.ones(2)
-    everything, wrong = contents({"step": Idle(leaf(tensor)), "exp_avg": leaf(tensor)}, None)
+    everything, wrong = digests({"step": Idle(leaf(tensor)), "exp_avg": leaf(tensor)}, None)
     assert list(everything) == ["exp_avg"]
     assert wrong == []

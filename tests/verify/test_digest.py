@@ -165,11 +165,11 @@ def test_a_large_part_of_any_layout(strided: bool) -> None:
 
 
 def test_one_level_for_rows_and_two_for_columns() -> None:
-    assert module._place(Extent((8, 4, 6), (2, 0, 0), (3, 4, 6), 0, 72), 1).levels == 1
-    assert module._place(Extent((8, 4, 6), (2, 0, 3), (3, 4, 3), 0, 36), 1).levels == 2
-    assert module._place(Extent((8, 4, 6), (2, 2, 0), (3, 2, 6), 0, 36), 2).levels == 2
-    assert module._place(Extent((8, 4, 6), (2, 2, 3), (3, 2, 3), 0, 18), 1).levels == 3
-    assert module._place(Extent((8, 4, 6), (2, 2, 3), (1, 1, 3), 0, 3), 1).levels == 1 + 1
+    assert len(module._place(Extent((8, 4, 6), (2, 0, 0), (3, 4, 6), 0, 72), 1).sizes) == 1
+    assert len(module._place(Extent((8, 4, 6), (2, 0, 3), (3, 4, 3), 0, 36), 1).sizes) == 2
+    assert len(module._place(Extent((8, 4, 6), (2, 2, 0), (3, 2, 6), 0, 36), 2).sizes) == 2
+    assert len(module._place(Extent((8, 4, 6), (2, 2, 3), (3, 2, 3), 0, 18), 1).sizes) == 3
+    assert len(module._place(Extent((8, 4, 6), (2, 2, 3), (1, 1, 3), 0, 3), 1).sizes) == 1 + 1
 
 
 @settings(deadline=None, max_examples=100)

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
-from dcpbench.records.findings import Problem
+from dcpbench.records.findings import Finding, Problem
 from dcpbench.verify.compare import compare
-from dcpbench.verify.compare_layouts import compare_across, contents, differing, digests
+from dcpbench.verify.compare_layouts import compare_across, digests
 from dcpbench.verify.layout import extent_of, whole
 from dcpbench.verify.snapshot import TensorLeaf
 from support.gloo_ranks import Ask
@@ -79,8 +79,9 @@ def test_ranks_see_what_brute_force_sees(ask: Ask, case: Case) -> None:
         # Part by part: on the rank that is damaged, at the index that brute force found.
         assert each["found"] == ([("w", each["at"], 1)] if each["parts_differ"] else [])
         # By content: on every rank, if any was; and against another layout of the same tensor.
-        assert each["differing"] == (["w"] if damaged else [])
         assert each["across"] == (["w"] if damaged else [])
+        # With what was saved at hand, on the rank that is damaged, at the index that brute force found.
+        assert each["across_with_place"] == ([("w", each["at"], 1)] if each["parts_differ"] else [])
         # Together: the same bytes as the tensor that was cut, and a replica that drifted is told.
         assert each["digest_of_whole"] is (not damaged or each["drifted"])
         assert each["complains"] is each["drifted"]
@@ -123,25 +124,28 @@ def look(case: Case) -> dict[str, Any]:
     plain = {"w": TensorLeaf(tensor, whole(tensor), None)}
     together, complaints = digests({"w": damaged}, group)
     expected, _ = digests(plain, None)
-    content, _ = contents({"w": saved}, group)
+    content, _ = digests({"w": saved}, group)
     return {
         "flipped": flipped,
         "at": at,
         "parts_differ": as_bytes(saved.local) != as_bytes(damaged.local),
         "drifted": drifted,
-        "found": [
-            (found.name, found.facts["index"], found.facts["differing"])
-            for found in compare({"w": saved}, {"w": damaged})
-            if found.problem is Problem.differs
-        ],
-        "differing": differing({"w": elsewhere}, {"w": damaged}, group),
+        "found": places_of(compare({"w": saved}, {"w": damaged})),
         "across": list(
             dict.fromkeys(found.name for found in compare_across({"w": elsewhere}, {"w": damaged}, group))
         ),
+        "across_with_place": places_of(
+            compare_across({"w": elsewhere}, {"w": damaged}, group, {"w": tensor}.get)
+        ),
         "complains": bool(complaints),
         "digest_of_whole": bool(complaints) or together["w"] == expected["w"],
-        "put_together": as_bytes(content["w"].local) == as_bytes(tensor),
+        "put_together": content["w"] == expected["w"],
     }
+
+
+def places_of(found: list[Finding]) -> list[tuple[str, list[int], int]]:
+    assert all(one.problem in (Problem.differs, Problem.replicas) for one in found)
+    return [(one.name, one.facts["index"], one.facts["differing"]) for one in found]
 
 
 def any_differs(

@@ -10,7 +10,7 @@ import pandas as pd
 
 from dcpbench.analysis.cell_identity import (
     config_differences,
-    identity_keys_of,
+    identity_keys,
     not_in_common,
     refuse_merged,
     with_cells,
@@ -110,7 +110,8 @@ def compared(
     """
     sides = {"earlier": earlier, "old": old, "new": new}
     rows = pd.concat([side.assign(side=of) for of, side in sides.items() if side is not None and len(side)])
-    cells = with_cells(rows.reset_index(drop=True), identity_keys_of(rows), ignored)
+    keys = identity_keys(rows["overrides"], rows["config"])
+    cells = with_cells(rows.reset_index(drop=True), keys, ignored)
     measured, after = cells[cells["side"] != "new"], cells[cells["side"] == "new"]
     before = cells[cells["side"] == "old"]
     for side in (measured, after):
@@ -214,10 +215,7 @@ def _change(was: _Outcome, now: _Outcome) -> str:
 
 
 def differences(sides: Mapping[str, Sweeps]) -> pd.DataFrame:
-    """What differs in the environments: a line for each thing, a column for each side, as text.
-
-    A side of several sweeps has all that was seen in it.
-    """
+    """What differs in the environments, all sweeps of a side together: a line a thing, a column a side."""
     seen = {name: _seen(sweeps) for name, sweeps in sides.items()}
     order = {key: place for place, key in enumerate(_FIRST)}
     keys = sorted({key for side in seen.values() for key in side} - {"earlier"})
@@ -229,12 +227,12 @@ def differences(sides: Mapping[str, Sweeps]) -> pd.DataFrame:
     return pd.DataFrame(apart, columns=["what", *sides])
 
 
-def warning(differing: pd.DataFrame) -> str | None:
-    """A sentence if the machines were not the same."""
-    machine = [what for what in differing["what"] if what in _MACHINE]
-    if not machine:
-        return None
-    return f"The machines differ ({', '.join(machine)}): another cost may be the machine's and nothing else."
+def warning(differing: pd.DataFrame) -> str:
+    """A sentence if the machines were not the same, else nothing."""
+    what = ", ".join(what for what in differing["what"] if what in _MACHINE)
+    return (
+        f"The machines differ ({what}): another cost may be the machine's and nothing else." if what else ""
+    )
 
 
 def _seen(sweeps: Sweeps) -> dict[str, list[str]]:

@@ -293,7 +293,7 @@ class TimeoutsConfig:
     verify_s: float | None = None
     raw_s: float | None = None
 
-    def of_phases(self) -> dict[str, float]:
-        """The limit of each phase that has one."""
+    def by_phase(self) -> dict[str, float]:
+        """The limit of each phase that has one, and of the whole `cell`."""
         given = {item.name.removesuffix("_s"): getattr(self, item.name) for item in fields(self)}
-        return {name: limit for name, limit in given.items() if limit is not None and name != "cell"}
+        return {name: limit for name, limit in given.items() if limit is not None}

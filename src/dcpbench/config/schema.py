@@ -93,7 +93,7 @@ class Config:
         plan = Plan(self.train_steps, self.saves, self.resume_steps, self.save_at)
         if self.overlap_saves and len(plan.save_steps) < 2:
             raise ConfigError(f"overlap_saves=true: saves={self.saves} leaves nothing to overlap; at least 2")
-        for phase, limit_s in {"cell": self.timeouts.cell_s, **self.timeouts.of_phases()}.items():
+        for phase, limit_s in self.timeouts.by_phase().items():
             if not 0 < limit_s < math.inf:
                 raise ConfigError(f"timeouts.{phase}_s={limit_s}: must be a number of seconds, more than 0")
         if self.retry not in (0, 1):

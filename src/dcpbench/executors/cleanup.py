@@ -6,7 +6,6 @@ of the driver, also when the rank is dead and the child has a session of its own
 
 import ctypes
 import os
-import platform
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker
@@ -26,8 +25,7 @@ _OURS = ("torch_", "psm_", "nccl-", "sem.")
 def adopt_orphans() -> None:
     """Have processes whose parent ends become children of this one."""
     pr_set_child_subreaper = 36
-    if platform.system() == "Linux":
-        ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
+    ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
 
 
 def end_families(leaders: Collection[int]) -> None:
@@ -37,7 +35,11 @@ def end_families(leaders: Collection[int]) -> None:
 
 def end_orphans() -> None:
     """End what was started by ranks that are no more; only where no rank runs any longer."""
-    _end(lambda: [item for child in _orphans() for item in (child, *_descendants(child))])
+    helpers = {
+        forkserver._forkserver._forkserver_pid,  # type: ignore[attr-defined]
+        resource_tracker._resource_tracker._pid,  # type: ignore[attr-defined]
+    }
+    _end(lambda: _with_descendants(lambda child: child.ppid() == os.getpid() and child.pid not in helpers))
 
 
 def shared_memory() -> set[str]:
@@ -85,48 +87,33 @@ def _held(processes: Iterable[psutil.Process]) -> set[str]:
             for opened in (own / "fd").iterdir():
                 with suppress(OSError):
                     inodes |= {opened.stat().st_ino} if opened.readlink().parent == _SHARED_MEMORY else set()
-    held: set[str] = set()
-    for name in shared_memory():
-        with suppress(OSError):
-            held |= {name} if (_SHARED_MEMORY / name).stat().st_ino in inodes else set()
-    return held
+    with suppress(OSError):
+        return {entry.name for entry in os.scandir(_SHARED_MEMORY) if entry.inode() in inodes}
+    return set()
 
 
-def _families(leaders: Collection[int]) -> list[psutil.Process]:
-    found: dict[int, psutil.Process] = {}
-    adopted = {orphan.pid for orphan in _orphans()}
-    for process in _descendants(psutil.Process()):
+def _families(leaders: Collection[int]) -> set[psutil.Process]:
+    # What has a session of its own, and a parent that is gone, says in its environment whose it is.
+    named = {str(leader) for leader in leaders}
+    return _with_descendants(
+        lambda process: (
+            not {process.pid, os.getsid(process.pid)}.isdisjoint(leaders)
+            or process.environ().get(OF_RANK) in named
+        )
+    )
+
+
+def _with_descendants(of: Callable[[psutil.Process], bool]) -> set[psutil.Process]:
+    """Those of the driver's descendants of which that is true, and all that descends from them."""
+    found: set[psutil.Process] = set()
+    for process in psutil.Process().children(recursive=True):
         with suppress(OSError, psutil.Error):
-            own = process.pid in leaders or os.getsid(process.pid) in leaders
-            if own or (process.pid in adopted and _rank_of(process) in leaders):
-                found[process.pid] = process
-                found.update({item.pid: item for item in _descendants(process)})
-    return list(found.values())
+            if of(process):
+                found |= {process, *process.children(recursive=True)}
+    return found
 
 
-def _rank_of(orphan: psutil.Process) -> int:
-    """The process id of the rank that started it, 0 if it does not say."""
-    pid = orphan.environ().get(OF_RANK, "")
-    return int(pid) if pid.isdecimal() else 0
-
-
-def _orphans() -> list[psutil.Process]:
-    """The driver's children beside the two that multiprocessing has it start."""
-    own = {
-        forkserver._forkserver._forkserver_pid,  # type: ignore[attr-defined]
-        resource_tracker._resource_tracker._pid,  # type: ignore[attr-defined]
-    }
-    return [child for child in psutil.Process().children() if child.pid not in own]
-
-
-def _descendants(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return process.children(recursive=True)
-    except psutil.Error:
-        return []
-
-
-def _end(find: Callable[[], list[psutil.Process]]) -> None:
+def _end(find: Callable[[], Collection[psutil.Process]]) -> None:
     """Kill what is found until nothing is: a process may start another while it is being ended."""
     for _ in range(_ROUNDS):
         doomed = find()

@@ -3,7 +3,6 @@
 import ctypes
 import multiprocessing
 import os
-import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 _PRELOADED = (
@@ -33,7 +31,6 @@ class Machine:
 
     gpus: int
     description: dict[str, Any]
-    _probe: BaseProcess | None = None
     _more: Connection | None = None
 
     def complete(self) -> None:
@@ -41,15 +38,7 @@ class Machine:
         with suppress(EOFError):
             if self._more and self._more.poll(_DETAILS_LIMIT_S):
                 self.description.update(self._more.recv())
-        self._end()
-
-    def _end(self) -> None:
-        if self._more:
-            self._more.close()
-        if self._probe and self._probe.pid is not None:
-            self._probe.join(1)
-            self._probe.kill()
-        self._more = self._probe = None
+        self._more = None
 
 
 def fork_server(compiles: bool) -> ForkServerContext:
@@ -67,7 +56,7 @@ def fork_server(compiles: bool) -> ForkServerContext:
     os.environ.setdefault("PYTHONHASHSEED", "0")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks share the cores, as under torchrun
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no worker pools left behind
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if platform.system() == "Linux" else "lo0")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     context = multiprocessing.get_context("forkserver")
     compiler = ["dcpbench.worker.preload_compile"] if compiles else []
     context.set_forkserver_preload([*_PRELOADED, *compiler])
@@ -84,7 +73,7 @@ def _fixed_addresses() -> Iterator[None]:
     There hash(None), which a device mesh's hash contains, is the address of None.
     """
     addr_no_randomize, ask = 0x0040000, 0xFFFFFFFF
-    if sys.version_info >= (3, 12) or platform.system() != "Linux":
+    if sys.version_info >= (3, 12):
         yield
         return
     personality = ctypes.CDLL(None).personality
@@ -103,21 +92,15 @@ def probe(context: ForkServerContext) -> Machine:
         RuntimeError: the process ended or went silent before it had answered.
     """
     here, there = context.Pipe()
-    process = context.Process(target=_probe, args=(there,), daemon=True)
-    machine = Machine(0, {}, process, here)
     try:
-        process.start()
+        context.Process(target=_probe, args=(there,), daemon=True).start()  # it does not outlive this one
         there.close()
         if not here.poll(_PROBE_LIMIT_S):
             raise RuntimeError(f"torch did not answer within {_PROBE_LIMIT_S:.0f} s of its import")
-        machine.description = here.recv()
-    except BaseException as error:
-        machine._end()
-        if isinstance(error, EOFError):
-            raise RuntimeError("torch cannot be imported here; see the error above") from None
-        raise
-    machine.gpus = machine.description["gpu_count"]
-    return machine
+        description = here.recv()
+    except EOFError:
+        raise RuntimeError("torch cannot be imported here; see the error above") from None
+    return Machine(description["gpu_count"], description, here)
 
 
 def _probe(connection: Connection) -> None:

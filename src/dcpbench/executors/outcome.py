@@ -1,61 +1,60 @@
 """How a stage ends on its ranks: the limits of time that it has, and what happened first, where."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from dcpbench.config.groups import TimeoutsConfig
 from dcpbench.executors import stack_dumps
-from dcpbench.executors.base import Outcome
 from dcpbench.executors.rank_handle import Rank
-from dcpbench.records.findings import LimitReached, RankDeath
-from dcpbench.records.rank_report import RankReport
+from dcpbench.records.findings import Cause, LimitReached, RankDeath
+from dcpbench.records.rank_report import CheckReport, RankReport
 
 _DEATH_IS_SEEN_S = 0.25
 """How much later than its peers, whose connections break at once, the driver may see that a rank died."""
+_CELL = "cell"
+"""The phase that all of a stage counts as."""
 
 
 @dataclass(frozen=True)
-class Limit:
-    """A limit of the configuration and when it is reached (`time.monotonic`); `phase` is None for the
-    whole cell's."""
+class Outcome:
+    """How a stage ended: with a report of every rank, or with a `status` and its `cause`.
 
-    at: float
-    key: str
-    limit_s: float
-    phase: str | None = None
+    `before` are the checks of the rank that raised, as far as it had come; `details` is more for the row's
+    details. Where no rank could be started, `status` is `error` and `problem` says why.
+    """
 
-    def concerns(self, rank: Rank) -> bool:
-        """Whether a rank is still at what took too long."""
-        at_it = self.phase in (None, rank.phase) or (self.phase == "upload" and bool(rank.uploads))
-        return rank.waiting and at_it
-
-
-def nearest(timeouts: TimeoutsConfig, began: float, ranks: Sequence[Rank]) -> Limit:
-    """The limit that is reached first if no rank gets any further; `began` is when the cell did."""
-    limits = timeouts.of_phases()
-    clocks = [
-        clock
-        for rank in ranks
-        if rank.waiting
-        for clock in ((rank.phase, rank.since), *(("upload", since) for since in rank.uploads))
-    ]
-    candidates = [
-        Limit(since + limits[phase], f"timeouts.{phase}_s", limits[phase], phase)
-        for phase, since in clocks
-        if phase in limits
-    ]
-    cell = Limit(began + timeouts.cell_s, "timeouts.cell_s", timeouts.cell_s)
-    return min([cell, *candidates], key=lambda limit: limit.at)
+    reports: list[RankReport]
+    status: str | None = None
+    cause: Cause | None = None
+    problem: str | None = None
+    before: dict[str, CheckReport] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
 
 
-def outcome_of(ranks: Sequence[Rank], limit: Limit) -> Outcome:
-    """How a stage ended on these ranks; `limit` is what they ran into, if nothing else went wrong."""
+def next_limit(limits: Mapping[str, float], began: float, ranks: Sequence[Rank]) -> tuple[float, str]:
+    """When (`time.monotonic`) the first limit is reached if no rank gets any further, and of which phase.
+
+    Args:
+        limits: of each phase that has one, and of the whole `cell`, in seconds.
+        began: when the stage did.
+    """
+    clocks = [(_CELL, began)]
+    for rank in ranks:
+        if rank.waiting:
+            clocks += [(rank.phase, rank.since), *(("upload", since) for since in rank.uploads)]
+    return min((since + limits[phase], phase) for phase, since in clocks if phase in limits)
+
+
+def outcome_of(ranks: Sequence[Rank], phase: str, limit_s: float) -> Outcome:
+    """How a stage ended on these ranks; the limit of `phase` is what they ran into, if nothing else went
+    wrong."""
     reports = [rank.report for rank in ranks if rank.report is not None]
     if len(reports) == len(ranks):
         return Outcome(reports)
     first = _first_cause(ranks)
     if first is None:
-        return _timeout(ranks, reports, limit)
+        return _timeout(ranks, reports, phase, limit_s)
     details = {
         "rank": first.number,
         "phase": first.phase,
@@ -65,9 +64,8 @@ def outcome_of(ranks: Sequence[Rank], limit: Limit) -> Outcome:
     if failed := first.failed:
         before = failed.report.checks if failed.report else {}
         return Outcome(reports, "error", failed.error, None, before, details | {"phase": failed.error.phase})
-    death = RankDeath(
-        first.number, first.phase, first.ending(), bool(first.uploads), stack_dumps.fatal(first.log)
-    )
+    frame = stack_dumps.fatal(first.log)
+    death = RankDeath(first.number, first.phase, first.ending(), bool(first.uploads), frame)
     return Outcome(reports, "crash", death, details=details)
 
 
@@ -78,7 +76,8 @@ def _first_cause(ranks: Sequence[Rank]) -> Rank | None:
     for rank in ranks:
         if rank.gone_at is not None:
             # A rank that aborts may have found a peer dead, so that one goes first.
-            head_start_s = 0.0 if rank.aborted() else _DEATH_IS_SEEN_S
+            aborted = rank.process.exitcode == -signal.SIGABRT
+            head_start_s = 0.0 if aborted else _DEATH_IS_SEEN_S
             causes.append((rank.gone_at - head_start_s, rank))
     echoes = [(rank.failed.at, rank) for rank in ranks if rank.failed]
     if not causes and echoes:
@@ -87,10 +86,12 @@ def _first_cause(ranks: Sequence[Rank]) -> Rank | None:
     return min(causes or echoes, key=lambda cause: cause[0], default=(0.0, None))[1]
 
 
-def _timeout(ranks: Sequence[Rank], reports: list[RankReport], limit: Limit) -> Outcome:
+def _timeout(ranks: Sequence[Rank], reports: list[RankReport], phase: str, limit_s: float) -> Outcome:
     doing = stack_dumps.dump(ranks)
-    late = {rank.number: rank.where() for rank in ranks if limit.concerns(rank)}
-    others = {rank.number: rank.where() for rank in ranks if rank.waiting and rank.number not in late}
-    reached = LimitReached(limit.key, limit.limit_s, limit.phase, late, others, doing)
-    details = {"limit": limit.key, "doing": {str(number): frame for number, frame in doing.items()}}
+    waiting = [rank for rank in ranks if rank.waiting]
+    late = {rank.number: rank.where() for rank in waiting if phase == _CELL or rank.is_at(phase)}
+    others = {rank.number: rank.where() for rank in waiting if rank.number not in late}
+    of_phase = None if phase == _CELL else phase
+    reached = LimitReached(f"timeouts.{phase}_s", limit_s, of_phase, late, others, doing)
+    details = {"limit": reached.key, "doing": {str(number): frame for number, frame in doing.items()}}
     return Outcome(reports, "timeout", reached, details=details)

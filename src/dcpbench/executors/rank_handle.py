@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from dcpbench.records.rank_report import RankReport
-from dcpbench.worker.messages import Failed, Message, PhaseBegun, RunId, UploadsUnderWay
+from dcpbench.worker.messages import CellSpec, Failed, Message, PhaseBegun, UploadsUnderWay
 
 _UNKNOWN = 255
 """What multiprocessing takes for the exit status if the server died that would have told it."""
@@ -28,8 +28,7 @@ class Rank:
     number: int
     process: ForkServerProcess
     connection: Connection
-    log: Path
-    run: RunId | None = None
+    stage: CellSpec = field(init=False)
     phase: str = "join"
     since: float = field(default_factory=time.monotonic)
     uploads: tuple[float, ...] = ()
@@ -42,12 +41,16 @@ class Rank:
         """Whether it has yet to say how the cell ended."""
         return self.report is None and self.failed is None and self.gone_at is None
 
-    def begin(self, run: RunId, folder: Path) -> None:
-        """A stage begins that logs to `folder`; a rank that has yet to join is still at that."""
-        self.run = run
+    @property
+    def log(self) -> Path:
+        """What it writes while it runs its stage."""
+        return Path(self.stage.folder) / f"rank{self.number}.log"
+
+    def begin(self, stage: CellSpec) -> None:
+        """A stage begins; a rank that has yet to join is still at that."""
+        self.stage = stage
         self.report = self.failed = None
         self.uploads = ()
-        self.log = folder / f"rank{self.number}.log"
         if self.phase != "join":
             self.phase, self.since = "start", time.monotonic()
 
@@ -55,7 +58,7 @@ class Rank:
         """Note what it has to say; whether it is about the running stage. What is about another one (a
         process that a stage before this one had forked, say) is dropped."""
         content = message.content
-        if message.rank != self.number or message.run not in (None, self.run) or not self.waiting:
+        if message.rank != self.number or message.run not in (None, self.stage.run) or not self.waiting:
             return False
         if isinstance(content, PhaseBegun):
             self.phase, self.since = content.phase, time.monotonic()
@@ -74,10 +77,6 @@ class Rank:
             return status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
         return False
 
-    def aborted(self) -> bool:
-        """Whether it ended itself, as a rank also does that finds a peer gone."""
-        return self.process.exitcode == -signal.SIGABRT
-
     def ending(self) -> str:
         """How its process ended, in words."""
         code = self.process.exitcode
@@ -88,6 +87,10 @@ class Rank:
         if code < 0:
             return f"was killed by {signal.Signals(-code).name}"
         return f"exited with status {code}"
+
+    def is_at(self, phase: str) -> bool:
+        """Whether a phase goes on, also beside another one."""
+        return phase == self.phase or (phase == "upload" and bool(self.uploads))
 
     def where(self) -> str:
         """Its phase, and what went on beside it."""

@@ -1,12 +1,13 @@
 """What ranks that hang are doing: every thread's stack goes to the rank's log, one frame to the row."""
 
-import os
 import re
 import signal
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from dcpbench.executors.rank_handle import Rank
 
@@ -28,32 +29,30 @@ def dump(ranks: Sequence[Rank]) -> dict[int, str]:
     before = {rank.number: _size(rank.log) for rank in asked}
     stopped = {rank.number for rank in asked if rank.stopped()}
     for rank in asked:
-        assert rank.process.pid
-        with suppress(ProcessLookupError):  # it may end at this very moment
-            os.kill(rank.process.pid, signal.SIGUSR1)
-            if rank.number in stopped:  # else it takes no signal; it is ended soon
-                os.kill(rank.process.pid, signal.SIGCONT)
+        with suppress(psutil.NoSuchProcess):  # it may end at this very moment
+            process = psutil.Process(rank.process.pid)
+            process.send_signal(signal.SIGUSR1)
+            process.resume()  # else one that is stopped does not take it
     _wait_until_written(asked, before)
     doing: dict[int, str] = {}
     for rank in asked:
-        frame = _doing(_written(rank.log, before[rank.number]))
-        parts = ["stopped by a signal"] if rank.number in stopped else []
-        parts += [f"at {frame}"] if frame else []
-        if parts:
-            doing[rank.number] = " ".join(parts)
+        frame = _doing(_text(rank.log, before[rank.number]))
+        parts = ("stopped by a signal" if rank.number in stopped else "", f"at {frame}" if frame else "")
+        if any(parts):
+            doing[rank.number] = " ".join(filter(None, parts))
     return doing
 
 
 def fatal(log: Path) -> str | None:
     """Where a rank was that the interpreter saw die, as after a segmentation fault."""
-    _, died, dumped = _end(log, 2**20).rpartition("Fatal Python error: ")
+    _, died, dumped = _text(log, -(2**20)).rpartition("Fatal Python error: ")
     frame = _FRAME.search(dumped.partition("Current thread")[2])
     return _short(frame.groups()) if died and frame else None
 
 
 def tail(log: Path) -> list[str]:
     """The last lines of a log."""
-    return _end(log, 2**14).splitlines()[-_TAIL_LINES:]
+    return _text(log, -(2**14)).splitlines()[-_TAIL_LINES:]
 
 
 def _wait_until_written(asked: Sequence[Rank], before: dict[int, int]) -> None:
@@ -84,14 +83,11 @@ def _short(frame: Sequence[str]) -> str:
     return f"{function} ({'/'.join(Path(path).parts[-2:])}:{line})"
 
 
-def _end(log: Path, longest: int) -> str:
-    return _written(log, max(0, _size(log) - longest))
-
-
-def _written(log: Path, offset: int) -> str:
+def _text(log: Path, start: int) -> str:
+    """What a log holds from a byte on, which counts from its end where it is negative."""
     try:
         with log.open("rb") as file:
-            file.seek(offset)
+            file.seek(start if start >= 0 else max(0, _size(log) + start))
             return file.read().decode(errors="replace")
     except OSError:
         return ""

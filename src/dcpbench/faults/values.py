@@ -80,11 +80,11 @@ def noise_seeded_again(target: "Target") -> None:
     target.state["noise"].generator.manual_seed(0)
 
 
-@on_one_rank(_extra("noise.generator", -2), name="noise_one_draw_ahead", count=8)
-@live(name="save_draws_noise", count=100)
-def noise_drawn(target: "Target", count: int) -> None:
+@on_one_rank(_extra("noise.generator", -2), name="noise_one_draw_ahead")
+@live(name="save_draws_noise")
+def noise_drawn(target: "Target") -> None:
     """The random generator has drawn once more than it had."""
-    target.state["noise"].draw(count)
+    target.state["noise"].like(target.state["tensor_object"].data)
 
 
 @on_one_rank(_extra("scheduler.gamma", -2), name="scheduler_gamma", of="scheduler", key="gamma", value=0.5)

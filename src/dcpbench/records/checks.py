@@ -30,11 +30,7 @@ CHECKS: dict[str, CheckSpec] = {}
 
 
 def register_check(spec: CheckSpec) -> CheckSpec:
-    """Declare a check.
-
-    Raises:
-        ValueError: its name is taken.
-    """
+    """Declare a check; a ValueError if its name is taken."""
     if CHECKS.setdefault(spec.name, spec) != spec:
         raise ValueError(f"check {spec.name}: declared twice")
     return spec

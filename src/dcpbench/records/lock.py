@@ -15,35 +15,27 @@ def take(folder: Path) -> int:
         BlockingIOError: another process has it.
         OSError: the folder cannot be made or written to.
     """
-    while True:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(lock), (folder / LOCK).stat()):
-                return lock
-        except FileNotFoundError:
-            pass  # its last holder took the folder back meanwhile
-        except BaseException:
-            os.close(lock)
-            raise
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.fstat(lock).st_nlink:
+            raise BlockingIOError("its last holder takes the folder back")
+    except BaseException:
         os.close(lock)
+        raise
+    return lock
 
 
 def is_held(folder: Path) -> bool:
-    """Whether another process is at work in a folder; writes nothing.
+    """Whether another process is at work in a folder; makes nothing there.
 
     Raises:
         OSError: its lock cannot be opened.
     """
     try:
-        lock = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        if (folder / LOCK).exists():
+            os.close(take(folder))
     except BlockingIOError:
         return True
-    finally:
-        os.close(lock)
     return False

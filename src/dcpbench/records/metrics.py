@@ -91,11 +91,7 @@ METRICS: dict[str, MetricSpec] = {}
 
 
 def register_metric(spec: MetricSpec) -> MetricSpec:
-    """Declare a metric.
-
-    Raises:
-        ValueError: its name is taken.
-    """
+    """Declare a metric; a ValueError if its name is taken."""
     if METRICS.setdefault(spec.name, spec) != spec:
         raise ValueError(f"metric {spec.name}: declared twice")
     return spec
@@ -103,25 +99,18 @@ def register_metric(spec: MetricSpec) -> MetricSpec:
 
 def aggregated(measurements: Iterable[Measurement]) -> dict[str, float | int | None]:
     """The row's value of every metric; None for one that was not measured."""
-    by_source: dict[str, dict[int | None, list[float]]] = {}
+    by_rank: dict[tuple[str, str | None], dict[int | None, list[float]]] = {}
     for one in measurements:
-        source = _of_phase(one.phase or "") if one.metric == PHASE_S else one.metric
-        by_source.setdefault(source, {}).setdefault(one.rank, []).append(one.value)
-    return {spec.name: _aggregate(spec, by_source) for spec in METRICS.values()}
-
-
-def _of_phase(phase: str) -> str:
-    """What measurements of a phase and of its parts (`verify/twin`) are put under."""
-    return f"{PHASE_S} {phase.partition('/')[0]}"
-
-
-def _aggregate(spec: MetricSpec, by_source: dict[str, dict[int | None, list[float]]]) -> float | int | None:
-    ranks = by_source.get(_of_phase(spec.phase or "") if spec.whole_phase else spec.name)
-    if not ranks:
-        return None
-    over_saves = sum if spec.whole_phase else _OVER_SAVES[spec.over_saves]
-    value = _OVER_RANKS[spec.over_ranks](over_saves(values) for values in ranks.values())
-    return int(value) if spec.whole else value
+        # Time in a part of a phase (`verify/twin`) is time in the phase.
+        phase = (one.phase or "").partition("/")[0] if one.metric == PHASE_S else None
+        by_rank.setdefault((one.metric, phase), {}).setdefault(one.rank, []).append(one.value)
+    values: dict[str, float | int | None] = dict.fromkeys(METRICS)
+    for name, spec in METRICS.items():
+        over_saves = sum if spec.whole_phase else _OVER_SAVES[spec.over_saves]
+        if ranks := by_rank.get((PHASE_S, spec.phase) if spec.whole_phase else (name, None)):
+            value = _OVER_RANKS[spec.over_ranks](map(over_saves, ranks.values()))
+            values[name] = int(value) if spec.whole else value
+    return values
 
 
 SHARED_CELL_S = "shared_cell_s"

@@ -3,12 +3,11 @@
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
 from dcpbench.records.checks import CHECKS
-from dcpbench.records.metrics import METRICS, MetricSpec
+from dcpbench.records.metrics import METRICS
 
 SCHEMA_VERSION = 2
 
@@ -135,9 +134,8 @@ NESTED = ("config", "details")
 AXES = tuple(item.name for item in fields(Row) if item.metadata.get("axis"))
 """The columns that say which point of the matrix a cell is."""
 
-REQUIRED = (*_FIRST_VERSION[:14],)
+REQUIRED = _FIRST_VERSION[:14]
 """The columns that every row has, of whatever version."""
-
 
 _TYPE_NAMES = {
     bool: "true or false",
@@ -170,27 +168,23 @@ class ColumnType:
         return kind is self.python and (self.python is not int or -(2**63) <= value < 2**63)
 
 
+def _field_type(hint: Any) -> ColumnType:
+    """That of a field: bool, int, float, str or a mapping, or one of them or None."""
+    python, *none = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    return ColumnType(python if python in _TYPE_NAMES else dict, optional=bool(none))
+
+
+_FIELD_TYPES = {name: _field_type(hint) for name, hint in get_type_hints(Row).items()}
+del _FIELD_TYPES["checks"], _FIELD_TYPES["metrics"]
+
+
 def column_types() -> dict[str, ColumnType]:
     """What each column holds, in the order of the columns, and after them what is nested."""
-    return _column_types(tuple(CHECKS), tuple(METRICS.values()))
-
-
-@cache
-def _column_types(checks: tuple[str, ...], metrics: tuple[MetricSpec, ...]) -> dict[str, ColumnType]:
-    declared = {name: _column_type(hint) for name, hint in get_type_hints(Row).items()}
-    del declared["checks"], declared["metrics"]
-    declared |= dict.fromkeys(checks, ColumnType(bool))
-    declared |= {spec.name: ColumnType(int if spec.whole else float) for spec in metrics}
-    first = [name for name in _FIRST_VERSION if name in declared]
-    order = [*first, *(name for name in declared if name not in first and name not in NESTED), *NESTED]
-    return {name: declared[name] for name in order}
-
-
-def _column_type(hint: Any) -> ColumnType:
-    """That of a field: bool, int, float, str or a mapping, or one of them or None."""
-    alternatives = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    python = alternatives[0] if alternatives[0] in _TYPE_NAMES else dict
-    return ColumnType(python, optional=type(None) in alternatives)
+    checks = dict.fromkeys(CHECKS, ColumnType(bool))
+    metrics = {name: ColumnType(int if spec.whole else float) for name, spec in METRICS.items()}
+    types = _FIELD_TYPES | checks | metrics
+    nested = {name: types.pop(name) for name in NESTED}
+    return {name: types[name] for name in (*_FIRST_VERSION, *types)} | nested
 
 
 def columns() -> tuple[str, ...]:
@@ -200,9 +194,5 @@ def columns() -> tuple[str, ...]:
 
 def exit_status(rows: Iterable[Row]) -> int:
     """0 when every row is ok and at least one cell ran, else 1."""
-    ran = False
-    for row in rows:
-        if not row.is_ok:
-            return 1
-        ran = ran or row.status != "skip"
-    return 0 if ran else 1
+    ended = [(row.is_ok, row.status != "skip") for row in rows]
+    return 0 if all(ok for ok, _ in ended) and any(ran for _, ran in ended) else 1

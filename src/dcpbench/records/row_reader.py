@@ -68,11 +68,10 @@ def _why_not_this_version(row: dict[str, Any]) -> str:
     if version is None:
         return "no schema_version in it, so no row of dcpbench; left out"
     by = f"dcpbench at commit {commit}" if isinstance(commit, str) else "the dcpbench that wrote it"
-    newer = isinstance(version, int) and version > SCHEMA_VERSION
-    return (
-        f"a row of schema version {value_text(version)}, this dcpbench reads {SCHEMA_VERSION}; left out; "
-        f"{'a newer dcpbench' if newer else by} reads it"
-    )
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        by = "a newer dcpbench"
+    told = f"a row of schema version {value_text(version)}, this dcpbench reads {SCHEMA_VERSION}"
+    return f"{told}; left out; {by} reads it"
 
 
 def _put_right(row: dict[str, Any], name: str, kind: ColumnType, number: int) -> str:
@@ -92,12 +91,22 @@ def parse(content: bytes) -> tuple[Any, list[str]]:
     Raises:
         ValueError: it is no JSON; the message says what was found where.
     """
-    text, remarks = _decoded(content)
+    remarks: list[str] = []
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        text = content.decode(errors="replace")
+        byte, at = content[error.start], error.start + 1
+        remarks.append(f"byte 0x{byte:02x} at {at:,} is no UTF-8, shown as \ufffd")
     no_numbers: dict[str, None] = {}
     try:
-        value = json.JSONDecoder(parse_constant=no_numbers.setdefault).decode(text)
-        if "\\" in text and any(half in text for half in ("\\ud", "\\uD")):
-            value = _without_surrogates(value, remarks)
+        value = json.loads(text, parse_constant=no_numbers.setdefault)
+        if "\\ud" in text.lower():
+            escaped = json.dumps(value, ensure_ascii=False)
+            mended = escaped.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            if mended != escaped:
+                value = json.loads(mended)
+                remarks.append("half a surrogate pair is no text, shown as \ufffd")
     except RecursionError:
         raise ValueError("nested too deeply to be read") from None
     except json.JSONDecodeError as error:
@@ -107,23 +116,6 @@ def parse(content: bytes) -> tuple[Any, list[str]]:
     if no_numbers:
         remarks.append(f"{', '.join(no_numbers)} is no JSON, shown as null")
     return value, remarks
-
-
-def _decoded(content: bytes) -> tuple[str, list[str]]:
-    try:
-        return content.decode("utf-8"), []
-    except UnicodeDecodeError as error:
-        remark = f"byte 0x{content[error.start]:02x} at {error.start + 1:,} is no UTF-8, shown as \ufffd"
-        return content.decode("utf-8", errors="replace"), [remark]
-
-
-def _without_surrogates(value: Any, remarks: list[str]) -> Any:
-    text = json.dumps(value, ensure_ascii=False)
-    mended = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if mended == text:
-        return value
-    remarks.append("half a surrogate pair is no text, shown as \ufffd")
-    return json.loads(mended)
 
 
 def upgraded(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,10 +17,7 @@ _TEMPLATES: dict[Problem, tuple[str, ...]] = {
         "digests differ in {differing} of {blocks} blocks, first between index {first} and {last}",
         "its digests differ",
     ),
-    Problem.value: (
-        "saved {saved}, restored {restored}",
-        "uninterrupted {uninterrupted}, resumed {resumed}",
-    ),
+    Problem.value: ("saved {saved}, restored {restored}", "uninterrupted {uninterrupted}, resumed {resumed}"),
     Problem.missing: ("saved, but missing after the load",),
     Problem.unexpected: ("there after the load, but never saved",),
     Problem.dtype: (
@@ -36,16 +33,14 @@ _TEMPLATES: dict[Problem, tuple[str, ...]] = {
     Problem.placements: ("placements: saved {saved}, restored {restored}",),
     Problem.extent: ("extent: saved {saved}, restored {restored}",),
     Problem.replicas: (
-        "replicas differ: index {index} is {one} on rank {one_rank} and {other} on a later one",
+        "replicas differ: index {index}: saved {saved} ({saved_bits}), restored {restored} ({restored_bits})",
         "replicas differ: rank {one_rank} and rank {other_rank} have other bits in one part",
     ),
     Problem.ranks_disagree: (
         "rank {one_rank} has {one}, rank {other_rank} {other}",
-        "rank {one_rank} and rank {other_rank} have other values",
         "the ranks do not agree on shape and dtype: {shapes}",
     ),
     Problem.uncovered: (
-        "no rank holds {uncovered} of {elements} elements, the first at {index}",
         "the ranks' parts hold {held} of {elements} elements",
         "its chunks hold {stored} of {elements} elements",
     ),
@@ -107,10 +102,9 @@ def cause_sentence(cause: Cause, before: Iterable[str] = ()) -> str:
     if isinstance(cause, RaisedError):
         return _raised(cause, before)
     if isinstance(cause, RankDeath):
-        where = cause.phase
-        if cause.upload_under_way and where != "upload":
-            where += ", an upload under way"
-        return f"rank {cause.rank} {cause.ending} in {where}{f' at {cause.frame}' if cause.frame else ''}"
+        upload = ", an upload under way" if cause.upload_under_way and cause.phase != "upload" else ""
+        at = f" at {cause.frame}" if cause.frame else ""
+        return f"rank {cause.rank} {cause.ending} in {cause.phase}{upload}{at}"
     return _late(cause)
 
 
@@ -148,9 +142,3 @@ def _by_value(values: Mapping[int, str]) -> dict[str, list[int]]:
 
 def _ranks(ranks: Iterable[int]) -> str:
     return f"rank {', '.join(map(str, ranks))}"
-
-
-def with_first_try(reason: str | None, status: str, first_reason: str | None) -> str:
-    """The reason of a cell whose second try came to another status than its first one."""
-    was = f"the first try ended as {status}: {first_reason}"
-    return f"{reason}; {was}" if reason else f"flaky: {was}"

@@ -11,18 +11,18 @@ one row for each cell at every moment, and keeps them in `superseded.jsonl`.
 """
 
 import csv
+import io
 import json
-import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from dcpbench.records.metrics import METRICS, Measurement
 from dcpbench.records.row import AXES, STATUSES, Row, columns
-from dcpbench.records.row_reader import UNKNOWN, parse, read_row, value_text
+from dcpbench.records.row_reader import UNKNOWN, read_row, value_text
 
 RESULTS_JSONL = "results.jsonl"
 RESULTS_CSV = "results.csv"
@@ -41,15 +41,16 @@ class ResultsError(Exception):
 
 @dataclass(frozen=True)
 class Line:
-    """Where a line of `results.jsonl` lies, and the row in it without its `details`.
+    """A line of `results.jsonl`, and its row without `details`; None if that is damaged or of another
+    version."""
 
-    No row: it is not one, or of another schema version. `torn`: the last line, broken off in the middle.
-    """
-
-    start: int
-    length: int
+    content: bytes
     row: Row | None
-    torn: bool
+
+    @property
+    def torn(self) -> bool:
+        """Whether it is the last line, broken off in the middle."""
+        return not self.content.endswith(b"\n")
 
 
 def append_row(folder: Path, row: Row) -> None:
@@ -78,12 +79,14 @@ def append_measurements(folder: Path, row: Row, measurements: Iterable[Measureme
 def _append(path: Path, contents: Sequence[dict[str, Any]]) -> None:
     if not contents:
         return
-    line = "".join(json.dumps(_finite(one), allow_nan=False) + "\n" for one in contents).encode()
+    # JSON has no NaN and no infinity: they become null, and the check that saw them says so.
+    plain = json.loads(json.dumps(contents), parse_constant=lambda _: None)
+    lines = "".join(json.dumps(one) + "\n" for one in plain).encode()
     with _writing(path), path.open("ab", buffering=0) as out:
         before = out.seek(0, os.SEEK_END)
         try:
-            while line:  # what is not taken at once is asked for again, to hear why
-                line = line[out.write(line) :]
+            while lines:  # what is not taken at once is asked for again, to hear why
+                lines = lines[out.write(lines) :]
             os.fsync(out.fileno())
         except OSError:
             out.truncate(before)
@@ -96,13 +99,11 @@ def write_csv(folder: Path) -> None:
     Raises:
         ResultsError: it cannot be written.
     """
-    with_name = folder / RESULTS_CSV
-    beside = with_name.with_suffix(".csv.tmp")
-    with _writing(with_name), beside.open("w", encoding="utf-8", newline="") as out:
-        writer = csv.DictWriter(out, fieldnames=columns(), extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(row.flat() for row in stored_rows(folder))
-    beside.replace(with_name)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=columns(), extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows(row.flat() for row in stored_rows(folder))
+    _replace(folder / RESULTS_CSV, [text.getvalue().encode()])
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -115,12 +116,10 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_rows(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The rows of a sweep's folder as plain dictionaries, and a sentence for each damaged line.
+    """The rows of a sweep's folder as `read_row` gives them, and a sentence for each damaged line.
 
-    What a line holds of a row is kept: a value that its column cannot hold becomes null (a `status`
-    `unknown`, a `cell` the number of its line, `details` empty). A line that is no row at all (a crash in
-    the middle of a write) or one of another schema version is left out. Columns that an older row does
-    not have yet are not in its dictionary; columns that are not known here are kept as they are.
+    Columns that an older row does not have yet are not in its dictionary; columns that are not known here
+    are kept as they are.
 
     Raises:
         ResultsError: the folder holds no `results.jsonl`, or it cannot be read.
@@ -136,36 +135,29 @@ def read_rows(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
                 if row is not None:
                     rows.append(row)
                     if row["status"] not in (*STATUSES, UNKNOWN):
-                        known = ", ".join(STATUSES)
-                        status = value_text(row["status"])
-                        remarks.append(f"status {status} is none of {known}; it counts as not ok")
+                        told = f"status {value_text(row['status'])} is none of {', '.join(STATUSES)}"
+                        remarks.append(f"{told}; it counts as not ok")
                     first = line_of.setdefault(tuple(row.get(name) for name in _CELL), number)
                     if first != number:
                         remarks.append(f"the cell of line {first} once more; both are shown")
                 if remarks:
                     damaged.append(f"{path}:{number}: {'; '.join(remarks)}")
     except OSError as error:
+        why = f"no sweep here ({RESULTS_JSONL}: {error.strerror})"
         if folder.is_file():
             why = f"a file, where the folder of a sweep was expected: try {folder.parent}"
-        else:
-            why = f"no sweep here ({RESULTS_JSONL}: {error.strerror})"
         raise ResultsError(f"{folder}: {why}") from None
     return rows, damaged
 
 
 def read_lines(folder: Path, name: str = RESULTS_JSONL) -> Iterator[Line]:
-    """The lines of `results.jsonl` one after another, of which only one is held at a time; none if there
-    is no such file. So those of `superseded.jsonl`, asked for by name."""
-    try:
-        rows = (folder / name).open("rb")
-    except FileNotFoundError:
-        return
-    with rows:
-        start = 0
-        for line in rows:
-            torn = not line.endswith(b"\n")
-            yield Line(start, len(line), None if torn else _row(line), torn)
-            start += len(line)
+    """The lines of `results.jsonl`, or of `superseded.jsonl`, one after another; none if there is no such
+    file."""
+    with suppress(FileNotFoundError), (folder / name).open("rb") as lines:
+        for content in lines:
+            row, remarks = read_row(content, 0)
+            torn = not content.endswith(b"\n")
+            yield Line(content, None if row is None or remarks or torn else Row.of({**row, "details": {}}))
 
 
 def stored_rows(folder: Path, name: str = RESULTS_JSONL) -> Iterator[Row]:
@@ -181,14 +173,10 @@ def keep_lines(folder: Path, keep: Iterable[Line], take_out: Iterable[Line] = ()
     Raises:
         ResultsError: one of them cannot be written.
     """
-    path, history = folder / RESULTS_JSONL, folder / SUPERSEDED_JSONL
-    with path.open("rb") as rows:
-        if taken := dict.fromkeys(_bytes(rows, line) for line in take_out):
-            before = history.read_bytes() if history.exists() else b""
-            known = set(before.splitlines(keepends=True))
-            new = [line for line in taken if line not in known]
-            _replace(history, [before, *new])
-        _replace(path, (_bytes(rows, line) for line in keep))
+    if taken := dict.fromkeys(line.content for line in take_out):
+        known = dict.fromkeys(line.content for line in read_lines(folder, SUPERSEDED_JSONL))
+        _replace(folder / SUPERSEDED_JSONL, known | taken)
+    _replace(folder / RESULTS_JSONL, (line.content for line in keep))
 
 
 def keep_measurements(folder: Path, cells: Collection[str]) -> None:
@@ -198,23 +186,14 @@ def keep_measurements(folder: Path, cells: Collection[str]) -> None:
         ResultsError: it cannot be written.
     """
     path = folder / MEASUREMENTS_JSONL
-    if not path.exists():
-        return
-    with path.open("rb") as lines:
-        _replace(path, (line for line in lines if _cell_of(line) in cells))
+    if path.exists():
+        with path.open("rb") as lines:
+            _replace(path, (line for line in lines if _cell_of(line) in cells))
 
 
-def _cell_of(line: bytes) -> str | None:
-    try:
-        measured, _ = parse(line)
-    except ValueError:
-        return None
-    return measured.get("cell") if isinstance(measured, dict) else None
-
-
-def _bytes(rows: BinaryIO, line: Line) -> bytes:
-    rows.seek(line.start)
-    return rows.read(line.length)
+def _cell_of(line: bytes) -> Any:
+    with suppress(ValueError, TypeError, KeyError):
+        return json.loads(line)["cell"]
 
 
 def _replace(path: Path, parts: Iterable[bytes]) -> None:
@@ -233,20 +212,3 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ResultsError(f"{path} cannot be written to: {error.strerror}") from None
-
-
-def _row(line: bytes) -> Row | None:
-    """The row that a line holds, if nothing about it is damaged."""
-    row, remarks = read_row(line, 0)
-    return None if row is None or remarks else Row.of({**row, "details": {}})
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they become null, and the check that saw them says so."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value

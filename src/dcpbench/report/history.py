@@ -1,7 +1,4 @@
-"""`python -m dcpbench.report history <folder>...`: how the cells of many sweeps went.
-
-The statuses and costs of each cell are shown as one sign a sweep, the newest right.
-"""
+"""`python -m dcpbench.report history <folder>...`: how cells went, one sign a sweep, the newest right."""
 
 import argparse
 import io
@@ -19,15 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 from rich.text import Text
 
-from dcpbench.analysis.cell_history import (
-    KINDS,
-    CellHistory,
-    Cost,
-    History,
-    Kind,
-    folded,
-    history,
-)
+from dcpbench.analysis.cell_history import KINDS, CellHistory, Cost, History, Kind, folded, history
 from dcpbench.analysis.change_points import FALSE_ALARMS, LEAST_EFFECT, LEAST_SIDE, Change
 from dcpbench.analysis.frame import records
 from dcpbench.analysis.history_rows import read_history
@@ -65,11 +54,7 @@ docs/history.md.
 
 
 def main(arguments: list[str]) -> int:
-    """Show how cells went over many sweeps.
-
-    Raises:
-        ResultsError: one of the folders holds no results, or what was asked makes no sense.
-    """
+    """Show how cells went over many sweeps; ResultsError if that cannot be done."""
     asked = _parser().parse_args(arguments)
     conditions = [parse(condition) for condition in asked.where]
     metrics = tuple(dict.fromkeys(map(known_metric, names_in(asked.metric)))) or default_metrics()

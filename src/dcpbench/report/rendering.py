@@ -29,8 +29,7 @@ def width_of(file: TextIO) -> int:
 
 
 def rendered(content: Content, file: TextIO) -> str:
-    """A report as it is to be written to this file: with styles for a terminal, and if that is too narrow for
-    a line a cell, with all checks in one column."""
+    """A report for this file: with styles for a terminal, its checks in one column if that is narrow."""
     tables = [table for shown in content.tables for _, table, _ in _parts(shown)]
     own = Console(file=file)
     width = console_for(*tables, file=file).width

@@ -10,15 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from dcpbench.analysis.frame import Sweeps, read_sweeps, short_names
-from dcpbench.analysis.query import (
-    Condition,
-    QueryError,
-    known_column,
-    known_metric,
-    names_in,
-    parse,
-    select,
-)
+from dcpbench.analysis.query import Condition, QueryError, known_column, known_metric, names_in, parse, select
 from dcpbench.analysis.runs import failures, of_a_kind
 from dcpbench.records.row import NESTED
 from dcpbench.records.store import RESULTS_JSONL
@@ -62,8 +54,7 @@ a single sweep are made again.
 
 @dataclass(frozen=True)
 class View:
-    """What is asked of a report. Rows, columns or metrics ask for a pivot, `cells` for a line a cell; with
-    none of them it is a line a cell up to `MOST_CELLS`, and a pivot beyond."""
+    """What is asked of a report: a pivot, a line a cell (`cells`), or by the number of cells one of them."""
 
     where: tuple[Condition, ...] = ()
     rows: tuple[str, ...] = ()
@@ -78,11 +69,7 @@ class View:
 
 
 def main(arguments: list[str]) -> int:
-    """Show sweeps.
-
-    Raises:
-        ResultsError: one of the folders holds no results, or what was asked makes no sense.
-    """
+    """Show sweeps; ResultsError if that cannot be done."""
     asked = _parser().parse_args(arguments)
     view = View(
         where=tuple(map(parse, asked.where)),
@@ -104,8 +91,7 @@ def main(arguments: list[str]) -> int:
 
 
 def write_reports(folder: Path, sweeps: Sweeps | None = None) -> None:
-    """Make `report.html` and `junit.xml` again from the rows of a sweep, which are `sweeps` if these were
-    read already.
+    """Make `report.html` and `junit.xml` again from a sweep's rows, if not given those in `sweeps`.
 
     Raises:
         dcpbench.records.store.ResultsError: the folder holds no results.
@@ -117,11 +103,7 @@ def write_reports(folder: Path, sweeps: Sweeps | None = None) -> None:
 
 
 def print_report(folder: Path) -> None:
-    """Print a sweep's table and what did not pass, from its rows, to standard output.
-
-    Raises:
-        dcpbench.records.store.ResultsError: the folder holds no results.
-    """
+    """Print a sweep's table and what did not pass; ResultsError if the folder holds no results."""
     output.print_text(rendered(content(read_sweeps([folder])), sys.stdout))
 
 

@@ -32,24 +32,19 @@ class Uploads:
     def follow(self, pending: PendingSave) -> None:
         """From now on until it ends, well or not, a save is under way."""
         began = time.monotonic()
-        with self._changing:
-            self._since.append(began)
-            self._tell(tuple(self._since))
-        pending.when_ended(lambda: self._ended(began))
+        self._change(self._since.append, began)
+        pending.when_ended(lambda: self._change(self._since.remove, began))
 
-    def _ended(self, began: float) -> None:
+    def _change(self, change: Callable[[float], None], began: float) -> None:
         with self._changing:
-            self._since.remove(began)
+            change(began)
             self._tell(tuple(self._since))
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What a stage of a scenario works with on one rank.
-
-    `folder` is where checkpoints go; `announce` tells the driver which phase begins, so that a
-    failure, a death or a time-out is reported with its phase. `uploads` does for the background.
-    """
+    """What a stage of a scenario works with on one rank: checkpoints go to `folder`; `announce` tells the
+    driver which phase begins, so that a failure is reported with its phase, `uploads` what goes on beside."""
 
     config: Config
     world: World
@@ -59,8 +54,8 @@ class Cell:
     uploads: Uploads
 
     def vary(self, folder: str | None = None, **parts: Any) -> "Cell":
-        """The same cell with parts of its configuration replaced, and its checkpoints in a folder of
-        their own below its own; all variants fill in one report."""
+        """The same cell, its report too, with parts of its configuration replaced, and its checkpoints in a
+        folder below its own."""
         return replace(self, config=replace(self.config, **parts), folder=self.folder / (folder or ""))
 
     @property

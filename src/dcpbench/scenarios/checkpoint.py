@@ -2,14 +2,13 @@
 
 from dataclasses import dataclass
 
-import torch
 import torch.distributed as dist
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave
 from dcpbench.records.findings import Finding
-from dcpbench.verify import compare_layouts
-from dcpbench.verify.audit import Expected, expected_of
+from dcpbench.verify.audit import Entry, expected_of
 from dcpbench.verify.compare import Recall, compare
+from dcpbench.verify.compare_layouts import compare_across
 from dcpbench.verify.snapshot import (
     Leaves,
     named_parameters,
@@ -41,7 +40,7 @@ def retained_state(run: TrainingRun) -> State:
     return {check: retained(leaves) for check, leaves in live_state(run).items()}
 
 
-def promised_keys(run: TrainingRun, saved: State, beside: Leaves | None) -> dict[str, Expected]:
+def promised_keys(run: TrainingRun, saved: State, beside: Leaves | None) -> dict[str, Entry]:
     """The keys that a save of a training run has to have; what is frozen is not saved."""
     frozen = {name for name, value in named_parameters(run.model).items() if not value.requires_grad}
     trained = {name: leaf for name, leaf in saved["model_equal"].items() if name not in frozen}
@@ -53,12 +52,9 @@ def promised_keys(run: TrainingRun, saved: State, beside: Leaves | None) -> dict
 
 @dataclass
 class Checkpoint:
-    """Where a checkpoint lies, and what it must bring back.
+    """A checkpoint of a step and what it must bring back.
 
     Args:
-        step: after which it was saved.
-        checkpoint_id: where it lies.
-        checkpointer: what reads it.
         state: what was saved: this rank's parts, or of another layout the digests of whole tensors.
         by_content: whether parts lie otherwise where it is loaded, so that whole tensors are compared.
     """
@@ -72,33 +68,25 @@ class Checkpoint:
     def __str__(self) -> str:
         return f"in the checkpoint of step {self.step}"
 
-    def _recall(self, check: str) -> Recall:
-        """What it holds of the state that a check looks at; any rank may ask, by itself."""
+    def recall(self, prefix: str) -> Recall:
+        """What it holds below a prefix of its keys; any rank may ask, by itself."""
+        return lambda name: self.checkpointer.read_tensor(self.checkpoint_id, f"{prefix}{name}")
 
-        def held(name: str) -> torch.Tensor | None:
-            return self.checkpointer.read_tensor(self.checkpoint_id, f"{_PREFIXES.get(check, '')}{name}")
-
-        return held
-
-    def compare(self, check: str, actual: Leaves, group: dist.ProcessGroup | None) -> list[Finding]:
-        """What of a live state is not what was saved."""
-        saved, recall = self.state[check], self._recall(check)
+    def compare(
+        self, check: str, actual: Leaves, group: dist.ProcessGroup | None, closely: bool = True
+    ) -> list[Finding]:
+        """What of a live state is not what was saved; `closely` says of large tensors how they differ too."""
+        recall = self.recall(_PREFIXES.get(check, "")) if closely else None
         if self.by_content:
-            return compare_layouts.compare_across(saved, actual, group, recall)
-        return compare(saved, actual, recall)
-
-    def differing(self, check: str, actual: Leaves, group: dist.ProcessGroup | None) -> list[str]:
-        """The names of the same, without a closer look."""
-        if self.by_content:
-            return compare_layouts.differing(self.state[check], actual, group)
-        return [finding.name for finding in compare(self.state[check], actual)]
+            return compare_across(self.state[check], actual, group, recall)
+        return compare(self.state[check], actual, recall)
 
 
 @dataclass(kw_only=True)
 class SavedCheckpoint(Checkpoint):
-    """One that this stage has saved: the keys that this rank's state promises of it, its save, which may be
-    under way, and the number of that."""
+    """One that this stage has saved, with the keys that this rank's state promises of it, its save, which may
+    be under way, and the number of that."""
 
-    keys: dict[str, Expected]
+    keys: dict[str, Entry]
     pending: PendingSave
     number: int

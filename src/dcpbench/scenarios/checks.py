@@ -1,5 +1,6 @@
 """What scenarios verify, each check with its negative control: the power to fail, shown in the cell."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -11,8 +12,7 @@ from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, State, live_state
 from dcpbench.scenarios.steps import Losses, Oracle, other_seed
 from dcpbench.verify.compare import compare
-from dcpbench.verify.compare_layouts import compare_across, differing
-from dcpbench.verify.perturb import controllable, made_different
+from dcpbench.verify.perturb import controllable, made_different, perturb_model, perturb_optimizer
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
 from dcpbench.verify.tolerances import TOLERANCES, compare_close, loss_name, losses_close, losses_equal
 from dcpbench.workloads import training_run
@@ -20,6 +20,8 @@ from dcpbench.workloads.training_run import Batches, TrainingRun
 
 _UNRESTORED = 5
 """How many models from other seeds a loss is held against before it is said that nothing tells them apart."""
+
+Findings = Iterable[Finding]
 
 Comparison = Callable[[list[float]], list[Finding]]
 """What is wrong with the losses of a run."""
@@ -43,14 +45,13 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
         where = "in the uninterrupted run"
         taken = range(1, trained.train_state.step + 1)
         seen = losses.continued, trained.alive
-        _verify_losses(cell, "loss_twin_close", near, *seen, losses.data, taken, 0, where)
+        _verify_losses(cell, "loss_twin_close", near, *seen, losses.data, taken, where)
         expected = _tensors(oracle.twin)
         found = compare_close(expected, _tensors(trained), tolerance)
         cell.check("state_twin_close", found, "after the uninterrupted run")
         plain = training_run.build_plain(cell.config, cell.world, other_seed(cell, 0))
         plain.train(oracle.data, 1)
-        reported = {finding.name for finding in compare_close(expected, _tensors(plain), tolerance)}
-        cell.control("state_twin_close", {name: name in reported for name in expected})
+        _control(cell, "state_twin_close", expected, compare_close(expected, _tensors(plain), tolerance))
     cell.report.losses["continued"] = losses.continued
     cell.report.losses["twin"] = losses.twin
 
@@ -68,18 +69,20 @@ def verify_save_harmless(cell: Cell, oracle: Oracle) -> None:
             control_changed(cell, "save_harmless", leaves)
 
 
-def unrestored_target(cell: Cell, checkpoint: Checkpoint) -> TrainingRun:
-    """A target for the load of a checkpoint, in which everything is different from what that holds."""
-    target = steps.build_anew(cell)
-    steps.make_different(cell, target, 0)
+def make_different(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, number: int = 0) -> None:
+    """Change every element and every hyperparameter of the target of a load, the one of this number, so that
+    a load which restores nothing of it cannot go unseen, and prove it."""
+    with cell.phase("build"):
+        seed = other_seed(cell, number)
+        perturb_model(target.model, seed)
+        perturb_optimizer(target.optimizer, seed)
+        target.forget(seed)
     prove_power(cell, target, checkpoint)
-    return target
 
 
 def load_and_verify(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, number: int = 0) -> None:
     """Load a checkpoint, the one of this number, into a target in which everything was made different."""
-    steps.make_different(cell, target, number)
-    prove_power(cell, target, checkpoint)
+    make_different(cell, target, checkpoint, number)
     steps.load(cell, target, checkpoint)
     verify_restored(cell, target, checkpoint)
 
@@ -87,34 +90,27 @@ def load_and_verify(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, num
 def prove_power(
     cell: Cell, target: TrainingRun, checkpoint: Checkpoint, view: View = live_state, where: str = ""
 ) -> None:
-    """The negative controls: each comparison against a target in which everything was made different,
-    before anything is loaded into it."""
+    """The negative controls: each comparison with a target in which everything is different."""
     with cell.phase("verify", "power"):
         unrestored = view(target)
         for check, leaves in checkpoint.state.items():
-            reported = checkpoint.differing(check, unrestored[check], cell.world.checkpoint_group)
-            _control(cell, check, leaves, reported, where or str(checkpoint))
+            found = checkpoint.compare(check, unrestored[check], cell.world.checkpoint_group, closely=False)
+            _control(cell, check, controllable(leaves), found, where or str(checkpoint))
 
 
-def verify_restored(cell: Cell, target: TrainingRun, checkpoint: Checkpoint) -> None:
+def verify_restored(
+    cell: Cell, target: TrainingRun, checkpoint: Checkpoint, view: View = live_state, where: str = ""
+) -> None:
     """What came back must be, bit for bit, what was there at the moment of saving: part by part, or by
-    content where the parts lie otherwise. The checks of plug-ins follow."""
+    content where the parts lie otherwise. Where `view` is of all of it, the checks of plug-ins follow."""
     with cell.phase("verify", "equality"):
-        _compare(cell, live_state(target), checkpoint, str(checkpoint))
+        actual = view(target)
+        for check in checkpoint.state:
+            found = checkpoint.compare(check, actual[check], cell.world.checkpoint_group)
+            cell.check(check, found, where or str(checkpoint))
         for spec in CHECKS.values():
-            if spec.probe:
+            if spec.probe and view is live_state:
                 spec.probe(cell, target, checkpoint)
-
-
-def verify_part(cell: Cell, target: TrainingRun, saved: Checkpoint, view: View, where: str) -> None:
-    """What `view` shows of a target must be the state of `saved`, in the same way."""
-    with cell.phase("verify", "equality"):
-        _compare(cell, view(target), saved, where)
-
-
-def _compare(cell: Cell, actual: State, checkpoint: Checkpoint, where: str) -> None:
-    for check in checkpoint.state:
-        cell.check(check, checkpoint.compare(check, actual[check], cell.world.checkpoint_group), where)
 
 
 def resume(
@@ -128,27 +124,23 @@ def resume(
     """Train on: the steps must have the uninterrupted run's losses, and those must mean something.
 
     Args:
-        target: into which the checkpoint was loaded.
-        checkpoint: from which it goes on.
-        losses: those of the uninterrupted run and of the twin.
         number: of the load; each has other models to be told from.
         exactly: whether the losses are the same bits; another layout sums in another order.
     """
-    tolerance = TOLERANCES[cell.config.tolerance.value]
     first, last = checkpoint.step + 1, checkpoint.step + cell.config.resume_steps
     resumed = steps.train(cell, target, losses.data, last)
     continued, twin = losses.continued[first - 1 : last], losses.twin[first - 1 : last]
-    near = partial(losses_close, first=first, tolerance=tolerance)
-    goes_on: tuple[str, Comparison] = (
-        ("loss_resume_equal", partial(losses_equal, continued, first=first))
-        if exactly
-        else ("loss_resume_close", partial(near, continued, reference="uninterrupted"))
-    )
+    near = partial(losses_close, first=first, tolerance=TOLERANCES[cell.config.tolerance.value])
+    comparisons: dict[str, Comparison] = {"loss_twin_close": partial(near, twin)}
+    if exactly:
+        comparisons["loss_resume_equal"] = partial(losses_equal, continued, first=first)
+    else:
+        comparisons["loss_resume_close"] = partial(near, continued, reference="uninterrupted")
     where = f"after the checkpoint of step {checkpoint.step}"
     with cell.phase("verify", "resumed"):
-        for check, compared in (goes_on, ("loss_twin_close", partial(near, twin))):
+        for check, compared in comparisons.items():
             taken = range(first, last + 1)
-            _verify_losses(cell, check, compared, resumed, target.alive, losses.data, taken, number, where)
+            _verify_losses(cell, check, compared, resumed, target.alive, losses.data, taken, where, number)
     cell.report.resumed[checkpoint.step] = resumed
 
 
@@ -160,14 +152,14 @@ def _verify_losses(
     alive: list[bool],
     data: Batches,
     taken: range,
-    number: int,
     where: str,
+    number: int = 0,
 ) -> None:
     """Losses by a comparison that must report those of models from which nothing was restored.
 
     Those of the steps `taken` mean something if they are finite and not zero, and a gradient was there
-    (`alive`). Two models'
-    losses may come close by chance, at a step or two: several models are tried, from `number` on.
+    (`alive`). Two models' losses may come close by chance, at a step or two: several are tried, from `number`
+    on.
     """
     cell.check(check, compared(losses), where)
     telling = {
@@ -187,41 +179,22 @@ def _verify_losses(
 def control_changed(cell: Cell, check: str, expected: Leaves) -> None:
     """The control of an equality check with a changed copy of each piece of state, one at a time."""
     changed = (compare({name: leaf}, {name: made_different(leaf)}) for name, leaf in expected.items())
-    _control(cell, check, expected, [finding.name for found in changed for finding in found], "")
+    _control(cell, check, controllable(expected), itertools.chain.from_iterable(changed))
 
 
-def _control(cell: Cell, check: str, expected: Leaves, reported: Iterable[str], where: str) -> None:
-    names = set(reported)
-    cell.control(check, {name: name in names for name in controllable(expected)}, where)
+def _control(cell: Cell, check: str, names: Iterable[str], found: Findings, where: str = "") -> None:
+    """Each of these names must be among what a comparison found with something that is different."""
+    reported = {finding.name for finding in found}
+    cell.control(check, {name: name in reported for name in names}, where)
 
 
-def verify_equal(
-    cell: Cell, check: str, expected: Leaves, actual: Leaves, where: str, before: Leaves
+def verify(
+    cell: Cell, check: str, held: Findings, broken: Findings, names: Iterable[str], where: str
 ) -> None:
-    """State outside a training run, against what was saved of it; `before` is what it was before the load:
-    different in everything."""
-    with cell.phase("verify", "equality"):
-        cell.check(check, compare(expected, actual), where)
-        _control(cell, check, expected, [found.name for found in compare(expected, before)], where)
-
-
-def verify_content(cell: Cell, check: str, expected: Leaves, actual: Leaves, where: str) -> None:
-    """State outside a training run, whole on every rank, against parts of it that were saved."""
-    group = cell.world.checkpoint_group
-    with cell.phase("verify", "equality"):
-        cell.check(check, compare_across(expected, actual, group), where)
-        changed = {name: made_different(leaf) for name, leaf in actual.items()}
-        _control(cell, check, expected, differing(expected, changed, group), where)
-
-
-def verify_contract(
-    cell: Cell, held: Iterable[Finding], broken: Iterable[Finding], names: Iterable[str], where: str
-) -> None:
-    """What a scenario asks of DCP beside equality: `held` is what a judgement finds wrong with what happened,
-    `broken` with a case that breaks the contract on purpose, where it has to find these names."""
-    cell.check("contract_held", held, where)
-    reported = {finding.name for finding in broken}
-    cell.control("contract_held", {name: name in reported for name in names}, where)
+    """A check with its control: `held` is what a judgement finds wrong with what happened, `broken` with a
+    case that is wrong on purpose, where it has to find these names."""
+    cell.check(check, held, where)
+    _control(cell, check, names, broken, where)
 
 
 def verify_refused(
@@ -232,8 +205,7 @@ def verify_refused(
     accepted: Callable[[], None],
 ) -> None:
     """What must be refused was, with an exception of this kind and a message that holds these words.
-    `accepted` is the same call in a way that is allowed: the negative control.
-    """
+    `accepted` is the same call in a way that is allowed: the negative control."""
 
     def wrong(call: Callable[[], None]) -> list[Finding]:
         expected = f"expected {kind.__name__}: {message}"
@@ -245,7 +217,7 @@ def verify_refused(
             return [breach("refusal", f"{expected}; got {type(error).__name__}: {error}")]
         return [breach("refusal", f"{expected}; it was not refused")]
 
-    verify_contract(cell, wrong(refused), wrong(accepted), ["refusal"], "of the save")
+    verify(cell, "contract_held", wrong(refused), wrong(accepted), ["refusal"], "of the save")
 
 
 def _tensors(run: TrainingRun) -> Leaves:

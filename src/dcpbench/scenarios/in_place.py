@@ -18,7 +18,8 @@ def in_place(cell: Cell) -> None:
     checkpoint = steps.train_and_save(cell, oracle)[-1]
     checks.verify_twin(cell, oracle)
 
-    target = checks.unrestored_target(cell, checkpoint)
+    target = steps.build_anew(cell)
+    checks.make_different(cell, target, checkpoint)
     stateful = target.state()
     given = {name: each.state_dict() for name, each in stateful.items()}
     filled = dict(given)
@@ -26,8 +27,8 @@ def in_place(cell: Cell) -> None:
 
     def verify_and_set() -> None:
         places = {**_places(filled), "state": before["state"]}
-        broken = _moved(before, _places(copy.deepcopy(given)))
-        checks.verify_contract(cell, _moved(before, places), broken, before, f"after the load {checkpoint}")
+        held, broken = _moved(before, places), _moved(before, _places(copy.deepcopy(given)))
+        checks.verify(cell, "contract_held", held, broken, before, f"after the load {checkpoint}")
         for name, each in stateful.items():
             each.load_state_dict(given[name])
 

@@ -12,11 +12,10 @@ from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, State, live_state, retained_state
 from dcpbench.verify.compare import compare
-from dcpbench.verify.perturb import controllable
-from dcpbench.verify.snapshot import Leaves, snapshot_nested
+from dcpbench.verify.compare_layouts import compare_across
+from dcpbench.verify.perturb import controllable, made_different
+from dcpbench.verify.snapshot import Leaves, below, snapshot_nested
 from dcpbench.workloads.training_run import TrainingRun
-
-MODEL, OPTIMIZER_STATE = "model", "optimizer.state"
 
 
 def partial_load(cell: Cell) -> None:
@@ -26,19 +25,16 @@ def partial_load(cell: Cell) -> None:
     checks.verify_twin(cell, oracle)
 
     asked_for = replace(checkpoint, state={"model_equal": checkpoint.state["model_equal"]})
-    target = checks.unrestored_target(cell, asked_for)
+    target = steps.build_anew(cell)
+    checks.make_different(cell, target, asked_for)
     before = retained_state(target)
-    steps.load(cell, target, checkpoint, state={MODEL: target.state()[MODEL]})
+    steps.load(cell, target, checkpoint, state={"model": target.state()["model"]})
     checks.verify_restored(cell, target, asked_for)
     _verify_untouched(cell, target, before, checkpoint)
 
-    _verify_below(cell, MODEL, "model_equal", checkpoint.state["model_equal"], checkpoint)
-    moments = {
-        name.removeprefix("state."): leaf
-        for name, leaf in checkpoint.state["optim_equal"].items()
-        if name.startswith("state.")
-    }
-    _verify_below(cell, OPTIMIZER_STATE, "optim_equal", moments, checkpoint)
+    _verify_below(cell, "model", "model_equal", checkpoint.state["model_equal"], checkpoint)
+    moments = below(checkpoint.state["optim_equal"], "state.")
+    _verify_below(cell, "optimizer.state", "optim_equal", moments, checkpoint)
 
 
 def _verify_untouched(cell: Cell, target: TrainingRun, before: State, saved: Checkpoint) -> None:
@@ -48,8 +44,8 @@ def _verify_untouched(cell: Cell, target: TrainingRun, before: State, saved: Che
             {**state["optim_equal"], **state["extra_equal"]}
             for state in (live_state(target), before, saved.state)
         )
-        where = f"not loaded {saved}"
-        checks.verify_contract(cell, compare(then, now), compare(then, loaded), controllable(then), where)
+        held, broken = compare(then, now), compare(then, loaded)
+        checks.verify(cell, "contract_held", held, broken, controllable(then), f"not loaded {saved}")
 
 
 def _verify_below(cell: Cell, key: str, check: str, expected: Leaves, saved: Checkpoint) -> None:
@@ -64,11 +60,16 @@ def _verify_below(cell: Cell, key: str, check: str, expected: Leaves, saved: Che
             process_group=cell.world.checkpoint_group,
         )
     loaded = snapshot_nested(nested)
-    below = {name.removeprefix(f"{key}."): leaf for name, leaf in loaded.items() if name.startswith(key)}
-    checks.verify_content(cell, check, expected, below, where)
+    actual = below(loaded, f"{key}.")
+    changed = {name: made_different(leaf) for name, leaf in actual.items()}
+    with cell.phase("verify", "equality"):
+        found = compare_across(expected, actual, cell.world.checkpoint_group, saved.recall(f"{key}."))
+        control = compare_across(expected, changed, cell.world.checkpoint_group)
+        checks.verify(cell, check, found, control, controllable(expected), where)
 
     def beside(names: Iterable[str]) -> list[Finding]:
         strangers = [name for name in names if not name.startswith(f"{key}.")]
         return [checks.breach(key, f"{strangers[0]} came with it")] if strangers else []
 
-    checks.verify_contract(cell, beside(loaded), beside([*loaded, "optimizer.param_groups"]), [key], where)
+    broken = beside([*loaded, "optimizer.param_groups"])
+    checks.verify(cell, "contract_held", beside(loaded), broken, [key], where)

@@ -1,6 +1,7 @@
 """Saves that DCP has to refuse, with its own clear message and without damage."""
 
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -64,7 +65,7 @@ def no_cpu_backend(cell: Cell) -> None:
         try:
             steps.open_checkpointer(without).save(oracle.trained.state(), refused).wait()
         finally:
-            left.extend([*_files(refused), *_threads(threads)])
+            left.extend(_left_behind(refused, threads))
 
     def save_with() -> None:
         steps.open_checkpointer(cell).save(oracle.trained.state(), accepted).wait()
@@ -72,18 +73,15 @@ def no_cpu_backend(cell: Cell) -> None:
     checks.verify_refused(
         cell, AssertionError, "A CPU backend must be enabled for async save", save_without, save_with
     )
-    broken = [*_files(accepted), *_threads(threads - 1)]
-    checks.verify_contract(cell, left, broken, ["files", "threads"], "after the refusal")
+    broken = _left_behind(accepted, threads - 1)
+    checks.verify(cell, "contract_held", left, broken, ["files", "threads"], "after the refusal")
     dist.destroy_process_group(device_only)
     steps.train(cell, oracle.trained, oracle.data, until=cell.plan.last_step)
     checks.verify_twin(cell, oracle)
 
 
-def _files(checkpoint_id: str) -> list[Finding]:
-    left = sorted(str(path) for path in Path(checkpoint_id).rglob("*"))
-    return [checks.breach("files", f"{left[0]} was left behind")] if left else []
-
-
-def _threads(before: int) -> list[Finding]:
-    more = threading.active_count() - before
-    return [checks.breach("threads", f"{more} more than before")] if more > 0 else []
+def _left_behind(checkpoint_id: str, threads: int) -> Iterator[Finding]:
+    for path in sorted(Path(checkpoint_id).rglob("*"))[:1]:
+        yield checks.breach("files", f"{path} was left behind")
+    if (more := threading.active_count() - threads) > 0:
+        yield checks.breach("threads", f"{more} more than before")

@@ -8,23 +8,23 @@ import torch.distributed as dist
 from dcpbench.records.findings import Finding
 from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.cell import Cell
+from dcpbench.verify.compare import compare
+from dcpbench.verify.perturb import controllable
 from dcpbench.verify.snapshot import Leaves, retained, snapshot_nested
+from dcpbench.workloads.stateful import TensorObject
 from dcpbench.workloads.world import World
 
 
-class Gathering:
+class Gathering(TensorObject):
     """Loads with an all-gather of the ranks' numbers."""
 
-    def __init__(self, world: World, value: float) -> None:
+    def __init__(self, world: World, seed: int) -> None:
+        super().__init__(seed, world.device)
         self.world = world
-        self.data = torch.full((10,), value, device=world.device)
         self.seen: list[int] = []
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"data": self.data}
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.data = state_dict["data"]
+        super().load_state_dict(state_dict)
         self.seen = self.meet()
 
     def meet(self) -> list[int]:
@@ -44,15 +44,12 @@ class Summing(Gathering):
         return [int(total)]
 
 
-Objects = dict[str, Gathering]
-
-
 def key_order(cell: Cell) -> None:
     """Ranks name their stateful objects in different orders, and the objects meet their peers while they are
     loaded: were the ranks to load in their own orders, they would wait for each other for ever. Loading
     comes to an end, and every object got its own state."""
     oracle = steps.build(cell)
-    saved = _objects(cell.world, 1.0)
+    saved = _objects(cell.world, 1)
     for each in saved.values():
         each.seen = each.meet()
     expected = _leaves(saved)
@@ -68,19 +65,22 @@ def key_order(cell: Cell) -> None:
     checkpoint = steps.train_and_save(cell, oracle, state=saved_state, beside=beside)[-1]
     checks.verify_twin(cell, oracle)
 
-    target = checks.unrestored_target(cell, checkpoint)
-    objects = _objects(cell.world, 5.0)
+    target = steps.build_anew(cell)
+    checks.make_different(cell, target, checkpoint)
+    objects = _objects(cell.world, 5)
     before = _leaves(objects)
     steps.load(cell, target, checkpoint, state=_turned(cell, {**target.state(), **objects}))
     checks.verify_restored(cell, target, checkpoint)
-    checks.verify_equal(cell, "extra_equal", expected, _leaves(objects), str(checkpoint), before)
+    with cell.phase("verify", "equality"):
+        found, control = compare(expected, _leaves(objects)), compare(expected, before)
+        checks.verify(cell, "extra_equal", found, control, controllable(expected), str(checkpoint))
 
 
-def _objects(world: World, value: float) -> Objects:
-    return {"gathering": Gathering(world, value), "summing": Summing(world, value + 1)}
+def _objects(world: World, seed: int) -> dict[str, Gathering]:
+    return {"gathering": Gathering(world, seed), "summing": Summing(world, seed + 1)}
 
 
-def _leaves(objects: Objects) -> Leaves:
+def _leaves(objects: dict[str, Gathering]) -> Leaves:
     state = {name: {"data": each.data, "seen": each.seen} for name, each in objects.items()}
     return retained(snapshot_nested(state))
 
@@ -92,18 +92,13 @@ def _turned(cell: Cell, state: dict[str, Any]) -> dict[str, Any]:
     return {name: state[name] for name in names[first:] + names[:first]}
 
 
-class Counting:
+class Counting(TensorObject):
     """A stateful object that counts how often it was loaded."""
 
-    def __init__(self, value: float, device: torch.device) -> None:
-        self.data = torch.full((3, 4), value, device=device)
-        self.loads = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"data": self.data}
+    loads = 0
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.data = state_dict["data"]
+        super().load_state_dict(state_dict)
         self.loads += 1
 
 
@@ -125,26 +120,29 @@ def stateful_or_not(cell: Cell) -> None:
     type and value."""
     device = cell.world.device
     oracle = steps.build(cell)
-    saved = {"plain": plain_values(device, 1), "stateful": Counting(1.0, device)}
+    saved = {"plain": plain_values(device, 1), "stateful": Counting(1, device)}
     expected = _beside_model(saved)
     checkpoint = steps.train_and_save(
         cell, oracle, state=lambda: {**oracle.trained.state(), **saved}, beside=expected
     )[-1]
     checks.verify_twin(cell, oracle)
 
-    target = checks.unrestored_target(cell, checkpoint)
-    fresh = Counting(2.0, device)
+    target = steps.build_anew(cell)
+    checks.make_different(cell, target, checkpoint)
+    fresh = Counting(2, device)
     given = Recording({**target.state(), "plain": plain_values(device, 2), "stateful": fresh})
     before = _beside_model(given)
     steps.load(cell, target, checkpoint, state=given)
     checks.verify_restored(cell, target, checkpoint)
     loaded = _beside_model({**given, "stateful": fresh})
-    checks.verify_equal(cell, "extra_equal", expected, loaded, str(checkpoint), before)
+    with cell.phase("verify", "equality"):
+        found, control = compare(expected, loaded), compare(expected, before)
+        checks.verify(cell, "extra_equal", found, control, controllable(expected), str(checkpoint))
 
     swapped = Recording({"plain": None, "stateful": None})
-    swapped["stateful"] = Counting(0.0, device)
+    swapped["stateful"] = Counting(0, device)
     held, broken = _wrong(given, fresh), _wrong(swapped, fresh)
-    checks.verify_contract(cell, held, broken, ["plain", "stateful"], str(checkpoint))
+    checks.verify(cell, "contract_held", held, broken, ["plain", "stateful"], str(checkpoint))
 
 
 def _beside_model(state: dict[str, Any]) -> Leaves:

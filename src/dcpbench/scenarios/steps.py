@@ -17,19 +17,18 @@ from dcpbench.faults.inject import FaultInjector
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, SavedCheckpoint, promised_keys, retained_state
 from dcpbench.verify.audit import audit, controls
-from dcpbench.verify.compare_layouts import WholeDigest, digests, gathered
-from dcpbench.verify.perturb import perturb_model, perturb_optimizer
-from dcpbench.verify.snapshot import Leaves
+from dcpbench.verify.compare_layouts import digests, gathered
+from dcpbench.verify.layout import Extent
+from dcpbench.verify.snapshot import DigestedLeaf, Leaves
 from dcpbench.workloads import training_run
 from dcpbench.workloads.training_run import Batches, TrainingRun
 
-_HANDOVER = "handover"
+_HANDOVER = "handover.pt"
 
 
 @dataclass(frozen=True)
 class Losses:
-    """The losses, from step 1 on, of the uninterrupted run and of its unwrapped twin, and the batches that
-    they are of."""
+    """The losses, from step 1 on, of the uninterrupted run and of its unwrapped twin; the batches."""
 
     continued: list[float]
     twin: list[float]
@@ -46,7 +45,7 @@ class Oracle:
 
     @cached_property
     def twin(self) -> TrainingRun:
-        """The same model from the same seed, unwrapped, all of it on every rank, and not yet trained."""
+        """The same model from the same seed, all of it on every rank, and not yet trained."""
         with self.cell.phase("build"):
             return training_run.build_plain(self.cell.config, self.cell.world, self.cell.config.seed)
 
@@ -63,7 +62,7 @@ def other_seed(cell: Cell, number: int) -> int:
 
 
 def build(cell: Cell) -> Oracle:
-    """The training run of the cell, its data, and its unwrapped twin where that is asked for."""
+    """The training run of the cell, and its data."""
     with cell.phase("build"):
         config, world = cell.config, cell.world
         trained = training_run.build(config, world, config.seed)
@@ -76,16 +75,6 @@ def build_anew(cell: Cell) -> TrainingRun:
         target = training_run.build(cell.config, cell.world, other_seed(cell, 0))
         target.state()["optimizer"].state_dict()
     return target
-
-
-def make_different(cell: Cell, target: TrainingRun, number: int) -> None:
-    """Change every element and every hyperparameter of a target, so that a load which restores
-    nothing of it cannot go unseen; `number` counts the loads."""
-    with cell.phase("build"):
-        seed = other_seed(cell, number)
-        perturb_model(target.model, seed)
-        perturb_optimizer(target.optimizer, seed)
-        target.forget(seed)
 
 
 def open_checkpointer(cell: Cell) -> Checkpointer:
@@ -161,7 +150,8 @@ def save(
 
 
 def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
-    """Wait until a checkpoint is complete, and audit it."""
+    """Wait until a checkpoint is complete, and audit it: rank 0 reads its manifest, every rank knows what it
+    had to save."""
     phase = "upload" if cell.config.save.asynchronous else "save"
     with cell.phase(phase):
         took_s = checkpoint.pending.wait()
@@ -170,16 +160,19 @@ def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
         size = checkpoint.checkpointer.size(checkpoint.checkpoint_id)
         cell.measure("checkpoint_bytes", size, checkpoint.number, phase)
     with cell.phase("verify", "audit"):
-        _verify_whole(cell, checkpoint)
+        everybody = gathered(checkpoint.keys, cell.world.checkpoint_group)
+        if cell.world.rank == 0:
+            expected = {key: what for keys in everybody for key, what in keys.items()}
+            manifest = checkpoint.checkpointer.manifest(checkpoint.checkpoint_id)
+            cell.check("checkpoint_whole", audit(manifest, expected), str(checkpoint))
+            cell.control("checkpoint_whole", controls(manifest, expected), str(checkpoint))
     if cell.config.raw and not cell.config.overlap_saves:
         _measure_raw(cell, checkpoint)
 
 
 def _measure_raw(cell: Cell, checkpoint: SavedCheckpoint) -> None:
-    """Write and read as many bytes as a checkpoint has, all ranks at once, in as many files, a share each.
-
-    It is done right after the save: what else goes on on the machine and its disk meets both.
-    """
+    """Write and read as many bytes as a checkpoint has, all ranks at once, in as many files, a share each:
+    right after the save, so that what else goes on on the machine meets both."""
     raw = checkpoint.checkpointer.raw
     if raw is None:
         return
@@ -194,17 +187,6 @@ def _measure_raw(cell: Cell, checkpoint: SavedCheckpoint) -> None:
             cell.measure(metric, time.perf_counter() - began, checkpoint.number, "raw")
 
 
-def _verify_whole(cell: Cell, checkpoint: SavedCheckpoint) -> None:
-    """Audit a complete checkpoint: rank 0 reads its manifest, every rank knows what it had to save."""
-    everybody = gathered(checkpoint.keys, cell.world.checkpoint_group)
-    if cell.world.rank:
-        return
-    expected = {key: what for keys in everybody for key, what in keys.items()}
-    manifest = checkpoint.checkpointer.manifest(checkpoint.checkpoint_id)
-    cell.check("checkpoint_whole", audit(manifest, expected), str(checkpoint))
-    cell.control("checkpoint_whole", controls(manifest, expected), str(checkpoint))
-
-
 def load(
     cell: Cell,
     target: TrainingRun,
@@ -215,7 +197,6 @@ def load(
     """Load a checkpoint into a target, or into `state` instead of the target's own, which `install` then
     brings into the target where loading does not."""
     with cell.phase("load"):
-        cell.world.synchronize()
         began = time.perf_counter()
         checkpoint.checkpointer.load(target.state() if state is None else state, checkpoint.checkpoint_id)
         if install:
@@ -225,18 +206,11 @@ def load(
     cell.measure("load_s", took_s, cell.measured("load_s"), "load")
 
 
-def set_again(cell: Cell, target: TrainingRun) -> None:
-    """Set the state that a target has, as a load would: nothing may come of it."""
-    with cell.phase("load"):
-        for each in target.state().values():
-            each.load_state_dict(each.state_dict())
-
-
 def hand_over(cell: Cell, checkpoints: list[SavedCheckpoint], losses: Losses) -> None:
-    """Leave a file for each checkpoint, beside them, to the next stage, which has other processes and maybe
-    another layout: the digests of whole tensors and the exact small values that it must bring back;
-    collective. Ranks that do not agree on what was saved are found here."""
-    folder = cell.folder / _HANDOVER
+    """Leave a file beside the checkpoints to the next stage, which has other processes and maybe another
+    layout: the digests of whole tensors and the exact small values that they must bring back; collective.
+    Ranks that do not agree on what was saved are found here."""
+    left = []
     for checkpoint in checkpoints:
         state: dict[str, Leaves] = {}
         with cell.phase("verify", "handover"):
@@ -244,20 +218,17 @@ def hand_over(cell: Cell, checkpoints: list[SavedCheckpoint], losses: Losses) ->
                 state[check], wrong = digests(leaves, cell.world.checkpoint_group)
                 if wrong:
                     cell.check(check, wrong, str(checkpoint))
-        if cell.world.rank == 0:
-            folder.mkdir(exist_ok=True)
-            name = Path(checkpoint.checkpoint_id).name
-            left = {"step": checkpoint.step, "name": name, "state": state}
-            torch.save({**left, "continued": losses.continued, "twin": losses.twin}, folder / f"{name}.pt")
+        left.append((checkpoint.step, Path(checkpoint.checkpoint_id).name, state))
+    if cell.world.rank == 0:
+        torch.save((left, losses.continued, losses.twin), cell.folder / _HANDOVER)
 
 
 def take_over(cell: Cell, checkpointer: Checkpointer) -> tuple[list[Checkpoint], Losses]:
     """The checkpoints of the stage before, the oldest first, and the losses to go on with."""
-    with torch.serialization.safe_globals([WholeDigest]):
-        left = [torch.load(path, weights_only=True) for path in sorted((cell.folder / _HANDOVER).iterdir())]
+    with torch.serialization.safe_globals([DigestedLeaf, Extent]):
+        left, continued, twin = torch.load(cell.folder / _HANDOVER, weights_only=True)
     checkpoints = [
-        Checkpoint(one["step"], str(cell.folder / one["name"]), checkpointer, one["state"], by_content=True)
-        for one in left
+        Checkpoint(step, str(cell.folder / name), checkpointer, state, by_content=True)
+        for step, name, state in left
     ]
-    data = training_run.batches(cell.config, cell.world.device)
-    return checkpoints, Losses(left[-1]["continued"], left[-1]["twin"], data)
+    return checkpoints, Losses(continued, twin, training_run.batches(cell.config, cell.world.device))

@@ -23,12 +23,12 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Entry:
-    """What is stored under one key. Of what is no tensor, `shape` and `dtype` are None and its one chunk
-    has no dimensions."""
+    """What is stored under one key, or is to be, when no chunks are known. Of what is no tensor, `shape` and
+    `dtype` are None and its one chunk has no dimensions."""
 
-    shape: Shape | None
-    dtype: str | None
-    chunks: tuple[Chunk, ...]
+    shape: Shape | None = None
+    dtype: str | None = None
+    chunks: tuple[Chunk, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -43,55 +43,37 @@ class Manifest:
     found: Mapping[str, int]
 
 
-@dataclass(frozen=True)
-class Expected:
-    """What there is to know of one key beforehand: the shape and dtype of a tensor, if it is one.
-
-    A state dict may hold as a tensor what a snapshot looks at as a number.
-    """
-
-    shape: Shape | None = None
-    dtype: str | None = None
-
-
-def expected_of(leaves: Leaves, prefix: str = "") -> dict[str, Expected]:
-    """What a rank's snapshot promises of a checkpoint's keys."""
+def expected_of(leaves: Leaves, prefix: str = "") -> dict[str, Entry]:
+    """What a rank's snapshot promises of a checkpoint's keys. What it looks at as a number the state dict may
+    still hold as a tensor."""
     return {
-        f"{prefix}{name}": Expected(leaf.extent.shape, str(leaf.dtype))
+        f"{prefix}{name}": Entry(leaf.extent.shape, str(leaf.dtype))
         if isinstance(leaf, TensorLeaf | DigestedLeaf)
-        else Expected()
+        else Entry()
         for name, leaf in leaves.items()
         if not isinstance(leaf, Idle)
     }
 
 
-def audit(manifest: Manifest, expected: Mapping[str, Expected]) -> list[Finding]:
+def audit(manifest: Manifest, expected: Mapping[str, Entry]) -> list[Finding]:
     """Keys in both directions, shapes, dtypes, chunks that tile each tensor exactly once and are stored,
-    and files that are there with the lengths that the checkpoint names.
-
-    Args:
-        manifest: of the checkpoint.
-        expected: what was to be saved, by key.
-    """
+    and files that are there with the lengths that the checkpoint names."""
     entries = manifest.entries
     found = [Finding(key, Problem.not_stored) for key in expected if key not in entries]
     found += [Finding(key, Problem.not_asked_for) for key in entries if key not in expected]
     for key, entry in entries.items():
         if entry.shape is not None:
-            found += _tensor(key, entry, entry.shape, expected.get(key, Expected()))
+            found += _tensor(key, entry, entry.shape, expected.get(key, Entry()))
+        nowhere = [chunk.offsets for chunk in entry.chunks if chunk.file is None]
+        found += [Finding(key, Problem.chunks, facts={"nowhere": offsets}) for offsets in nowhere]
     for path, named in sorted(manifest.named.items()):
         if manifest.found.get(path) != named:
             facts = {"named": named, "found": manifest.found.get(path, "no such file")}
             found.append(Finding(path, Problem.files, facts=facts))
-    return found + [
-        Finding(key, Problem.chunks, facts={"nowhere": chunk.offsets})
-        for key, entry in entries.items()
-        for chunk in entry.chunks
-        if chunk.file is None
-    ]
+    return found
 
 
-def _tensor(key: str, entry: Entry, shape: Shape, expected: Expected) -> list[Finding]:
+def _tensor(key: str, entry: Entry, shape: Shape, expected: Entry) -> list[Finding]:
     wrong: list[tuple[Problem, dict[str, Any]]] = []
     if expected.shape not in (None, shape):
         wrong.append((Problem.shape, {"expected": expected.shape, "stored": shape}))
@@ -113,16 +95,14 @@ def _tensor(key: str, entry: Entry, shape: Shape, expected: Expected) -> list[Fi
     return [Finding(key, problem, facts=facts) for problem, facts in wrong]
 
 
-def controls(manifest: Manifest, expected: Mapping[str, Expected]) -> dict[str, bool]:
-    """Whether an audit of a copy that is damaged in one way reports it, for each way there is.
-
-    The copy has one key only: all of a large checkpoint's, ten times, would cost more than the audit.
-    """
+def controls(manifest: Manifest, expected: Mapping[str, Entry]) -> dict[str, bool]:
+    """Whether an audit of a copy that is damaged in one way reports it, for each way there is. The copy has
+    one key only: of all of a large checkpoint's it would cost more than the audit."""
     key, entry = next(
         (key, entry) for key, entry in manifest.entries.items() if math.prod(entry.shape or ()) > 1
     )
     one = replace(manifest, entries={key: entry})
-    wanted = {key: expected.get(key, Expected())}
+    wanted = {key: expected.get(key, Entry())}
     clean = audit(one, wanted)
     return {
         damage: any(found not in clean for found in audit(copy, wanted))
@@ -146,7 +126,7 @@ def damaged_copies(manifest: Manifest, key: str) -> dict[str, Manifest]:
 
     return {
         "a key that is missing": replace(manifest, entries=_without(manifest.entries, key)),
-        "a key that is too many": with_entries({"stranger": Entry(None, None, ())}),
+        "a key that is too many": with_entries({"stranger": Entry()}),
         "another shape": with_entries({key: replace(entry, shape=(shape[0] + 1, *shape[1:]))}),
         "another dtype": with_entries({key: replace(entry, dtype="torch.complex128")}),
         "a chunk that is there twice": with_chunks(*entry.chunks, filled),

@@ -2,12 +2,14 @@
 
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from dcpbench.records.findings import Finding, Problem
+from dcpbench.verify.digest import add
 from dcpbench.verify.layout import Extent
 from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaf, Leaves, TensorLeaf, block_digests, kind_of
 
@@ -18,13 +20,8 @@ Recall = Callable[[str], torch.Tensor | None]
 
 
 def compare(saved: Leaves, restored: Leaves, recall: Recall | None = None) -> list[Finding]:
-    """Every name that differs, in the order of `saved`, then the names that only `restored` has.
-
-    Args:
-        saved: what was; of large parts its digests are enough.
-        restored: what is.
-        recall: asked for what was when only its digests are known, and they differ.
-    """
+    """Every name that differs, in the order of `saved`, then the names that only `restored` has. Where only
+    digests of what was saved are known and they differ, `recall` is asked for what was."""
     found: list[Finding | None] = []
     for name, leaf in saved.items():
         if name in restored:
@@ -68,18 +65,10 @@ def same_value(expected: Any, actual: Any) -> bool:
     return bool(expected == actual)
 
 
-def first_unequal(name: str, kind: str, pairs: Mapping[Problem, tuple[Any, Any]]) -> Finding | None:
-    """The first property, by the problem that it is to differ in it, whose saved and restored values do."""
-    for problem, (saved, restored) in pairs.items():
-        if saved != restored:
-            return Finding(name, problem, kind, facts={"saved": str(saved), "restored": str(restored)})
-    return None
-
-
 def _compare_leaves(name: str, expected: Leaf, actual: Leaf, recall: Recall | None) -> Finding | None:
     if isinstance(expected, Idle) and isinstance(actual, Idle):
         expected, actual = expected.leaf, actual.leaf
-    if isinstance(expected, TensorLeaf | DigestedLeaf) and isinstance(actual, TensorLeaf):
+    if isinstance(expected, TensorLeaf | DigestedLeaf) and isinstance(actual, TensorLeaf | DigestedLeaf):
         return _compare_tensors(name, expected, actual, recall)
     if same_value(expected, actual):
         return None
@@ -88,16 +77,17 @@ def _compare_leaves(name: str, expected: Leaf, actual: Leaf, recall: Recall | No
 
 
 def _compare_tensors(
-    name: str, expected: TensorLeaf | DigestedLeaf, actual: TensorLeaf, recall: Recall | None
+    name: str, expected: TensorLeaf | DigestedLeaf, actual: Leaf, recall: Recall | None
 ) -> Finding | None:
-    properties = {
-        Problem.dtype: (expected.dtype, actual.dtype),
-        Problem.shape: (expected.extent.shape, actual.extent.shape),
-        Problem.placements: (expected.placements, actual.placements),
-        Problem.extent: (expected.extent, actual.extent),
-    }
-    if finding := first_unequal(name, expected.kind, properties):
-        return finding
+    for problem, saved, restored in (
+        (Problem.dtype, expected.dtype, actual.dtype),
+        (Problem.shape, expected.extent.shape, actual.extent.shape),
+        (Problem.placements, expected.placements, actual.placements),
+        (Problem.extent, expected.extent, actual.extent),
+    ):
+        if saved != restored:
+            facts = {"saved": str(saved), "restored": str(restored)}
+            return Finding(name, problem, expected.kind, facts=facts)
     if isinstance(expected, DigestedLeaf):
         return _compare_digests(name, expected, actual, recall)
     if expected.local.shape != actual.local.shape:
@@ -134,28 +124,37 @@ def _compare_elements(
 
 
 def _compare_digests(
-    name: str, expected: DigestedLeaf, actual: TensorLeaf, recall: Recall | None
+    name: str, expected: DigestedLeaf, actual: Leaf, recall: Recall | None
 ) -> Finding | None:
-    (blocks,) = block_digests([actual])
+    blocks = actual.blocks if isinstance(actual, DigestedLeaf) else block_digests([actual])[0]
     pairs = zip(expected.blocks, blocks, strict=True)
     differing = [number for number, (one, other) in enumerate(pairs) if one != other]
     if not differing:
         return None
-    extent = expected.extent
-    held = recall(name) if recall else None
-    if held is not None:
-        part = TensorLeaf(extent.take(held).to(actual.local.device), extent, None)
-        if block_digests([part]) == [expected.blocks]:
-            return _compare_elements(name, expected.kind, extent, part.local, actual.local)
+    finding = Finding(name, Problem.digests_differ, expected.kind)
+    if isinstance(actual, DigestedLeaf):
+        return finding
     first, last = expected.block_ends(differing[0])
-    facts = {
-        "differing": len(differing),
-        "blocks": len(blocks),
-        "first": first,
-        "last": last,
-        "checkpoint_differs": held is not None,
-    }
-    return Finding(name, Problem.digests_differ, expected.kind, facts=facts)
+    facts = {"differing": len(differing), "blocks": len(blocks), "first": first, "last": last}
+    return with_place(replace(finding, facts=facts), expected, actual, recall)
+
+
+def with_place(
+    finding: Finding, expected: DigestedLeaf, actual: Leaf | None, recall: Recall | None
+) -> Finding | None:
+    """What differs in this rank's part, if the checkpoint still holds what had the expected digests; None if
+    nothing does. Otherwise the finding that the digests differ, as it is."""
+    held = recall(finding.name) if recall else None
+    if held is None:
+        return finding
+    if (tuple(held.shape), held.dtype) == (expected.extent.shape, expected.dtype):
+        was = TensorLeaf(expected.extent.take(held), expected.extent, None)
+        if add(*block_digests([was])[0]) == add(*expected.blocks):
+            if not isinstance(actual, TensorLeaf):
+                return None
+            part = actual.extent.take(held).to(actual.local.device)
+            return _compare_elements(finding.name, expected.kind, actual.extent, part, actual.local)
+    return replace(finding, facts={**finding.facts, "checkpoint_differs": True})
 
 
 def _hexadecimal(element: torch.Tensor) -> str:

@@ -11,8 +11,7 @@ counter is (word, low half of its number), the key the high half. The first lane
 after 5 rounds, the second the state after 7. For a given place each lane is a bijection of the word:
 one changed word is never missed. Seven rounds are what the paper found to withstand every test;
 five are the fewest after which the changes that swaps, shifts and flipped bits make in a lane
-could not be told from random ones. It was chosen for its cost: a round is one 32 x 32 -> 64 bit
-multiplication and one three-way xor, which GPUs and SIMD units have as such.
+could not be told from random ones. A round is one 32 x 32 -> 64 bit multiplication and one three-way xor.
 
 There are two implementations with the same results: torch operations for any device, and a Triton
 kernel for CUDA. Nothing here is a defence against somebody who looks for a collision.
@@ -52,7 +51,7 @@ def digest(part: torch.Tensor, extent: Extent) -> torch.Tensor:
     size = min(part.element_size(), 4)
     per_element = part.element_size() // size
     place = _place(extent, per_element)
-    fused = part.device.type == "cuda" and _kernel() is not None and place.levels <= 2
+    fused = part.device.type == "cuda" and _kernel() is not None and len(place.sizes) <= 2
     mix = _triton if fused else _eager
     for begin, piece in _contiguous(part.detach()):
         words = piece.resolve_conj().resolve_neg().view(_WORDS[size])
@@ -85,10 +84,6 @@ class _Place:
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     wide: bool  # whether word numbers of the whole tensor exceed 32 bits
-
-    @property
-    def levels(self) -> int:
-        return len(self.sizes)
 
 
 def _place(extent: Extent, per_element: int) -> _Place:
@@ -215,9 +210,10 @@ def _kernel() -> Any:
 
 def _triton(words: torch.Tensor, first: int, place: _Place, tile: int = 2048) -> torch.Tensor:
     """Up to two levels. One level has no rows of its own: they are made as long as a tile."""
-    run, stride = (tile, tile) if place.levels == 1 else (place.sizes[0], place.strides[1])
-    row, shift = (0, 0) if place.levels == 1 else divmod(first, run)
-    base = place.base + (first if place.levels == 1 else row * stride)
+    flat = len(place.sizes) == 1
+    run, stride = (tile, tile) if flat else (place.sizes[0], place.strides[1])
+    row, shift = (0, 0) if flat else divmod(first, run)
+    base = place.base + (first if flat else row * stride)
     rows = -(-(shift + words.numel()) // run)
     columns = min(tile, 1 << (run - 1).bit_length())
     high = tile // columns

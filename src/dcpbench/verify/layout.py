@@ -33,24 +33,11 @@ class Extent:
         within = torch.unravel_index(torch.tensor(self.start + local), self.box)
         return [int(index) + begin for index, begin in zip(within, self.offset, strict=True)]
 
-    def put(self, part: torch.Tensor, whole: torch.Tensor) -> None:
-        """Copy this part, of any shape, to its place in a tensor of shape `shape`."""
-        box = self._box_of(whole)
-        if self.numel == box.numel():
-            box.copy_(part.reshape(self.box))
-            return
-        flat = box.reshape(-1).clone()
-        flat[self.start : self.start + self.numel] = part.reshape(-1)
-        box.copy_(flat.reshape(self.box))
-
     def take(self, whole: torch.Tensor) -> torch.Tensor:
         """What a tensor of shape `shape` has at this part's place, as a tensor of shape (numel,)."""
-        return self._box_of(whole).reshape(-1)[self.start : self.start + self.numel]
-
-    def _box_of(self, whole: torch.Tensor) -> torch.Tensor:
         for dimension, (begin, size) in enumerate(zip(self.offset, self.box, strict=True)):
             whole = whole.narrow(dimension, begin, size)
-        return whole
+        return whole.reshape(-1)[self.start : self.start + self.numel]
 
 
 def whole(tensor: torch.Tensor) -> Extent:

@@ -1,8 +1,5 @@
-"""Negative controls: before a load its target is made different in everything that is loaded.
-
-Whatever the comparison then does not report as different, it could not have reported after a load
-that restored nothing.
-"""
+"""Negative controls: before a load its target is made different in everything that is loaded. What a
+comparison does not report then, it could not have reported after a load that restored nothing."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,16 +9,7 @@ import torch
 from torch import nn
 
 from dcpbench.verify.compare import same_value
-from dcpbench.verify.compare_layouts import WholeDigest
-from dcpbench.verify.snapshot import (
-    DigestedLeaf,
-    Idle,
-    Leaf,
-    Leaves,
-    TensorLeaf,
-    local_part,
-    persistent_tensors,
-)
+from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaves, TensorLeaf, local_part, persistent_tensors
 
 
 def perturb_model(model: nn.Module, seed: int) -> None:
@@ -77,8 +65,8 @@ def perturbed(value: Any) -> Any:
     raise TypeError(f"a hyperparameter of type {type(value).__name__} has no negative control yet")
 
 
-def made_different(leaf: Leaf) -> Leaf:
-    """Another one: a control where no unrestored state is at hand."""
+def made_different(leaf: Any) -> Any:
+    """Another leaf: a control where no unrestored state is at hand."""
     if isinstance(leaf, Idle):
         return leaf
     if isinstance(leaf, TensorLeaf):
@@ -97,7 +85,6 @@ def controllable(saved: Leaves) -> list[str]:
         name
         for name, leaf in saved.items()
         if not isinstance(leaf, Idle)
-        and not (isinstance(leaf, TensorLeaf) and leaf.local.numel() == 0)
-        and not (isinstance(leaf, WholeDigest) and 0 in leaf.shape)
+        and not (isinstance(leaf, TensorLeaf | DigestedLeaf) and leaf.extent.numel == 0)
         and not name.endswith(".params")
     ]

@@ -1,15 +1,13 @@
 """The live state of one rank, where it lies: the ground truth of every comparison.
 
-A snapshot does not go through DCP's state-dict functions. They are part of what is under test, and
-a fault that they make on the way in and undo on the way out would be invisible to them. It reads
-the parameters, buffers and optimizer entries of this rank as training uses them: a DTensor's local
-shard, FSDP1's view into its flat parameter, a replica. Its tensors are those of the live state and
-change with it.
+A snapshot does not go through DCP's state-dict functions, which are part of what is under test: a fault that
+they make on the way in and undo on the way out would be invisible. It reads this rank's parameters, buffers
+and optimizer entries as training uses them: a DTensor's local shard, FSDP1's view into its flat parameter, a
+replica. Its tensors are those of the live state and change with it.
 
-What is `retained` outlives its moment: small parts are copied, of large ones only digests are kept. So a
-cell can hold several checkpoints of a large model against what is restored from them, for a few bytes each
-and at the speed of memory. A digest is made of each block, which tells roughly where a part differs; what it
-was exactly the checkpoint can tell, if its content has the retained digests.
+What is `retained` outlives its moment: small parts are copied, of large ones only digests are kept, one for
+each block. They tell roughly where a part differs; what it was exactly the checkpoint can tell, if what it
+holds has the retained digests.
 """
 
 import copy
@@ -35,11 +33,8 @@ _WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.
 
 @dataclass(frozen=True)
 class TensorLeaf:
-    """A tensor's part on this rank, where it lies in the whole, how a DTensor says it is placed, and
-    what kind of state it is: a param, a buffer, an optimizer's exp_avg, ….
-
-    `local` has `extent.numel` elements.
-    """
+    """A tensor's part on this rank (`extent.numel` elements), where it lies in the whole, how a DTensor says
+    it is placed, and what kind of state it is (param, buffer, exp_avg, …)."""
 
     local: torch.Tensor
     extent: Extent
@@ -49,10 +44,6 @@ class TensorLeaf:
     @property
     def dtype(self) -> torch.dtype:
         return self.local.dtype
-
-    def digested(self, *blocks: Digest) -> "DigestedLeaf":
-        """The same without its elements."""
-        return DigestedLeaf(self.dtype, self.extent, self.placements, self.kind, blocks)
 
 
 @dataclass(frozen=True)
@@ -73,19 +64,16 @@ class DigestedLeaf:
 
 @dataclass(frozen=True)
 class Idle:
-    """An optimizer's entry for a parameter of which this rank holds no element.
+    """An optimizer's entry for a parameter of which this rank holds no element. It may be absent (FSDP1 keeps
+    such entries or not from one call to the next); where both sides have one, they must be equal."""
 
-    Some optimizers and wrappers keep such entries and some do not, and FSDP1 keeps them or not from
-    one call to the next: they may be absent. Where both sides have one, they must be equal.
-    """
-
-    leaf: TensorLeaf | Any
+    leaf: Any
 
 
-Leaf = TensorLeaf | Idle | Any
+Leaf = Any
+"""A tensor as `TensorLeaf` or `DigestedLeaf`, such an entry as `Idle`; all else as a copy of the value."""
 Leaves = dict[str, Leaf]
-"""Every piece of state by its name: tensors as `TensorLeaf` or, retained, as `DigestedLeaf`; all else as a
-copy of the value."""
+"""Every piece of state by its name."""
 
 
 def snapshot_model(model: nn.Module) -> Leaves:
@@ -130,6 +118,11 @@ def snapshot_nested(nested: dict[str, Any], prefix: str = "") -> Leaves:
     return leaves
 
 
+def below(leaves: Leaves, prefix: str) -> Leaves:
+    """The leaves whose names begin with a prefix, without it."""
+    return {name.removeprefix(prefix): leaf for name, leaf in leaves.items() if name.startswith(prefix)}
+
+
 def retained(leaves: Leaves) -> Leaves:
     """The same leaves with nothing of the live state in them; values are copies already."""
     large = {
@@ -137,11 +130,17 @@ def retained(leaves: Leaves) -> Leaves:
         for name, leaf in leaves.items()
         if isinstance(leaf, TensorLeaf) and leaf.local.nbytes > LARGE_BYTES
     }
-    digested = {
-        name: leaf.digested(*blocks)
-        for (name, leaf), blocks in zip(large.items(), block_digests([*large.values()]), strict=True)
+    return {name: _copied(leaf) for name, leaf in {**leaves, **digested(large)}.items()}
+
+
+def digested(leaves: Leaves) -> Leaves:
+    """The same leaves, with digests instead of tensors."""
+    parts = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, TensorLeaf)}
+    without = {
+        name: DigestedLeaf(leaf.dtype, leaf.extent, leaf.placements, leaf.kind, blocks)
+        for (name, leaf), blocks in zip(parts.items(), block_digests([*parts.values()]), strict=True)
     }
-    return {name: digested[name] if name in digested else _copied(leaf) for name, leaf in leaves.items()}
+    return {**leaves, **without}
 
 
 def block_digests(parts: Sequence[TensorLeaf]) -> list[tuple[Digest, ...]]:
@@ -196,10 +195,7 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def kind_of(name: str, leaf: Leaf) -> str:
-    """What kind of state a leaf is: param, buffer, exp_avg, step, lr, scheduler, ….
-
-    Of what is no tensor the name tells it: a hyperparameter's key, or the object that it is of.
-    """
+    """What kind of state a leaf is: of what is no tensor a hyperparameter's key, or the object it is of."""
     if isinstance(leaf, Idle):
         return kind_of(name, leaf.leaf)
     if kind := getattr(leaf, "kind", None):

@@ -25,10 +25,8 @@ def losses_equal(expected: list[float], actual: list[float], first: int) -> list
 def losses_close(
     expected: list[float], actual: list[float], first: int, tolerance: float, reference: str = "twin"
 ) -> list[Finding]:
-    """Steps whose losses differ from the expected ones by more than `tolerance` of those.
-
-    Not-a-number equals itself here: that it proves nothing is for the negative control to say.
-    """
+    """Steps whose losses differ from the expected ones by more than `tolerance` of those. Not-a-number equals
+    itself: that it proves nothing is for the negative control to say."""
     found = []
     for step, one, other, distance in _by_step(expected, actual, first):
         close = one is not None and distance is not None and distance <= tolerance * abs(one)
@@ -46,8 +44,7 @@ def loss_name(step: int) -> str:
 def _by_step(
     expected: list[float], actual: list[float], first: int
 ) -> Iterator[tuple[str, float | None, float | None, float | None]]:
-    """Name, losses and their distance. A run that took another number of steps has None where the other has
-    a loss."""
+    """Name, losses and their distance; None where the other run took more steps."""
     for step, (one, other) in enumerate(itertools.zip_longest(expected, actual), start=first):
         yield loss_name(step), one, other, None if None in (one, other) else abs(one - other)
 
@@ -60,7 +57,6 @@ def compare_close(twin: Leaves, actual: Leaves, tolerance: float) -> list[Findin
         twin: an unwrapped model's live state, all of it on every rank.
         actual: the live state of which each rank has parts. An optimizer's entries for a parameter of which
             it has no element say nothing: FSDP1 does not even count its steps.
-        tolerance: as a part of the largest magnitude.
     """
     found: list[Finding] = []
     whole = {name: leaf for name, leaf in twin.items() if isinstance(leaf, TensorLeaf)}

@@ -33,7 +33,7 @@ from dcpbench.records.findings import RaisedError
 from dcpbench.records.plugins import load_plugins
 from dcpbench.records.rank_report import RankReport
 from dcpbench.worker.messages import OF_RANK, CellSpec, Failed, Message, PhaseBegun, RankSpec, UploadsUnderWay
-from dcpbench.worker.run_cell import RANK_REPORT, run_cell
+from dcpbench.worker.run_cell import run_cell
 from dcpbench.workloads.world import World
 
 # Longer than any cell: a hang is the driver's to end, which then has every rank's stack.
@@ -60,19 +60,23 @@ def main(spec: RankSpec, listener: socket.socket | None, connection: Connection)
     # What the server had imported is never garbage: not looking at it again saves every collection
     # half a second and the copying of its pages.
     gc.freeze()
-    os.environ.update(spec.environment)
+    os.environ.update(spec.kind.environment)
     _detach()
-    _log_to(spec.log)
-    rank = _Rank(spec, connection)
+    rank = _Rank(spec.rank, connection)
+    world: World | None = None
     try:
-        load_plugins()
-        world = _join(spec, listener)
         while (cell := connection.recv()) is not None:
             assert isinstance(cell, CellSpec)
-            rank.cell = cell
+            report = RankReport(spec.rank)
+            rank.cell, rank.report = cell, report
+            _log_to(Path(cell.folder) / f"rank{spec.rank}.log")
+            if world is None:
+                load_plugins()
+                world = _join(spec, listener)
             rank.announce("start")
-            _log_to(str(Path(cell.folder) / f"rank{spec.rank}.log"))
-            rank.tell(run_cell(cell, world, rank.announce, lambda since: rank.tell(UploadsUnderWay(since))))
+            run_cell(cell, world, report, rank.announce, lambda since: rank.tell(UploadsUnderWay(since)))
+            rank.report = None  # it may be what cannot be sent
+            rank.tell(report)
             rank.phase = "between cells"
     except EOFError:
         _exit(1)  # the driver is gone
@@ -89,19 +93,21 @@ def main(spec: RankSpec, listener: socket.socket | None, connection: Connection)
 
 @dataclass
 class _Rank:
-    """This process as the driver knows it: its number, the stage that it runs, the phase that it is in."""
+    """This process as the driver knows it: its number, the stage that it runs, the phase that it is in, and
+    what it has seen of the stage."""
 
-    spec: RankSpec
+    number: int
     connection: Connection
     cell: CellSpec | None = None
     phase: str = "join"
+    report: RankReport | None = None
     _one_at_a_time: threading.Lock = field(default_factory=threading.Lock)
 
     def tell(self, content: PhaseBegun | UploadsUnderWay | Failed | RankReport) -> None:
         """Send a message about the running stage."""
         run = self.cell.run if self.cell else None
         with self._one_at_a_time:  # an upload ends in a thread of its own
-            self.connection.send(Message(run, self.spec.rank, content))
+            self.connection.send(Message(run, self.number, content))
 
     def announce(self, phase: str) -> None:
         """A phase of the running stage begins."""
@@ -113,12 +119,13 @@ def _join(spec: RankSpec, listener: socket.socket | None) -> World:
     device = torch.device(spec.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if not spec.process_group:
-        return World(spec.rank, spec.world_size, device, None)
+    kind = spec.kind
+    if not kind.process_group:
+        return World(spec.rank, kind.world_size, device, None)
     store = dist.TCPStore(
         "127.0.0.1",
         spec.store_port,
-        spec.world_size,
+        kind.world_size,
         is_master=listener is not None,
         wait_for_workers=False,
         master_listen_fd=listener.detach() if listener is not None else None,
@@ -127,11 +134,11 @@ def _join(spec: RankSpec, listener: socket.socket | None) -> World:
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
         store=store,
         rank=spec.rank,
-        world_size=spec.world_size,
+        world_size=kind.world_size,
         timeout=_COLLECTIVE_TIMEOUT,
     )
     group: Any = dist.new_group(backend="gloo", timeout=_COLLECTIVE_TIMEOUT)
-    return World(spec.rank, spec.world_size, device, group)
+    return World(spec.rank, kind.world_size, device, group)
 
 
 def _detach() -> None:
@@ -149,7 +156,7 @@ def _detach() -> None:
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
 
 
-def _log_to(path: str) -> None:
+def _log_to(path: Path) -> None:
     _flush()
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
@@ -158,7 +165,6 @@ def _log_to(path: str) -> None:
 
 
 def _failed(error: BaseException, rank: _Rank) -> Failed:
-    report = getattr(error, RANK_REPORT, None)
     cause: BaseException = error
     wrapped, origin = None, None
     if isinstance(error, CheckpointException) and error.failures:
@@ -167,7 +173,7 @@ def _failed(error: BaseException, rank: _Rank) -> Failed:
         wrapped = type(error).__name__
     message, unprintable = _message(cause)
     raised = RaisedError(
-        rank.spec.rank,
+        rank.number,
         rank.phase,
         type(cause).__name__,
         message if len(message) <= _LONGEST_ERROR else f"{message[:_LONGEST_ERROR]} …",
@@ -175,9 +181,9 @@ def _failed(error: BaseException, rank: _Rank) -> Failed:
         origin,
         unprintable or _full(rank.cell.checkpoints if rank.cell else None),
     )
-    of_a_peer = origin is not None and rank.spec.rank not in getattr(error, "failures", {})
+    of_a_peer = origin is not None and rank.number not in getattr(error, "failures", {})
     secondary = of_a_peer or any(echo in message for echo in _ECHOES)
-    return Failed(time.monotonic(), raised, secondary, report)
+    return Failed(time.monotonic(), raised, secondary, rank.report)
 
 
 def _message(error: BaseException) -> tuple[str, str | None]:

@@ -21,19 +21,24 @@ class RunId:
 
 
 @dataclass(frozen=True)
-class RankSpec:
-    """What a rank is born with: its number, its device, and the store at which the ranks meet, if they do.
+class WorldKind:
+    """What ranks must have in common to run one stage after another. `process_group` says whether they meet;
+    `environment` is set in their processes before anything else."""
 
-    `environment` is set in its process before anything else; `log` is where it writes until it has a cell.
-    """
-
-    rank: int
     world_size: int
     device: str
     process_group: bool
-    store_port: int
-    log: str
     environment: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class RankSpec:
+    """What a rank is born with: its number, its device, and the port of the store at which the ranks meet."""
+
+    kind: WorldKind
+    rank: int
+    device: str
+    store_port: int
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Message:
-    """Something that a rank has to say, and of which run; a rank that has yet to join is in none."""
+    """Something that a rank has to say, and of which run; a rank that has no stage yet is in none."""
 
     run: RunId | None
     rank: int

@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import pkgutil
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -13,23 +14,21 @@ import torch.utils.deterministic
 from torch._dynamo.utils import counters
 
 from dcpbench.config.schema import Config
-from dcpbench.measure import memory
 from dcpbench.records.rank_report import RankReport
 from dcpbench.scenarios.cell import Cell, Skip, Uploads
 from dcpbench.worker.messages import CellSpec
 from dcpbench.workloads.world import World
 
-RANK_REPORT = "dcpbench_rank_report"
-"""The attribute of an exception that a stage raised: what its rank had seen and measured until then."""
-
 
 def run_cell(
     spec: CellSpec,
     world: World,
+    report: RankReport,
     announce: Callable[[str], None],
     uploads: Callable[[tuple[float, ...]], None],
-) -> RankReport:
-    """Run a stage of a cell on this rank; `announce` and `uploads` tell the driver how far it is.
+) -> None:
+    """Run a stage of a cell on this rank and fill in its report; `announce` and `uploads` tell the driver how
+    far it is.
 
     Raises:
         Exception: whatever the scenario raised.
@@ -39,24 +38,20 @@ def run_cell(
     _set_deterministic(config.deterministic)
     if config.compile:
         _keep_graphs_of(config, world)
-    report = RankReport(rank=world.rank)
     cell = Cell(config, world, Path(spec.checkpoints), announce, report, Uploads(uploads))
     try:
         stage = config.scenario.all_stages[spec.run.stage]
         pkgutil.resolve_name(stage.target)(cell, **config.scenario.options)
     except Skip as reason:
         report.skip = str(reason)
-        return report
-    except BaseException as error:
-        # What a check has found until then is often why the cell came to this.
-        setattr(error, RANK_REPORT, report)
-        raise
+        return
     if config.compile:
         # Dynamo falls back to eager silently when it gives up on a frame.
         report.compiled = counters["stats"]["unique_graphs"] > 0 and not counters["recompile_limit"]
-    cell.measure("peak_device_bytes", memory.peak_device_bytes(world.device))
-    cell.measure("peak_host_bytes", memory.peak_host_bytes())
-    return report
+    if world.device.type == "cuda":
+        cell.measure("peak_device_bytes", torch.cuda.max_memory_allocated(world.device))
+    if peak := re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE):
+        cell.measure("peak_host_bytes", int(peak[1]) * 1024)
 
 
 def _reset(world: World) -> None:
@@ -64,11 +59,12 @@ def _reset(world: World) -> None:
     gc.collect()
     # glibc keeps what cells have freed for each thread that there ever was: ranks that stay up would seem
     # to grow.
-    with suppress(AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
+    ctypes.CDLL(None).malloc_trim(0)
     if world.device.type == "cuda":
         torch.cuda.empty_cache()
-    memory.reset_peaks(world.device)
+        torch.cuda.reset_peak_memory_stats(world.device)
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # the peak of the resident set starts anew (proc(5))
 
 
 def _keep_graphs_of(config: Config, world: World) -> None:

@@ -64,16 +64,13 @@ class Nested(nn.Module):
         self.layer1 = nn.Linear(size, size)
         self.layer2 = nn.Linear(size, size)
         self.layer3 = nn.Linear(size, size)
-        self.sequential = nn.Sequential(nn.Linear(size, size), nn.GELU())
-        self.module_list = nn.ModuleList([nn.Linear(size, size), nn.GELU()])
+        self.sequential = nn.Sequential(nn.Linear(size, size))
+        self.module_list = nn.ModuleList([nn.Linear(size, size)])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map a batch of shape (batch, size) to another."""
-        for layer in (self.layer1, self.layer2, self.layer3):
+        for layer in (self.layer1, self.layer2, self.layer3, self.sequential, *self.module_list):
             x = F.gelu(layer(x))
-        x = self.sequential(x)
-        for module in self.module_list:
-            x = module(x)
         return x
 
 

@@ -110,10 +110,6 @@ class Noise:
         """Noise for a global batch of inputs, drawn on the CPU whatever the device."""
         return 0.01 * torch.randn(inputs.shape, generator=self.generator).to(inputs)
 
-    def draw(self, count: int) -> torch.Tensor:
-        """The next numbers."""
-        return torch.randn(count, generator=self.generator)
-
     def state_dict(self) -> dict[str, Any]:
         return {"generator": self.generator.get_state()}
 

@@ -1,7 +1,6 @@
 """A model with its optimizer and what else a checkpoint holds, the data, and the training loop."""
 
 import pkgutil
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +13,7 @@ from dcpbench.config.schema import Config
 from dcpbench.verify.perturb import perturbed
 from dcpbench.verify.snapshot import local_part
 from dcpbench.workloads.stateful import ModelState, Noise, OptimizerState, TensorObject, TrainState
-from dcpbench.workloads.world import Share, World
+from dcpbench.workloads.world import World
 
 
 @dataclass(frozen=True)
@@ -44,9 +43,8 @@ class Batches:
 class TrainingRun:
     """What is trained and saved.
 
-    `share` is the part of each global batch that this rank sees, `mean` makes the global batch's
-    loss out of this rank's. `alive` says for each step trained here whether this rank saw a gradient
-    that is not zero: a dead net's losses say nothing.
+    `world` are the ranks that train it, on a mesh of these `sizes`. `alive` says for each step trained here
+    whether this rank saw a gradient that is not zero: a dead net's losses say nothing.
     """
 
     model: nn.Module
@@ -55,8 +53,8 @@ class TrainingRun:
     noise: Noise
     tensor_object: TensorObject
     train_state: TrainState
-    share: Share
-    mean: Callable[[torch.Tensor], float]
+    world: World
+    sizes: dict[str, int]
     alive: list[bool] = field(default_factory=list)
 
     def state(self) -> dict[str, Any]:
@@ -89,7 +87,7 @@ class TrainingRun:
             self.optimizer.step()
             self.optimizer.zero_grad()
             self.scheduler.step()
-            self.train_state.record(self.mean(loss))
+            self.train_state.record(self.world.mean(loss))
         return self.train_state.losses[before:]
 
     def forget(self, seed: int) -> None:
@@ -104,7 +102,7 @@ class TrainingRun:
     @torch.no_grad()
     def losses_without_training(self, batches: Batches, steps: range) -> list[float]:
         """The loss of each step's batch for the weights as they are."""
-        return [self.mean(self._loss(batches, step)) for step in steps]
+        return [self.world.mean(self._loss(batches, step)) for step in steps]
 
     def _has_gradient(self) -> bool:
         gradients = (local_part(p.grad) for p in self.model.parameters() if p.grad is not None)
@@ -115,7 +113,8 @@ class TrainingRun:
         inputs, targets = batches.at(step)
         if noise:
             inputs = inputs + noise.like(inputs)
-        return F.mse_loss(self.model(self.share.of(inputs)), self.share.of(targets))
+        inputs, targets = (self.world.share(self.sizes, part) for part in (inputs, targets))
+        return F.mse_loss(self.model(inputs), targets)
 
 
 def build(config: Config, world: World, seed: int) -> TrainingRun:
@@ -125,13 +124,13 @@ def build(config: Config, world: World, seed: int) -> TrainingRun:
     model = wrap(_model(config, world.device, seed), world.mesh(sizes), config.parallel)
     if config.compile:
         model = torch.compile(model, dynamic=False)
-    return _training_run(config, world.device, seed, model, world.share(sizes), world.mean)
+    return _training_run(config, world, sizes, model, seed)
 
 
 def build_plain(config: Config, world: World, seed: int) -> TrainingRun:
     """The same model from the same seed, unwrapped and uncompiled, trained on the whole batch."""
-    model = _model(config, world.device, seed)
-    return _training_run(config, world.device, seed, model, Share(), lambda loss: float(loss.double().item()))
+    alone = World(0, 1, world.device, None)
+    return _training_run(config, alone, {}, _model(config, world.device, seed), seed)
 
 
 def batches(config: Config, device: torch.device) -> Batches:
@@ -149,12 +148,7 @@ def _model(config: Config, device: torch.device, seed: int) -> nn.Module:
 
 
 def _training_run(
-    config: Config,
-    device: torch.device,
-    seed: int,
-    model: nn.Module,
-    share: Share,
-    mean: Callable[[torch.Tensor], float],
+    config: Config, world: World, sizes: dict[str, int], model: nn.Module, seed: int
 ) -> TrainingRun:
     groups = pkgutil.resolve_name(config.optimizer.groups)(model)
     optimizer = pkgutil.resolve_name(config.optimizer.target)(groups, **config.optimizer.hyperparameters())
@@ -163,8 +157,8 @@ def _training_run(
         optimizer=optimizer,
         scheduler=StepLR(optimizer, step_size=1, gamma=0.95),
         noise=Noise(seed),
-        tensor_object=TensorObject(seed, device),
+        tensor_object=TensorObject(seed, world.device),
         train_state=TrainState(),
-        share=share,
-        mean=mean,
+        world=world,
+        sizes=sizes,
     )

@@ -10,18 +10,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from dcpbench.config.groups import dp_degree
 
 
-@dataclass(frozen=True)
-class Share:
-    """Which part of a global batch a rank sees; all data-parallel ranks see parts of one size."""
-
-    dp_rank: int = 0
-    dp_degree: int = 1
-
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """This rank's rows."""
-        return tensor.chunk(self.dp_degree)[self.dp_rank]
-
-
 @dataclass
 class World:
     """One rank's view of its world; meshes are kept from cell to cell.
@@ -62,10 +50,11 @@ class World:
             self._groups[slot] = group
         return self._groups[slot]
 
-    def share(self, sizes: dict[str, int]) -> Share:
-        """Which part of the global batch this rank trains on: tp is innermost and shares its data."""
+    def share(self, sizes: dict[str, int], batch: torch.Tensor) -> torch.Tensor:
+        """The rows of a global batch that this rank trains on, as many as any other on a mesh of these sizes:
+        tp is innermost and shares its data."""
         degree = dp_degree(sizes, self.size)
-        return Share(dp_rank=self.rank // (self.size // degree), dp_degree=degree)
+        return batch.chunk(degree)[self.rank // (self.size // degree)]
 
     def meet(self) -> None:
         """Wait until every rank is here."""

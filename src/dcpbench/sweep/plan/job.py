@@ -14,11 +14,11 @@ from dcpbench.config.cell_key import CellKey, digest_of
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import StageConfig
 from dcpbench.config.schema import Config
-from dcpbench.executors.base import WorldKind
 from dcpbench.executors.fork_server import Machine
 from dcpbench.sweep.plan import known_failures, validity
 from dcpbench.sweep.plan.cells import SweepCell
 from dcpbench.sweep.plan.known_failures import KnownFailure
+from dcpbench.worker.messages import WorldKind
 
 _GROUPS = ("scenario", "parallel", "save", "model", "optimizer", "storage", "checkpointer")
 _OURS = ("dcpbench", "hydra_plugins.dcpbench_launcher")

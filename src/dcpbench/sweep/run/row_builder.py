@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dcpbench.executors.base import Outcome
+from dcpbench.executors.outcome import Outcome
 from dcpbench.records.metrics import METRICS, SHARED_CELL_S, Measurement, aggregated
 from dcpbench.records.rank_report import RankReport
 from dcpbench.records.row import Row, is_ok
-from dcpbench.records.sentences import with_first_try
 from dcpbench.sweep.plan.job import Job
 from dcpbench.sweep.run.verdict import Verdict
 
@@ -58,7 +57,8 @@ def row_of(job: Job, tries: Sequence[Try], shared: bool = False) -> Row:
         flaky = first.verdict.status != verdict.status
         details["first_try"] = _first_try(first)
         if flaky:
-            reason = with_first_try(reason, first.verdict.status, first.verdict.reason)
+            was = f"the first try ended as {first.verdict.status}: {first.verdict.reason}"
+            reason = f"{reason}; {was}" if reason else f"flaky: {was}"
     metrics = aggregated(last.measurements)
     if shared:
         kept = {name: metrics[name] if spec.kept_when_shared else None for name, spec in METRICS.items()}

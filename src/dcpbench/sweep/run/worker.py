@@ -18,8 +18,8 @@ from rich.console import Console
 
 from dcpbench.config.groups import Ending, Isolation, KeepCheckpoints, StageConfig
 from dcpbench.config.schema import Config
-from dcpbench.executors.base import OnPhase, Outcome
-from dcpbench.executors.local import LocalExecutor
+from dcpbench.executors.local import LocalExecutor, OnPhase
+from dcpbench.executors.outcome import Outcome
 from dcpbench.records.metrics import Measurement
 from dcpbench.records.row import Row
 from dcpbench.sweep.plan.job import Job
@@ -110,13 +110,6 @@ class Worker:
         for number, stage in enumerate(job.config.scenario.all_stages):
             run = RunId(self.folder.name, job.cell.name, attempt, number)
             spec = CellSpec(run, job.config, str(job.cell.folder), str(checkpoints))
-            try:
-                self.executor.start(job.kind(stage), job.cell.folder)
-            except (OSError, EOFError) as error:
-                problem = f"the ranks could not be started: {error}"
-                return [*outcomes, Outcome([], "error", problem=problem)]
-            if self.stopping:  # ranks that were on their way when it was said
-                return [*outcomes, Outcome([], "error", problem="stopped")]
             outcome = self.executor.run(job.kind(stage), spec, job.config.timeouts, on_phase)
             outcomes.append(_as_expected(stage, outcome))
             if outcomes[-1].status or any(report.skip for report in outcome.reports):

@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 _PIECE = 8 * 2**20
@@ -27,8 +26,16 @@ class RawIO:
             OSError: they cannot be written.
         """
         folder.mkdir()
-        bytes_of_any_kind = os.urandom(min(_PIECE, max(lengths, default=0)))
-        self._each(partial(_write, folder, memoryview(bytes_of_any_kind), self.sync), lengths)
+        piece = memoryview(os.urandom(min(_PIECE, max(lengths, default=0))))
+
+        def write(number: int, left: int) -> None:
+            with (folder / str(number)).open("wb", buffering=0) as out:
+                while left:
+                    left -= out.write(piece[:left])
+                if self.sync:
+                    os.fsync(out.fileno())
+
+        self._each(write, lengths)
 
     def read(self, folder: Path, lengths: Sequence[int]) -> None:
         """Read what `write` wrote, and remove it all.
@@ -36,28 +43,18 @@ class RawIO:
         Raises:
             OSError: it cannot be read.
         """
+
+        def read(number: int, length: int) -> None:
+            piece = bytearray(min(_PIECE, length))
+            with (folder / str(number)).open("rb", buffering=0) as written:
+                while written.readinto(piece):
+                    pass
+
         try:
-            self._each(partial(_read, folder), lengths)
+            self._each(read, lengths)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _each(self, do: Callable[[int, int], None], lengths: Sequence[int]) -> None:
         with ThreadPoolExecutor(self.threads) as pool:
-            for _ in pool.map(do, range(len(lengths)), lengths):
-                pass
-
-
-def _write(folder: Path, piece: memoryview, sync: bool, number: int, length: int) -> None:
-    with (folder / str(number)).open("wb", buffering=0) as out:
-        left = length
-        while left:
-            left -= out.write(piece[:left])
-        if sync:
-            os.fsync(out.fileno())
-
-
-def _read(folder: Path, number: int, length: int) -> None:
-    piece = bytearray(min(_PIECE, length))
-    with (folder / str(number)).open("rb", buffering=0) as written:
-        while written.readinto(piece):
-            pass
+            list(pool.map(do, range(len(lengths)), lengths))
