@@ -7,7 +7,7 @@ from a frozen dataclass read-only and then refuses to merge the YAML into it.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -294,6 +294,5 @@ class TimeoutsConfig:
     raw_s: float | None = None
 
     def by_phase(self) -> dict[str, float]:
-        """The limit of each phase that has one, and of the whole `cell`."""
-        given = {item.name.removesuffix("_s"): getattr(self, item.name) for item in fields(self)}
-        return {name: limit for name, limit in given.items() if limit is not None}
+        """The limit of the whole `cell`, and of each phase that has one."""
+        return {name.removesuffix("_s"): limit for name, limit in vars(self).items() if limit is not None}

@@ -44,7 +44,7 @@ class LocalExecutor:
     context: ForkServerContext
     gpus: tuple[int, ...] = ()
     _groups: dict[WorldKind, "_RankGroup"] = field(default_factory=dict)
-    _interrupted: bool = False
+    interrupted: bool = False
 
     def run(self, kind: WorldKind, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: OnPhase) -> Outcome:
         """Run a stage and wait for its end, or until something has taken longer than it may.
@@ -59,7 +59,7 @@ class LocalExecutor:
                 self._groups[kind] = _RankGroup(self.context, kind, self.gpus)
         except (OSError, EOFError) as error:
             return Outcome([], "error", problem=f"the ranks could not be started: {error}")
-        if self._interrupted:  # while the ranks were on their way
+        if self.interrupted:  # while the ranks were on their way
             return Outcome([], "error", problem="interrupted")
         outcome = self._groups[kind].run(spec, timeouts, on_phase)
         if outcome.status:
@@ -74,7 +74,7 @@ class LocalExecutor:
 
     def interrupt(self) -> None:
         """End what runs in another thread: its stage ends at once, and no other begins."""
-        self._interrupted = True
+        self.interrupted = True
         for group in list(self._groups.values()):
             group.end()
 

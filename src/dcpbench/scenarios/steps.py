@@ -106,14 +106,14 @@ def train_and_save(
     overlap = cell.config.overlap_saves
     checkpointer = open_checkpointer(cell)
     checkpoints: list[SavedCheckpoint] = []
-    for slot, step in zip(itertools.cycle((1, 2) if overlap else (0,)), cell.plan.save_steps, strict=False):
+    for slot, step in zip(itertools.cycle((1, 2) if overlap else (0,)), cell.config.save_steps, strict=False):
         train(cell, oracle.trained, oracle.data, until=step)
         if checkpoints and not overlap:
             finish(cell, checkpoints[-1])
         checkpoints.append(save(cell, oracle.trained, checkpointer, state=state, beside=beside, slot=slot))
         if overlap and len(checkpoints) > 1:
             finish(cell, checkpoints[-2])
-    train(cell, oracle.trained, oracle.data, until=cell.plan.last_step)
+    train(cell, oracle.trained, oracle.data, until=cell.config.last_step)
     finish(cell, checkpoints[-1])
     return checkpoints
 
