@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from dcpbench.checkpointers.raw_io import RawIO
+from dcpbench.measure.raw_io import RawIO
 from dcpbench.verify.audit import Manifest
 
 

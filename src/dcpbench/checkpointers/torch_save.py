@@ -12,8 +12,8 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks, file_lengths
-from dcpbench.checkpointers.raw_io import RawIO
 from dcpbench.config.schema import Config
+from dcpbench.measure.raw_io import RawIO
 from dcpbench.verify.audit import Chunk, Entry, Manifest
 
 FILE = "state.pt"

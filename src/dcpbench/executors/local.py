@@ -1,13 +1,9 @@
-"""The executor of one host: ranks forked from a server that has torch imported, watched, and ended.
-
-Nothing else knows where ranks live.
-"""
+"""The executor of one host: ranks forked from a server that has torch imported, watched, and ended."""
 
 import os
 import socket
 import struct
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -15,7 +11,8 @@ from multiprocessing.context import ForkServerContext
 
 from dcpbench.config.groups import TimeoutsConfig
 from dcpbench.executors import cleanup
-from dcpbench.executors.outcome import Outcome, next_limit, outcome_of
+from dcpbench.executors.base import Executor, OnPhase, Outcome
+from dcpbench.executors.outcome import next_limit, outcome_of
 from dcpbench.executors.rank_handle import Rank
 from dcpbench.records.findings import RaisedError
 from dcpbench.worker.messages import CellSpec, Failed, Message, PhaseBegun, RankSpec, WorldKind
@@ -30,12 +27,9 @@ _TALK_S = 5
 """How long a rank may take over one message once it has begun it: it may be stopped in the middle."""
 _LISTEN_S = 60.0
 
-OnPhase = Callable[[int, str], None]
-"""Called with a rank and the phase that it begins."""
-
 
 @dataclass
-class LocalExecutor:
+class LocalExecutor(Executor):
     """Runs stages on ranks of this host; on a device of their own out of `gpus` each, if they use any.
 
     Groups of several kinds stay up side by side, so that the stages of a cell need not start them anew.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dcpbench.executors.outcome import Outcome
+from dcpbench.executors.base import Outcome
 from dcpbench.records.metrics import METRICS, SHARED_CELL_S, Measurement, aggregated
 from dcpbench.records.rank_report import RankReport
 from dcpbench.records.row import Row, is_ok

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from dcpbench.config.groups import Expect
-from dcpbench.executors.outcome import Outcome
+from dcpbench.executors.base import Outcome
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.findings import Finding, RaisedError
 from dcpbench.records.rank_report import CheckReport, RankReport, badness

@@ -18,8 +18,7 @@ from rich.console import Console
 
 from dcpbench.config.groups import Ending, Isolation, KeepCheckpoints, StageConfig
 from dcpbench.config.schema import Config
-from dcpbench.executors.local import LocalExecutor
-from dcpbench.executors.outcome import Outcome
+from dcpbench.executors.base import Executor, Outcome
 from dcpbench.records.metrics import Measurement
 from dcpbench.records.row import Row
 from dcpbench.sweep.plan.job import Job
@@ -46,7 +45,7 @@ class Worker:
     """Runs cells on the ranks of an executor; `shared` says that others do so on the same devices."""
 
     folder: Path
-    executor: LocalExecutor
+    executor: Executor
     console: Console
     display: ProgressDisplay
     costs: Costs
