@@ -138,11 +138,7 @@ class History:
 
 
 def history(rows: Rows, metrics: Sequence[str], last: int | None = None) -> History:
-    """The history of these rows, of the newest sweeps if not of all.
-
-    Args:
-        metrics: columns of the rows; of a cell's runs in a sweep it is the median.
-    """
+    """The history of the rows of the `last` sweeps, by medians of these columns."""
     sweeps = _sweeps(rows)
     sweeps = sweeps.iloc[-last:] if last else sweeps
     place = pd.Series(range(len(sweeps)), index=sweeps["name"])

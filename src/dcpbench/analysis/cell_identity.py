@@ -59,7 +59,6 @@ def with_cells(frame: pd.DataFrame, keys: Collection[str], ignored: Collection[s
         keys: what `identity_keys` says of all these rows.
         ignored: axes and overrides by which cells are not to be distinguished.
     """
-    # An axis is whole here: what is cut short could make one cell of two.
     cells = frame.assign(**{axis: _mapped(frame[axis], as_text, missing="-") for axis in AXES})
     address = set(keys) - set(ignored)
     cells["others"] = _mapped(

@@ -50,10 +50,7 @@ class Comparison:
     """The differences of one side, `name`, from the old one.
 
     Args:
-        statuses: see `status_changes`.
-        configurations: a line for each cell of another configuration (`key`) and each key in which it differs
-            (`name`), with both values as text.
-        costs: see `costs.costs`.
+        configurations: by cell (`key`) and keyword (`name`) in which its configuration differs, both values.
         cells: the axes of each cell by its key.
         apart: why there is no cell in common, empty if there is one.
     """
@@ -98,12 +95,7 @@ def compared(
     ignored: Collection[str] = (),
     earlier: pd.DataFrame | None = None,
 ) -> Comparison:
-    """Compare the rows of one side with those of an old one.
-
-    Args:
-        old, new: rows as `frame.read_sweeps` gives them.
-        ignored: axes and overrides by which cells are not to be distinguished.
-        earlier: rows of sweeps before the old one, whose costs count with it.
+    """Compare the rows of one side with those of an old one; costs also with those of `earlier` sweeps.
 
     Raises:
         dcpbench.analysis.query.QueryError: what is ignored tells cells of one sweep apart.
@@ -137,8 +129,7 @@ def compared(
 
 @dataclass(frozen=True)
 class _Outcome:
-    """The runs of a cell together: `state` is absent, ok, skipped, failing or flaky; `statuses` are theirs,
-    and `text` says how many of them have which."""
+    """The runs of a cell together: absent, ok, skipped, failing or flaky, and how many have which status."""
 
     state: str = "absent"
     statuses: frozenset[str] = frozenset()
@@ -148,11 +139,9 @@ class _Outcome:
 def status_changes(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
     """One line for each cell of either side, in the order of `CHANGES`, those that did not change last.
 
-    `old` and `new` say which statuses the runs have. A cell is ok where all of its runs are. It is flaky
-    where only some of them are, or where one needed a second try. `failing` tells whether it is not ok in
-    the new side; `reason` and `again` are of the first such run. A cell of the new side alone whose address
-    the old side has with another configuration is no new cell: `before` is the key of that one, which then
-    has no line of its own.
+    A cell is flaky where only some of its runs are ok, or where one needed a second try. `failing`: it is not
+    ok in the new side; `reason` and `again` are of the first such run. A new cell whose address the old side
+    has with another configuration replaces that one, whose key is `before` and which has no line of its own.
 
     Args:
         old, new: rows with `key` and `address`, see `cell_identity.with_cells`.

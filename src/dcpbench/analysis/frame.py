@@ -75,11 +75,7 @@ def read_sweeps(places: Sequence[Path | str]) -> Sweeps:
 
 
 def read_frame(folder: Path) -> tuple[pd.DataFrame, list[str]]:
-    """The rows of one sweep as in `read_sweeps`, without `sweep`, and a sentence for each damaged line.
-
-    Raises:
-        dcpbench.records.store.ResultsError: the folder holds no results.
-    """
+    """The rows of a sweep as in `read_sweeps`, a sentence for each damaged line; may raise ResultsError."""
     rows, damaged = read_rows(folder)
     values = {name: [row.get(name) for row in rows] for name in dtypes()}
     values |= {name: [row.get(name) or {} for row in rows] for name in NESTED}

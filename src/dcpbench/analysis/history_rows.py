@@ -64,11 +64,7 @@ class _NotFlatError(Exception):
 
 
 def read_history(places: Sequence[Path], columns: Sequence[str] = ()) -> Rows:
-    """The rows of all sweeps in these places, with the columns of a history and these.
-
-    Raises:
-        ResultsError: one of the places holds no results, or none of those in it can be read.
-    """
+    """The rows of all sweeps in these places with a history's columns and these; ResultsError if none."""
     found = {sweep.resolve(): sweep for place in places for sweep in sweeps_in(place)}.values()
     folders = {name: Path(folder) for folder, name in short_names(map(str, found)).items()}
     values: dict[str, list[Any]] = {name: [] for name in dict.fromkeys(["sweep", *_COLUMNS, *columns])}

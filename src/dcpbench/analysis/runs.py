@@ -96,11 +96,10 @@ def failures(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def of_a_kind(listed: pd.DataFrame, each: bool) -> pd.DataFrame:
-    """Of `failures` one row for those alike: the same status and, numbers aside, the same reason. What has to
-    be looked at keeps a row of its own if `each` is asked for; a skip or a known failure does not.
+    """Of `failures` one row for those of the same status and, numbers aside, reason; and how many `more`.
 
-    `more` says how many others are like it; `again` is empty where nothing has to be run again, and these
-    come first.
+    What has to be looked at keeps a row of its own if `each`. Where nothing has to be run again, `again` is
+    empty; these come first.
     """
     if listed.empty:
         return listed.assign(more="")

@@ -46,8 +46,7 @@ class TorchSaveCheckpointer(Checkpointer):
                     os.fsync(file.fileno())
             unfinished.replace(folder / FILE)
         self._ranks.meet()
-        ended = time.perf_counter()
-        return PendingSave(started, ended, completed=ended)
+        return PendingSave(started, time.perf_counter())
 
     @torch.no_grad()
     def load(self, state: dict[str, Any], checkpoint_id: str) -> None:

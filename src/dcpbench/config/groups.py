@@ -261,12 +261,14 @@ class FaultConfig:
     """A defect planted on purpose by `target`, null for none, and by what it has to be seen.
 
     `at` says where: after a load in what was `restored`, in the `live` state right after a save, in
-    what is `staged` to be saved, in the files that were `written`. `dcpbench.faults.registry` declares them.
+    what is `staged` to be saved, in the files that were `written`. On all ranks, or `on_one_rank`, the last
+    but one. `dcpbench.faults.registry` declares them.
     """
 
     name: str = MISSING
     target: str | None = None
     at: Place = Place.restored
+    on_one_rank: bool = how_run(False)
     expects: list[Expect] = how_run(list)
     only: dict[str, Only] = how_run(dict)
     options: dict[str, Any] = field(default_factory=dict)

@@ -149,11 +149,11 @@ class _RankGroup:
 
     def end(self) -> None:
         """End the ranks and whatever they started, at once; `kill` is still to be called."""
-        cleanup.end_families(self._leaders())
+        cleanup.end_families({rank.process.pid for rank in self._ranks})
 
     def kill(self) -> None:
         """`end` the ranks, wait until they are gone, and remove the shared memory that they leave."""
-        held = cleanup.held_shared_memory(self._leaders())
+        held = cleanup.held_shared_memory({rank.process.pid for rank in self._ranks})
         self.end()
         for rank in self._ranks:
             rank.process.join(1.0)
@@ -188,9 +188,6 @@ class _RankGroup:
                 message = Message(rank.stage.run, rank.number, Failed(seen_at, raised, secondary=False))
             if rank.take(message) and isinstance(message.content, PhaseBegun):
                 on_phase(rank.number, message.content.phase)
-
-    def _leaders(self) -> list[int]:
-        return [rank.process.pid for rank in self._ranks if rank.process.pid is not None]
 
 
 def _fork(context: ForkServerContext, spec: RankSpec, listener: socket.socket | None) -> Rank:

@@ -13,6 +13,13 @@ UNKNOWN = "unknown"
 """Stands for the status of a row that does not tell it; it is not ok."""
 
 _NEXT_OVERRIDE = re.compile(r"\s+(?=[+~]*[\w./@:-]+=)")
+_TYPE_NAMES = {
+    bool: "true or false",
+    int: "an integer of 64 bits",
+    float: "a finite number",
+    str: "a text",
+    dict: "an object",
+}
 _GROUPS = ("scenario", "parallel", "save", "model", "optimizer", "storage", "load_parallel", "fault")
 _SINGLE = ("compile", "world_size", "device", "seed")
 _DISK = ("keep_checkpoints", "storage.root", "storage.keep_free_bytes", "storage.needs_bytes")
@@ -67,7 +74,7 @@ def _put_right(row: dict[str, Any], name: str, kind: ColumnType, number: int) ->
     instead = {"status": UNKNOWN, "cell": f"line {number}", "details": {}, "config": {}}
     row[name] = instead.get(name)
     shown = "empty" if row[name] == {} else row[name] or "null"
-    return f"{found}, where {kind.name} was expected; shown as {shown}"
+    return f"{found}, where {_TYPE_NAMES[kind.python]} was expected; shown as {shown}"
 
 
 def parse(content: bytes) -> tuple[Any, list[str]]:

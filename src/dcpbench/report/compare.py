@@ -74,7 +74,9 @@ def main(arguments: list[str]) -> int:
         differing = differences({names[place]: side for place, side in sides.items()})
         contents = [_environments(differing, damaged, found)]
         for one in found:
-            contents += _contents(one, rule, asked.all)
+            contents.append(_statuses(one, asked.all))
+            contents += [_configurations(one, asked.all)] if len(one.configurations) else []
+            contents += [_costs(one, rule, asked.all)] if len(one.costs) else []
         text = output.document_text(contents, written_as, io.StringIO() if asked.output else sys.stdout)
     output.put_out(text, asked.output)
     met = [name for name in fail_on if any(name in one.kinds() for one in found)]
@@ -145,14 +147,6 @@ def _environments(differing: pd.DataFrame, damaged: Sequence[str], found: Sequen
         text = f"The environments are the same{but}."
     tables = [Table("environment", differing)] if len(differing) else []
     return Content(tables, damaged=first_of(damaged), headline=text)
-
-
-def _contents(compared: Comparison, rule: Rule, every: bool) -> list[Content]:
-    """What is different in one side, the most important first."""
-    parts = [_statuses(compared, every)]
-    parts += [_configurations(compared, every)] if len(compared.configurations) else []
-    parts += [_costs(compared, rule, every)] if len(compared.costs) else []
-    return parts
 
 
 def _statuses(compared: Comparison, every: bool) -> Content:

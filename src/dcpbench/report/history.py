@@ -152,12 +152,7 @@ def strip_length(found: History, width: int) -> int:
 
 
 def contents(found: History, remarks: Sequence[str], every: bool, strip: int) -> list[Content]:
-    """The newest sweep, what changed last, then the cells.
-
-    Args:
-        every: also the cells that are ok and in which nothing changed.
-        strip: so many of the newest sweeps are shown.
-    """
+    """The newest sweep, what changed last, then the cells (`folded`) over the newest `strip` sweeps."""
     fold = folded(found.cells, strip, every)
     lines = [line for cell in fold["shown"] for line in _lines(cell, found, len(found.sweeps) - strip)]
     table = pd.DataFrame(lines, columns=_COLUMNS, dtype=object)
@@ -170,18 +165,12 @@ def contents(found: History, remarks: Sequence[str], every: bool, strip: int) ->
         *_summed_up(fold, found),
     ]
     newest = pd.DataFrame(_newest_changes(found), columns=["sweep", "change", "cells"])
+    changed = Content([Table("What changed, and in how many cells", newest, heading="sweep")])
+    strips = [Table("", table, ("now",), heading="cell", below="last change")] if lines else []
     return [
         Content(headline="\n".join(_headline(found))),
-        *(
-            [Content([Table("What changed, and in how many cells", newest, heading="sweep")])]
-            if len(newest)
-            else []
-        ),
-        Content(
-            [Table("", table, ("now",), heading="cell", below="last change")] if lines else [],
-            damaged=remarks,
-            headline="\n".join(filter(None, sentences)),
-        ),
+        *([changed] if len(newest) else []),
+        Content(strips, damaged=remarks, headline="\n".join(filter(None, sentences))),
     ]
 
 
@@ -255,7 +244,7 @@ def _headline(found: History) -> list[str]:
     sweeps = found.sweeps
     there = [cell for cell in found.cells if cell.seen[-1] == len(sweeps) - 1]
     good = sum(cell.now.ok for cell in there)
-    days = list(dict.fromkeys(plain(sweeps["started_at"].iloc[place])[:_DAY] for place in (0, -1)))
+    days = dict.fromkeys(plain(sweeps["started_at"].iloc[place])[:_DAY] for place in (0, -1))
     newest = _sweep(sweeps, len(sweeps) - 1)
     return [
         f"{len(sweeps)} sweep{'s' if len(sweeps) > 1 else ''}, {' to '.join(days)}",

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TextIO
 
 import pandas as pd
 
@@ -82,7 +83,8 @@ def main(arguments: list[str]) -> int:
         raise QueryError("--cells is a line a cell; --rows, --columns and --metric are a pivot: ask for one")
     written_as = output.format_of(asked, _FORMATS)
     sweeps = read_sweeps(asked.sweeps)
-    output.put_out(_text(sweeps, view, written_as, bool(asked.output)), asked.output)
+    file = io.StringIO() if asked.output else sys.stdout
+    output.put_out(_text(sweeps, view, written_as, file), asked.output)
     if not asked.format and not asked.output:
         _write_beside(asked.sweeps, sweeps)
     if written_as in _ROWS_ALONE:
@@ -157,19 +159,15 @@ def _write_beside(places: list[Path], sweeps: Sweeps) -> None:
         sys.stderr.write(f"dcpbench.report: report.html and junit.xml are as they were: {why}\n")
 
 
-def _text(sweeps: Sweeps, view: View, written_as: str, to_file: bool) -> str:
+def _text(sweeps: Sweeps, view: View, written_as: str, file: TextIO) -> str:
     if written_as in ("table", "markdown"):
-        return output.document_text(
-            [content(sweeps, view)], written_as, io.StringIO() if to_file else sys.stdout
-        )
+        return output.document_text([content(sweeps, view)], written_as, file)
     chosen = _shown(sweeps, view.where)
     if written_as == "html":
         return page(chosen, ", ".join(chosen.environments))
-    return (
-        junit(chosen)
-        if written_as == "junit"
-        else output.rows_text(chosen.frame.drop(columns=[*NESTED]), written_as)
-    )
+    if written_as == "junit":
+        return junit(chosen)
+    return output.rows_text(chosen.frame.drop(columns=[*NESTED]), written_as)
 
 
 def _shown(sweeps: Sweeps, where: Sequence[Condition]) -> Sweeps:

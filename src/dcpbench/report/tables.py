@@ -70,10 +70,9 @@ def counts(frame: pd.DataFrame) -> str:
 
 
 def detection(frame: pd.DataFrame) -> pd.DataFrame:
-    """Of each planted fault how it was seen under each parallelism, and of all of them how many were.
+    """Of each planted fault how it was seen under each parallelism, by which checks, and how many were.
 
-    A status where it was seen, NO where it was not in some cell, `-` where it does not apply; `seen by`
-    has the checks that reported it. Empty where no fault was planted.
+    A status where it was seen, NO where it was not in some cell, `-` where it does not apply.
     """
     planted = frame[frame["fault"].notna() & frame["fault_seen"].notna()]
     if planted.empty:
@@ -103,7 +102,6 @@ def _seen_by(rows: pd.DataFrame) -> str:
 
 
 def _others(overrides: object) -> str:
-    """The overrides that no axis column shows."""
     return " ".join(word for word in override_words(overrides) if word.partition("=")[0] not in AXES)
 
 

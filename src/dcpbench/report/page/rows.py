@@ -168,6 +168,6 @@ def _ending(details: dict[str, Any], limits: Limits) -> dict[str, Any]:
     return known
 
 
-def _tail(of: dict[str, Any], limits: Limits) -> dict[str, list[str]]:
+def _tail(of: dict[str, Any], limits: Limits) -> dict[str, Any]:
     lines = _list(of.get("log_tail"))[-limits.lines :] if limits.lines else []
-    return {"log_tail": [cut(str(line), limits.characters // 10) or "" for line in lines]} if lines else {}
+    return {"log_tail": [cut(str(line), limits.characters // 10) for line in lines]} if lines else {}

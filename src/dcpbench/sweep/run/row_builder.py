@@ -62,7 +62,7 @@ def row_of(job: Job, tries: Sequence[Try], shared: bool = False) -> Row:
             reason = f"{reason}; {was}" if reason else f"flaky: {was}"
     metrics = aggregated(last.measurements)
     if shared:
-        kept = {name: metrics[name] if spec.kept_when_shared else None for name, spec in METRICS.items()}
+        kept = {name: None if spec.unit == "s" else metrics[name] for name, spec in METRICS.items()}
         metrics = kept | {SHARED_CELL_S: metrics["cell_s"]}
     return Row(
         **job.columns,
