@@ -169,7 +169,7 @@ class SweepRun:
         for sentence in found.sentences(len(sweep.jobs)):
             self._print(sentence)
         resume.take_up(self._folder, sweep.jobs, found)
-        sweep.done = {row.cell: row for row in found.rows}
+        sweep.done = found.done
         now = {**sweep.machine.description, "git_commit": sweep.jobs[0].columns["git_commit"]}
         sweep.earlier_machines = resume.earlier_machines(self._folder, now)
 

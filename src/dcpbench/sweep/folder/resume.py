@@ -31,9 +31,9 @@ class Found:
     torn: bool
 
     @property
-    def rows(self) -> list[Row]:
-        """The rows that stand."""
-        return [line.row for line in self.standing if line.row]
+    def done(self) -> dict[str, Row]:
+        """The rows that stand, by cell."""
+        return {line.row.cell: line.row for line in self.standing if line.row}
 
     def sentences(self, cells: int) -> list[str]:
         """What there is to say about it, a line each, for a sweep of so many cells."""
@@ -92,7 +92,7 @@ def take_up(folder: Path, jobs: Iterable[Job], found: Found) -> None:
         item.unlink()
     if found.superseded or found.torn:
         store.keep_lines(folder, found.standing, found.superseded)
-    done = {row.cell for row in found.rows}
+    done = found.done
     store.keep_measurements(folder, done)
     for job in jobs:
         if job.cell.name not in done:

@@ -36,11 +36,8 @@ _MOST_WORKERS = 16
 @dataclass
 class SweepCell:
     """One point of the product: its name, how to ask for it again, its configuration, its folder for
-    logs and `.hydra/`, and the user's own folder of groups (`--config-dir`), if one was given.
-
-    The whole composition, which goes into `.hydra/`, is by far the largest thing that there is of a cell:
-    it is made when it is needed, and never kept.
-    """
+    logs and `.hydra/`, and the user's own folder of groups (`--config-dir`), if one was given. The whole
+    composition, by far the largest part, is made when it is needed and never kept."""
 
     name: str
     overrides: list[str]

@@ -19,7 +19,7 @@ _STYLES = {"done": style_of("pass"), "skip": style_of("skip")}
 
 def print_plan(folder: Path, jobs: list[Job], gpus: int, found: Found | None) -> None:
     """Print to standard output what would become of each cell of the sweep in `folder`, and the sum."""
-    done = {row.cell: row for row in found.rows} if found else {}
+    done = found.done if found else {}
     to_run = list(resources.estimates([job for job in jobs if job.cell.name not in done], gpus).values())
     # This sweep, if it has begun and knows such cells, else the newest beside it that does.
     costs = Costs(done.values())

@@ -112,8 +112,7 @@ def code_digest(config: Config) -> str:
     configuration is from.
 
     It is of what the files say: the same in a checkout and in the wheel made from it, another in a checkout
-    that was changed, and untouched by a commit that changes none of it. Torch's own are told apart by its
-    version. What those packages import is not looked at.
+    that was changed. Torch's own are told apart by its version; what packages import is not looked at.
     """
     packages = set(re.findall(r'"target": "(\w+)', json.dumps(asdict(config), default=str)))
     packages -= {"torch", "dcpbench", "hydra_plugins"}
