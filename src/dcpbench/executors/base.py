@@ -32,6 +32,8 @@ class Outcome:
 class Executor(Protocol):
     """Ranks of several kinds, kept from stage to stage until something went wrong on them."""
 
+    interrupted: bool
+
     def run(self, kind: WorldKind, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: OnPhase) -> Outcome:
         """Run a stage on ranks of this kind, fresh ones if there are none, and wait for its end."""
 
