@@ -22,7 +22,7 @@ def parsed(*items: str) -> list[Override]:
 
 
 def chosen(*given: str) -> list[str]:
-    blocks = {name: parsed(*items) for name, items in BLOCKS.items()}
+    blocks = [parsed(*items) for items in BLOCKS.values()]
     return [" ".join(job) for job in jobs(blocks, parsed(*given))]
 
 
@@ -58,7 +58,7 @@ def test_all_that_a_cell_is_made_of_asks_for_it_alone(number: int) -> None:
 
 
 def test_a_job_that_two_blocks_have_runs_once() -> None:
-    blocks = {name: parsed("parallel=ddp,fsdp") for name in ("one", "other")}
+    blocks = [parsed("parallel=ddp,fsdp") for _ in ("one", "other")]
     assert jobs(blocks, []) == [["parallel=ddp"], ["parallel=fsdp"]]
 
 
@@ -134,7 +134,7 @@ CHECKED_AND_TIMED = {
 
 
 def rounds(*given: str, repeats: int = 1, for_all: bool = False) -> list[str]:
-    blocks = {name: parsed(*items) for name, items in CHECKED_AND_TIMED.items()}
+    blocks = [parsed(*items) for items in CHECKED_AND_TIMED.values()]
     return [" ".join(job) for job in repeated(jobs(blocks, parsed(*given)), repeats, for_all)]
 
 
@@ -157,7 +157,7 @@ def test_a_repeat_of_a_block_is_asked_for_again_alone() -> None:
 @pytest.mark.parametrize("repeats", ["repeats=0", "repeats=some", "repeats=1,2"])
 def test_the_repeats_of_a_block_are_one_number(repeats: str) -> None:
     with pytest.raises(ConfigError, match="repeats="):
-        repeated(jobs({"one": parsed("parallel=ddp", repeats)}, []), 1, for_all=False)
+        repeated(jobs([parsed("parallel=ddp", repeats)], []), 1, for_all=False)
 
 
 @pytest.mark.slow

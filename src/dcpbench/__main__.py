@@ -28,6 +28,9 @@ from dcpbench.records.store import ResultsError
 from dcpbench.sweep.folder.manifest import command_line
 from dcpbench.sweep.task import SweepTask
 
+_WRONG = (ConfigError, PluginError, ResultsError, HydraException, OmegaConfBaseException, YAMLError)
+"""Whose text says what is wrong with the configuration."""
+
 
 def random_seeds(count: int) -> str:
     """Different seeds, as a list on the command line; each cell's row and name have its own."""
@@ -82,10 +85,8 @@ def _run(task: SweepTask) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
-            raise ConfigError(
-                "RANK and WORLD_SIZE are set: dcpbench starts its ranks itself and does not run under "
-                "torchrun or srun yet"
-            )
+            itself = "dcpbench starts its ranks itself and does not run under torchrun or srun yet"
+            raise ConfigError(f"RANK and WORLD_SIZE are set: {itself}")
         load_plugins()
         sys.argv[1:] = command_line(sys.argv[1:])  # which Hydra reads
         register_groups(sys.argv[1:])
@@ -96,14 +97,7 @@ def _run(task: SweepTask) -> int:
         if task.sweep is None or not task.sweep.begun:
             sys.stderr.write("dcpbench: interrupted before the first cell\n")
         return INTERRUPTED
-    except (
-        ConfigError,
-        PluginError,
-        ResultsError,
-        HydraException,
-        OmegaConfBaseException,
-        YAMLError,
-    ) as error:
+    except _WRONG as error:
         sys.stderr.write(f"dcpbench: {one_line(error)}\n")
         return WRONG_CONFIGURATION
     except Exception as error:

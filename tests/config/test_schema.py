@@ -4,7 +4,7 @@ import pytest
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Device, ModelConfig, Only, ParallelConfig, ScenarioConfig
-from dcpbench.config.schema import Config, Plan
+from dcpbench.config.schema import Config
 from dcpbench.executors.fork_server import Machine
 from dcpbench.sweep.plan.validity import resolve, why_skip
 
@@ -39,11 +39,11 @@ def test_a_mesh_that_does_not_fit_says_so(parallel: ParallelConfig, told: str) -
 
 
 def test_a_plan_saves_while_it_trains() -> None:
-    plan = Plan(train_steps=2, saves=3, resume_steps=5)
-    assert plan.save_steps == [2, 4, 6]
-    assert plan.last_step == 11
-    assert Plan(train_steps=2, saves=2, resume_steps=1, save_at=0).save_steps == [0, 2, 4]
-    assert Plan(train_steps=2, saves=2, resume_steps=1, save_at=4).save_steps == [2, 4]
+    config = Config(train_steps=2, saves=3, resume_steps=5)
+    assert config.save_steps == [2, 4, 6]
+    assert config.last_step == 11
+    assert Config(train_steps=2, saves=2, resume_steps=1, save_at=0).save_steps == [0, 2, 4]
+    assert Config(train_steps=2, saves=2, resume_steps=1, save_at=4).save_steps == [2, 4]
 
 
 def test_the_device_is_what_there_is() -> None:

@@ -18,10 +18,9 @@ from dcpbench.config.groups import Expect
 from dcpbench.faults.registry import fault
 
 
-@fault(Expect("model_equal", r"net1\\.weight", 2), factor=2.0)
+@fault(Expect("model_equal", r"net1\\.weight", 2), on_one_rank=True, factor=2.0)
 def first_weight_scaled(target, factor):
-    if target.victim:
-        target.parameters()["net1.weight"].mul_(factor)
+    target.largest("model.net1.weight").mul_(factor)
 """
 
 
@@ -56,7 +55,7 @@ def test_the_driver_knows_them_without_torch() -> None:
     program = "import sys; from dcpbench.faults import registry; registry.load_faults(); print(*sys.modules)"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     imported = ended.stdout.split()
-    assert "dcpbench.faults.parameters" in imported
+    assert "dcpbench.faults.tensors" in imported
     assert "torch" not in imported
 
 

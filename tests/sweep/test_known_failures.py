@@ -6,7 +6,7 @@ import pytest
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import conf_folder
-from dcpbench.executors.outcome import Outcome
+from dcpbench.executors.base import Outcome
 from dcpbench.records.findings import Finding, Problem, RaisedError
 from dcpbench.records.rank_report import CheckReport, RankReport
 from dcpbench.sweep.plan.known_failures import KnownError, KnownFailure, read

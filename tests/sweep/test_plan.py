@@ -17,7 +17,7 @@ from dcpbench.config.groups import StorageConfig
 from dcpbench.config.schema import Config
 from dcpbench.records.row import Row
 from dcpbench.records.store import append_row
-from dcpbench.sweep.plan.resources import DiskUse, Estimated, Times, duration_text, keys
+from dcpbench.sweep.plan.resources import Costs, Estimated, duration_text, keys
 from dcpbench.sweep.run.progress import ProgressDisplay
 from support.rows import row
 
@@ -80,7 +80,7 @@ def taken(cell: CellKey, cell_s: float | None, shared_cell_s: float | None = Non
 
 def test_a_cell_takes_as_long_as_the_cells_that_are_most_like_it() -> None:
     convert = key(**{"scenario.name": "convert"})
-    times = Times(
+    times = Costs(
         [
             taken(key("a"), 10.0),
             taken(key("b"), 30.0),
@@ -89,15 +89,15 @@ def test_a_cell_takes_as_long_as_the_cells_that_are_most_like_it() -> None:
             taken(key(**{"parallel.name": "hsdp", "compile": True}), None),
         ]
     )
-    assert times.of(keys(key("b"))) == 30
-    assert times.of(keys(key("c"))) == 20
-    assert times.of(keys(key(**{"parallel.name": "hsdp"}))) == 30
-    assert times.of(keys(convert)) == 7, "cells that shared their devices tell too"
-    assert times.of(keys(key(compile=True))) is None
+    assert times.seconds(keys(key("b"))) == 30
+    assert times.seconds(keys(key("c"))) == 20
+    assert times.seconds(keys(key(**{"parallel.name": "hsdp"}))) == 30
+    assert times.seconds(keys(convert)) == 7, "cells that shared their devices tell too"
+    assert times.seconds(keys(key(compile=True))) is None
     like = [key("a"), key("b"), key(compile=True)]
     asked = [Estimated(keys(one), at_once) for one, at_once in zip(like, (1, 2, 4), strict=True)]
     assert times.left(asked) == 10 + 30 / 2 + 20 / 4
-    assert Times().left(asked) is None
+    assert Costs().left(asked) is None
 
 
 @pytest.mark.parametrize(
@@ -132,16 +132,19 @@ def test_a_cell_for_which_there_is_no_room_is_a_skip_with_numbers(
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**10, 7 * 10**9, 3 * 10**9))
 
-    def why(disk: DiskUse, **parts: int | None) -> str | None:
+    def why(disk: Costs, **parts: int | None) -> str | None:
         config = Config(storage=StorageConfig(**parts))  # type: ignore[arg-type]
         return disk.why_skip(CellKey.of(config), config.storage, tmp_path / "not" / "yet")
 
-    learnt = DiskUse()
+    def wrote(config: Config, used: int | None) -> Row:
+        return row(config=dict(CellKey.of(config).values), disk_bytes=used)
+
+    learnt = Costs()
     for used in (2 * 10**9, 10**9, None):
-        learnt.add(CellKey.of(Config()), used)
-    learnt.add(CellKey.of(Config(saves=9)), 9 * 10**9)
-    assert why(DiskUse(), keep_free_bytes=3 * 10**9) is None
-    assert why(DiskUse(), keep_free_bytes=3 * 10**9, needs_bytes=1) is not None
+        learnt.add(wrote(Config(), used))
+    learnt.add(wrote(Config(saves=9), 9 * 10**9))
+    assert why(Costs(), keep_free_bytes=3 * 10**9) is None
+    assert why(Costs(), keep_free_bytes=3 * 10**9, needs_bytes=1) is not None
     assert why(learnt, keep_free_bytes=10**9) is None
     assert why(learnt, keep_free_bytes=10**9, needs_bytes=10**9 + 1) is None, "the user knows better"
     assert why(learnt, keep_free_bytes=10**9 + 1) == (

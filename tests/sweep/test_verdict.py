@@ -4,7 +4,7 @@ import pytest
 
 from dcpbench.config.groups import Expect, FaultConfig, ScenarioConfig
 from dcpbench.config.schema import Config
-from dcpbench.executors.outcome import Outcome
+from dcpbench.executors.base import Outcome
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.findings import Finding, Problem, RaisedError
 from dcpbench.records.rank_report import CheckReport, RankReport

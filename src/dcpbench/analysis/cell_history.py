@@ -22,8 +22,7 @@ from dcpbench.records.store import RESULTS_JSONL
 
 @dataclass(frozen=True)
 class Kind:
-    """The status of a cell in a sweep; its letter is that of report.html. `ok`: by the rule of the sweep's
-    exit status. `status` names its style."""
+    """The status of a cell in a sweep, with the letter of report.html; `status` names its style."""
 
     letter: str
     label: str
@@ -54,8 +53,7 @@ _OF_LABEL = {kind.label: number for number, kind in enumerate(KINDS[:ABSENT])}
 
 
 def kind_numbers(frame: pd.DataFrame) -> "pd.Series[int]":
-    """For each row which of `KINDS` it is: one whose second try had another status is flaky, whatever that
-    was, and a planted fault is seen or missed."""
+    """For each row which of `KINDS` it is; being flaky, or a planted fault, counts before its status."""
     kinds = frame["status"].map(_OF_LABEL).fillna(0).astype(int)
     kinds = kinds.mask(is_true(frame["fault_seen"]), _OF_LABEL["fault detected"])
     kinds = kinds.mask(is_false(frame["fault_seen"]), _OF_LABEL["fault missed"])
@@ -110,8 +108,7 @@ class CellHistory:
 
     @cached_property
     def turn(self) -> tuple[int, Kind] | None:
-        """The sweep from which on it has its present status, and the status before; None if it never had
-        another one."""
+        """Since which sweep it has its present status, and the one before; None if it never had another."""
         for before, at in reversed([*pairwise(self.seen)]):
             if self.kinds[before] != self.kinds[at]:
                 return at, KINDS[self.kinds[before]]
@@ -141,11 +138,7 @@ class History:
 
 
 def history(rows: Rows, metrics: Sequence[str], last: int | None = None) -> History:
-    """The history of these rows, of the newest sweeps if not of all.
-
-    Args:
-        metrics: columns of the rows; of a cell's runs in a sweep it is the median.
-    """
+    """The history of the rows of the `last` sweeps, by medians of these columns."""
     sweeps = _sweeps(rows)
     sweeps = sweeps.iloc[-last:] if last else sweeps
     place = pd.Series(range(len(sweeps)), index=sweeps["name"])
@@ -221,11 +214,7 @@ def _matrix(values: "pd.Series[Any]", sweeps: int) -> pd.DataFrame:
 
 
 def _costs(medians: dict[str, npt.NDArray[np.float64]]) -> list[list[Cost]]:
-    """For each cell its costs; the series of all metrics are looked at together, for one rate.
-
-    Args:
-        medians: by metric, (cells, sweeps).
-    """
+    """For each cell its costs, by medians of (cells, sweeps); one rate of false alarms holds for all."""
     series = np.concatenate(list(medians.values()))
     found = iter(changes(series))
     by_metric = [[Cost(name, one, next(found)) for one in of_metric] for name, of_metric in medians.items()]

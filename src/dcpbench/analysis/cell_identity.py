@@ -39,25 +39,15 @@ def override_values(overrides: object) -> dict[str, str]:
     return {key: value for key, value in found.items() if key not in AXES}
 
 
-def identity_keys(rows: Iterable[tuple[object, Mapping[str, Any]]]) -> frozenset[str]:
-    """The keys of overrides that are part of what a cell is: those that are keys of a row's `config`, or lie
-    above or below one.
-
-    Args:
-        rows: `overrides` and `config` of each.
-    """
+def identity_keys(overrides: Iterable[object], configs: Iterable[Mapping[str, Any]]) -> set[str]:
+    """The keys of rows' overrides that are part of what a cell is: those that are keys of the row's `config`,
+    or lie above or below one."""
     known: set[str] = set()
-    for overrides, config in rows:
-        for key in override_values(overrides).keys() - known:
-            if any(lies_below(key, [one]) or lies_below(one, [key]) for one in config):
+    for line, config in zip(overrides, configs, strict=True):
+        for key in override_values(line).keys() - known:
+            if lies_below(key, config) or any(lies_below(one, [key]) for one in config):
                 known.add(key)
-    return frozenset(known)
-
-
-def identity_keys_of(frame: pd.DataFrame) -> frozenset[str]:
-    """`identity_keys` of rows that have a `config`."""
-    once = frame.drop_duplicates("overrides")
-    return identity_keys(zip(once["overrides"], once["config"], strict=True))
+    return known
 
 
 def with_cells(frame: pd.DataFrame, keys: Collection[str], ignored: Collection[str] = ()) -> pd.DataFrame:
@@ -69,7 +59,6 @@ def with_cells(frame: pd.DataFrame, keys: Collection[str], ignored: Collection[s
         keys: what `identity_keys` says of all these rows.
         ignored: axes and overrides by which cells are not to be distinguished.
     """
-    # An axis is whole here: what is cut short could make one cell of two.
     cells = frame.assign(**{axis: _mapped(frame[axis], as_text, missing="-") for axis in AXES})
     address = set(keys) - set(ignored)
     cells["others"] = _mapped(
@@ -89,11 +78,7 @@ def with_cells(frame: pd.DataFrame, keys: Collection[str], ignored: Collection[s
 
 
 def refuse_merged(cells: pd.DataFrame, ignored: Collection[str]) -> None:
-    """Make sure that no cell of a sweep was taken for another one because of what is ignored.
-
-    Raises:
-        QueryError: one sweep has several values of what is ignored where all else is equal.
-    """
+    """Raise a QueryError if cells of one sweep differ in nothing but what is ignored."""
     for axis in (axis for axis in AXES if axis in ignored):
         values = cells.groupby(["sweep", "key"])[axis].unique()
         several = values[values.map(len) > 1]
@@ -128,8 +113,7 @@ def cell_names(cells: pd.DataFrame) -> list[str]:
 
 
 def not_in_common(old: pd.DataFrame, new: pd.DataFrame) -> str:
-    """Why no cell of one side is at the address of one of the other: axes without a common value, else all
-    that differ."""
+    """Why no address is in both: axes without a common value, else all that differ."""
     apart, partly = [], []
     for axis in (*AXES, "others"):
         before, after = set(old[axis]), set(new[axis])
@@ -145,22 +129,17 @@ def not_in_common(old: pd.DataFrame, new: pd.DataFrame) -> str:
 
 def _mapped(column: "pd.Series[Any]", text: Callable[[Any], str], missing: str) -> "pd.Series[Any]":
     """A column as texts; each value is looked at once, as there are many rows and few values."""
-    values = column.astype("category").cat
-    texts = np.array([*map(text, values.categories), missing], dtype=object)
-    return pd.Series(texts[values.codes.to_numpy()], index=column.index, dtype=object)
+    codes, values = pd.factorize(column)
+    texts = np.array([*map(text, values), missing], dtype=object)
+    return pd.Series(texts[codes], index=column.index)
 
 
 def _digests(frame: pd.DataFrame, ignored: Collection[str]) -> "pd.Series[Any]":
-    digests = frame["config_digest"].astype(object)
-    digests = digests.where(digests.notna(), None)
     if not ignored:
-        return digests
-    once = frame.assign(digest=digests).dropna(subset="digest").drop_duplicates("digest")
-    rest = {
-        digest: digest_of(_without(config, ignored))
-        for digest, config in zip(once["digest"], once["config"], strict=True)
-    }
-    return digests.map(rest)
+        return frame["config_digest"]
+    once = frame.dropna(subset="config_digest").drop_duplicates("config_digest").set_index("config_digest")
+    rest = once["config"].map(lambda config: digest_of(_without(config, ignored)))
+    return frame["config_digest"].map(rest.to_dict()).astype("string")
 
 
 def _without(config: Mapping[str, Any], ignored: Collection[str]) -> dict[str, Any]:

@@ -127,10 +127,9 @@ def _worth(scores: Floats, present: Present, after: Present) -> Floats:
 
 def _scores(values: Floats) -> Floats:
     """The normal scores of each series, of mean 0 and variance 1; 0 where a value is missing."""
-    ranks = pd.DataFrame(values.T).rank().to_numpy().T
-    counts = (~np.isnan(values)).sum(axis=1)
-    scores = np.nan_to_num(ndtri(ranks / (counts + 1)[:, None]))
     present = ~np.isnan(values)
+    ranks, counts = pd.DataFrame(values.T).rank().to_numpy().T, present.sum(axis=1)
+    scores = np.nan_to_num(ndtri(ranks / (counts + 1)[:, None]))
     scores -= present * (scores.sum(axis=1) / np.maximum(counts, 1))[:, None]
     deviation = np.sqrt((scores**2).sum(axis=1) / np.maximum(counts - 1, 1))
     return np.asarray(scores / np.where(deviation > 0, deviation, 1.0)[:, None])
@@ -151,7 +150,8 @@ def _p_of_largest(largest: Floats, count: Floats) -> Floats:
 
 def _splits(series: Floats, at: int, p: float, limit: float) -> Iterator[tuple[int, float]]:
     """The changes of a series, this one and those on both sides of it, in order: where, and the p-value."""
-    if not _step(series[:at], series[at:]) >= np.log1p(LEAST_EFFECT):
+    before, after = np.nanmedian(series[:at]), np.nanmedian(series[at:])
+    if not abs(np.log(after / before)) >= np.log1p(LEAST_EFFECT):
         return
     for start, part in ((0, series[:at]), (at, series[at:])):
         if start:
@@ -160,10 +160,6 @@ def _splits(series: Floats, at: int, p: float, limit: float) -> Iterator[tuple[i
         if p_inner <= limit:
             inner = _splits(part, int(place), float(p_inner), limit)
             yield from ((start + inner_at, inner_p) for inner_at, inner_p in inner)
-
-
-def _step(before: Floats, after: Floats) -> float:
-    return float(abs(np.log(np.nanmedian(after) / np.nanmedian(before))))
 
 
 def _changes_at(series: Floats, splits: Iterator[tuple[int, float]]) -> list[Change]:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from dcpbench.analysis.cell_identity import (
     config_differences,
-    identity_keys_of,
+    identity_keys,
     not_in_common,
     refuse_merged,
     with_cells,
@@ -50,10 +50,7 @@ class Comparison:
     """The differences of one side, `name`, from the old one.
 
     Args:
-        statuses: see `status_changes`.
-        configurations: a line for each cell of another configuration (`key`) and each key in which it differs
-            (`name`), with both values as text.
-        costs: see `costs.costs`.
+        configurations: by cell (`key`) and keyword (`name`) in which its configuration differs, both values.
         cells: the axes of each cell by its key.
         apart: why there is no cell in common, empty if there is one.
     """
@@ -98,19 +95,15 @@ def compared(
     ignored: Collection[str] = (),
     earlier: pd.DataFrame | None = None,
 ) -> Comparison:
-    """Compare the rows of one side with those of an old one.
-
-    Args:
-        old, new: rows as `frame.read_sweeps` gives them.
-        ignored: axes and overrides by which cells are not to be distinguished.
-        earlier: rows of sweeps before the old one, whose costs count with it.
+    """Compare the rows of one side with those of an old one; costs also with those of `earlier` sweeps.
 
     Raises:
         dcpbench.analysis.query.QueryError: what is ignored tells cells of one sweep apart.
     """
     sides = {"earlier": earlier, "old": old, "new": new}
     rows = pd.concat([side.assign(side=of) for of, side in sides.items() if side is not None and len(side)])
-    cells = with_cells(rows.reset_index(drop=True), identity_keys_of(rows), ignored)
+    keys = identity_keys(rows["overrides"], rows["config"])
+    cells = with_cells(rows.reset_index(drop=True), keys, ignored)
     measured, after = cells[cells["side"] != "new"], cells[cells["side"] == "new"]
     before = cells[cells["side"] == "old"]
     for side in (measured, after):
@@ -136,8 +129,7 @@ def compared(
 
 @dataclass(frozen=True)
 class _Outcome:
-    """The runs of a cell together: `state` is absent, ok, skipped, failing or flaky; `statuses` are theirs,
-    and `text` says how many of them have which."""
+    """The runs of a cell together: absent, ok, skipped, failing or flaky, and how many have which status."""
 
     state: str = "absent"
     statuses: frozenset[str] = frozenset()
@@ -147,11 +139,9 @@ class _Outcome:
 def status_changes(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
     """One line for each cell of either side, in the order of `CHANGES`, those that did not change last.
 
-    `old` and `new` say which statuses the runs have. A cell is ok where all of its runs are. It is flaky
-    where only some of them are, or where one needed a second try. `failing` tells whether it is not ok in
-    the new side; `reason` and `again` are of the first such run. A cell of the new side alone whose address
-    the old side has with another configuration is no new cell: `before` is the key of that one, which then
-    has no line of its own.
+    A cell is flaky where only some of its runs are ok, or where one needed a second try. `failing`: it is not
+    ok in the new side; `reason` and `again` are of the first such run. A new cell whose address the old side
+    has with another configuration replaces that one, whose key is `before` and which has no line of its own.
 
     Args:
         old, new: rows with `key` and `address`, see `cell_identity.with_cells`.
@@ -214,10 +204,7 @@ def _change(was: _Outcome, now: _Outcome) -> str:
 
 
 def differences(sides: Mapping[str, Sweeps]) -> pd.DataFrame:
-    """What differs in the environments: a line for each thing, a column for each side, as text.
-
-    A side of several sweeps has all that was seen in it.
-    """
+    """What differs in the environments, all sweeps of a side together: a line a thing, a column a side."""
     seen = {name: _seen(sweeps) for name, sweeps in sides.items()}
     order = {key: place for place, key in enumerate(_FIRST)}
     keys = sorted({key for side in seen.values() for key in side} - {"earlier"})
@@ -229,12 +216,12 @@ def differences(sides: Mapping[str, Sweeps]) -> pd.DataFrame:
     return pd.DataFrame(apart, columns=["what", *sides])
 
 
-def warning(differing: pd.DataFrame) -> str | None:
-    """A sentence if the machines were not the same."""
-    machine = [what for what in differing["what"] if what in _MACHINE]
-    if not machine:
-        return None
-    return f"The machines differ ({', '.join(machine)}): another cost may be the machine's and nothing else."
+def warning(differing: pd.DataFrame) -> str:
+    """A sentence if the machines were not the same, else nothing."""
+    what = ", ".join(what for what in differing["what"] if what in _MACHINE)
+    return (
+        f"The machines differ ({what}): another cost may be the machine's and nothing else." if what else ""
+    )
 
 
 def _seen(sweeps: Sweeps) -> dict[str, list[str]]:

@@ -56,12 +56,9 @@ def is_regression(lines: pd.DataFrame) -> "pd.Series[bool]":
 def costs(old: pd.DataFrame, new: pd.DataFrame, rule: Rule) -> pd.DataFrame:
     """One line for each metric and all cells, each axis value and each cell in common, with its verdict.
 
-    `old` and `new` are medians of a cell, in seconds or bytes. `ratio` is new / old of geometric means,
-    with its own 95 % interval. `would_see` is the ratio that would have been called in 9 of 10 comparisons
-    with this noise. `p` is adjusted for all tests of the line's level.
-
-    Args:
-        old, new: rows with `key`, see `cell_identity.with_cells`.
+    `old` and `new` are medians of a cell, in seconds or bytes. `ratio` is new / old of geometric means with
+    its 95 % interval, `would_see` what would have been called in 9 of 10 comparisons with this noise; `p` is
+    adjusted for all tests of the line's level.
     """
     before, after = _usable(old), _usable(new)
     cells = before[before["key"].isin(after["key"])].drop_duplicates("key").set_index("key")
@@ -80,11 +77,7 @@ def _usable(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _side(frame: pd.DataFrame, metric: str, keys: list[str], by_sweep: bool) -> tuple[pd.DataFrame, Array]:
-    """What one side measured of one metric.
-
-    Args:
-        frame: rows with `key`, see `cell_identity.with_cells`.
-        by_sweep: a round is a whole sweep, and not one of its repeats.
+    """What one side measured of one metric; a round is a whole sweep if `by_sweep`, else one of its repeats.
 
     Returns:
         by the cells' keys `count`, `median`, `min` and `max`; and the logarithm of each cell in each round,
@@ -102,14 +95,9 @@ def _side(frame: pd.DataFrame, metric: str, keys: list[str], by_sweep: bool) -> 
 
 
 def _groups(cells: pd.DataFrame, measured: Array) -> tuple[list[str], Array]:
-    """Sets of cells that may share a change: each value of an axis that has more than one, but not all.
+    """The names of sets of cells that may share a change, and which cells each has, (sets, cells).
 
-    Args:
-        cells: one row for each cell, with the axes as text.
-        measured: (cells,), which of them both sides measured.
-
-    Returns:
-        the name of each set, and which cells are in it, (sets, cells).
+    Each is the value of an axis that more than one but not all of the cells have that are `measured`.
     """
     found: dict[str, Array] = {}
     for axis in (axis for axis in AXES if axis not in _NOT_GROUPED):
@@ -171,14 +159,11 @@ def _judged(lines: pd.DataFrame, rule: Rule, drift: float) -> pd.DataFrame:
     least = float(np.log1p(rule.least_effect))
     called &= lines["difference"].abs() >= least
     within = (np.log(lines["ratio_low"]) > -least) & (np.log(lines["ratio_high"]) < least)
+    up, time = lines["difference"] > 0, lines["metric"].map(lambda metric: METRICS[metric].unit == "s")
+    direction = np.select([time & up, time, up], ["slower", "faster", "larger"], "smaller")
     lines["verdict"] = np.select(
         [lines["difference"].isna(), called, ~tested & ~counted, within | counted],
-        [NOT_MEASURED, _direction(lines), TOO_FEW, NO_CHANGE],
+        [NOT_MEASURED, direction, TOO_FEW, NO_CHANGE],
         UNCLEAR,
     )
     return lines[COLUMNS]
-
-
-def _direction(lines: pd.DataFrame) -> Array:
-    up, time = lines["difference"] > 0, lines["metric"].map(lambda metric: METRICS[metric].unit == "s")
-    return np.select([time & up, time, up], ["slower", "faster", "larger"], "smaller")

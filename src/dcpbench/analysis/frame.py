@@ -23,11 +23,10 @@ def dtypes() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Sweeps:
-    """The rows of one sweep or of several, as one tidy frame.
+    """The rows of one sweep or of several, see `read_sweeps`.
 
-    `frame` is described at `read_sweeps`. `environments` has what each sweep's `environment.json` says,
-    by the same name as the column `sweep`; nothing where it cannot be read. `left_out` is a sentence for
-    each line of a file in which something was damaged.
+    `environments` has what each sweep's `environment.json` says, by the names in the column `sweep`; nothing
+    where it cannot be read. `left_out` is a sentence for each line of a file in which something was damaged.
     """
 
     frame: pd.DataFrame
@@ -76,14 +75,7 @@ def read_sweeps(places: Sequence[Path | str]) -> Sweeps:
 
 
 def read_frame(folder: Path) -> tuple[pd.DataFrame, list[str]]:
-    """The rows of one sweep as `read_sweeps` gives them, without the column `sweep`.
-
-    Returns:
-        the frame, and a sentence for each line of the file in which something was damaged.
-
-    Raises:
-        dcpbench.records.store.ResultsError: the folder holds no results.
-    """
+    """The rows of a sweep as in `read_sweeps`, a sentence for each damaged line; may raise ResultsError."""
     rows, damaged = read_rows(folder)
     values = {name: [row.get(name) for row in rows] for name in dtypes()}
     values |= {name: [row.get(name) or {} for row in rows] for name in NESTED}
@@ -139,11 +131,7 @@ def short_names(folders: Iterable[str]) -> dict[str, str]:
 
 
 def sweeps_in(place: Path) -> Iterator[Path]:
-    """The folder itself if it is a sweep, else the sweeps in it, or in folders of it.
-
-    Raises:
-        dcpbench.records.store.ResultsError: there is none.
-    """
+    """The folder itself if it is a sweep, else the sweeps in it or in its folders; ResultsError if none."""
     try:
         itself = (place / RESULTS_JSONL).exists() or place.is_file()
     except OSError as error:

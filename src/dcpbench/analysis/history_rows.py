@@ -48,7 +48,7 @@ class Rows:
     frame: pd.DataFrame
     folders: dict[str, Path]
     remarks: list[str]
-    keys: frozenset[str] = frozenset()
+    keys: Collection[str] = ()
     _stored: dict[str, list[Row]] = field(default_factory=dict)
 
     def config(self, sweep: str, **wanted: str) -> Mapping[str, Any]:
@@ -64,11 +64,7 @@ class _NotFlatError(Exception):
 
 
 def read_history(places: Sequence[Path], columns: Sequence[str] = ()) -> Rows:
-    """The rows of all sweeps in these places, with the columns of a history and these.
-
-    Raises:
-        ResultsError: one of the places holds no results, or none of those in it can be read.
-    """
+    """The rows of all sweeps in these places with a history's columns and these; ResultsError if none."""
     found = {sweep.resolve(): sweep for place in places for sweep in sweeps_in(place)}.values()
     folders = {name: Path(folder) for folder, name in short_names(map(str, found)).items()}
     values: dict[str, list[Any]] = {name: [] for name in dict.fromkeys(["sweep", *_COLUMNS, *columns])}
@@ -97,24 +93,17 @@ def read_history(places: Sequence[Path], columns: Sequence[str] = ()) -> Rows:
     return replace(read, keys=_identity_keys(read))
 
 
-def _identity_keys(rows: Rows) -> frozenset[str]:
-    """`identity_keys`, with one of the newest configurations for each key that is overridden anywhere."""
+def _identity_keys(rows: Rows) -> set[str]:
+    """`identity_keys`, by one of the newest configurations for each key that is overridden anywhere."""
     once = rows.frame.drop_duplicates("overrides", keep="last").dropna(subset="overrides")
-    newest = {
-        key: (sweep, line)
-        for sweep, line in zip(once["sweep"], once["overrides"], strict=True)
-        for key in override_values(line)
-    }
-    once_each = dict.fromkeys(newest.values())
-    return identity_keys((line, rows.config(sweep, overrides=line)) for sweep, line in once_each)
+    of_lines = dict(zip(once["overrides"], once["sweep"], strict=True))
+    newest = {key: line for line in of_lines for key in override_values(line)}
+    configs = (rows.config(of_lines[line], overrides=line) for line in newest.values())
+    return identity_keys(newest.values(), configs)
 
 
 def _flat_rows(folder: Path, wanted: Collection[str]) -> list[dict[str, Any]]:
-    """The rows of `results.csv`, with those of the wanted columns that it has.
-
-    Raises:
-        _NotFlatError: it is not surely the same as `results.jsonl`.
-    """
+    """The wanted columns of `results.csv`; _NotFlatError if it may differ from `results.jsonl`."""
     path = folder / RESULTS_CSV
     try:
         if path.stat().st_mtime_ns < (folder / RESULTS_JSONL).stat().st_mtime_ns:
@@ -135,11 +124,7 @@ def _flat_rows(folder: Path, wanted: Collection[str]) -> list[dict[str, Any]]:
 
 
 def _parsed(text: str, wanted: Collection[str]) -> list[dict[str, Any]]:
-    """The rows of a CSV file.
-
-    Raises:
-        ValueError, KeyError, csv.Error: it is damaged, or of another schema.
-    """
+    """The rows of a CSV file; ValueError, KeyError or csv.Error if it is damaged or of another schema."""
     csv.field_size_limit(_LONGEST_TEXT)
     head, *lines = csv.reader(io.StringIO(text, newline=""), strict=True)
     if not text.endswith("\n") or "\0" in text or not set(_NEEDED).issubset(head):
@@ -157,11 +142,7 @@ def _parsed(text: str, wanted: Collection[str]) -> list[dict[str, Any]]:
 
 
 def _values(texts: Sequence[str], kind: ColumnType) -> list[Any]:
-    """The values of a column; each is looked at once, as there are many rows and few values.
-
-    Raises:
-        ValueError, KeyError: the column cannot hold one of them.
-    """
+    """The values of a column, each text looked at once; ValueError or KeyError if it cannot hold one."""
     of_text = {
         text: _OF_TEXT[kind.python](text) if text or not kind.optional else None for text in set(texts)
     }

@@ -3,7 +3,7 @@
 import difflib
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +16,7 @@ from dcpbench.records.store import ResultsError
 
 _FORM = re.compile(r"\s*([A-Za-z_]\w*)\s*(!=|<=|>=|==|=|<|>|~)\s*(.*?)\s*", re.DOTALL)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
-_ORDER: dict[str, Callable[..., Any]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
+_ORDER: dict[str, Any] = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
 class QueryError(ResultsError):
@@ -35,16 +30,14 @@ def queryable() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Condition:
-    """One condition on one column. `value` is what it is compared with: a text, a number, a bool, a pattern,
-    or None for null."""
+    """One condition on one column; the value None is null."""
 
     column: str
     operator: str
     value: str | float | bool | re.Pattern[str] | None
 
     def holds(self, frame: pd.DataFrame) -> "pd.Series[bool]":
-        """For each row whether it is meant. What is missing equals null alone: it is less or more than
-        nothing, matches nothing, and is unequal to every value."""
+        """For each row whether it is meant. What is missing equals null alone, and is not less or more."""
         column = frame[self.column]
         if isinstance(self.value, re.Pattern):
             pattern = self.value
@@ -58,8 +51,7 @@ class Condition:
 
 def parse(asked: str) -> Condition:
     """What a condition says: a column, one of = != < <= > >= ~ (a regular expression that is searched for),
-    and a value; true, false and null are spelled so. A text that is one of these words stands in double
-    quotes.
+    and a value: true, false, null, a number or a text, in double quotes if it is one of these words.
 
     Raises:
         QueryError: it says no such thing.
@@ -90,11 +82,7 @@ def names_in(options: Sequence[str]) -> list[str]:
 
 
 def known_column(name: str, option: str) -> str:
-    """A column by its name.
-
-    Raises:
-        QueryError: there is none of this name; the message has those there are.
-    """
+    """This name if it is that of a column, else a QueryError with those there are."""
     known = queryable()
     if name in known:
         return name
@@ -104,11 +92,7 @@ def known_column(name: str, option: str) -> str:
 
 
 def known_metric(name: str) -> str:
-    """A column of numbers by its name.
-
-    Raises:
-        QueryError: there is none of this name, or it has no numbers.
-    """
+    """This name if it is that of a column of numbers, else a QueryError."""
     known = queryable()
     if known[known_column(name, "--metric")] in ("float64", "Int64"):
         return name

@@ -1,5 +1,4 @@
-"""The runs of a cell (rows that differ only in `repeat`): their results together, and those that failed with
-the command that runs just that cell again."""
+"""The runs of a cell, rows that differ only in `repeat`: their results together, and those that failed."""
 
 import re
 import shlex
@@ -30,10 +29,7 @@ def severity(frame: pd.DataFrame) -> "pd.Series[float]":
 
 
 def cell_numbers(frame: pd.DataFrame) -> "pd.Series[int]":
-    """For each row the number of the cell that it is a run of, counted in the order of their first runs.
-
-    Rows that have the same cell and no `repeat` are damage, not runs: each is counted for itself.
-    """
+    """For each row the number of its cell, in the order of first runs; a damaged copy is one for itself."""
     names = [name for name in ("sweep", *AXES, "config_dir", "cell", "overrides") if name in frame]
     identity = _without_repeat(frame[names])
     identity["copy"] = identity.groupby(names, dropna=False).cumcount().where(frame["repeat"].isna(), 0)
@@ -100,11 +96,10 @@ def failures(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def of_a_kind(listed: pd.DataFrame, each: bool) -> pd.DataFrame:
-    """Of `failures` one row for those alike: the same status and, numbers aside, the same reason. What has to
-    be looked at keeps a row of its own if `each` is asked for; a skip or a known failure does not.
+    """Of `failures` one row for those of the same status and, numbers aside, reason; and how many `more`.
 
-    `more` says how many others are like it; `again` is empty where nothing has to be run again, and these
-    come first.
+    What has to be looked at keeps a row of its own if `each`. Where nothing has to be run again, `again` is
+    empty; these come first.
     """
     if listed.empty:
         return listed.assign(more="")
@@ -119,8 +114,7 @@ def of_a_kind(listed: pd.DataFrame, each: bool) -> pd.DataFrame:
 
 
 def again(overrides: object, config_dir: object) -> str:
-    """The command that runs just this cell, ready for a shell; `config_dir` is the user's own folder of
-    groups, if any."""
+    """The shell command that runs just this cell; `config_dir` is the user's own folder of groups, if any."""
     folder = ["--config-dir", config_dir] if isinstance(config_dir, str) else []
     return shlex.join(["python", "-m", "dcpbench", *folder, *override_words(overrides)])
 

@@ -95,8 +95,7 @@ def moderated(variance: Array, freedom: Array) -> tuple[Array, Array]:
 
 
 def p_values(difference: Array, error: Array, freedom: Array, allowed: float) -> Array:
-    """Two-sided p of each of `changes` for `the true difference is at most `allowed` either way`; NaN: no
-    test."""
+    """Two-sided p for `the true difference is at most `allowed``; NaN where no noise was seen."""
     beyond = (np.abs(difference) - allowed) / error
     p = 2 * stdtr(freedom, -np.maximum(beyond, 0))
     return np.where(np.isfinite(error), np.minimum(p, 1.0), np.nan)

@@ -6,14 +6,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from dcpbench.checkpointers.raw_io import RawIO
+from dcpbench.measure.raw_io import RawIO
 from dcpbench.verify.audit import Manifest
 
 
@@ -36,8 +36,7 @@ class PendingSave:
 
     Args:
         started: when the save began.
-        released: when training could go on.
-        completed: when the checkpoint was complete; of an upload once it is.
+        released: when training could go on; without an upload the checkpoint is complete by then.
         upload: what goes on in the background, if anything does.
         held_back: set by `wait`, for an upload that must not end before.
         when_complete: called by `wait` once the checkpoint is complete.
@@ -45,47 +44,39 @@ class PendingSave:
 
     started: float
     released: float
-    completed: float = 0.0
-    upload: Future[Any] | None = None
+    upload: InitVar[Future[Any] | None] = None
     held_back: threading.Event | None = None
     when_complete: Callable[[], None] | None = None
-    _ended: threading.Event = field(default_factory=threading.Event)
 
-    def __post_init__(self) -> None:
-        if self.upload is not None:
-            self.upload.add_done_callback(self._complete)
+    def __post_init__(self, upload: Future[Any] | None) -> None:
+        self._completed: Future[float] = Future()
+        if upload is None:
+            self._completed.set_result(self.released)
+        else:
+            upload.add_done_callback(self._complete)
 
-    def _complete(self, _: Future[Any]) -> None:
-        self.completed = time.perf_counter()
-        self._ended.set()
-
-    @property
-    def stall_s(self) -> float:
-        """How long training stood still."""
-        return self.released - self.started
+    def _complete(self, upload: Future[Any]) -> None:
+        if error := upload.exception():
+            self._completed.set_exception(error)
+        else:
+            self._completed.set_result(time.perf_counter())
 
     def wait(self) -> float:
-        """Let it go on and wait until the checkpoint is complete; seconds from the start of the save until
-        then.
+        """Let it go on until the checkpoint is complete; seconds from the start of the save until then.
 
         Raises:
             Exception: whatever the upload raised.
         """
         if self.held_back is not None:
             self.held_back.set()
-        if self.upload is not None:
-            self.upload.result()
-            self._ended.wait()  # a future's result may be had before its callbacks have run
+        completed = self._completed.result()
         if self.when_complete is not None:
             self.when_complete()
-        return self.completed - self.started
+        return completed - self.started
 
     def when_ended(self, callback: Callable[[], None]) -> None:
         """Call `callback` once the save has ended, well or not; at once if it has already."""
-        if self.upload is None:
-            callback()
-        else:
-            self.upload.add_done_callback(lambda _: callback())
+        self._completed.add_done_callback(lambda _: callback())
 
 
 class Checkpointer(ABC):
@@ -129,10 +120,6 @@ class Checkpointer(ABC):
     def remove(self, checkpoint_id: str) -> None:
         """Remove a checkpoint; one rank does."""
         shutil.rmtree(checkpoint_id)
-
-    def unwrapped(self) -> "Checkpointer":
-        """The one that does the work, where another one is only wrapped around it."""
-        return self
 
 
 def file_lengths(checkpoint_id: str) -> dict[str, int]:

@@ -3,7 +3,9 @@
 import pkgutil
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +30,16 @@ class DcpCheckpointer(Checkpointer):
     """
 
     def __init__(self, folder: Path, config: Config, ranks: Ranks) -> None:
-        self._folder = folder
-        self._config = config
-        self._ranks = ranks
-        self._storages: dict[int, Storage] = {}
-        self.raw = self._storage().raw
+        self._save, self._ranks = config.save, ranks
+        make = partial(pkgutil.resolve_name(config.storage.target), folder, config.storage, config.save)
+        self._storages: defaultdict[int, Storage] = defaultdict(make)
+        self.raw = self._storages[0].raw
 
     def save(self, state: dict[str, Any], checkpoint_id: str, slot: int = 0) -> PendingSave:
-        config, writer, group = self._config.save, self._storage(slot).writer, self._ranks.group_of(slot)
+        writer, group = self._storages[slot].writer, self._ranks.group_of(slot)
         held_back = _hold_back(writer) if slot else None
-        save = pkgutil.resolve_name(config.target)
-        pending: PendingSave = save(state, checkpoint_id, writer, group, **config.options)
+        save = pkgutil.resolve_name(self._save.target)
+        pending: PendingSave = save(state, checkpoint_id, writer, group, **self._save.options)
         pending.held_back = held_back
         return pending
 
@@ -48,7 +49,7 @@ class DcpCheckpointer(Checkpointer):
     def manifest(self, checkpoint_id: str) -> Manifest:
         """What `.metadata` says. It is a pickle, and one that this cell wrote."""
         metadata = self.reader(checkpoint_id).read_metadata()
-        return manifest_of(metadata, self._storage().lengths(checkpoint_id))
+        return manifest_of(metadata, self._storages[0].lengths(checkpoint_id))
 
     def read_tensor(self, checkpoint_id: str, key: str) -> torch.Tensor | None:
         reader = self.reader(checkpoint_id)
@@ -60,18 +61,11 @@ class DcpCheckpointer(Checkpointer):
         return tensor
 
     def size(self, checkpoint_id: str) -> int:
-        return sum(self._storage().lengths(checkpoint_id).values())
+        return sum(self._storages[0].lengths(checkpoint_id).values())
 
     def reader(self, checkpoint_id: str) -> StorageReader:
         """For what only DCP can do."""
-        return self._storage().reader(checkpoint_id)
-
-    def _storage(self, slot: int = 0) -> Storage:
-        if slot not in self._storages:
-            config = self._config
-            storage = pkgutil.resolve_name(config.storage.target)
-            self._storages[slot] = storage(self._folder, config.storage, config.save)
-        return self._storages[slot]
+        return self._storages[0].reader(checkpoint_id)
 
 
 def sync(
@@ -80,8 +74,7 @@ def sync(
     """`dcp.save`, coordinated in `group`: when it returns, the checkpoint is complete."""
     started = time.perf_counter()
     dcp.save(state_dict, checkpoint_id=checkpoint_id, storage_writer=writer, process_group=group)
-    ended = time.perf_counter()
-    return PendingSave(started, ended, completed=ended)
+    return PendingSave(started, time.perf_counter())
 
 
 def asynchronous(
@@ -109,20 +102,17 @@ def manifest_of(metadata: Metadata, lengths: Mapping[str, int]) -> Manifest:
     named: dict[str, int] = {}
     for place in stored.values():
         named[place.relative_path] = max(named.get(place.relative_path, 0), place.offset + place.length)
-
-    def file_of(index: MetadataIndex) -> str | None:
-        return stored[index].relative_path if index in stored else None
-
+    files = {index: place.relative_path for index, place in stored.items()}
     entries: dict[str, Entry] = {}
     for key, entry in metadata.state_dict_metadata.items():
         if isinstance(entry, TensorStorageMetadata):
             chunks = [
-                Chunk(tuple(one.offsets), tuple(one.sizes), file_of(MetadataIndex(key, one.offsets)))
+                Chunk(tuple(one.offsets), tuple(one.sizes), files.get(MetadataIndex(key, one.offsets)))
                 for one in entry.chunks
             ]
             entries[key] = Entry(tuple(entry.size), str(entry.properties.dtype), tuple(chunks))
         else:
-            entries[key] = Entry(None, None, (Chunk((), (), file_of(MetadataIndex(key))),))
+            entries[key] = Entry(None, None, (Chunk((), (), files.get(MetadataIndex(key))),))
     return Manifest(entries, named, lengths)
 
 

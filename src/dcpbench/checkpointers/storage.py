@@ -7,8 +7,8 @@ from pathlib import Path
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, StorageReader, StorageWriter
 
 from dcpbench.checkpointers.base import file_lengths
-from dcpbench.checkpointers.raw_io import RawIO
 from dcpbench.config.groups import SaveConfig, StorageConfig
+from dcpbench.measure.raw_io import RawIO
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks, file_lengths
-from dcpbench.checkpointers.raw_io import RawIO
 from dcpbench.config.schema import Config
+from dcpbench.measure.raw_io import RawIO
 from dcpbench.verify.audit import Chunk, Entry, Manifest
 
 FILE = "state.pt"
@@ -46,8 +46,7 @@ class TorchSaveCheckpointer(Checkpointer):
                     os.fsync(file.fileno())
             unfinished.replace(folder / FILE)
         self._ranks.meet()
-        ended = time.perf_counter()
-        return PendingSave(started, ended, completed=ended)
+        return PendingSave(started, time.perf_counter())
 
     @torch.no_grad()
     def load(self, state: dict[str, Any], checkpoint_id: str) -> None:

@@ -7,7 +7,7 @@ from a frozen dataclass read-only and then refuses to merge the YAML into it.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -261,12 +261,14 @@ class FaultConfig:
     """A defect planted on purpose by `target`, null for none, and by what it has to be seen.
 
     `at` says where: after a load in what was `restored`, in the `live` state right after a save, in
-    what is `staged` to be saved, in the files that were `written`. `dcpbench.faults.registry` declares them.
+    what is `staged` to be saved, in the files that were `written`. On all ranks, or `on_one_rank`, the last
+    but one. `dcpbench.faults.registry` declares them.
     """
 
     name: str = MISSING
     target: str | None = None
     at: Place = Place.restored
+    on_one_rank: bool = how_run(False)
     expects: list[Expect] = how_run(list)
     only: dict[str, Only] = how_run(dict)
     options: dict[str, Any] = field(default_factory=dict)
@@ -292,6 +294,5 @@ class TimeoutsConfig:
     raw_s: float | None = None
 
     def by_phase(self) -> dict[str, float]:
-        """The limit of each phase that has one, and of the whole `cell`."""
-        given = {item.name.removesuffix("_s"): getattr(self, item.name) for item in fields(self)}
-        return {name: limit for name, limit in given.items() if limit is not None}
+        """The limit of the whole `cell`, and of each phase that has one."""
+        return {name.removesuffix("_s"): limit for name, limit in vars(self).items() if limit is not None}

@@ -66,6 +66,17 @@ class Config:
             return self.loading, self.load_world_size or self.world_size
         return self.parallel, self.world_size
 
+    @property
+    def save_steps(self) -> list[int]:
+        """The step counts at which a checkpoint is written; 0 is before any optimizer state exists."""
+        regular = {self.train_steps * (index + 1) for index in range(self.saves)}
+        return sorted(regular | ({self.save_at} if self.save_at is not None else set()))
+
+    @property
+    def last_step(self) -> int:
+        """How far the uninterrupted run goes: `resume_steps` past the last checkpoint."""
+        return self.save_steps[-1] + self.resume_steps
+
     def value_of(self, axis: str) -> str:
         """The value of an axis as it is written on the command line.
 
@@ -90,8 +101,7 @@ class Config:
             value = attrgetter(key)(self)
             if value is not None and value < lowest:
                 raise ConfigError(f"{key}={value}: must be at least {lowest}")
-        plan = Plan(self.train_steps, self.saves, self.resume_steps, self.save_at)
-        if self.overlap_saves and len(plan.save_steps) < 2:
+        if self.overlap_saves and len(self.save_steps) < 2:
             raise ConfigError(f"overlap_saves=true: saves={self.saves} leaves nothing to overlap; at least 2")
         for phase, limit_s in self.timeouts.by_phase().items():
             if not 0 < limit_s < math.inf:
@@ -100,27 +110,6 @@ class Config:
             raise ConfigError(f"retry={self.retry}: must be 0 or 1")
         if self.world_size != "auto" and (isinstance(self.world_size, str) or self.world_size < 1):
             raise ConfigError(f"world_size={self.world_size}: must be 'auto' or a number, at least 1")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The steps of a cell: train, save, train, save, …, then the continuation after the last save."""
-
-    train_steps: int
-    saves: int
-    resume_steps: int
-    save_at: int | None = None
-
-    @property
-    def save_steps(self) -> list[int]:
-        """The step counts at which a checkpoint is written; 0 is before any optimizer state exists."""
-        regular = {self.train_steps * (index + 1) for index in range(self.saves)}
-        return sorted(regular | ({self.save_at} if self.save_at is not None else set()))
-
-    @property
-    def last_step(self) -> int:
-        """How far the uninterrupted run goes: `resume_steps` past the last checkpoint."""
-        return self.save_steps[-1] + self.resume_steps
 
 
 def conf_folder() -> Path:

@@ -28,7 +28,7 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
 
 
-def end_families(leaders: Collection[int]) -> None:
+def end_families(leaders: Collection[int | None]) -> None:
     """End processes, all of their sessions, and all that descends from either."""
     _end(lambda: _families(leaders))
 
@@ -49,7 +49,7 @@ def shared_memory() -> set[str]:
     return set()
 
 
-def held_shared_memory(leaders: Collection[int]) -> set[str]:
+def held_shared_memory(leaders: Collection[int | None]) -> set[str]:
     """The segments that processes, their sessions and descendants have open."""
     return _held(_families(leaders))
 
@@ -92,7 +92,7 @@ def _held(processes: Iterable[psutil.Process]) -> set[str]:
     return set()
 
 
-def _families(leaders: Collection[int]) -> set[psutil.Process]:
+def _families(leaders: Collection[int | None]) -> set[psutil.Process]:
     # What has a session of its own, and a parent that is gone, says in its environment whose it is.
     named = {str(leader) for leader in leaders}
     return _with_descendants(

@@ -12,6 +12,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from typing import Any
 
+from dcpbench.config.errors import ConfigError
+
 _PRELOADED = (
     "torch._dynamo",
     "torch._inductor.config",
@@ -89,17 +91,17 @@ def probe(context: ForkServerContext) -> Machine:
     """Ask a process forked from the server; the server then is warm for the ranks.
 
     Raises:
-        RuntimeError: the process ended or went silent before it had answered.
+        ConfigError: the process ended or went silent before it had answered.
     """
     here, there = context.Pipe()
     try:
         context.Process(target=_probe, args=(there,), daemon=True).start()  # it does not outlive this one
         there.close()
         if not here.poll(_PROBE_LIMIT_S):
-            raise RuntimeError(f"torch did not answer within {_PROBE_LIMIT_S:.0f} s of its import")
+            raise ConfigError(f"torch did not answer within {_PROBE_LIMIT_S:.0f} s of its import")
         description = here.recv()
     except EOFError:
-        raise RuntimeError("torch cannot be imported here; see the error above") from None
+        raise ConfigError("torch cannot be imported here; see the error above") from None
     return Machine(description["gpu_count"], description, here)
 
 

@@ -1,13 +1,9 @@
-"""The executor of one host: ranks forked from a server that has torch imported, watched, and ended.
-
-Nothing else knows where ranks live.
-"""
+"""The executor of one host: ranks forked from a server that has torch imported, watched, and ended."""
 
 import os
 import socket
 import struct
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -15,7 +11,8 @@ from multiprocessing.context import ForkServerContext
 
 from dcpbench.config.groups import TimeoutsConfig
 from dcpbench.executors import cleanup
-from dcpbench.executors.outcome import Outcome, next_limit, outcome_of
+from dcpbench.executors.base import Executor, OnPhase, Outcome
+from dcpbench.executors.outcome import next_limit, outcome_of
 from dcpbench.executors.rank_handle import Rank
 from dcpbench.records.findings import RaisedError
 from dcpbench.worker.messages import CellSpec, Failed, Message, PhaseBegun, RankSpec, WorldKind
@@ -30,12 +27,9 @@ _TALK_S = 5
 """How long a rank may take over one message once it has begun it: it may be stopped in the middle."""
 _LISTEN_S = 60.0
 
-OnPhase = Callable[[int, str], None]
-"""Called with a rank and the phase that it begins."""
-
 
 @dataclass
-class LocalExecutor:
+class LocalExecutor(Executor):
     """Runs stages on ranks of this host; on a device of their own out of `gpus` each, if they use any.
 
     Groups of several kinds stay up side by side, so that the stages of a cell need not start them anew.
@@ -44,7 +38,7 @@ class LocalExecutor:
     context: ForkServerContext
     gpus: tuple[int, ...] = ()
     _groups: dict[WorldKind, "_RankGroup"] = field(default_factory=dict)
-    _interrupted: bool = False
+    interrupted: bool = False
 
     def run(self, kind: WorldKind, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: OnPhase) -> Outcome:
         """Run a stage and wait for its end, or until something has taken longer than it may.
@@ -59,7 +53,7 @@ class LocalExecutor:
                 self._groups[kind] = _RankGroup(self.context, kind, self.gpus)
         except (OSError, EOFError) as error:
             return Outcome([], "error", problem=f"the ranks could not be started: {error}")
-        if self._interrupted:  # while the ranks were on their way
+        if self.interrupted:  # while the ranks were on their way
             return Outcome([], "error", problem="interrupted")
         outcome = self._groups[kind].run(spec, timeouts, on_phase)
         if outcome.status:
@@ -74,7 +68,7 @@ class LocalExecutor:
 
     def interrupt(self) -> None:
         """End what runs in another thread: its stage ends at once, and no other begins."""
-        self._interrupted = True
+        self.interrupted = True
         for group in list(self._groups.values()):
             group.end()
 
@@ -149,11 +143,11 @@ class _RankGroup:
 
     def end(self) -> None:
         """End the ranks and whatever they started, at once; `kill` is still to be called."""
-        cleanup.end_families(self._leaders())
+        cleanup.end_families({rank.process.pid for rank in self._ranks})
 
     def kill(self) -> None:
         """`end` the ranks, wait until they are gone, and remove the shared memory that they leave."""
-        held = cleanup.held_shared_memory(self._leaders())
+        held = cleanup.held_shared_memory({rank.process.pid for rank in self._ranks})
         self.end()
         for rank in self._ranks:
             rank.process.join(1.0)
@@ -188,9 +182,6 @@ class _RankGroup:
                 message = Message(rank.stage.run, rank.number, Failed(seen_at, raised, secondary=False))
             if rank.take(message) and isinstance(message.content, PhaseBegun):
                 on_phase(rank.number, message.content.phase)
-
-    def _leaders(self) -> list[int]:
-        return [rank.process.pid for rank in self._ranks if rank.process.pid is not None]
 
 
 def _fork(context: ForkServerContext, spec: RankSpec, listener: socket.socket | None) -> Rank:

@@ -2,34 +2,17 @@
 
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 from dcpbench.executors import stack_dumps
+from dcpbench.executors.base import Outcome
 from dcpbench.executors.rank_handle import Rank
-from dcpbench.records.findings import Cause, LimitReached, RankDeath
-from dcpbench.records.rank_report import CheckReport, RankReport
+from dcpbench.records.findings import LimitReached, RankDeath
+from dcpbench.records.rank_report import RankReport
 
 _DEATH_IS_SEEN_S = 0.25
 """How much later than its peers, whose connections break at once, the driver may see that a rank died."""
 _CELL = "cell"
 """The phase that all of a stage counts as."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a stage ended: with a report of every rank, or with a `status` and its `cause`.
-
-    `before` are the checks of the rank that raised, as far as it had come; `details` is more for the row's
-    details. Where no rank could be started, `status` is `error` and `problem` says why.
-    """
-
-    reports: list[RankReport]
-    status: str | None = None
-    cause: Cause | None = None
-    problem: str | None = None
-    before: dict[str, CheckReport] = field(default_factory=dict)
-    details: dict[str, Any] = field(default_factory=dict)
 
 
 def next_limit(limits: Mapping[str, float], began: float, ranks: Sequence[Rank]) -> tuple[float, str]:

@@ -13,9 +13,6 @@ import psutil
 from dcpbench.records.rank_report import RankReport
 from dcpbench.worker.messages import CellSpec, Failed, Message, PhaseBegun, UploadsUnderWay
 
-_UNKNOWN = 255
-"""What multiprocessing takes for the exit status if the server died that would have told it."""
-
 
 @dataclass
 class Rank:
@@ -82,8 +79,8 @@ class Rank:
         code = self.process.exitcode
         if code is None:
             return "was lost"
-        if code == _UNKNOWN:
-            return f"exited with status {_UNKNOWN}, or was lost with the server that it was forked from,"
+        if code == 255:  # what multiprocessing takes for it if the server died that would have told it
+            return "exited with status 255, or was lost with the server that it was forked from,"
         if code < 0:
             return f"was killed by {signal.Signals(-code).name}"
         return f"exited with status {code}"
@@ -94,6 +91,5 @@ class Rank:
 
     def where(self) -> str:
         """Its phase, and what went on beside it."""
-        if not self.uploads or self.phase == "upload":
-            return self.phase
-        return f"{self.phase}, an upload under way"
+        beside = ", an upload under way" if self.uploads and self.phase != "upload" else ""
+        return f"{self.phase}{beside}"

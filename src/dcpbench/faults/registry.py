@@ -4,17 +4,16 @@ faults: what they damage brings its own methods (`dcpbench.faults.targets`)."""
 
 import importlib
 from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 from dcpbench.config.groups import Expect, FaultConfig, Only, Place
 
-Plant = TypeVar("Plant", bound=Callable[..., None])
+Plant = Callable[..., None]
 
 NONE = "none"
 FAULTS: dict[str, FaultConfig] = {NONE: FaultConfig(NONE)}
 """What is declared of each fault, and of the value that plants nothing."""
-
-_MODULES = ("objects", "optimizer", "parameters", "saves")
 
 
 def fault(
@@ -22,17 +21,17 @@ def fault(
     name: str | None = None,
     at: Place = Place.restored,
     only: dict[str, Only] | None = None,
+    on_one_rank: bool = False,
     **options: Any,
 ) -> Callable[[Plant], Plant]:
-    """Declare a function that plants a defect, as a value of Hydra's group `fault`.
+    """Declare a function that plants a defect in a `Target`, as a value of Hydra's group `fault`.
 
     Args:
         expects: by what it has to be seen; any one of them is enough.
         name: of the fault; the function's own name if it is not given.
-        at: what is damaged, which decides what the function is called with: a `Target` for what was
-            `restored` and for the `live` state, a `StagedState` for what is `staged`, and for files that were
-            `written` their folder and that of the first checkpoint.
+        at: what is damaged.
         only: the values of other axes with which it can be planted.
+        on_one_rank: whether it is planted on the last rank but one alone.
         options: further arguments of the function. One function may stand for several faults.
 
     Raises:
@@ -41,7 +40,9 @@ def fault(
 
     def declare(plant: Plant) -> Plant:
         target = f"{plant.__module__}.{plant.__qualname__}"
-        spec = FaultConfig(name or plant.__name__, target, at, list(expects), only or {}, options)
+        spec = FaultConfig(
+            name or plant.__name__, target, at, on_one_rank, list(expects), only or {}, options
+        )
         if FAULTS.setdefault(spec.name, spec) != spec:
             raise ValueError(f"fault {spec.name}: declared twice")
         return plant
@@ -49,9 +50,15 @@ def fault(
     return declare
 
 
+on_one_rank = partial(fault, on_one_rank=True)
+staged = partial(fault, at=Place.staged)
+live = partial(fault, Expect("save_harmless"), at=Place.live)
+written = partial(fault, at=Place.written)
+
+
 def load_faults() -> dict[str, FaultConfig]:
     """dcpbench's own faults, and those of plug-ins that have been loaded, by name in alphabetical order."""
-    for module in _MODULES:
+    for module in ("saves", "tensors", "values"):
         importlib.import_module(f"dcpbench.faults.{module}")
     return dict(sorted(FAULTS.items()))
 
@@ -59,9 +66,8 @@ def load_faults() -> dict[str, FaultConfig]:
 def listed(at: str | None = None) -> str:
     """The names of the faults that any scenario can have, or of those that are planted at one place: a list
     for a sweep, which an experiment writes as `${faults:}` or `${faults:restored}`."""
-    names = [
+    return ",".join(
         name
         for name, spec in load_faults().items()
         if spec.target and "scenario" not in spec.only and at in (None, spec.at.value)
-    ]
-    return ",".join(names)
+    )

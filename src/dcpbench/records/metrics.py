@@ -65,11 +65,6 @@ class MetricSpec:
         """Whether its values are integers."""
         return self.unit == "bytes"
 
-    @property
-    def kept_when_shared(self) -> bool:
-        """Whether it still means something where other cells ran on the same devices: times do not."""
-        return self.unit != "s" or self.name == SHARED_CELL_S
-
 
 @dataclass(frozen=True)
 class Measurement:

@@ -137,14 +137,6 @@ AXES = tuple(item.name for item in fields(Row) if item.metadata.get("axis"))
 REQUIRED = _FIRST_VERSION[:14]
 """The columns that every row has, of whatever version."""
 
-_TYPE_NAMES = {
-    bool: "true or false",
-    int: "an integer of 64 bits",
-    float: "a finite number",
-    str: "a text",
-    dict: "an object",
-}
-
 
 @dataclass(frozen=True)
 class ColumnType:
@@ -152,11 +144,6 @@ class ColumnType:
 
     python: type
     optional: bool = True
-
-    @property
-    def name(self) -> str:
-        """What it holds, in words."""
-        return _TYPE_NAMES[self.python]
 
     def fits(self, value: Any) -> bool:
         """Whether a column of this type may hold this value."""
@@ -171,7 +158,7 @@ class ColumnType:
 def _field_type(hint: Any) -> ColumnType:
     """That of a field: bool, int, float, str or a mapping, or one of them or None."""
     python, *none = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    return ColumnType(python if python in _TYPE_NAMES else dict, optional=bool(none))
+    return ColumnType(python if python in (bool, int, float, str) else dict, optional=bool(none))
 
 
 _FIELD_TYPES = {name: _field_type(hint) for name, hint in get_type_hints(Row).items()}

@@ -13,22 +13,17 @@ UNKNOWN = "unknown"
 """Stands for the status of a row that does not tell it; it is not ok."""
 
 _NEXT_OVERRIDE = re.compile(r"\s+(?=[+~]*[\w./@:-]+=)")
+_TYPE_NAMES = {
+    bool: "true or false",
+    int: "an integer of 64 bits",
+    float: "a finite number",
+    str: "a text",
+    dict: "an object",
+}
 _GROUPS = ("scenario", "parallel", "save", "model", "optimizer", "storage", "load_parallel", "fault")
 _SINGLE = ("compile", "world_size", "device", "seed")
-_HOW_RUN = (
-    "repeat",
-    "repeats",
-    "experiment",
-    "retry",
-    "sharing",
-    "isolation",
-    "raw",
-    "known_failures",
-    "keep_checkpoints",
-    "storage.root",
-    "storage.keep_free_bytes",
-    "storage.needs_bytes",
-)
+_DISK = ("keep_checkpoints", "storage.root", "storage.keep_free_bytes", "storage.needs_bytes")
+_HOW_RUN = ("repeat", "repeats", "experiment", "retry", "sharing", "isolation", "raw", "known_failures")
 
 
 def read_row(line: bytes, number: int) -> tuple[dict[str, Any] | None, list[str]]:
@@ -79,7 +74,7 @@ def _put_right(row: dict[str, Any], name: str, kind: ColumnType, number: int) ->
     instead = {"status": UNKNOWN, "cell": f"line {number}", "details": {}, "config": {}}
     row[name] = instead.get(name)
     shown = "empty" if row[name] == {} else row[name] or "null"
-    return f"{found}, where {kind.name} was expected; shown as {shown}"
+    return f"{found}, where {_TYPE_NAMES[kind.python]} was expected; shown as {shown}"
 
 
 def parse(content: bytes) -> tuple[Any, list[str]]:
@@ -129,11 +124,10 @@ def upgraded(row: Mapping[str, Any]) -> dict[str, Any]:
     words = _NEXT_OVERRIDE.split(text.strip()) if isinstance(text, str) and text.strip() else []
     config: dict[str, Any] = {f"{group}.name": row.get(group) for group in _GROUPS}
     config |= {key: row.get(key) for key in _SINGLE} | {"checkpointer.name": "dcp"}
+    known = (*_GROUPS, *_SINGLE, *_HOW_RUN, *_DISK)
     for word in words:
-        key, equals, value = word.partition("=")
-        key = key.lstrip("+~")
-        how_run = key in _HOW_RUN or key.startswith(("timeouts.", "hydra."))
-        if equals and not how_run and key not in (*_GROUPS, *_SINGLE):
+        key, equals, value = word.lstrip("+~").partition("=")
+        if equals and key not in known and not key.startswith(("timeouts.", "hydra.")):
             config[key] = value
     return {
         **row,

@@ -17,13 +17,11 @@ _COMMANDS = {
 
 def main(arguments: list[str]) -> int:
     """Run what the first word names, else the tables of the sweeps; 2 for what cannot be read."""
-    name, rest = (
-        (arguments[0], arguments[1:]) if arguments[:1] and arguments[0] in _COMMANDS else ("", arguments)
-    )
-    module = importlib.import_module(_COMMANDS.get(name, "dcpbench.report.show"))
+    named = bool(arguments) and arguments[0] in _COMMANDS
+    module = importlib.import_module(_COMMANDS[arguments[0]] if named else "dcpbench.report.show")
     try:
         load_plugins()
-        return int(module.main(rest))
+        return int(module.main(arguments[named:]))
     except (PluginError, ResultsError) as error:
         sys.stderr.write(f"dcpbench.report: {error}\n")
         return 2

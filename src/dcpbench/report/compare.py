@@ -47,23 +47,14 @@ by which a cost is called another one stands below the tables, and in docs/compa
 
 
 def main(arguments: list[str]) -> int:
-    """Compare sweeps.
-
-    Returns:
-        1 where something is found that `--fail-on` names, else 0.
-
-    Raises:
-        dcpbench.records.store.ResultsError: a side holds no results, or what was asked makes no sense.
-    """
+    """Compare sweeps; 1 if something is found that `--fail-on` names, ResultsError if that cannot be done."""
     asked = _parser().parse_args(arguments)
     metrics = list(dict.fromkeys([*always_compared(), *METRICS]))
-    rule = Rule(
-        _option_share(asked.false_alarms, "--false-alarms"),
-        _option_share(asked.least_effect, "--least-effect"),
-        _option_share(asked.drift, "--drift"),
-        _known("--metric", names_in(asked.metric), metrics, "is not compared; the metrics")
-        or always_compared(),
-    )
+    chosen = _known("--metric", names_in(asked.metric), metrics, "is not compared; the metrics")
+    rule = Rule(asked.false_alarms, asked.least_effect, asked.drift, chosen or always_compared())
+    for option in ("false-alarms", "least-effect", "drift"):
+        if not 0 <= (value := getattr(rule, option.replace("-", "_"))) < 1:
+            raise QueryError(f"--{option} {value}: must be a share, at least 0 and less than 1")
     ignored = names_in(asked.ignore)
     fail_on = _known("--fail-on", names_in(asked.fail_on), FAIL_ON, "is no kind of change; the kinds")
     written_as = output.format_of(asked, _FORMATS)
@@ -83,7 +74,9 @@ def main(arguments: list[str]) -> int:
         differing = differences({names[place]: side for place, side in sides.items()})
         contents = [_environments(differing, damaged, found)]
         for one in found:
-            contents += _contents(one, rule, asked.all)
+            contents.append(_statuses(one, asked.all))
+            contents += [_configurations(one, asked.all)] if len(one.configurations) else []
+            contents += [_costs(one, rule, asked.all)] if len(one.costs) else []
         text = output.document_text(contents, written_as, io.StringIO() if asked.output else sys.stdout)
     output.put_out(text, asked.output)
     met = [name for name in fail_on if any(name in one.kinds() for one in found)]
@@ -145,29 +138,15 @@ def _known(option: str, names: Sequence[str], known: Sequence[str], otherwise: s
     return tuple(names)
 
 
-def _option_share(value: float, option: str) -> float:
-    if 0 <= value < 1:
-        return value
-    raise QueryError(f"{option} {value}: must be a share, at least 0 and less than 1")
-
-
 def _environments(differing: pd.DataFrame, damaged: Sequence[str], found: Sequence[Comparison]) -> Content:
     """What was different around the sweeps, and what of them could not be read."""
-    text = warning(differing) or ""
+    text = warning(differing)
     if not text and differing.empty:
         reconfigured = any(len(one.configurations) for one in found)
         but = "; configurations are not, see below" if reconfigured else ""
         text = f"The environments are the same{but}."
     tables = [Table("environment", differing)] if len(differing) else []
     return Content(tables, damaged=first_of(damaged), headline=text)
-
-
-def _contents(compared: Comparison, rule: Rule, every: bool) -> list[Content]:
-    """What is different in one side, the most important first."""
-    parts = [_statuses(compared, every)]
-    parts += [_configurations(compared, every)] if len(compared.configurations) else []
-    parts += [_costs(compared, rule, every)] if len(compared.costs) else []
-    return parts
 
 
 def _statuses(compared: Comparison, every: bool) -> Content:
@@ -222,8 +201,6 @@ def _axes(compared: Comparison, keys: "pd.Series[str]") -> pd.DataFrame:
 
 def _explained(compared: Comparison, shown: pd.DataFrame) -> pd.DataFrame:
     explained = shown[shown["change"].isin(_EXPLAINED) & shown["failing"]]
-    if explained.empty:
-        return Content().failures
     return pd.DataFrame(
         {
             "status": explained["change"].to_numpy(),

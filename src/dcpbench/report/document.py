@@ -11,16 +11,12 @@ _FAILURES = ("status", "cell", "reason", "again", "more")
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text; of `rich.text.Text` where signs have styles of their own. At the head of a column,
-    lines are broken by newlines.
+    """A table of text, or of `rich.text.Text`; newlines break the head of a column into lines.
 
     Args:
-        title: what stands above it.
-        table: one row a line.
         statuses: the columns that hold statuses.
         heading: a column for Markdown, which in the terminal stands above the rows that have the same value.
-        below: a column whose texts stand in the terminal in lines of their own below these rows, each after
-            what stands first in its row.
+        below: a column whose texts stand in the terminal below these rows, after what is first in theirs.
     """
 
     title: str
@@ -35,8 +31,7 @@ class Content:
     """Tables, then failures, then sentences.
 
     Args:
-        failures: what did not simply pass (`status`, `cell`, `reason`, `again`, `more`, perhaps `runs`);
-            `again` is empty where nothing has to be run again.
+        failures: `status`, `cell`, `reason`, `again` (empty: nothing to run again), `more`, perhaps `runs`.
         more: how many failures there are beside these.
         damaged: what could not be read.
         headline: how many cells there are with which result.

@@ -1,7 +1,4 @@
-"""`python -m dcpbench.report history <folder>...`: how the cells of many sweeps went.
-
-The statuses and costs of each cell are shown as one sign a sweep, the newest right.
-"""
+"""`python -m dcpbench.report history <folder>...`: how cells went, one sign a sweep, the newest right."""
 
 import argparse
 import io
@@ -19,15 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 from rich.text import Text
 
-from dcpbench.analysis.cell_history import (
-    KINDS,
-    CellHistory,
-    Cost,
-    History,
-    Kind,
-    folded,
-    history,
-)
+from dcpbench.analysis.cell_history import KINDS, CellHistory, Cost, History, Kind, folded, history
 from dcpbench.analysis.change_points import FALSE_ALARMS, LEAST_EFFECT, LEAST_SIDE, Change
 from dcpbench.analysis.frame import records
 from dcpbench.analysis.history_rows import read_history
@@ -65,11 +54,7 @@ docs/history.md.
 
 
 def main(arguments: list[str]) -> int:
-    """Show how cells went over many sweeps.
-
-    Raises:
-        ResultsError: one of the folders holds no results, or what was asked makes no sense.
-    """
+    """Show how cells went over many sweeps; ResultsError if that cannot be done."""
     asked = _parser().parse_args(arguments)
     conditions = [parse(condition) for condition in asked.where]
     metrics = tuple(dict.fromkeys(map(known_metric, names_in(asked.metric)))) or default_metrics()
@@ -167,12 +152,7 @@ def strip_length(found: History, width: int) -> int:
 
 
 def contents(found: History, remarks: Sequence[str], every: bool, strip: int) -> list[Content]:
-    """The newest sweep, what changed last, then the cells.
-
-    Args:
-        every: also the cells that are ok and in which nothing changed.
-        strip: so many of the newest sweeps are shown.
-    """
+    """The newest sweep, what changed last, then the cells (`folded`) over the newest `strip` sweeps."""
     fold = folded(found.cells, strip, every)
     lines = [line for cell in fold["shown"] for line in _lines(cell, found, len(found.sweeps) - strip)]
     table = pd.DataFrame(lines, columns=_COLUMNS, dtype=object)
@@ -185,18 +165,12 @@ def contents(found: History, remarks: Sequence[str], every: bool, strip: int) ->
         *_summed_up(fold, found),
     ]
     newest = pd.DataFrame(_newest_changes(found), columns=["sweep", "change", "cells"])
+    changed = Content([Table("What changed, and in how many cells", newest, heading="sweep")])
+    strips = [Table("", table, ("now",), heading="cell", below="last change")] if lines else []
     return [
         Content(headline="\n".join(_headline(found))),
-        *(
-            [Content([Table("What changed, and in how many cells", newest, heading="sweep")])]
-            if len(newest)
-            else []
-        ),
-        Content(
-            [Table("", table, ("now",), heading="cell", below="last change")] if lines else [],
-            damaged=remarks,
-            headline="\n".join(filter(None, sentences)),
-        ),
+        *([changed] if len(newest) else []),
+        Content(strips, damaged=remarks, headline="\n".join(filter(None, sentences))),
     ]
 
 
@@ -270,7 +244,7 @@ def _headline(found: History) -> list[str]:
     sweeps = found.sweeps
     there = [cell for cell in found.cells if cell.seen[-1] == len(sweeps) - 1]
     good = sum(cell.now.ok for cell in there)
-    days = list(dict.fromkeys(plain(sweeps["started_at"].iloc[place])[:_DAY] for place in (0, -1)))
+    days = dict.fromkeys(plain(sweeps["started_at"].iloc[place])[:_DAY] for place in (0, -1))
     newest = _sweep(sweeps, len(sweeps) - 1)
     return [
         f"{len(sweeps)} sweep{'s' if len(sweeps) > 1 else ''}, {' to '.join(days)}",

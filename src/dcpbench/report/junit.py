@@ -31,17 +31,14 @@ _MESSAGE = 2_000
 def junit(sweeps: Sweeps) -> str:
     """One testsuite for each sweep, one testcase for each of its rows.
 
-    What is as it should be passes, as it does for the exit status of a sweep: so does a planted fault that
-    was seen. A failure has the reason and the command that runs the cell again; `system-out` the end of
-    the log of the rank that was first to go wrong.
+    What `is_ok` passes. A failure has the reason and the command that runs the cell again; `system-out` the
+    end of the log of the rank that was first to go wrong.
     """
     root = Element("testsuites", name="dcpbench")
     names = short_names(sweeps.environments)
-    rows: dict[str, list[dict[str, Any]]] = {folder: [] for folder in sweeps.environments}
-    for row in records(sweeps.frame):
-        rows[row["sweep"]].append(row)
     for folder, environment in sweeps.environments.items():
-        root.append(_suite(names[folder], environment, rows[folder]))
+        rows = sweeps.frame[sweeps.frame["sweep"] == folder]
+        root.append(_suite(names[folder], environment, records(rows)))
     for counted in ("tests", "failures", "errors"):
         root.set(counted, str(sum(int(suite.get(counted, "0")) for suite in root)))
     root.set("time", f"{sum(float(suite.get('time', '0')) for suite in root):.3f}")

@@ -41,11 +41,7 @@ def add_output(parser: argparse.ArgumentParser, formats: Mapping[str, str], help
 
 
 def format_of(asked: argparse.Namespace, formats: Mapping[str, str]) -> str:
-    """The format that was asked for, or that the file's suffix stands for; a table where there is no file.
-
-    Raises:
-        QueryError: it stands for none.
-    """
+    """The format that was asked for, or that the suffix stands for (else QueryError)."""
     output: Path | None = asked.output
     if asked.format or output is None:
         return asked.format or "table"
@@ -70,12 +66,7 @@ def rows_text(table: pd.DataFrame, written_as: str) -> str:
 
 
 def put_out(text: str, output: Path | None) -> None:
-    """Write a file, whole or not at all; without one to standard output, which may be a pipe whose reader has
-    seen enough.
-
-    Raises:
-        dcpbench.records.store.ResultsError: it cannot be written to.
-    """
+    """Write to a file or to standard output, perhaps a closed pipe; ResultsError if that cannot be done."""
     try:
         if output is None:
             print_text(text)
@@ -91,11 +82,7 @@ def put_out(text: str, output: Path | None) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file that is there whole or not at all; what is no file (a pipe) is simply written to.
-
-    Raises:
-        OSError: it cannot be written, and is what it was.
-    """
+    """Write a file whole or leave it as it was (OSError); what is no file (a pipe) is simply written to."""
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")
         return

@@ -29,8 +29,7 @@ def width_of(file: TextIO) -> int:
 
 
 def rendered(content: Content, file: TextIO) -> str:
-    """A report as it is to be written to this file: with styles for a terminal, and if that is too narrow for
-    a line a cell, with all checks in one column."""
+    """A report for this file: with styles for a terminal, its checks in one column if that is narrow."""
     tables = [table for shown in content.tables for _, table, _ in _parts(shown)]
     own = Console(file=file)
     width = console_for(*tables, file=file).width
@@ -66,7 +65,7 @@ def _print(console: Console, content: Content, wrapped: int | None) -> None:
                 _print_line(console, line, wrapped)
             console.print()
     for item in content.failures.to_dict("records"):
-        _print_line(console, _failure({str(name): str(value) for name, value in item.items()}), wrapped)
+        _print_line(console, _failure(item), wrapped)
         if item["again"]:  # one line, to be copied as it is
             _print_line(console, Text(f"    again: {visible(item['again'])}", style="dim"))
     for sentence in content.damaged:
@@ -79,13 +78,15 @@ def _print_line(console: Console, line: Text, wrapped: int | None = None) -> Non
     console.print(line, soft_wrap=wrapped is None, width=wrapped)
 
 
-def _failure(item: dict[str, str]) -> Text:
+def _failure(item: dict[Hashable, str]) -> Text:
     line = Text(f"{visible(item['status'])} ", style=_style(item["status"]))
+    reason = clipped(item["reason"], _REASON if item["again"] else _KNOWN_REASON)
+    return line.append(visible(f"{item['cell']}{_beside(item)}: {reason}"), style="default")
+
+
+def _beside(item: dict[Hashable, str]) -> str:
     beside = ", ".join(filter(None, [item.get("runs", ""), item["more"]]))
-    named = f"{item['cell']} ({beside})" if beside else item["cell"]
-    length = _REASON if item["again"] else _KNOWN_REASON
-    line.append(f"{visible(named)}: {visible(clipped(item['reason'], length))}", style="default")
-    return line
+    return f" ({beside})" if beside else ""
 
 
 def _parts(shown: Table) -> Iterator[tuple[str, RichTable, list[Text]]]:
@@ -173,8 +174,7 @@ def _markdown_entry(value: Any) -> str:
 
 
 def _markdown_failure(item: dict[Hashable, str]) -> str:
-    beside = ", ".join(filter(None, [item.get("runs", ""), item["more"]]))
-    line = f"- **{item['status']}** {_code(item['cell'])}{f' ({beside})' if beside else ''}"
+    line = f"- **{item['status']}** {_code(item['cell'])}{_beside(item)}"
     line += f": {_code(clipped(item['reason'], _MARKDOWN_REASON))}" if item["reason"] else ""
     return f"{line}<br>again: {_code(item['again'])}" if item["again"] else line
 

@@ -6,19 +6,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TextIO
 
 import pandas as pd
 
 from dcpbench.analysis.frame import Sweeps, read_sweeps, short_names
-from dcpbench.analysis.query import (
-    Condition,
-    QueryError,
-    known_column,
-    known_metric,
-    names_in,
-    parse,
-    select,
-)
+from dcpbench.analysis.query import Condition, QueryError, known_column, known_metric, names_in, parse, select
 from dcpbench.analysis.runs import failures, of_a_kind
 from dcpbench.records.row import NESTED
 from dcpbench.records.store import RESULTS_JSONL
@@ -62,8 +55,7 @@ a single sweep are made again.
 
 @dataclass(frozen=True)
 class View:
-    """What is asked of a report. Rows, columns or metrics ask for a pivot, `cells` for a line a cell; with
-    none of them it is a line a cell up to `MOST_CELLS`, and a pivot beyond."""
+    """What is asked of a report: a pivot, a line a cell (`cells`), or by the number of cells one of them."""
 
     where: tuple[Condition, ...] = ()
     rows: tuple[str, ...] = ()
@@ -78,11 +70,7 @@ class View:
 
 
 def main(arguments: list[str]) -> int:
-    """Show sweeps.
-
-    Raises:
-        ResultsError: one of the folders holds no results, or what was asked makes no sense.
-    """
+    """Show sweeps; ResultsError if that cannot be done."""
     asked = _parser().parse_args(arguments)
     view = View(
         where=tuple(map(parse, asked.where)),
@@ -95,7 +83,8 @@ def main(arguments: list[str]) -> int:
         raise QueryError("--cells is a line a cell; --rows, --columns and --metric are a pivot: ask for one")
     written_as = output.format_of(asked, _FORMATS)
     sweeps = read_sweeps(asked.sweeps)
-    output.put_out(_text(sweeps, view, written_as, bool(asked.output)), asked.output)
+    file = io.StringIO() if asked.output else sys.stdout
+    output.put_out(_text(sweeps, view, written_as, file), asked.output)
     if not asked.format and not asked.output:
         _write_beside(asked.sweeps, sweeps)
     if written_as in _ROWS_ALONE:
@@ -104,8 +93,7 @@ def main(arguments: list[str]) -> int:
 
 
 def write_reports(folder: Path, sweeps: Sweeps | None = None) -> None:
-    """Make `report.html` and `junit.xml` again from the rows of a sweep, which are `sweeps` if these were
-    read already.
+    """Make `report.html` and `junit.xml` again from a sweep's rows, if not given those in `sweeps`.
 
     Raises:
         dcpbench.records.store.ResultsError: the folder holds no results.
@@ -117,11 +105,7 @@ def write_reports(folder: Path, sweeps: Sweeps | None = None) -> None:
 
 
 def print_report(folder: Path) -> None:
-    """Print a sweep's table and what did not pass, from its rows, to standard output.
-
-    Raises:
-        dcpbench.records.store.ResultsError: the folder holds no results.
-    """
+    """Print a sweep's table and what did not pass; ResultsError if the folder holds no results."""
     output.print_text(rendered(content(read_sweeps([folder])), sys.stdout))
 
 
@@ -175,19 +159,15 @@ def _write_beside(places: list[Path], sweeps: Sweeps) -> None:
         sys.stderr.write(f"dcpbench.report: report.html and junit.xml are as they were: {why}\n")
 
 
-def _text(sweeps: Sweeps, view: View, written_as: str, to_file: bool) -> str:
+def _text(sweeps: Sweeps, view: View, written_as: str, file: TextIO) -> str:
     if written_as in ("table", "markdown"):
-        return output.document_text(
-            [content(sweeps, view)], written_as, io.StringIO() if to_file else sys.stdout
-        )
+        return output.document_text([content(sweeps, view)], written_as, file)
     chosen = _shown(sweeps, view.where)
     if written_as == "html":
         return page(chosen, ", ".join(chosen.environments))
-    return (
-        junit(chosen)
-        if written_as == "junit"
-        else output.rows_text(chosen.frame.drop(columns=[*NESTED]), written_as)
-    )
+    if written_as == "junit":
+        return junit(chosen)
+    return output.rows_text(chosen.frame.drop(columns=[*NESTED]), written_as)
 
 
 def _shown(sweeps: Sweeps, where: Sequence[Condition]) -> Sweeps:

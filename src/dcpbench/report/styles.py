@@ -23,8 +23,7 @@ def style_of(status: str) -> str:
 
 
 def console_for(*tables: Table, file: TextIO | None = None) -> Console:
-    """A console on standard output, or on this file, that is wide enough for these: in a file, a pipe or a
-    terminal too narrow for a row, rows are long lines and not folded columns."""
+    """A console on standard output or this file, wide enough for these: rows are long lines, never folded."""
     wide = Console(width=_UNFOLDED)
     needed = (Measurement.get(wide, wide.options, table).maximum for table in tables)
     return Console(width=max([Console(file=file).width, *needed]), file=file)

@@ -24,17 +24,12 @@ _LINES = 100
 
 def shown_metrics(frame: pd.DataFrame) -> list[str]:
     """The metrics that have a column in the results table of these rows."""
-    shown = {"always": True, "measured": False}
-    return [
-        name
-        for name, spec in METRICS.items()
-        if shown.get(spec.shown) or (spec.shown in shown and frame[name].notna().any())
-    ]
+    shown = [name for name, spec in METRICS.items() if spec.shown in ("always", "measured")]
+    return [name for name in shown if METRICS[name].shown == "always" or frame[name].notna().any()]
 
 
 def summary(frame: pd.DataFrame) -> pd.DataFrame:
-    """The results table as text, one row a cell: the axes that vary, the status, the checks, the metrics. Of
-    several runs of a cell it is the worst status and the median of each metric."""
+    """The results table as text, a row a cell (`one_a_cell`): axes that vary, status, checks, metrics."""
     cells = one_a_cell(frame)
     table = pd.DataFrame({axis: cells[axis].map(plain) for axis in varying(cells, _ALWAYS)})
     others = cells["overrides"].map(_others)
@@ -75,10 +70,9 @@ def counts(frame: pd.DataFrame) -> str:
 
 
 def detection(frame: pd.DataFrame) -> pd.DataFrame:
-    """Of each planted fault how it was seen under each parallelism, and of all of them how many were.
+    """Of each planted fault how it was seen under each parallelism, by which checks, and how many were.
 
-    A status where it was seen, NO where it was not in some cell, `-` where it does not apply; `seen by`
-    has the checks that reported it. Empty where no fault was planted.
+    A status where it was seen, NO where it was not in some cell, `-` where it does not apply.
     """
     planted = frame[frame["fault"].notna() & frame["fault_seen"].notna()]
     if planted.empty:
@@ -108,7 +102,6 @@ def _seen_by(rows: pd.DataFrame) -> str:
 
 
 def _others(overrides: object) -> str:
-    """The overrides that no axis column shows."""
     return " ".join(word for word in override_words(overrides) if word.partition("=")[0] not in AXES)
 
 
@@ -126,7 +119,7 @@ class Axes:
 def pivot_axes(frame: pd.DataFrame, rows: Sequence[str] = (), columns: Sequence[str] = ()) -> Axes:
     """The axes that were asked for; else parallelism, and what varies of sweep, scenario, compile, save.
 
-    Where these would be more than a few screens of lines, scenarios are put together, and then sweeps.
+    Of more than a few screens of lines, scenarios are put together, and then sweeps.
     """
     vary = varying(frame)
     top = list(columns) or [axis for axis in _COLUMNS if axis in vary and axis not in rows]
@@ -140,8 +133,7 @@ def pivot_axes(frame: pd.DataFrame, rows: Sequence[str] = (), columns: Sequence[
 
 
 def status_pivot(frame: pd.DataFrame, axes: Axes) -> Table:
-    """The statuses of the cells. Where an entry puts several cells together, how many have which, the worst
-    first; a planted fault that was seen is `seen`."""
+    """The statuses of the cells, the worst first; a planted fault that was seen is `seen`."""
     cells = frame.copy() if "repeat" in (*axes.rows, *axes.columns) else one_a_cell(frame)
     text = status_text(cells).mask(is_true(cells["fault_seen"]), "seen")
     cells["text"] = text.mask(is_false(cells["fault_seen"]), "NOT SEEN")
@@ -176,8 +168,7 @@ def cost_pivot(frame: pd.DataFrame, axes: Axes) -> Table:
 def _unfolded(
     frame: pd.DataFrame, axes: Axes, name: str, entry: Callable[[pd.DataFrame], str]
 ) -> pd.DataFrame:
-    """A row for each value of the axes down the side, a column for each of those along the top, or one of
-    this name."""
+    """A row for each value of the axes down the side, a column for each along the top, else `name`."""
     entries = _grouped(frame, axes).apply(entry)
     if not axes.columns:
         return entries.rename(name).reset_index().astype(str)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dcpbench.checkpointers.base import PendingSave
-from dcpbench.config.schema import Config, Plan
+from dcpbench.config.schema import Config
 from dcpbench.records.findings import Finding
 from dcpbench.records.metrics import METRICS, PHASE_S, Measurement
 from dcpbench.records.rank_report import CheckReport, RankReport
@@ -57,12 +57,6 @@ class Cell:
         """The same cell, its report too, with parts of its configuration replaced, and its checkpoints in a
         folder below its own."""
         return replace(self, config=replace(self.config, **parts), folder=self.folder / (folder or ""))
-
-    @property
-    def plan(self) -> Plan:
-        """When to save and how far to go."""
-        config = self.config
-        return Plan(config.train_steps, config.saves, config.resume_steps, config.save_at)
 
     @contextmanager
     def phase(self, name: str, part: str | None = None) -> Iterator[None]:

@@ -34,7 +34,7 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
         raise Skip("this torch has no submodules= any more")
     before = cell.vary(folder="pre_training")
     pretrained = steps.build(before)
-    steps.train(before, pretrained.trained, pretrained.data, until=cell.plan.train_steps)
+    steps.train(before, pretrained.trained, pretrained.data, until=cell.config.train_steps)
     saved = steps.save(before, pretrained.trained, steps.open_checkpointer(before))
     steps.finish(before, saved)
     checks.verify_twin(before, pretrained)

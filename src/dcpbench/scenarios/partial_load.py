@@ -50,7 +50,7 @@ def _verify_untouched(cell: Cell, target: TrainingRun, before: State, saved: Che
 
 def _verify_below(cell: Cell, key: str, check: str, expected: Leaves, saved: Checkpoint) -> None:
     """All that is below a key comes whole, on the CPU of every rank, and nothing beside it."""
-    checkpointer = saved.checkpointer.unwrapped()
+    checkpointer = saved.checkpointer
     assert isinstance(checkpointer, DcpCheckpointer)
     where = f"read by the key {key} {saved}"
     with cell.phase("load"):

@@ -36,7 +36,7 @@ def overwrite(cell: Cell) -> None:
 
     save()
     second = save()
-    steps.train(cell, oracle.trained, oracle.data, second.step + cell.plan.resume_steps)
+    steps.train(cell, oracle.trained, oracle.data, second.step + cell.config.resume_steps)
 
     def save_into(name: str) -> None:
         steps.finish(cell, steps.save(cell, oracle.trained, refusing, name))
@@ -76,7 +76,7 @@ def no_cpu_backend(cell: Cell) -> None:
     broken = _left_behind(accepted, threads - 1)
     checks.verify(cell, "contract_held", left, broken, ["files", "threads"], "after the refusal")
     dist.destroy_process_group(device_only)
-    steps.train(cell, oracle.trained, oracle.data, until=cell.plan.last_step)
+    steps.train(cell, oracle.trained, oracle.data, until=cell.config.last_step)
     checks.verify_twin(cell, oracle)
 
 

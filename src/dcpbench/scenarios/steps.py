@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dcpbench.checkpointers.base import Checkpointer
-from dcpbench.faults.inject import FaultyCheckpointer
+from dcpbench.faults.inject import FaultInjector
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, SavedCheckpoint, promised_keys, retained_state
 from dcpbench.verify.audit import audit, controls
@@ -81,7 +81,9 @@ def open_checkpointer(cell: Cell) -> Checkpointer:
     """What writes and reads the checkpoints of the cell; it plants the cell's fault if there is one."""
     config, world = cell.config, cell.world
     made: Checkpointer = pkgutil.resolve_name(config.checkpointer.target)(cell.folder, config, world)
-    return FaultyCheckpointer(made, config.fault, world) if config.fault.target else made
+    if config.fault.target:
+        FaultInjector(made, config.fault, world)
+    return made
 
 
 def train(cell: Cell, run: TrainingRun, data: Batches, until: int) -> list[float]:
@@ -104,14 +106,14 @@ def train_and_save(
     overlap = cell.config.overlap_saves
     checkpointer = open_checkpointer(cell)
     checkpoints: list[SavedCheckpoint] = []
-    for slot, step in zip(itertools.cycle((1, 2) if overlap else (0,)), cell.plan.save_steps, strict=False):
+    for slot, step in zip(itertools.cycle((1, 2) if overlap else (0,)), cell.config.save_steps, strict=False):
         train(cell, oracle.trained, oracle.data, until=step)
         if checkpoints and not overlap:
             finish(cell, checkpoints[-1])
         checkpoints.append(save(cell, oracle.trained, checkpointer, state=state, beside=beside, slot=slot))
         if overlap and len(checkpoints) > 1:
             finish(cell, checkpoints[-2])
-    train(cell, oracle.trained, oracle.data, until=cell.plan.last_step)
+    train(cell, oracle.trained, oracle.data, until=cell.config.last_step)
     finish(cell, checkpoints[-1])
     return checkpoints
 
@@ -140,7 +142,7 @@ def save(
         pending = checkpointer.save((state or run.state)(), checkpoint_id, slot)
         cell.uploads.follow(pending)
     number = cell.measured("save_stall_s")
-    cell.measure("save_stall_s", pending.stall_s, number, "save")
+    cell.measure("save_stall_s", pending.released - pending.started, number, "save")
     keys = promised_keys(run, saved, beside)
     return SavedCheckpoint(
         step, checkpoint_id, checkpointer, saved, keys=keys, pending=pending, number=number

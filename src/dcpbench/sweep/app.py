@@ -38,28 +38,28 @@ class SweepRun:
     neither planned nor resumed, and its folder is claimed before the sweeper may write into it.
     """
 
-    def __init__(self, loader: ConfigLoader, base: DictConfig, conf: Path, own_sweeper: bool) -> None:
+    def __init__(self, loader: ConfigLoader, base: DictConfig, own_sweeper: bool) -> None:
         """Decide what can be decided before the first batch.
 
         Args:
             base: the composition of the sweep itself; `loader` composes its cells.
-            conf: the folder of dcpbench's own configuration.
             own_sweeper: whether the sweep is driven by dcpbench's own sweeper.
 
         Raises:
             ConfigError: a key that is about the sweep is wrong, or the folder cannot be used.
         """
-        self._base, self._conf, self._own_sweeper = base, conf, own_sweeper
+        self._base, self._own_sweeper = base, own_sweeper
         self.sweeper = str(base.hydra.runtime.choices["hydra/sweeper"])
         self._folder = Path(str(base.hydra.sweep.dir)).resolve()
         self._value_of = objective_of(base)
         self._compositions = composing.Compositions(loader, base)
         self._console = Console(stderr=True)
         self._claim = ExitStack()
-        self._record: manifest.Record | None = None
+        self._record = manifest.Record(manifest.own_words(sys.argv[1:]), str(Path.cwd()), [], [])
         self._driver: driver.Sweep | None = None
         self._started = 0.0
-        self._in_batch = self._broken_off = False
+        self._in_batch = False
+        self._broken_off: ResultsError | None = None
         if not own_sweeper:
             _refuse_what_needs_all_cells(base, self.sweeper)
             manifest.refuse_used(self._folder)
@@ -92,7 +92,7 @@ class SweepRun:
             try:
                 self._driver.run(jobs)
             except ResultsError as error:
-                self._break_off(error)
+                self._broken_off = error
                 sys.exit(1)
         self._in_batch = False
         rows = {row.cell: row for row in stored_rows(self._folder)}
@@ -113,7 +113,7 @@ class SweepRun:
             except KeyboardInterrupt:
                 return INTERRUPTED
             finally:
-                if self._record is None and not self._own_sweeper:  # whose sweeper may have left it behind
+                if not (self.begun or self._own_sweeper):  # whose sweeper may have left it behind
                     (self._folder / _MULTIRUN_YAML).unlink(missing_ok=True)
 
     def _first(self, batch: list[list[str]]) -> list[job.Job]:
@@ -121,6 +121,7 @@ class SweepRun:
         unless it is only to be planned."""
         base, folder = self._base, self._folder
         before = _resumed(base, folder)
+        self._record = before or self._record
         if before is None and self._own_sweeper:
             manifest.refuse_used(folder)
         elif before is not None and not base.plan:
@@ -129,21 +130,18 @@ class SweepRun:
         cells = self._compositions.cells(batch)
         if before is not None:
             resume.same_matrix(folder, before, {cell.name for cell in cells})
-        try:
-            here = fork_server.probe(context)
-        except RuntimeError as error:
-            raise ConfigError(str(error)) from None
-        jobs = job.plan(cells, here, self._conf)
+        here = fork_server.probe(context)
+        jobs = job.plan(cells, here)
         sweep = driver.Sweep(folder, list(jobs), here, context, self._console)
-        found = None if before is None else resume.look(folder, jobs, base.rerun)
+        found = resume.look(folder, jobs, base.rerun) if before else None
         if base.plan:
             here.complete()
             dry_run.print_plan(folder, jobs, here.gpus, found)
             return jobs
-        if before is None or found is None:
-            self._begin(sweep)
+        if found:
+            self._go_on(sweep, found)
         else:
-            self._go_on(sweep, before, found)
+            self._begin(sweep)
         self._started = time.monotonic()
         # pandas takes up to a second to import, which the driver has while the ranks are at work.
         threading.Thread(target=import_module, args=("dcpbench.report.show",), daemon=True).start()
@@ -152,11 +150,9 @@ class SweepRun:
 
     def _next(self, sweep: driver.Sweep, batch: list[list[str]]) -> list[job.Job]:
         """The jobs of another batch."""
-        assert self._record is not None
-        jobs = job.plan(self._compositions.cells(batch), sweep.machine, self._conf)
-        job.refuse_shared_folders([*sweep.jobs, *jobs])
+        jobs = job.plan(self._compositions.cells(batch), sweep.machine)
         sweep.jobs += jobs
-        self._write_record(sweep, self._record)
+        self._write_record(sweep)
         return jobs
 
     def _begin(self, sweep: driver.Sweep) -> None:
@@ -164,37 +160,31 @@ class SweepRun:
         if self._own_sweeper:
             self._claim.enter_context(manifest.held(self._folder))
             manifest.refuse_used(self._folder)  # once more, now that nobody else can write there
-        self._write_record(sweep, manifest.Record(manifest.own_words(sys.argv[1:]), str(Path.cwd()), [], []))
+        self._write_record(sweep)
         OmegaConf.save(self._base, self._folder / _MULTIRUN_YAML)
 
-    def _go_on(self, sweep: driver.Sweep, before: manifest.Record, found: resume.Found) -> None:
+    def _go_on(self, sweep: driver.Sweep, found: resume.Found) -> None:
         """Leave of the sweep that was broken off what stands, and print what does not."""
-        self._write_record(sweep, before)
+        self._write_record(sweep)
         for sentence in found.sentences(len(sweep.jobs)):
             self._print(sentence)
         resume.take_up(self._folder, sweep.jobs, found)
-        sweep.done = {row.cell: row for row in found.rows}
+        sweep.done = found.done
         now = {**sweep.machine.description, "git_commit": sweep.jobs[0].columns["git_commit"]}
         sweep.earlier_machines = resume.earlier_machines(self._folder, now)
 
-    def _write_record(self, sweep: driver.Sweep, before: manifest.Record) -> None:
+    def _write_record(self, sweep: driver.Sweep) -> None:
         """Make the sweep's folder below each `storage.root`, but those that it has had before, and write
         down which these are and what cells the sweep has."""
         roots = {str(Path(root).resolve()) for job in sweep.jobs if (root := job.config.storage.root)}
-        for root in sorted(roots - set(before.storage)):
+        for root in sorted(roots.difference(self._record.storage)):
             manifest.claim(Path(root) / self._folder.name, "storage.root")
         names = [job.cell.name for job in sweep.jobs]
-        self._record = replace(before, cells=names, storage=sorted({*before.storage, *roots}))
+        self._record = replace(self._record, cells=names, storage=sorted(roots.union(self._record.storage)))
         self._record.write(self._folder)
 
     def _print(self, sentence: str) -> None:
         self._console.print(Text(sentence), soft_wrap=True)
-
-    def _break_off(self, error: ResultsError) -> None:
-        """Say once that there is no room for another row."""
-        if not self._broken_off:
-            self._print(f"broken off: {error}; make room, and go on with resume={self._folder}")
-        self._broken_off = True
 
     def _end(self, sweep: driver.Sweep, status: int) -> int:
         try:
@@ -203,24 +193,23 @@ class SweepRun:
                 resume.in_order(self._folder, sweep.jobs)
                 write_csv(self._folder)
         except ResultsError as error:
-            self._break_off(error)
+            self._broken_off = self._broken_off or error
         if self._broken_off:
+            self._print(f"broken off: {self._broken_off}; make room, and go on with resume={self._folder}")
             return 1
+        rows = list(stored_rows(self._folder))
         if status == INTERRUPTED:
-            have = sum(1 for _ in stored_rows(self._folder))
-            self._print(f"interrupted: {have} of {len(sweep.jobs)} cells have a row")
-        if any(stored_rows(self._folder)):
-            self._print_report(sweep.written)
-        return status or exit_status(stored_rows(self._folder))
+            self._print(f"interrupted: {len(rows)} of {len(sweep.jobs)} cells have a row")
+        if rows:
+            from dcpbench.report.show import print_report, write_reports
 
-    def _print_report(self, written: int) -> None:
-        from dcpbench.report.show import print_report, write_reports
-
-        write_reports(self._folder)
-        print_report(self._folder)
-        if all(row.status == "skip" for row in stored_rows(self._folder)):
-            self._print("every cell was skipped: nothing was measured")
-        self._print(f"{written} cells in {time.monotonic() - self._started:.1f} s, written to {self._folder}")
+            write_reports(self._folder)
+            print_report(self._folder)
+            if all(row.status == "skip" for row in rows):
+                self._print("every cell was skipped: nothing was measured")
+            spent_s = time.monotonic() - self._started
+            self._print(f"{sweep.written} cells in {spent_s:.1f} s, written to {self._folder}")
+        return status or exit_status(rows)
 
 
 def _of_the_cell(overrides: Sequence[str]) -> list[str]:
@@ -229,35 +218,22 @@ def _of_the_cell(overrides: Sequence[str]) -> list[str]:
 
 
 def _refuse_what_needs_all_cells(base: DictConfig, sweeper: str) -> None:
-    """Refuse what another sweeper than dcpbench's own cannot do, or not without an objective.
-
-    Raises:
-        ConfigError: naming the key.
-    """
+    """Refuse what another sweeper than dcpbench's own cannot do, or not without an objective."""
     for key, null in (("resume", None), ("plan", False), (REPEATS, 1)):
         if base[key] != null:
             value = str(base[key]).lower() if key == "plan" else base[key]
-            raise ConfigError(
-                f"{key}={value}: needs to know all cells before the first one runs, as with "
-                f"hydra/sweeper=dcpbench and not with hydra/sweeper={sweeper}"
-            )
+            why = f"as with hydra/sweeper=dcpbench and not with hydra/sweeper={sweeper}"
+            raise ConfigError(f"{key}={value}: needs to know all cells before the first one runs, {why}")
     if base.objective is None and sweeper != "basic":
-        raise ConfigError(
-            f"objective=null: hydra/sweeper={sweeper} is returned a number for each cell: name the metric"
-        )
+        why = "is returned a number for each cell: name the metric"
+        raise ConfigError(f"objective=null: hydra/sweeper={sweeper} {why}")
 
 
 def _resumed(base: DictConfig, folder: Path) -> manifest.Record | None:
-    """The record of the sweep to go on with, if one is.
-
-    Raises:
-        ConfigError: `resume` and `rerun` make no sense together, or with the folder.
-    """
+    """The record of the sweep to go on with, if one is; refuses `resume` and `rerun` that make no sense."""
     if base.resume is None:
         if base.rerun is not Rerun.none:
-            raise ConfigError(
-                f"rerun={base.rerun.value}: says what to do with resume=<folder>, which is not set"
-            )
+            raise ConfigError(f"rerun={base.rerun}: says what to do with resume=<folder>, which is not set")
         return None
     if not str(base.resume):
         raise ConfigError("resume=: names no folder")

@@ -93,8 +93,7 @@ def main(spec: RankSpec, listener: socket.socket | None, connection: Connection)
 
 @dataclass
 class _Rank:
-    """This process as the driver knows it: its number, the stage that it runs, the phase that it is in, and
-    what it has seen of the stage."""
+    """This process as the driver knows it, and what it has seen of the stage that it runs."""
 
     number: int
     connection: Connection
@@ -158,19 +157,18 @@ def _detach() -> None:
 
 def _log_to(path: Path) -> None:
     _flush()
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
+    with path.open("ab") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
 
 
 def _failed(error: BaseException, rank: _Rank) -> Failed:
     cause: BaseException = error
-    wrapped, origin = None, None
+    wrapped, origin, of_a_peer = None, None, False
     if isinstance(error, CheckpointException) and error.failures:
         # DCP tells every rank of every rank's failure: the cause is the one inside.
         origin, (cause, _) = min(error.failures.items())
-        wrapped = type(error).__name__
+        wrapped, of_a_peer = type(error).__name__, rank.number not in error.failures
     message, unprintable = _message(cause)
     raised = RaisedError(
         rank.number,
@@ -181,7 +179,6 @@ def _failed(error: BaseException, rank: _Rank) -> Failed:
         origin,
         unprintable or _full(rank.cell.checkpoints if rank.cell else None),
     )
-    of_a_peer = origin is not None and rank.number not in getattr(error, "failures", {})
     secondary = of_a_peer or any(echo in message for echo in _ECHOES)
     return Failed(time.monotonic(), raised, secondary, rank.report)
 

@@ -3,9 +3,7 @@
 import ctypes
 import gc
 import pkgutil
-import re
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -14,6 +12,7 @@ import torch.utils.deterministic
 from torch._dynamo.utils import counters
 
 from dcpbench.config.schema import Config
+from dcpbench.measure import memory
 from dcpbench.records.rank_report import RankReport
 from dcpbench.scenarios.cell import Cell, Skip, Uploads
 from dcpbench.worker.messages import CellSpec
@@ -48,10 +47,8 @@ def run_cell(
     if config.compile:
         # Dynamo falls back to eager silently when it gives up on a frame.
         report.compiled = counters["stats"]["unique_graphs"] > 0 and not counters["recompile_limit"]
-    if world.device.type == "cuda":
-        cell.measure("peak_device_bytes", torch.cuda.max_memory_allocated(world.device))
-    if peak := re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE):
-        cell.measure("peak_host_bytes", int(peak[1]) * 1024)
+    cell.measure("peak_device_bytes", memory.peak_device_bytes(world.device))
+    cell.measure("peak_host_bytes", memory.peak_host_bytes())
 
 
 def _reset(world: World) -> None:
@@ -62,9 +59,7 @@ def _reset(world: World) -> None:
     ctypes.CDLL(None).malloc_trim(0)
     if world.device.type == "cuda":
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(world.device)
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # the peak of the resident set starts anew (proc(5))
+    memory.reset_peaks(world.device)
 
 
 def _keep_graphs_of(config: Config, world: World) -> None:

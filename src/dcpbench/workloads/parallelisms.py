@@ -11,17 +11,12 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import parallel as tp
 from torch.nn.parallel import DistributedDataParallel
 
 from dcpbench.config.groups import ParallelConfig
 
-_STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+_STYLES = {"colwise": tp.ColwiseParallel, "rowwise": tp.RowwiseParallel}
 
 
 def none(model: nn.Module, mesh: DeviceMesh | None, config: ParallelConfig) -> nn.Module:
@@ -80,5 +75,5 @@ def _tensor_parallel(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig)
         if not fnmatch.filter(names, name):
             raise ValueError(f"parallel.tp_plan: the model has no module {name}")
     plan = {name: _STYLES[style]() for name, style in config.tp_plan.items()}
-    parallelize_module(model, mesh["tp"], plan)
+    tp.parallelize_module(model, mesh["tp"], plan)
     return mesh[tuple(name for name in config.mesh if name != "tp")]

@@ -1,13 +1,13 @@
 """A model with its optimizer and what else a checkpoint holds, the data, and the training loop."""
 
 import pkgutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
-from torch.optim.lr_scheduler import LRScheduler, StepLR
+from torch.optim.lr_scheduler import StepLR
 
 from dcpbench.config.schema import Config
 from dcpbench.verify.perturb import perturbed
@@ -39,7 +39,6 @@ class Batches:
         return inputs.to(self.device), targets.to(self.device)
 
 
-@dataclass
 class TrainingRun:
     """What is trained and saved.
 
@@ -47,15 +46,21 @@ class TrainingRun:
     whether this rank saw a gradient that is not zero: a dead net's losses say nothing.
     """
 
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    scheduler: LRScheduler
-    noise: Noise
-    tensor_object: TensorObject
-    train_state: TrainState
-    world: World
-    sizes: dict[str, int]
-    alive: list[bool] = field(default_factory=list)
+    def __init__(
+        self, config: Config, world: World, sizes: dict[str, int], model: nn.Module, seed: int
+    ) -> None:
+        self.model, self.world, self.sizes = model, world, sizes
+        groups = pkgutil.resolve_name(config.optimizer.groups)(model)
+        hyperparameters = config.optimizer.hyperparameters()
+        self.optimizer = pkgutil.resolve_name(config.optimizer.target)(groups, **hyperparameters)
+        self.scheduler = StepLR(self.optimizer, step_size=1, gamma=0.95)
+        self._start_over(seed)
+
+    def _start_over(self, seed: int) -> None:
+        self.noise = Noise(seed)
+        self.tensor_object = TensorObject(seed, self.world.device)
+        self.train_state = TrainState()
+        self.alive: list[bool] = []
 
     def state(self) -> dict[str, Any]:
         """What goes into a checkpoint: one `Stateful` for each top-level key."""
@@ -92,12 +97,9 @@ class TrainingRun:
 
     def forget(self, seed: int) -> None:
         """Start over with objects that hold other values, and no steps taken."""
-        self.tensor_object = TensorObject(seed, self.tensor_object.data.device)
-        self.train_state = TrainState()
-        self.noise = Noise(seed)
+        self._start_over(seed)
         other = {key: perturbed(value) for key, value in self.scheduler.state_dict().items()}
         self.scheduler.load_state_dict(other)
-        self.alive = []
 
     @torch.no_grad()
     def losses_without_training(self, batches: Batches, steps: range) -> list[float]:
@@ -124,13 +126,13 @@ def build(config: Config, world: World, seed: int) -> TrainingRun:
     model = wrap(_model(config, world.device, seed), world.mesh(sizes), config.parallel)
     if config.compile:
         model = torch.compile(model, dynamic=False)
-    return _training_run(config, world, sizes, model, seed)
+    return TrainingRun(config, world, sizes, model, seed)
 
 
 def build_plain(config: Config, world: World, seed: int) -> TrainingRun:
     """The same model from the same seed, unwrapped and uncompiled, trained on the whole batch."""
     alone = World(0, 1, world.device, None)
-    return _training_run(config, alone, {}, _model(config, world.device, seed), seed)
+    return TrainingRun(config, alone, {}, _model(config, world.device, seed), seed)
 
 
 def batches(config: Config, device: torch.device) -> Batches:
@@ -145,20 +147,3 @@ def _model(config: Config, device: torch.device, seed: int) -> nn.Module:
     with device:
         model: nn.Module = pkgutil.resolve_name(config.model.target)(**config.model.options)
     return model.to(device)
-
-
-def _training_run(
-    config: Config, world: World, sizes: dict[str, int], model: nn.Module, seed: int
-) -> TrainingRun:
-    groups = pkgutil.resolve_name(config.optimizer.groups)(model)
-    optimizer = pkgutil.resolve_name(config.optimizer.target)(groups, **config.optimizer.hyperparameters())
-    return TrainingRun(
-        model=model,
-        optimizer=optimizer,
-        scheduler=StepLR(optimizer, step_size=1, gamma=0.95),
-        noise=Noise(seed),
-        tensor_object=TensorObject(seed, world.device),
-        train_state=TrainState(),
-        world=world,
-        sizes=sizes,
-    )

@@ -1,6 +1,6 @@
 """The launcher, to which Hydra hands the cells over, all of them at once; the sweeper; and the group `fault`.
 
-Hydra imports this file at every start, so what it needs to run a sweep is imported when one runs.
+Hydra imports this file at every start, so what runs a sweep is imported when one runs.
 """
 
 import sys
@@ -10,12 +10,19 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
+
+from dcpbench.config.errors import ConfigError
+from dcpbench.config.schema import OF_THE_SWEEP, REPEATS
+from dcpbench.faults.registry import load_faults
+from hydra_plugins.dcpbench_launcher.matrix import jobs, product, repeated
 
 _FAULT = "fault"
 
@@ -25,22 +32,26 @@ class DcpbenchLauncher(Launcher):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Begin the sweep, and leave it in `task_function` to be ended when Hydra has returned."""
-        from dcpbench.config.schema import conf_folder
         from dcpbench.sweep.app import SweepRun
         from dcpbench.sweep.task import SweepTask
 
         assert isinstance(task_function, SweepTask)
         own_sweeper = config.hydra.sweeper.get("_target_") == SweeperConfig._target_
-        self.sweep = SweepRun(hydra_context.config_loader, config, conf_folder(), own_sweeper)
+        self.sweep = SweepRun(hydra_context.config_loader, config, own_sweeper)
         task_function.sweep = self.sweep
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the cells of one batch. Every job is completed and returns the value of the objective:
         verdicts are rows, never Hydra's."""
-        values = self.sweep.run(job_overrides)
-        return [_completed(overrides, value) for overrides, value in zip(job_overrides, values, strict=True)]
+        completed = []
+        for overrides, value in zip(job_overrides, self.sweep.run(job_overrides), strict=True):
+            job = JobReturn(overrides=list(overrides), status=JobStatus.COMPLETED)
+            job.return_value = value
+            completed.append(job)
+        return completed
 
 
+@dataclass
 class DcpbenchSweeper(Sweeper):
     """The product of lists, or the union of products that an experiment names, as one batch.
 
@@ -48,15 +59,9 @@ class DcpbenchSweeper(Sweeper):
     into the sweep's folder.
     """
 
-    def __init__(
-        self,
-        max_batch_size: int | None,
-        params: dict[str, str] | None = None,
-        matrix: dict[str, dict[str, Any]] | None = None,
-    ) -> None:
-        self.max_batch_size = max_batch_size
-        self.params = params or {}
-        self.matrix = matrix or {}
+    max_batch_size: int | None
+    params: dict[str, str] | None
+    matrix: dict[str, dict[str, Any]]
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Make the launcher.
@@ -64,49 +69,33 @@ class DcpbenchSweeper(Sweeper):
         Raises:
             ConfigError: it is not dcpbench's own, or a key that is about the sweep is wrong.
         """
-        from hydra.core.plugins import Plugins
-
-        from dcpbench.config.errors import ConfigError
-
         if config.hydra.launcher.get("_target_") != LauncherConfig._target_:
             raise ConfigError("hydra/launcher: dcpbench runs cells with its own launcher only")
-        self.config, self.hydra_context = config, hydra_context
-        self.launcher = Plugins.instance().instantiate_launcher(
+        self._parser = OverridesParser.create(config_loader=hydra_context.config_loader)
+        self._repeats = config.repeats
+        self._launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run the cells that `arguments` ask for, after `hydra.sweeper.params`."""
-        from hydra.core.override_parser.overrides_parser import OverridesParser
-
-        from dcpbench.config.errors import ConfigError
-        from dcpbench.config.schema import OF_THE_SWEEP, REPEATS
-        from hydra_plugins.dcpbench_launcher.matrix import jobs, product, repeated
-
-        assert self.config is not None
-        assert self.hydra_context is not None
-        assert self.launcher is not None
-        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
-        params = [f"{key}={value}" for key, value in self.params.items()]
-        own, for_all = [], False
-        for override in parser.parse_overrides([*params, *arguments]):
-            if override.key_or_group not in (*OF_THE_SWEEP, REPEATS):
-                own.append(override)
-            elif override.is_sweep_override():
+        params = [f"{key}={value}" for key, value in (self.params or {}).items()]
+        given = self._parser.parse_overrides([*params, *arguments])
+        own = [override for override in given if override.key_or_group not in (*OF_THE_SWEEP, REPEATS)]
+        about_all = {override.key_or_group: override for override in given if override not in own}
+        for override in about_all.values():
+            if override.is_sweep_override():
                 raise ConfigError(f"{override.input_line}: is about the whole sweep and takes one value")
-            else:
-                for_all = for_all or override.key_or_group == REPEATS
         if self.max_batch_size is not None:
-            sys.stderr.write(
-                f"dcpbench: hydra.sweeper.max_batch_size={self.max_batch_size} changes nothing: "
-                "all cells are one batch\n"
-            )
-        blocks = {
-            name: parser.parse_overrides([f"{key}={_listed(values)}" for key, values in block.items()])
-            for name, block in self.matrix.items()
-        }
-        cells = repeated(jobs(blocks, own) if blocks else product(own), self.config.repeats, for_all)
-        return [self.launcher.launch(cells, initial_job_idx=0)]
+            ignored = f"hydra.sweeper.max_batch_size={self.max_batch_size}"
+            sys.stderr.write(f"dcpbench: {ignored} changes nothing: all cells are one batch\n")
+        blocks = [
+            self._parser.parse_overrides([f"{key}={_listed(values)}" for key, values in block.items()])
+            for block in self.matrix.values()
+        ]
+        cells = jobs(blocks, own) if blocks else product(own)
+        cells = repeated(cells, self._repeats, for_all=REPEATS in about_all)
+        return [self._launcher.launch(cells, initial_job_idx=0)]
 
 
 class FaultSource(ConfigSource):
@@ -119,14 +108,14 @@ class FaultSource(ConfigSource):
         return "faults"
 
     def load_config(self, config_path: str) -> ConfigResult:
-        config = OmegaConf.create(asdict(_faults()[_fault_name(config_path)]))
+        config = OmegaConf.create(asdict(load_faults()[_fault_name(config_path)]))
         return ConfigResult(self.provider, self.full_path(), config, header={"package": None})
 
     def is_group(self, config_path: str) -> bool:
         return config_path in ("", _FAULT)
 
     def is_config(self, config_path: str) -> bool:
-        return config_path.startswith(f"{_FAULT}/") and _fault_name(config_path) in _faults()
+        return config_path.startswith(f"{_FAULT}/") and _fault_name(config_path) in load_faults()
 
     def available(self) -> bool:
         return True
@@ -135,7 +124,7 @@ class FaultSource(ConfigSource):
         if config_path == "":
             return [] if results_filter is ObjectType.CONFIG else [_FAULT]
         faults = config_path == _FAULT and results_filter is not ObjectType.GROUP
-        return [*_faults()] if faults else []
+        return [*load_faults()] if faults else []
 
 
 @dataclass
@@ -152,18 +141,6 @@ class SweeperConfig:
     max_batch_size: int | None = None
     params: dict[str, str] | None = None
     matrix: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-
-def _completed(overrides: Sequence[str], value: float | None) -> JobReturn:
-    job = JobReturn(overrides=list(overrides), status=JobStatus.COMPLETED)
-    job.return_value = value
-    return job
-
-
-def _faults() -> dict[str, Any]:
-    from dcpbench.faults.registry import load_faults
-
-    return dict(load_faults())
 
 
 def _fault_name(config_path: str) -> str:

@@ -7,7 +7,7 @@ block may say its own `repeats`: what is timed runs several times, what is only 
 
 import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hydra.core.override_parser.types import Override
@@ -20,16 +20,15 @@ Job = list[str]
 _NUMBERED = "repeat="
 
 
-def jobs(blocks: Mapping[str, Sequence[Override]], given: Sequence[Override]) -> list[Job]:
+def jobs(blocks: Sequence[Sequence[Override]], given: Sequence[Override]) -> list[Job]:
     """Every job of the union, each once, in the order of the blocks.
 
     Args:
         blocks: the overrides that make up each block.
-        given: the overrides of the command line, after those of `hydra.sweeper.params`, the last of which
-            holds where a key comes twice. One whose key a block sweeps keeps of the block's
-            values those that it names, and leaves the block out if it names none of them. One whose
-            key a block does not sweep holds for all its jobs. If one job is made of exactly these
-            overrides, it alone is meant: so a cell of a sweep is asked for again.
+        given: the overrides of the command line, after those of `hydra.sweeper.params`; where a key comes
+            twice the last holds. One whose key a block sweeps keeps of the block's values those that it
+            names, and leaves the block out if it names none. Another holds for all jobs of the block. If
+            one job is made of exactly these overrides, it alone is meant: a cell is asked for again.
 
     Returns:
         the jobs; those of a block with `repeats` have it among their overrides, for `repeated`.
@@ -39,7 +38,7 @@ def jobs(blocks: Mapping[str, Sequence[Override]], given: Sequence[Override]) ->
     """
     given = list({override.get_key_element(): override for override in given}.values())
     union: dict[tuple[str, ...], Job] = {}
-    for block in blocks.values():
+    for block in blocks:
         for job in _block_jobs(block, given):
             union.setdefault(tuple(sorted(job)), job)
     if not union:
@@ -117,9 +116,9 @@ def _items(override: Override) -> list[str]:
     return [f"{key}={value if isinstance(value, bool) else override.get_value_element_as_str()}"]
 
 
-def _nothing_left(blocks: Mapping[str, Sequence[Override]], given: Sequence[Override]) -> str:
+def _nothing_left(blocks: Sequence[Sequence[Override]], given: Sequence[Override]) -> str:
     swept: defaultdict[str, dict[str, None]] = defaultdict(dict)
-    for override in itertools.chain.from_iterable(blocks.values()):
+    for override in itertools.chain.from_iterable(blocks):
         swept[override.get_key_element()].update(dict.fromkeys(_items(override)))
     for override in given:
         key = override.get_key_element()

@@ -1,8 +1,7 @@
 """`report.html`: the rows of one sweep or of several as one file that needs nothing beside it.
 
-`page.html`, `page.css` and the scripts are inlined, the rows packed into a block of data that no browser
-runs. What rows say is data: it reaches the page as text alone, and the page's own Content-Security-Policy
-lets a browser run nothing but the scripts whose hashes it names, load nothing and send nothing.
+Styles and scripts are inlined, the rows a packed block of data. What rows say reaches the page as text alone,
+and its Content-Security-Policy lets a browser run only the scripts whose hashes it names, and load nothing.
 """
 
 import base64
@@ -12,7 +11,6 @@ import html
 import json
 from importlib.resources import files
 from string import Template
-from typing import Any
 
 import pandas as pd
 
@@ -43,8 +41,7 @@ _PLAIN = ["status", "cell", "reason"]
 def page(sweeps: Sweeps, title: str) -> str:
     """The text of a page that shows these sweeps, ASCII alone; with several, `sweep` is one more axis.
 
-    Up to about 1,000 rows it stays below 1 MB: long reasons, log tails and lists of differing names are
-    shortened until they fit, and say so.
+    Up to about 1,000 rows it stays below 1 MB: what is long is shortened until it fits, and says so.
     """
     css, script = _asset("page.css"), "\n".join(map(_asset, _SCRIPTS))
     policy = (
@@ -73,15 +70,11 @@ def _packed(sweeps: Sweeps) -> str:
     """The rows as JSON, gzip and base64, as generously as there is room for."""
     packed = ""
     for limits in LIMITS:
-        packed = _pack(compact(sweeps, limits))
+        text = json.dumps(compact(sweeps, limits), allow_nan=False, separators=(",", ":"))
+        packed = base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
         if len(packed) <= _PACKED_BYTES:
             break
     return packed
-
-
-def _pack(content: dict[str, Any]) -> str:
-    text = json.dumps(content, allow_nan=False, separators=(",", ":"))
-    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
 def _plain(frame: pd.DataFrame) -> str:
@@ -90,14 +83,11 @@ def _plain(frame: pd.DataFrame) -> str:
     passed = frame["status"].eq("pass").fillna(False).astype(bool) | is_true(frame["fault_seen"])
     chosen = frame[~(passed & ok(frame))]
     shown = chosen[_PLAIN].head(_PLAIN_ROWS).map(lambda value: cut(value, _PLAIN_REASON) or "")
-    parts += [_table(table) for table in (detection(frame), shown) if len(table)]
+    for table in (detection(frame), shown):
+        parts += [_ascii(table.to_html(index=False, border=0))] if len(table) else []
     if len(chosen) > len(shown):
         parts.append(f"<p>and {len(chosen) - len(shown)} more</p>")
     return "".join(parts)
-
-
-def _table(table: pd.DataFrame) -> str:
-    return _ascii(table.to_html(index=False, border=0, escape=True))
 
 
 def _text(text: str) -> str:

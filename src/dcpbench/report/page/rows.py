@@ -1,18 +1,13 @@
-"""What the page keeps of the rows: all that it shows, without the names of every control of every check.
-
-Columns, not rows: values that are alike then lie side by side, which packs about four times as well.
-"""
+"""What the page keeps of the rows, by columns: like values side by side pack about four times as well."""
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from dcpbench.analysis.cell_identity import identity_keys_of, override_values
-from dcpbench.analysis.frame import Sweeps, ok, records
+from dcpbench.analysis.cell_identity import identity_keys, override_values
+from dcpbench.analysis.frame import Sweeps, ok, records, short_names
 from dcpbench.analysis.runs import again
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.findings import Finding, Problem
@@ -44,7 +39,7 @@ LIMITS = (Limits(4000, 30, 5), Limits(1000, 10, 2), Limits(300, 0, 1))
 def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
     """What the page is given, ready for JSON: the columns, what each of them is, and the environments."""
     frame = sweeps.frame
-    labels = _labels(list(dict.fromkeys([*frame["sweep"], *sweeps.environments])))
+    labels = short_names([*frame["sweep"], *sweeps.environments])
     kept = [column for column in columns() if column not in _NOT_KEPT]
     rows = records(frame[kept])
     values = {column: [_clean(row[column], limits) for row in rows] for column in kept}
@@ -52,7 +47,8 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
     values["ok"] = ok(frame).tolist()
     values["again"] = [again(*one) for one in zip(frame["overrides"], frame["config_dir"], strict=True)]
     details = [_dict(value) for value in frame["details"]]
-    for name, of in _OF_DETAILS.items():
+    values["losses"] = [_losses(one) for one in details]
+    for name, of in (("check_details", _checks), ("ending", _ending)):
         values[name] = [_clean(of(one, limits), limits) for one in details]
     beside = {name: of for name, of in _axes_beside(frame).items() if name not in values}
     return {
@@ -79,17 +75,9 @@ def cut(value: object, characters: int) -> str | None:
     return value if more <= 0 else f"{value[:characters]} ... ({more} more characters in {RESULTS_JSONL})"
 
 
-def _labels(sweeps: Sequence[str]) -> dict[str, str]:
-    """The folders' names, or whole paths where two have the same name."""
-    names = [Path(sweep).name for sweep in sweeps]
-    return {
-        sweep: name if names.count(name) == 1 else sweep for sweep, name in zip(sweeps, names, strict=True)
-    }
-
-
 def _axes_beside(frame: pd.DataFrame) -> dict[str, list[str | None]]:
     """The overrides that are part of what a cell is, no axis, and vary: by name, the value in each row."""
-    keys = identity_keys_of(frame)
+    keys = identity_keys(frame["overrides"], frame["config"])
     asked = [override_values(one) for one in frame["overrides"]]
     names = dict.fromkeys(name for one in asked for name in one if name in keys)
     values = {name: [one.get(name) for one in asked] for name in names}
@@ -105,16 +93,14 @@ def _list(value: object) -> list[Any]:
 
 
 def _clean(value: Any, limits: Limits) -> Any:
-    """A value as JSON has it: no NaN, long texts cut."""
+    """A value of JSON with long texts cut, and null for a number beyond every float."""
     if isinstance(value, str):
         return cut(value, limits.characters)
     if isinstance(value, dict):
-        return {str(key): _clean(item, limits) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+        return {key: _clean(item, limits) for key, item in value.items()}
+    if isinstance(value, list):
         return [_clean(item, limits) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if isinstance(value, bool | int) or value is None else str(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _checks(details: dict[str, Any], limits: Limits) -> dict[str, Any]:
@@ -148,7 +134,7 @@ def _described(finding: object) -> object:
         return {**finding, "what": str(finding.get("problem"))}
 
 
-def _losses(details: dict[str, Any], _: Limits) -> list[dict[str, Any]]:
+def _losses(details: dict[str, Any]) -> list[dict[str, Any]]:
     """The first rank's losses: the uninterrupted run, its twin, and each run that was resumed at a step."""
     rank = _dict(next(iter(_list(details.get("ranks"))), None))
     resumed = _dict(rank.get("resumed")).items()
@@ -182,14 +168,6 @@ def _ending(details: dict[str, Any], limits: Limits) -> dict[str, Any]:
     return known
 
 
-def _tail(of: dict[str, Any], limits: Limits) -> dict[str, list[str]]:
+def _tail(of: dict[str, Any], limits: Limits) -> dict[str, Any]:
     lines = _list(of.get("log_tail"))[-limits.lines :] if limits.lines else []
-    return {"log_tail": [cut(str(line), limits.characters // 10) or "" for line in lines]} if lines else {}
-
-
-_OF_DETAILS: dict[str, Callable[[dict[str, Any], Limits], Any]] = {
-    "check_details": _checks,
-    "losses": _losses,
-    "ending": _ending,
-}
-"""The columns that are made of a row's `details`."""
+    return {"log_tail": [cut(str(line), limits.characters // 10) for line in lines]} if lines else {}

@@ -8,9 +8,7 @@ this machine.
 """
 
 import argparse
-import hashlib
 import importlib
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,21 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from dcpbench.analysis.frame import read_sweeps
+from dcpbench.config.cell_key import digest_of
 from dcpbench.records.row import AXES, NESTED, Row, column_types
 from dcpbench.records.store import SUPERSEDED_JSONL, ResultsError, stored_rows
 
 _TRACKERS = ("tensorboard", "mlflow", "wandb")
 _PARAMETERS = (*AXES, "repeat", "overrides")
-_TAGS = (
-    "status",
-    "reason",
-    "first_mismatch",
-    "torch_version",
-    "git_commit",
-    "started_at",
-    "config_digest",
-    "code_digest",
-)
+_OUTCOME = ("status", "reason", "first_mismatch")
+_ORIGIN = ("torch_version", "git_commit", "started_at", "config_digest", "code_digest")
+_TAGS = (*_OUTCOME, *_ORIGIN)
 _LONGEST_TAG = 500
 """Characters: what every tracker takes and a table can show; the row has the whole."""
 
@@ -132,7 +124,7 @@ def logged_sweep(folder: Path, environment: dict[str, Any]) -> LoggedSweep:
     replaced = stored_rows(folder, SUPERSEDED_JSONL)
     moments = [(row.started_at or "", row.torch_version or "") for row in (*rows, *replaced)]
     name = folder.resolve().name
-    key = _digest(name, *min(moments, default=("", "")))
+    key = digest_of([name, *min(moments, default=())])
     known = {name: str(value) for name, value in environment.items() if value not in (None, [], "")}
     return LoggedSweep(key, name, known, [_logged_cell(key, row) for row in rows])
 
@@ -151,15 +143,11 @@ def _logged_cell(sweep: str, row: Row) -> LoggedCell:
         started_s = 0.0
     return LoggedCell(
         row=row,
-        key=_digest(sweep, row.cell),
-        digest=_digest(json.dumps(row.flat(), sort_keys=True, default=str)),
+        key=digest_of([sweep, row.cell]),
+        digest=digest_of(row.flat()),
         params={name: texts[name] for name in _PARAMETERS if name in texts},
         metrics={name: float(value) for name, value in numbers.items() if value is not None},
         tags={name: texts[name] for name in _TAGS if name in texts},
         started_s=started_s,
         ended_s=started_s + (row["cell_s"] or 0.0),
     )
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

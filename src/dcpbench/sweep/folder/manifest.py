@@ -7,6 +7,7 @@ What a sweep was asked for is written down before it begins, and taken again whe
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -18,10 +19,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import OF_THE_SWEEP
 from dcpbench.records import lock
-from dcpbench.records.store import ENVIRONMENT_JSON, RESULTS_JSONL, SWEEP_JSON, write_json
+from dcpbench.records.store import RESULTS_JSONL, SWEEP_JSON, write_json
 
 _DIR = "hydra.sweep.dir"
-_ABOUT = tuple(f"{key}=" for key in OF_THE_SWEEP)
 _BEFORE_A_SWEEP = {lock.LOCK, f"{SWEEP_JSON}.tmp"}
 """What a driver that was killed before it had started a sweep may leave behind."""
 _OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@:-]*=")
@@ -86,9 +86,9 @@ def command_line(arguments: Sequence[str]) -> list[str]:
     if own is not None and Path(str(own)).resolve() != folder:
         raise ConfigError(f"resume={asked}: {_DIR}={own} is another folder; leave one of them out")
     quoted = str(folder).replace('"', '\\"')  # absolute, since the words may be taken from another place
-    here = [word for word in arguments if word.startswith(_ABOUT) and not word.startswith("resume=")]
-    here += [f'resume="{quoted}"', f'{_DIR}="{quoted}"']
     words = own_words(arguments)
+    here = [word for word in arguments if word not in words and not word.startswith(("resume=", _DIR))]
+    here += [f'resume="{quoted}"', f'{_DIR}="{quoted}"']
     if not set(words) - {"-m", "--multirun"}:
         record = read(folder)
         words = record.arguments
@@ -122,7 +122,9 @@ def held(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        _take_back(folder)
+        with suppress(OSError):
+            if {item.name for item in folder.iterdir()} <= _BEFORE_A_SWEEP:
+                shutil.rmtree(folder)
         os.close(descriptor)
 
 
@@ -169,12 +171,3 @@ def _value_of(key: str, arguments: Sequence[str]) -> Any:
     if override.is_sweep_override():
         raise ConfigError(f"{words[-1]}: is about the whole sweep and takes one value")
     return override.value() or None
-
-
-def _take_back(folder: Path) -> None:
-    if any((folder / name).exists() for name in (SWEEP_JSON, RESULTS_JSONL, ENVIRONMENT_JSON)):
-        return
-    with suppress(OSError):
-        for name in _BEFORE_A_SWEEP:
-            (folder / name).unlink(missing_ok=True)
-        folder.rmdir()

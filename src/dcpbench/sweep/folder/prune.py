@@ -59,9 +59,9 @@ class Fate:
     Nothing goes of one that stays; `because` says why it does."""
 
     sweep: StoredSweep
-    goes: tuple[Path, ...]
-    freed_bytes: int
     because: str
+    goes: tuple[Path, ...] = ()
+    freed_bytes: int = 0
 
 
 def main(arguments: list[str]) -> int:
@@ -150,7 +150,7 @@ def _count(text: str) -> int:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Be the only process that removes things from a folder; leaves nothing there."""
+    """Be the only process that thins a folder; leaves nothing there."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
@@ -217,18 +217,15 @@ def _stored_sweep(folder: Path) -> StoredSweep | str:
 
 
 def _fate(sweep: StoredSweep, stays: str | None, remove: bool, names_seen: Counter[tuple[int, int]]) -> Fate:
-    goes: tuple[Path, ...] = ()
-    freed_bytes = 0
+    if stays is not None:
+        return Fate(sweep, stays)
     try:
-        if stays is None and lock.is_held(sweep.folder):
-            stays = _RUNNING
-        if stays is None:
-            goes = (sweep.folder,) if remove else tuple(_cell_folders(sweep))
-            freed_bytes = freed_by(goes, names_seen)
-            stays = "" if goes else "thinned already"
+        if lock.is_held(sweep.folder):
+            return Fate(sweep, _RUNNING)
+        goes = (sweep.folder,) if remove else tuple(_cell_folders(sweep))
+        return Fate(sweep, "" if goes else "thinned already", goes, freed_by(goes, names_seen))
     except OSError as error:
-        goes, stays = (), f"cannot be looked into: {error}"
-    return Fate(sweep, goes, freed_bytes, stays)
+        return Fate(sweep, f"cannot be looked into: {error}")
 
 
 def _cell_folders(sweep: StoredSweep) -> list[Path]:
@@ -264,11 +261,7 @@ def _do(fate: Fate) -> str | None:
 
 
 def _discard(folders: Iterable[Path], within: Path) -> None:
-    """Remove folders that lie right in `within`, and what an earlier removal there left.
-
-    Raises:
-        OSError: something cannot be removed.
-    """
+    """Remove folders that lie right in `within`, and what an earlier removal there left."""
     rubbish = within / RUBBISH
     with suppress(FileNotFoundError):
         shutil.rmtree(rubbish)  # a link is refused, not followed
@@ -291,8 +284,7 @@ def _print_fates(fates: Sequence[Fate], sentences: Sequence[str]) -> None:
     console.print(table)
     for sentence in sentences:
         console.print(Text(sentence, style=BAD), soft_wrap=True)
-    outside = [(fate.sweep.folder.name, place) for fate in fates if fate.goes for place in fate.sweep.outside]
-    for name, place in outside:
-        if place.exists():
-            sentence = f"{name}: its checkpoints in {place} lie outside; remove them by hand"
-            console.print(sentence, soft_wrap=True)
+    for fate in fates:
+        for place in filter(Path.exists, fate.sweep.outside if fate.goes else ()):
+            sentence = f"its checkpoints in {place} lie outside; remove them by hand"
+            console.print(f"{fate.sweep.folder.name}: {sentence}", soft_wrap=True)

@@ -13,34 +13,27 @@ from typing import Any
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Rerun
+from dcpbench.records import store
 from dcpbench.records.row import Row
-from dcpbench.records.store import (
-    ENVIRONMENT_JSON,
-    RESULTS_JSONL,
-    Line,
-    keep_lines,
-    keep_measurements,
-    read_lines,
-)
 from dcpbench.sweep.folder.manifest import Record
 from dcpbench.sweep.plan.job import Job
 from dcpbench.sweep.run.worker import remove
 
 
-@dataclass(frozen=True)
+@dataclass
 class Found:
     """The lines of a folder's rows that stand and of those that do not, why (each reason with the
     number of its cells), and whether the last line is torn."""
 
-    standing: list[Line]
-    superseded: list[Line]
+    standing: list[store.Line]
+    superseded: list[store.Line]
     reasons: Counter[str]
     torn: bool
 
     @property
-    def rows(self) -> list[Row]:
-        """The rows that stand."""
-        return [line.row for line in self.standing if line.row]
+    def done(self) -> dict[str, Row]:
+        """The rows that stand, by cell."""
+        return {line.row.cell: line.row for line in self.standing if line.row}
 
     def sentences(self, cells: int) -> list[str]:
         """What there is to say about it, a line each, for a sweep of so many cells."""
@@ -48,7 +41,7 @@ class Found:
         for why, number in self.reasons.items():
             sentences.append(f"resume: {number} {'cell' if number == 1 else 'cells'} again: {why}")
         if self.torn:
-            sentences.append(f"resume: the last line of {RESULTS_JSONL} was broken off and is cut off")
+            sentences.append(f"resume: the last line of {store.RESULTS_JSONL} was broken off and is cut off")
         return sentences
 
 
@@ -61,10 +54,8 @@ def same_matrix(folder: Path, record: Record, here: set[str]) -> None:
     there = set(record.cells)
     for only, where in ((here - there, "it has no cell"), (there - here, "nobody asks now for its cell")):
         if only:
-            raise ConfigError(
-                f"resume={folder}: is another matrix: {where} {min(only)} "
-                f"({len(there)} cells there, {len(here)} here)"
-            )
+            counts = f"({len(there)} cells there, {len(here)} here)"
+            raise ConfigError(f"resume={folder}: is another matrix: {where} {min(only)} {counts}")
 
 
 def look(folder: Path, jobs: Iterable[Job], rerun: Rerun) -> Found:
@@ -73,31 +64,22 @@ def look(folder: Path, jobs: Iterable[Job], rerun: Rerun) -> Found:
     Raises:
         ConfigError: its rows cannot be read.
     """
-    last: dict[str, Line] = {}
-    superseded: list[Line] = []
-    reasons: Counter[str] = Counter()
-    torn = False
+    by_name = {job.cell.name: job for job in jobs}
+    found = Found([], [], Counter(), torn=False)
     try:
-        for line in read_lines(folder):
-            torn = torn or line.torn
-            if line.row:
-                if line.row.cell in last:
-                    superseded.append(last[line.row.cell])
-                last[line.row.cell] = line
-            elif not line.torn:
-                superseded.append(line)
-                reasons["what stands in its line is no row of this version"] += 1
+        for line in store.read_lines(folder):
+            if line.torn:
+                found.torn = True
+                continue
+            why: str | None = "what stands in its line is no row of this version"
+            if line.row and line.row.cell in by_name:
+                why = _why_again(by_name[line.row.cell], line.row, rerun)
+            found.reasons.update([why] if why else [])
+            (found.superseded if why else found.standing).append(line)
     except OSError as error:
-        raise ConfigError(f"resume={folder}: {RESULTS_JSONL} cannot be read: {error.strerror}") from None
-    standing: list[Line] = []
-    for job in jobs:
-        stored = last.pop(job.cell.name, None)
-        if stored is None or stored.row is None:
-            continue
-        why = _why_again(job, stored.row, rerun)
-        reasons.update([why] if why else [])
-        (superseded if why else standing).append(stored)
-    return Found(standing, [*superseded, *last.values()], reasons, torn)
+        where = f"resume={folder}: {store.RESULTS_JSONL}"
+        raise ConfigError(f"{where} cannot be read: {error.strerror}") from None
+    return found
 
 
 def take_up(folder: Path, jobs: Iterable[Job], found: Found) -> None:
@@ -109,9 +91,9 @@ def take_up(folder: Path, jobs: Iterable[Job], found: Found) -> None:
     for item in folder.glob("*.tmp"):
         item.unlink()
     if found.superseded or found.torn:
-        keep_lines(folder, found.standing, found.superseded)
-    done = {row.cell for row in found.rows}
-    keep_measurements(folder, done)
+        store.keep_lines(folder, found.standing, found.superseded)
+    done = found.done
+    store.keep_measurements(folder, done)
     for job in jobs:
         if job.cell.name not in done:
             _clear(job.cell.folder, within=folder)
@@ -122,10 +104,10 @@ def take_up(folder: Path, jobs: Iterable[Job], found: Found) -> None:
 def in_order(folder: Path, jobs: Iterable[Job]) -> None:
     """Put the rows into the order of the cells, as a sweep that was never broken off has them."""
     place = {job.cell.name: number for number, job in enumerate(jobs)}
-    lines = [line for line in read_lines(folder) if line.row]
+    lines = [line for line in store.read_lines(folder) if line.row]
     ordered = sorted(lines, key=lambda line: place[line.row.cell] if line.row else 0)
     if ordered != lines:
-        keep_lines(folder, ordered)
+        store.keep_lines(folder, ordered)
 
 
 def earlier_machines(folder: Path, now: dict[str, Any]) -> list[dict[str, Any]]:
@@ -135,22 +117,18 @@ def earlier_machines(folder: Path, now: dict[str, Any]) -> list[dict[str, Any]]:
         ConfigError: it cannot be read.
     """
     try:
-        before = json.loads((folder / ENVIRONMENT_JSON).read_text(encoding="utf-8"))
+        before = json.loads((folder / store.ENVIRONMENT_JSON).read_text(encoding="utf-8"))
         earlier = list(before.pop("earlier", []))
     except FileNotFoundError:
         return []
     except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise ConfigError(f"resume={folder}: {ENVIRONMENT_JSON} cannot be read: {error}") from None
+        raise ConfigError(f"resume={folder}: {store.ENVIRONMENT_JSON} cannot be read: {error}") from None
     other = {key: value for key, value in before.items() if key in now and value != now[key]}
     return [*earlier, other] if other else earlier
 
 
 def _clear(folder: Path, within: Path) -> None:
-    """Remove a folder, if there is one, that lies within another.
-
-    Raises:
-        ConfigError: it lies elsewhere, or cannot be removed.
-    """
+    """Remove a folder, if there is one; refuses one that does not lie within the other."""
     if within.resolve() not in folder.resolve().parents:
         raise ConfigError(f"{folder}: does not lie in {within}, and is not removed")
     if sentence := remove(folder):

@@ -25,6 +25,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import Config
 
 _LONGEST_NAME = 150
@@ -35,11 +36,8 @@ _MOST_WORKERS = 16
 @dataclass
 class SweepCell:
     """One point of the product: its name, how to ask for it again, its configuration, its folder for
-    logs and `.hydra/`, and the user's own folder of groups (`--config-dir`), if one was given.
-
-    The whole composition, which goes into `.hydra/`, is by far the largest thing that there is of a cell:
-    it is made when it is needed, and never kept.
-    """
+    logs and `.hydra/`, and the user's own folder of groups (`--config-dir`), if one was given. The whole
+    composition, by far the largest part, is made when it is needed and never kept."""
 
     name: str
     overrides: list[str]
@@ -69,13 +67,14 @@ class Compositions:
         self._parsed: dict[str, Override] = {}
         self._shared: dict[tuple[str, ...], bytes] = {}
         self._names: Counter[str] = Counter()
+        self._folders: dict[Path, str] = {}
 
     def cells(self, batch: Sequence[Sequence[str]]) -> list[SweepCell]:
         """The cells of the next batch; each cell of a sweep has another name.
 
         Raises:
             ConfigError, hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: an override
-                is wrong.
+                is wrong, or two cells would share a folder.
         """
         self.prepare(batch)
         return [self._cell(overrides) for overrides in batch]
@@ -156,6 +155,8 @@ class Compositions:
         job = composed()
         sources = job.hydra.runtime.config_sources
         folder = Path(str(job.hydra.sweep.dir)) / str(job.hydra.sweep.subdir)
+        if (other := self._folders.setdefault(folder, name)) != name:
+            raise ConfigError(f"hydra.sweep.subdir: {other} and {name} would share {folder}")
         config_dir = next((str(one.path) for one in sources if one.provider == "command-line"), None)
         config = typed(job)
         config.check()

@@ -9,16 +9,9 @@ from rich.text import Text
 from dcpbench.records.row import Row
 from dcpbench.report.styles import console_for, style_of
 from dcpbench.sweep.folder.resume import Found
+from dcpbench.sweep.plan import resources
 from dcpbench.sweep.plan.job import Job
-from dcpbench.sweep.plan.resources import (
-    DiskUse,
-    Estimated,
-    Times,
-    duration_text,
-    estimates,
-    keys,
-    newest_like,
-)
+from dcpbench.sweep.plan.resources import Costs, Estimated, duration_text
 
 _WOULD = {"run": "would run", "skip": "would be skipped", "done": "are done"}
 _STYLES = {"done": style_of("pass"), "skip": style_of("skip")}
@@ -26,20 +19,17 @@ _STYLES = {"done": style_of("pass"), "skip": style_of("skip")}
 
 def print_plan(folder: Path, jobs: list[Job], gpus: int, found: Found | None) -> None:
     """Print to standard output what would become of each cell of the sweep in `folder`, and the sum."""
-    done = {row.cell: row for row in found.rows} if found else {}
-    to_run = list(estimates([job for job in jobs if job.cell.name not in done], gpus).values())
+    done = found.done if found else {}
+    to_run = list(resources.estimates([job for job in jobs if job.cell.name not in done], gpus).values())
     # This sweep, if it has begun and knows such cells, else the newest beside it that does.
-    source, times = "this sweep", Times(done.values())
-    if not times.know_any(to_run) and (other := newest_like(folder, to_run)):
+    costs = Costs(done.values())
+    source, times = "this sweep", costs
+    if costs.left(to_run) is None and (other := resources.newest_like(folder, to_run)):
         source, times = str(other[0]), other[1]
-    disk = DiskUse()
-    for job in jobs:
-        if row := done.get(job.cell.name):
-            disk.add(job.key, row["disk_bytes"])
     table = Table("cell", "would", "about", "because", box=None, pad_edge=False, header_style="bold")
     counts: Counter[str] = Counter()
     for job in jobs:
-        would, about, because = _fate(job, done.get(job.cell.name), disk, folder, times)
+        would, about, because = _fate(job, done.get(job.cell.name), folder, costs, times)
         counts[would] += 1
         style = _STYLES.get(would, "default")
         table.add_row(Text(job.cell.name), Text(would, style=style), about, Text(because))
@@ -55,22 +45,22 @@ def print_plan(folder: Path, jobs: list[Job], gpus: int, found: Found | None) ->
         console.print(Text(sentence), soft_wrap=True)
 
 
-def _fate(job: Job, done: Row | None, disk: DiskUse, folder: Path, times: Times) -> tuple[str, str, str]:
+def _fate(job: Job, done: Row | None, folder: Path, costs: Costs, times: Costs) -> tuple[str, str, str]:
     if done:
         return "done", "", f"{done.status}: {done.reason}" if done.reason else done.status
-    skip = job.skip or disk.why_skip(job.key, job.config.storage, job.checkpoints(folder))
+    skip = job.skip or costs.why_skip(job.key, job.config.storage, job.checkpoints(folder))
     if skip:
         return "skip", "", skip
     expects = "; ".join(f"known failure {failure.id}: {failure.reason}" for failure in job.known_failures)
-    seconds = times.of(keys(job.key))
+    seconds = times.seconds(resources.keys(job.key))
     return "run", "?" if seconds is None else duration_text(seconds), expects
 
 
-def _estimate(to_run: list[Estimated], source: str, times: Times) -> str:
+def _estimate(to_run: list[Estimated], source: str, times: Costs) -> str:
     whole = times.left(to_run)
     if whole is None:
         return "no estimate of the time: no sweep beside this one has cells like these"
-    missing = sum(times.of(cell.keys) is None for cell in to_run)
+    missing = sum(times.seconds(cell.keys) is None for cell in to_run)
     known = f"{len(to_run) - missing} of the {len(to_run)}"
     text = f"about {duration_text(whole)}, from the times of cells like {known} in {source}"
     return text + f"; {missing} had none and are taken to need as long as the others do" if missing else text

@@ -1,9 +1,11 @@
 """What a sweep has to do, decided before it starts: for each cell whether it runs, and on what."""
 
 import hashlib
+import json
+import re
 import shlex
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -13,7 +15,7 @@ from typing import Any
 from dcpbench.config.cell_key import CellKey, digest_of
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import StageConfig
-from dcpbench.config.schema import Config
+from dcpbench.config.schema import Config, conf_folder
 from dcpbench.executors.fork_server import Machine
 from dcpbench.sweep.plan import known_failures, validity
 from dcpbench.sweep.plan.cells import SweepCell
@@ -21,6 +23,7 @@ from dcpbench.sweep.plan.known_failures import KnownFailure
 from dcpbench.worker.messages import WorldKind
 
 _GROUPS = ("scenario", "parallel", "save", "model", "optimizer", "storage", "checkpointer")
+_COLUMNS = ("compile", "world_size", "seed", "load_world_size", "repeat")
 _OURS = ("dcpbench", "hydra_plugins.dcpbench_launcher")
 
 
@@ -59,31 +62,27 @@ class Job:
         return Path(root) / sweep.name / self.cell.name if root else self.cell.folder / "checkpoints"
 
 
-def plan(cells: Sequence[SweepCell], machine: Machine, conf: Path) -> list[Job]:
+def plan(cells: Sequence[SweepCell], machine: Machine) -> list[Job]:
     """Decide for every cell of a sweep whether and on what it runs; nothing is written.
 
     Raises:
         ConfigError: one of the cells is wrong; its message names the cell if there are several.
     """
-    lists: dict[Path, list[KnownFailure]] = {}
     jobs: list[Job] = []
     commit, version = _git_commit(), str(machine.description["torch"])
     for cell in cells:
         try:
             config = validity.resolve(cell.config, machine)
             skip = validity.why_skip(cell.config, config)
-            path = Path(cell.config.known_failures or conf / "known_failures.yaml")
-            if path not in lists:
-                lists[path] = known_failures.read(path)
+            known = known_failures.read(Path(config.known_failures or conf_folder() / "known_failures.yaml"))
         except ConfigError as error:
             where = f" (in {cell.name})" if len(cells) > 1 else ""
             raise ConfigError(f"{error}{where}") from None
         key = CellKey.of(config)
         columns = _columns(cell, config, key) | {"torch_version": version, "git_commit": commit}
-        expected = tuple(failure for failure in lists[path] if failure.covers(columns))
+        expected = tuple(failure for failure in known if failure.covers(columns))
         columns |= {"expected_digest": expected_digest(config, expected), "code_digest": code_digest(config)}
         jobs.append(Job(cell, config, key, skip, expected, columns))
-    refuse_shared_folders(jobs)
     return jobs
 
 
@@ -96,32 +95,16 @@ def expected_digest(config: Config, expected: Sequence[KnownFailure]) -> str:
 def _columns(cell: SweepCell, config: Config, key: CellKey) -> dict[str, Any]:
     return {
         **{group: getattr(config, group).name for group in _GROUPS},
+        **{name: getattr(config, name) for name in _COLUMNS},
         "cell": cell.name,
-        "compile": config.compile,
-        "world_size": config.world_size,
         "device": config.device.value,
-        "seed": config.seed,
         "fault": config.fault.name if config.fault.target else None,
         "load_parallel": config.loading.name if config.scenario.converts else None,
-        "load_world_size": config.load_world_size,
         "overrides": shlex.join(cell.overrides),
         "config_dir": cell.config_dir,
-        "repeat": config.repeat,
         "config": dict(key.values),
         "config_digest": key.digest,
     }
-
-
-def refuse_shared_folders(jobs: Sequence[Job]) -> None:
-    """Make sure that each cell of a sweep has a folder of its own.
-
-    Raises:
-        ConfigError: naming two that would share one.
-    """
-    taken: dict[Path, str] = {}
-    for cell in (job.cell for job in jobs):
-        if (other := taken.setdefault(cell.folder, cell.name)) != cell.name:
-            raise ConfigError(f"hydra.sweep.subdir: {other} and {cell.name} would share {cell.folder}")
 
 
 def code_digest(config: Config) -> str:
@@ -129,20 +112,11 @@ def code_digest(config: Config) -> str:
     configuration is from.
 
     It is of what the files say: the same in a checkout and in the wheel made from it, another in a checkout
-    that was changed, and untouched by a commit that changes none of it. Torch's own are told apart by its
-    version. What those packages import is not looked at.
+    that was changed. Torch's own are told apart by its version; what packages import is not looked at.
     """
-    packages = {target.partition(".")[0] for target in _targets(asdict(config))}
+    packages = set(re.findall(r'"target": "(\w+)', json.dumps(asdict(config), default=str)))
     packages -= {"torch", "dcpbench", "hydra_plugins"}
     return digest_of([_package_digest(name) for name in (*_OURS, *sorted(packages))])
-
-
-def _targets(value: Any) -> Iterator[str]:
-    if isinstance(value, dict) and isinstance(target := value.get("target"), str):
-        yield target
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    for item in inner:
-        yield from _targets(item)
 
 
 @cache
@@ -166,11 +140,9 @@ def _git_commit() -> str | None:
     if not (root / ".git").exists():
         # An environment may lie inside a repository of somebody else's: its commit is not ours.
         return None
-    describe = ("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    describe = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        described = subprocess.run(
-            ["git", "-C", str(root), *describe], capture_output=True, text=True, check=True, timeout=10
-        )
+        described = subprocess.run(describe, capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return None
     return described.stdout.strip() or None

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,6 @@ class KnownError:
     phase: str = MISSING
     message: str = ".*"
 
-    def explains(self, error: RaisedError) -> bool:
-        """Whether this is the exception that was raised."""
-        alike = (error.type, error.phase) == (self.type, self.phase)
-        return alike and re.fullmatch(self.message, error.message) is not None
-
 
 @dataclass
 class KnownFailure:
@@ -51,11 +47,7 @@ class KnownFailure:
     link: str | None = None
 
     def check(self) -> None:
-        """Refuse what names something that does not exist, or a pattern that is none.
-
-        Raises:
-            ConfigError, InvalidSpecifier, re.error: it does.
-        """
+        """Refuse what names something that does not exist, or a pattern that is none."""
         for unknown in set(self.cells) - set(columns()):
             raise ConfigError(f"no column {unknown!r}")
         if not self.checks and not self.error:
@@ -80,10 +72,12 @@ class KnownFailure:
             failed: the names that differ, by the check that did not hold.
             error: what a rank raised, if one did.
         """
-        if error is None or self.error is None:
-            if error or self.error or not failed:
+        known = self.error
+        if error and known:
+            alike = (error.type, error.phase) == (known.type, known.phase)
+            if not (alike and re.fullmatch(known.message, error.message)):
                 return False
-        elif not self.error.explains(error):
+        elif error or known or not failed:
             return False
         return all(
             check in self.checks and re.fullmatch(self.checks[check], name)
@@ -92,6 +86,7 @@ class KnownFailure:
         )
 
 
+@cache
 def read(path: Path) -> list[KnownFailure]:
     """The list in a YAML file.
 

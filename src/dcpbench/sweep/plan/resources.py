@@ -11,7 +11,6 @@ import shutil
 import statistics
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +29,6 @@ _ALIKE = (
 )
 """The parts of their identities in which two cells have to agree to take alike long, the closest likeness
 first; closer still are those of one identity."""
-_KEPT = 25
 
 _WRITES_ALIKE = (
     *("scenario", "parallel", "load_parallel", "checkpointer", "model", "optimizer"),
@@ -91,27 +89,30 @@ def estimates(jobs: Iterable[Job], gpus: int) -> dict[str, Estimated]:
 
 def keys(cell: CellKey) -> list[str]:
     """What a cell is known by at each likeness."""
-    return [cell.digest, *(f"{number} {cell.part(alike)}" for number, alike in enumerate(_ALIKE))]
+    return [cell.digest, *map(cell.part, _ALIKE)]
 
 
-class Times:
-    """Seconds that cells took, the latest few for each likeness."""
+class Costs:
+    """What cells have taken so far: seconds, the latest few for each likeness, and the most bytes."""
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
-        self._taken: defaultdict[str, deque[float]] = defaultdict(partial(deque, maxlen=_KEPT))
+        self._seconds: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=25))
+        self._disk_bytes: defaultdict[str, int] = defaultdict(int)
         for row in rows:
             self.add(row)
 
     def add(self, row: Row) -> None:
         """Take note of a cell that has ended; one that did not run says nothing."""
+        cell = CellKey(row.config)
         took_s = row["shared_cell_s"] if row["cell_s"] is None else row["cell_s"]
-        if took_s is not None:
-            for key in keys(CellKey(row.config)):
-                self._taken[key].append(took_s)
+        for key in [] if took_s is None else keys(cell):
+            self._seconds[key].append(took_s)
+        kind = cell.part(_WRITES_ALIKE)
+        self._disk_bytes[kind] = max(self._disk_bytes[kind], row["disk_bytes"] or 0)
 
-    def of(self, cell: Iterable[str]) -> float | None:
+    def seconds(self, cell: Iterable[str]) -> float | None:
         """The median seconds of the cells that are closest to one with these keys, None if there are none."""
-        found = next((taken for key in cell if (taken := self._taken.get(key))), None)
+        found = next((taken for key in cell if (taken := self._seconds.get(key))), None)
         return statistics.median(found) if found else None
 
     def left(self, cells: Iterable[Estimated]) -> float | None:
@@ -120,7 +121,7 @@ class Times:
         known: list[float] = []
         whole = unknown = 0.0
         for cell in cells:
-            seconds = self.of(cell.keys)
+            seconds = self.seconds(cell.keys)
             if seconds is None:
                 unknown += 1 / cell.at_once
             else:
@@ -128,18 +129,27 @@ class Times:
                 whole += seconds / cell.at_once
         return whole + unknown * statistics.fmean(known) if known else None
 
-    def know_any(self, cells: Iterable[Estimated]) -> bool:
-        """Whether one of these cells is like one that has ended."""
-        return any(self.of(cell.keys) is not None for cell in cells)
+    def why_skip(self, cell: CellKey, storage: StorageConfig, checkpoints: Path) -> str | None:
+        """Why a cell whose checkpoints go to a folder has no room there, or None if it has."""
+        place = next(path for path in (checkpoints, *checkpoints.parents) if path.exists())
+        free = shutil.disk_usage(place).free
+        needs, because = storage.needs_bytes, "storage.needs_bytes"
+        if needs is None:
+            needs, because = self._disk_bytes[cell.part(_WRITES_ALIKE)], "as a cell like it took up"
+        if free - needs >= storage.keep_free_bytes:
+            return None
+        wanted = f"it needs {decimal(needs)} ({because}) and " if needs else ""
+        stays = f"{decimal(storage.keep_free_bytes)} are to stay free (storage.keep_free_bytes)"
+        return f"too little disk space: {decimal(free)} are free in {place}, {wanted}{stays}"
 
 
-def newest_like(folder: Path, cells: list[Estimated]) -> tuple[Path, Times] | None:
-    """The newest sweep beside `folder`, itself left out, that has times for any of these cells."""
+def newest_like(folder: Path, cells: list[Estimated]) -> tuple[Path, Costs] | None:
+    """The newest sweep beside `folder`, itself left out, that tells of any of these cells."""
     found = [path for path in folder.parent.glob(f"*/{RESULTS_JSONL}") if path.parent != folder]
     for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
-        times = Times(stored_rows(path.parent))
-        if times.know_any(cells):
-            return path.parent, times
+        costs = Costs(stored_rows(path.parent))
+        if costs.left(cells) is not None:
+            return path.parent, costs
     return None
 
 
@@ -149,34 +159,6 @@ def duration_text(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
-
-
-class DiskUse:
-    """The most bytes that cells of a kind have taken up."""
-
-    def __init__(self) -> None:
-        self._taken: dict[str, int] = {}
-
-    def add(self, cell: CellKey, disk_bytes: int | None) -> None:
-        """Take note of a cell that has ended, and of what it took up if that is known."""
-        if disk_bytes is not None:
-            kind = cell.part(_WRITES_ALIKE)
-            self._taken[kind] = max(disk_bytes, self._taken.get(kind, 0))
-
-    def why_skip(self, cell: CellKey, storage: StorageConfig, checkpoints: Path) -> str | None:
-        """Why a cell whose checkpoints go to a folder has no room there, or None if it has."""
-        place = next(path for path in (checkpoints, *checkpoints.parents) if path.exists())
-        free = shutil.disk_usage(place).free
-        needs, because = storage.needs_bytes, "storage.needs_bytes"
-        if needs is None:
-            needs, because = self._taken.get(cell.part(_WRITES_ALIKE), 0), "as a cell like it took up"
-        if free - needs >= storage.keep_free_bytes:
-            return None
-        wanted = f"it needs {decimal(needs)} ({because}) and " if needs else ""
-        return (
-            f"too little disk space: {decimal(free)} are free in {place}, {wanted}"
-            f"{decimal(storage.keep_free_bytes)} are to stay free (storage.keep_free_bytes)"
-        )
 
 
 def bytes_in(folder: Path) -> int | None:

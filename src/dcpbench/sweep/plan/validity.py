@@ -50,13 +50,11 @@ def why_skip(asked: Config, resolved: Config) -> str | None:
     if resolved.device is not Device.cpu:
         return None
     if resolved.save.requires_accelerator:
-        buffers = "keeps its staging buffers in pinned memory, which needs an accelerator"
-        return f"save={resolved.save.name} {buffers}"
+        why = "keeps its staging buffers in pinned memory, which needs an accelerator"
+        return f"save={resolved.save.name} {why}"
     if resolved.model.requires_accelerator:
-        return (
-            f"model={resolved.model.name} is for accelerators (model.requires_accelerator=false runs it on "
-            "the CPU all the same)"
-        )
+        why = "is for accelerators (model.requires_accelerator=false runs it on the CPU all the same)"
+        return f"model={resolved.model.name} {why}"
     if resolved.compile and not (shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")):
         return "compile=true on the CPU needs a C++ compiler, and none was found (g++, or set CXX)"
     return None
@@ -76,17 +74,15 @@ def _does_not_fit(asked: Config, resolved: Config) -> str | None:
             raise
         degree = dp_degree(sizes, world_size)
         if resolved.model.batch_size % degree:
-            raise ConfigError(
-                f"model.batch_size={resolved.model.batch_size}: does not divide over {degree} "
-                "data-parallel ranks"
-            )
+            wrong = f"model.batch_size={resolved.model.batch_size}"
+            raise ConfigError(f"{wrong}: does not divide over {degree} data-parallel ranks")
         if "tp" in parallel.mesh and not parallel.tp_plan:
             return f"parallel={parallel.name}: model={resolved.model.name} has no tp_plan to shard it by"
     return None
 
 
 def _makes_no_sense(config: Config) -> str | None:
-    scenario = config.scenario
+    scenario, named = config.scenario, f"scenario={config.scenario.name}"
     for group in ("scenario", "fault", "checkpointer"):
         limited = getattr(config, group)
         for axis, only in limited.only.items():
@@ -94,22 +90,13 @@ def _makes_no_sense(config: Config) -> str | None:
                 may_be = ", ".join(only.values)
                 return f"{group}={limited.name} takes {axis}={may_be} and not {value}: {only.because}"
     if not scenario.process_group and config.world_size != 1:
-        return (
-            f"scenario={scenario.name} is one process without a process group, not "
-            f"world_size={config.world_size}"
-        )
+        return f"{named} is one process without a process group, not world_size={config.world_size}"
     if config.overlap_saves and not config.save.asynchronous:
-        return (
-            f"overlap_saves=true: with save={config.save.name} each save is complete before training goes on"
-        )
+        saves = f"with save={config.save.name} each save is complete"
+        return f"overlap_saves=true: {saves} before training goes on"
     if config.load_parallel and not scenario.converts:
-        return (
-            f"load_parallel={config.load_parallel.name}: scenario={scenario.name} loads under the "
-            "parallelism that it saved with"
-        )
+        loads = f"{named} loads under the parallelism that it saved with"
+        return f"load_parallel={config.load_parallel.name}: {loads}"
     if config.load_world_size and not scenario.converts:
-        return (
-            f"load_world_size={config.load_world_size}: scenario={scenario.name} loads on the ranks that it "
-            "saved with"
-        )
+        return f"load_world_size={config.load_world_size}: {named} loads on the ranks that it saved with"
     return None

@@ -15,16 +15,10 @@ from dcpbench.config.groups import Sharing
 from dcpbench.executors import cleanup
 from dcpbench.executors.fork_server import Machine
 from dcpbench.executors.local import LocalExecutor
+from dcpbench.records import store
 from dcpbench.records.row import Row
-from dcpbench.records.store import (
-    ENVIRONMENT_JSON,
-    ResultsError,
-    append_measurements,
-    append_row,
-    write_json,
-)
 from dcpbench.sweep.plan.job import Job
-from dcpbench.sweep.plan.resources import DiskUse, Estimated, Times, estimates, places, stretches
+from dcpbench.sweep.plan.resources import Costs, Estimated, estimates, places, stretches
 from dcpbench.sweep.run.progress import ProgressDisplay
 from dcpbench.sweep.run.worker import Finished, Worker, remove
 
@@ -46,8 +40,7 @@ class Sweep:
     done: dict[str, Row] = field(default_factory=dict)
     earlier_machines: list[dict[str, Any]] = field(default_factory=list)
     written: int = 0
-    _disk: DiskUse = field(default_factory=DiskUse)
-    _times: Times = field(default_factory=Times)
+    _costs: Costs = field(default_factory=Costs)
     _executors: dict[tuple[int, tuple[int, ...]], LocalExecutor] = field(default_factory=dict)
     """By the number of the worker and the GPUs that its ranks use."""
 
@@ -59,7 +52,7 @@ class Sweep:
         """
         for job in batch:
             if row := self.done.get(job.cell.name):
-                self._learn(job, row)
+                self._costs.add(row)
         to_run = [job for job in batch if job.cell.name not in self.done]
         left = estimates(to_run, self.machine.gpus)
         self._describe_machine()
@@ -78,19 +71,16 @@ class Sweep:
         self.machine.complete()
         self._describe_machine()
 
-    def _learn(self, job: Job, row: Row) -> None:
-        self._times.add(row)
-        self._disk.add(job.key, row["disk_bytes"])
-
     def _end_ranks(self) -> None:
         for executor in self._executors.values():
             executor.end()
         cleanup.end_orphans()
 
     def _describe_machine(self) -> None:
-        earlier = {"earlier": self.earlier_machines} if self.earlier_machines else {}
-        commit = {"git_commit": self.jobs[0].columns["git_commit"]}
-        write_json(self.folder / ENVIRONMENT_JSON, {**self.machine.description, **commit, **earlier})
+        described = self.machine.description | {"git_commit": self.jobs[0].columns["git_commit"]}
+        if self.earlier_machines:
+            described["earlier"] = self.earlier_machines
+        store.write_json(self.folder / store.ENVIRONMENT_JSON, described)
 
     def _run_together(
         self, together: Sequence[Job], display: ProgressDisplay, left: dict[str, Estimated]
@@ -101,16 +91,14 @@ class Sweep:
             self._executors[place].keep_only(set())
         shared = len(numbered) > 1 and together[0].config.sharing is Sharing.correctness
         # Those of an earlier stretch or batch, whose ranks may be of use again, or new ones.
-        executors = [
-            self._executors.setdefault(place, LocalExecutor(self.context, place[1])) for place in numbered
-        ]
-        workers = [Worker(self.folder, one, self.console, self._disk, shared) for one in executors]
+        executors = [self._executors.setdefault(one, LocalExecutor(self.context, one[1])) for one in numbered]
+        workers = [Worker(self.folder, one, self.console, display, self._costs, shared) for one in executors]
         idle = deque(workers)
 
         def run(job: Job) -> Finished:
             worker = idle.popleft()
             try:
-                return worker.run(job, display)
+                return worker.run(job)
             finally:
                 idle.append(worker)
 
@@ -119,14 +107,14 @@ class Sweep:
                 for ended in as_completed([threads.submit(run, job) for job in together]):
                     finished = ended.result()
                     left.pop(finished.row.cell, None)
-                    self._learn(finished.job, finished.row)
+                    self._costs.add(finished.row)
                     self._write(finished)
                     self.written += 1
-                    display.end(finished.row, lambda: self._times.left(left.values()))
+                    display.end(finished.row, lambda: self._costs.left(left.values()))
             except BaseException:  # an interrupt, or a row that cannot be written
                 threads.shutdown(wait=False, cancel_futures=True)
                 for worker in workers:
-                    worker.stop()
+                    worker.executor.interrupt()
                 raise
 
     def _write(self, finished: Finished) -> None:
@@ -138,13 +126,13 @@ class Sweep:
         """
         row, checkpoints = finished.row, finished.job.checkpoints(self.folder)
         try:
-            append_measurements(self.folder, row, finished.measurements)
-            append_row(self.folder, row)
-        except ResultsError:
+            store.append_measurements(self.folder, row, finished.measurements)
+            store.append_row(self.folder, row)
+        except store.ResultsError:
             if not checkpoints.exists():
                 raise
             if sentence := remove(checkpoints):
                 self.console.print(sentence, soft_wrap=True)
             note = "(its checkpoints were removed to make room for this row)"
-            append_measurements(self.folder, row, finished.measurements)
-            append_row(self.folder, replace(row, reason=f"{row.reason} {note}"))
+            store.append_measurements(self.folder, row, finished.measurements)
+            store.append_row(self.folder, replace(row, reason=f"{row.reason} {note}"))

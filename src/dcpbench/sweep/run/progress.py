@@ -1,7 +1,6 @@
 """What the user sees while a sweep works: a live display on a terminal, a line per cell elsewhere."""
 
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -40,8 +39,7 @@ class ProgressDisplay:
         self._console = console
         self._total = total
         self._done = done
-        self._failures = 0
-        self._failed: deque[tuple[str, str]] = deque(maxlen=_FAILURES_SHOWN)
+        self._failed: list[tuple[str, str]] = []
         self._left_at = 0.0
         self._running: dict[str, _Running] = {}
         left = TextColumn("{task.fields[left]}")
@@ -64,13 +62,9 @@ class ProgressDisplay:
         """A cell starts; `note` says what else there is to say of it."""
         self._running[cell] = _Running(note)
 
-    def phases_of(self, cell: str) -> Callable[[int, str], None]:
-        """What is called with a rank of a cell that runs, and the phase that it begins."""
-
-        def begins(rank: int, phase: str) -> None:
-            self._running[cell].phases[rank] = phase
-
-        return begins
+    def phase(self, cell: str, rank: int, phase: str) -> None:
+        """A rank of a cell that runs begins a phase."""
+        self._running[cell].phases[rank] = phase
 
     def end(self, row: Row, left: Callable[[], float | None]) -> None:
         """A cell has its row; `left` estimates the seconds that the others will take."""
@@ -78,14 +72,15 @@ class ProgressDisplay:
         self._running.pop(row.cell, None)
         self._bar.update(self._task, completed=self._done)
         if not row.is_ok:
-            self._failures += 1
             self._failed.append((row.status, f" {row.cell}: {row.reason}"))
         if self._console.is_terminal:
-            self._show_left(left)
+            # Not after each of many short cells: it looks at all that are left.
+            if time.monotonic() - self._left_at >= _LEFT_EVERY_S:
+                self._left_at, seconds = time.monotonic(), left()
+                self._bar.update(self._task, left=f"about {duration_text(seconds)} left" if seconds else "")
             return
         spent = f" {row['cell_s']:.1f} s" if row["cell_s"] is not None else ""
-        line = Text(f"[{self._done}/{self._total}] ")
-        line.append(row.status, style_of(row.status))
+        line = Text(f"[{self._done}/{self._total}] ").append(row.status, style_of(row.status))
         line.append(f"{' (flaky)' if row.flaky else ''} {row.cell}{spent}")
         if row.reason and (row.status != "pass" or row.flaky):
             line.append(f": {row.reason}")
@@ -97,24 +92,13 @@ class ProgressDisplay:
             if seconds >= _WORTH_TELLING_S:
                 self._console.print(Text(f"about {duration_text(seconds)} left"))
 
-    def _show_left(self, left: Callable[[], float | None]) -> None:
-        """Not after each of many short cells: it looks at all that are left."""
-        if time.monotonic() - self._left_at < _LEFT_EVERY_S:
-            return
-        self._left_at = time.monotonic()
-        seconds = left()
-        self._bar.update(self._task, left=f"about {duration_text(seconds)} left" if seconds else "")
-
     def _render(self) -> Group:
         lines: list[Progress | Text] = [self._bar]
         lines += [_line(f"running  {cell}  {running}") for cell, running in list(self._running.items())]
-        for status, text in self._failed:
-            line = _line("")
-            line.append(f"{status:8}", style_of(status))
-            line.append(text)
-            lines.append(line)
-        if self._failures > _FAILURES_SHOWN:
-            lines.append(_line(f"… and {self._failures - _FAILURES_SHOWN} more before these"))
+        for status, text in self._failed[-_FAILURES_SHOWN:]:
+            lines.append(_line("").append(f"{status:8}", style_of(status)).append(text))
+        if (more := len(self._failed) - _FAILURES_SHOWN) > 0:
+            lines.append(_line(f"… and {more} more before these"))
         return Group(*lines)
 
 

@@ -1,16 +1,17 @@
 """The row of a cell, made once, from its job and what its tries came to."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from dcpbench.executors.outcome import Outcome
+from dcpbench.executors.base import Outcome
 from dcpbench.records.metrics import METRICS, SHARED_CELL_S, Measurement, aggregated
 from dcpbench.records.rank_report import RankReport
 from dcpbench.records.row import Row, is_ok
 from dcpbench.sweep.plan.job import Job
 from dcpbench.sweep.run.verdict import Verdict
 
+_OF_VERDICT = ("status", "checks", "powered", "max_abs_diff", "first_mismatch", "fault_seen")
 _FIRST_CAUSE = ("rank", "phase", "upload_under_way", "limit", "doing", "log_tail")
 
 
@@ -21,7 +22,7 @@ class Try:
 
     verdict: Verdict
     started_at: str
-    outcomes: Sequence[Outcome] = field(default_factory=list)
+    outcomes: Sequence[Outcome] = ()
     cell_s: float | None = None
     disk_bytes: int | None = None
 
@@ -61,18 +62,13 @@ def row_of(job: Job, tries: Sequence[Try], shared: bool = False) -> Row:
             reason = f"{reason}; {was}" if reason else f"flaky: {was}"
     metrics = aggregated(last.measurements)
     if shared:
-        kept = {name: metrics[name] if spec.kept_when_shared else None for name, spec in METRICS.items()}
+        kept = {name: None if spec.unit == "s" else metrics[name] for name, spec in METRICS.items()}
         metrics = kept | {SHARED_CELL_S: metrics["cell_s"]}
     return Row(
         **job.columns,
-        status=verdict.status,
+        **{name: getattr(verdict, name) for name in _OF_VERDICT},
         reason=reason,
-        checks=verdict.checks,
         metrics=metrics,
-        powered=verdict.powered,
-        max_abs_diff=verdict.max_abs_diff,
-        first_mismatch=verdict.first_mismatch,
-        fault_seen=verdict.fault_seen,
         flaky=flaky,
         started_at=last.started_at,
         details=details,

@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from dcpbench.config.groups import Expect
-from dcpbench.executors.outcome import Outcome
+from dcpbench.executors.base import Outcome
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.findings import Finding, RaisedError
 from dcpbench.records.rank_report import CheckReport, RankReport, badness
@@ -17,19 +17,13 @@ _KEPT = 10
 """How many findings the details of a row have for each check."""
 
 
-@dataclass(frozen=True)
-class FailedCheck:
+class FailedCheck(NamedTuple):
     """A check that did not hold: its first finding, on which rank, and the names of all that differs."""
 
     check: str
     rank: int
     first: Finding
     names: tuple[str, ...]
-
-    @property
-    def sentence(self) -> str:
-        """What stands in the reason."""
-        return check_sentence(self.check, self.rank, self.first, self.names)
 
 
 @dataclass(frozen=True)
@@ -72,12 +66,11 @@ def _ended(outcomes: Sequence[Outcome]) -> Verdict:
             if seen.first
         )
         details = {"reports_of_ranks": sorted(report.rank for report in last.reports), **last.details}
-        reason = cause_sentence(last.cause, [one.sentence for one in failed])
+        reason = cause_sentence(last.cause, [check_sentence(*one) for one in failed])
         return Verdict(last.status, reason, failed=failed, error=raised, details=details)
-    reports = [report for outcome in outcomes for report in outcome.reports]
     if all(report.skip for report in last.reports):
         return Verdict("skip", last.reports[0].skip)
-    return judge(reports)
+    return judge(report for outcome in outcomes for report in outcome.reports)
 
 
 def judge(reports: Iterable[RankReport]) -> Verdict:
@@ -98,7 +91,8 @@ def judge(reports: Iterable[RankReport]) -> Verdict:
             continue
         checks[check] = not any(view.count for _, view in seen)
         distances.append(max(view.max_abs_diff for _, view in seen))
-        fired = _fired(view for _, view in seen)
+        controlled = dict.fromkeys(name for _, view in seen for name in view.control)
+        fired = {name: any(view.control.get(name) for _, view in seen) for name in controlled}
         missed = sorted(name for name, reported in fired.items() if not reported)
         details[check] = {
             "held": checks[check],
@@ -120,7 +114,7 @@ def judge(reports: Iterable[RankReport]) -> Verdict:
         powerless.append("no check applied")
     return Verdict(
         status="fail" if failed else "vacuous" if powerless else "pass",
-        reason="; ".join(one.sentence for one in failed) or "; ".join(powerless) or None,
+        reason="; ".join(check_sentence(*one) for one in failed) or "; ".join(powerless) or None,
         checks=checks,
         failed=tuple(failed),
         powered=not powerless,
@@ -130,28 +124,15 @@ def judge(reports: Iterable[RankReport]) -> Verdict:
     )
 
 
-def _fired(views: Iterable[CheckReport]) -> dict[str, bool]:
-    """Of each name whether some rank's control reported it."""
-    fired: dict[str, bool] = {}
-    for view in views:
-        for name, reported in view.control.items():
-            fired[name] = fired.get(name, False) or reported
-    return fired
-
-
 def _worst(seen: Sequence[tuple[int, CheckReport]]) -> list[dict[str, Any]]:
     """The worst findings of all ranks: of each piece of state at each checkpoint what the rank has on which
     it is worst, and on which ranks it differs."""
-    worst: dict[tuple[str, str], tuple[int, Finding]] = {}
-    ranks: dict[tuple[str, str], set[int]] = {}
-    for rank, view in seen:
-        for finding in view.worst:
-            key = finding.name, finding.where
-            ranks.setdefault(key, set()).add(rank)
-            if key not in worst or badness(finding) > badness(worst[key][1]):
-                worst[key] = rank, finding
-    listed = sorted(worst.items(), key=lambda item: badness(item[1][1]), reverse=True)[:_KEPT]
-    return [{**finding.plain(), "rank": rank, "ranks": sorted(ranks[key])} for key, (rank, finding) in listed]
+    found = [(finding, rank) for rank, view in seen for finding in view.worst]
+    worst: dict[tuple[str, str], dict[str, Any]] = {}
+    for finding, rank in sorted(found, key=lambda item: badness(item[0]), reverse=True):
+        one = worst.setdefault((finding.name, finding.where), {**finding.plain(), "rank": rank, "ranks": []})
+        one["ranks"] = sorted({*one["ranks"], rank})
+    return list(worst.values())[:_KEPT]
 
 
 def _with_known_failures(job: Job, verdict: Verdict) -> Verdict:
@@ -202,7 +183,7 @@ def _is_as_expected(expect: Expect, verdict: Verdict) -> bool:
         expect.check in (None, failed.check)
         and expect.rank in (None, failed.rank)
         and expect.problem in (None, failed.first.problem)
-        and (expect.name is None or re.fullmatch(expect.name, failed.first.name) is not None)
+        and re.fullmatch(expect.name or ".*", failed.first.name)
         for failed in verdict.failed
     )
 

@@ -1,9 +1,8 @@
 """Runs one cell after the other on an executor of its own, from a job to its row.
 
-A cell that did not come out as it should is tried once more, on fresh ranks into a clean checkpoint folder,
-so the row is the second try's: what an earlier cell may have done to the ranks of the first cannot make its
-verdict. That the first came to something else stands in the row as well (`flaky`), and such a row is not as
-it should be.
+A cell that did not come out as it should is tried once more, on fresh ranks into a clean checkpoint folder:
+what an earlier cell may have done to the ranks of the first try cannot make its verdict. Where the first came
+to something else, the row says so (`flaky`), and is not as it should be.
 """
 
 import datetime
@@ -12,18 +11,18 @@ import shutil
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
 from dcpbench.config.groups import Ending, Isolation, KeepCheckpoints, StageConfig
 from dcpbench.config.schema import Config
-from dcpbench.executors.local import LocalExecutor, OnPhase
-from dcpbench.executors.outcome import Outcome
+from dcpbench.executors.base import Executor, Outcome
 from dcpbench.records.metrics import Measurement
 from dcpbench.records.row import Row
 from dcpbench.sweep.plan.job import Job
-from dcpbench.sweep.plan.resources import DiskUse, bytes_in
+from dcpbench.sweep.plan.resources import Costs, bytes_in
 from dcpbench.sweep.run.progress import ProgressDisplay
 from dcpbench.sweep.run.row_builder import Try, row_of
 from dcpbench.sweep.run.verdict import Verdict, verdict_of
@@ -46,35 +45,30 @@ class Worker:
     """Runs cells on the ranks of an executor; `shared` says that others do so on the same devices."""
 
     folder: Path
-    executor: LocalExecutor
+    executor: Executor
     console: Console
-    disk: DiskUse
+    display: ProgressDisplay
+    costs: Costs
     shared: bool = False
-    stopping: bool = False
 
-    def run(self, job: Job, display: ProgressDisplay) -> Finished:
+    def run(self, job: Job) -> Finished:
         """Run a cell, once more if it did not come out as it should."""
-        display.begin(job.cell.name)
-        tries = self._tries(job, display)
+        self.display.begin(job.cell.name)
+        tries = self._tries(job)
         return Finished(job, row_of(job, tries, self.shared), tries[-1].measurements)
 
-    def stop(self) -> None:
-        """End what runs in another thread: its cell ends at once, and no other is begun."""
-        self.stopping = True
-        self.executor.interrupt()
-
-    def _tries(self, job: Job, display: ProgressDisplay) -> list[Try]:
+    def _tries(self, job: Job) -> list[Try]:
         checkpoints = job.checkpoints(self.folder)
-        if skip := job.skip or self.disk.why_skip(job.key, job.config.storage, checkpoints):
+        if skip := job.skip or self.costs.why_skip(job.key, job.config.storage, checkpoints):
             return [Try(Verdict("skip", skip), _now())]
         try:
             job.cell.write_hydra_folder()
             checkpoints.mkdir(parents=True)
         except OSError as error:
             return [Try(Verdict("error", f"the cell's folder could not be made: {error}"), _now())]
-        on_phase, keep = display.phases_of(job.cell.name), job.config.keep_checkpoints
-        first = self._try(job, 0, checkpoints, on_phase)
-        if self.stopping or not is_due(first, job.config):
+        keep = job.config.keep_checkpoints
+        first = self._try(job, 0, checkpoints)
+        if self.executor.interrupted or not is_due(first, job.config):
             self._print(clear(keep, not first.is_ok, checkpoints))
             return [first]
         try:
@@ -82,15 +76,15 @@ class Worker:
         except OSError as error:
             self._print(f"{job.cell.name}: no second try: {error}")
             return [first]
-        display.begin(job.cell.name, "second try")
-        second = self._try(job, 1, checkpoints, on_phase)
+        self.display.begin(job.cell.name, "second try")
+        second = self._try(job, 1, checkpoints)
         flaky = first.verdict.status != second.verdict.status
         self._print(clear(keep, not second.is_ok, checkpoints), clear(keep, flaky, aside))
         return [first, second]
 
-    def _try(self, job: Job, attempt: int, checkpoints: Path, on_phase: OnPhase) -> Try:
+    def _try(self, job: Job, attempt: int, checkpoints: Path) -> Try:
         started_at, started = _now(), time.monotonic()
-        outcomes = self._stages(job, attempt, checkpoints, on_phase)
+        outcomes = self._stages(job, attempt, checkpoints)
         try:
             verdict = verdict_of(job, outcomes)
         except Exception as error:  # noqa: BLE001 - a scenario's report may hold anything
@@ -103,9 +97,10 @@ class Worker:
             self.executor.keep_only(set())
         return tried
 
-    def _stages(self, job: Job, attempt: int, checkpoints: Path, on_phase: OnPhase) -> list[Outcome]:
+    def _stages(self, job: Job, attempt: int, checkpoints: Path) -> list[Outcome]:
         """How the stages of a cell ended, up to the first that did not end as it is expected to."""
         outcomes: list[Outcome] = []
+        on_phase = partial(self.display.phase, job.cell.name)
         self.executor.keep_only(set(job.kinds))
         for number, stage in enumerate(job.config.scenario.all_stages):
             run = RunId(self.folder.name, job.cell.name, attempt, number)

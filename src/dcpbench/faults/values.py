@@ -1,0 +1,131 @@
+"""Defects of what is no tensor: of hyperparameters, of the scheduler, of counters, of a random generator."""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from dcpbench.config.groups import Expect, Only
+from dcpbench.faults.registry import fault, live, on_one_rank
+
+if TYPE_CHECKING:
+    from dcpbench.faults.targets import Target
+
+WITH_MOMENTS = {"optimizer": Only(["adam", "adamw", "adamw_groups"], "it needs two moments")}
+_WITH_GROUPS = {"optimizer": Only(["adamw_groups"], "it needs two groups")}
+
+
+def _group(key: str, rank: int | None = 0, number: int = 0, problem: str | None = None) -> Expect:
+    return Expect("optim_equal", rf"param_groups\.{number}\.{key}", rank, problem)
+
+
+def _extra(name: str, rank: int = 0) -> Expect:
+    return Expect("extra_equal", name.replace(".", r"\."), rank)
+
+
+@fault(_group("amsgrad"), name="amsgrad_not_restored", only=WITH_MOMENTS, key="amsgrad", value=None)
+@fault(_group("betas"), name="betas_not_restored", only=WITH_MOMENTS, key="betas", value=[0.8, 0.88])
+@fault(_group("eps"), name="eps_not_restored", only=WITH_MOMENTS, key="eps", value=1e-06)
+@fault(_group("initial_lr"), name="initial_lr_not_restored", key="initial_lr", value=1.0)
+@fault(_group("lr"), name="lr_not_restored", key="lr", value=1.0)
+@fault(_group("weight_decay"), name="weight_decay_not_restored", key="weight_decay", value=0.5)
+@fault(_group("lr", number=1), name="lr_of_second_group", only=_WITH_GROUPS, key="lr", value=0.3, group=1)
+@fault(
+    _group("weight_decay", number=1),
+    name="weight_decay_of_second_group",
+    only=_WITH_GROUPS,
+    key="weight_decay",
+    value=0.01,
+    group=1,
+)
+@live(name="save_resets_lr", key="lr", value=0.05)
+@on_one_rank(
+    _group("momentum", rank=None),
+    Expect(phases=["load"], error="RuntimeError", message=r"param_groups\.0\.momentum"),
+    name="group_key_added",
+    only=WITH_MOMENTS,
+    key="momentum",
+    value=0.9,
+)
+def hyperparameter(target: "Target", key: str, value: Any, group: int = 0) -> None:
+    """One hyperparameter of one group is another one, or one that was never saved."""
+    target.param_groups[group][key] = tuple(value) if hasattr(value, "__iter__") else value
+
+
+@on_one_rank(_group("lr", rank=-2))
+def lr_next_float(target: "Target") -> None:
+    """The learning rate of the first group is the next larger float."""
+    group = target.param_groups[0]
+    group["lr"] = math.nextafter(group["lr"], math.inf)
+
+
+@on_one_rank(
+    _group("initial_lr", rank=-2, problem="missing"),
+    Expect(phases=["load"], error="KeyError", message="initial_lr"),
+)
+def group_key_dropped(target: "Target") -> None:
+    """A group has lost its `initial_lr`."""
+    del target.param_groups[0]["initial_lr"]
+
+
+@fault(_group(r"\w+"), only=_WITH_GROUPS)
+def groups_exchanged(target: "Target") -> None:
+    """The two groups have each other's hyperparameters."""
+    one, other = target.param_groups[:2]
+    for key in one.keys() - {"params"}:
+        one[key], other[key] = other[key], one[key]
+
+
+@on_one_rank(_extra("noise.generator", -2))
+def noise_seeded_again(target: "Target") -> None:
+    """The random generator starts over."""
+    target.state["noise"].generator.manual_seed(0)
+
+
+@on_one_rank(_extra("noise.generator", -2), name="noise_one_draw_ahead")
+@live(name="save_draws_noise")
+def noise_drawn(target: "Target") -> None:
+    """The random generator has drawn once more than it had."""
+    target.state["noise"].like(target.state["tensor_object"].data)
+
+
+@on_one_rank(_extra("scheduler.gamma", -2), name="scheduler_gamma", of="scheduler", key="gamma", value=0.5)
+@fault(_extra("train_state.losses"), name="losses_forgotten", of="train_state", key="losses", value=[])
+def attribute(target: "Target", of: str, key: str, value: Any) -> None:
+    """An attribute of an object is another one."""
+    setattr(target.state[of], key, value)
+
+
+@fault(_extra("scheduler.last_epoch"))
+def scheduler_one_epoch_behind(target: "Target") -> None:
+    """The scheduler's epoch."""
+    target.state["scheduler"].last_epoch -= 1
+
+
+@on_one_rank(_extra("scheduler.step_size", -2))
+def scheduler_type(target: "Target") -> None:
+    """An integer of the scheduler is a float of the same value."""
+    target.state["scheduler"].step_size = float(target.state["scheduler"].step_size)
+
+
+@fault(_extra("scheduler.base_lrs"))
+def scheduler_base_lr(target: "Target") -> None:
+    """One of the scheduler's base learning rates."""
+    target.state["scheduler"].base_lrs[-1] *= 2
+
+
+@fault(_extra("train_state.step"))
+def train_step_off_by_one(target: "Target") -> None:
+    """The training's own step counter."""
+    target.state["train_state"].step += 1
+
+
+@on_one_rank(_extra("train_state.losses", -2))
+def loss_next_float(target: "Target") -> None:
+    """One loss in the history, by one unit in the last place."""
+    losses = target.state["train_state"].losses
+    losses[0] = math.nextafter(losses[0], math.inf)
+
+
+@fault(_extra("train_state.current_loss"))
+def current_loss_nan(target: "Target") -> None:
+    """The last loss is NaN."""
+    target.state["train_state"].current_loss = math.nan

@@ -1,0 +1,1 @@
+"""Clocks, memory, bytes, and what plain files reach."""

@@ -1,0 +1,26 @@
+"""Peaks of a rank's memory, in bytes, since they were last reset."""
+
+import re
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+
+def reset_peaks(device: torch.device) -> None:
+    """Start anew; for the resident set see clear_refs in proc(5)."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_device_bytes(device: torch.device) -> int | None:
+    """Of memory that torch has allocated; None where the device is the host."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
+def peak_host_bytes() -> int | None:
+    """Of the resident set of this process; None where the kernel does not say it."""
+    peak = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return int(peak[1]) * 1024 if peak else None
