@@ -3,13 +3,14 @@
 import itertools
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.findings import Finding, Problem
 from dcpbench.scenarios import steps
 from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import Checkpoint, State, live_state
+from dcpbench.scenarios.checkpoint import Checkpoint, State, live_state, retained_state
 from dcpbench.scenarios.steps import Losses, Oracle, other_seed
 from dcpbench.verify.compare import compare
 from dcpbench.verify.perturb import controllable, made_different, perturb_model, perturb_optimizer
@@ -120,11 +121,12 @@ def resume(
     number: int = 0,
     exactly: bool = True,
 ) -> None:
-    """Train on: the steps must have the uninterrupted run's losses, and those must mean something.
+    """Train on: the steps must have the uninterrupted run's losses, and those must mean something, and end in
+    its state.
 
     Args:
         number: of the load; each has other models to be told from.
-        exactly: whether the losses are the same bits; another layout sums in another order.
+        exactly: whether losses and state are the same bits; another layout sums in another order.
     """
     first, last = checkpoint.step + 1, checkpoint.step + cell.config.resume_steps
     resumed = steps.train(cell, target, losses.data, last)
@@ -140,7 +142,22 @@ def resume(
         for check, compared in comparisons.items():
             taken = range(first, last + 1)
             _verify_losses(cell, check, compared, resumed, target.alive, losses.data, taken, where, number)
+        if exactly:
+            _verify_resumed(cell, target, replace(checkpoint, state=losses.states[last]), where)
     cell.report.resumed[checkpoint.step] = resumed
+
+
+def _verify_resumed(cell: Cell, target: TrainingRun, expected: Checkpoint, where: str) -> None:
+    """A resumed run must have come to the uninterrupted one's state. The control is a copy of its own in which
+    everything is different."""
+    for check, leaves in retained_state(target).items():
+        changed = {name: made_different(leaf) for name, leaf in leaves.items()}
+        held, broken = (
+            expected.compare(check, one, cell.world.checkpoint_group, closely=False)
+            for one in (leaves, changed)
+        )
+        names = controllable(expected.state[check])
+        verify(cell, "state_resume_equal", held, broken, names, where)
 
 
 def _verify_losses(
