@@ -161,11 +161,13 @@ def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
         cell.measure("checkpoint_bytes", size, checkpoint.number, phase)
     with cell.phase("verify", "audit"):
         everybody = gathered(checkpoint.keys, cell.world.checkpoint_group)
+        found, control = [], {}
         if cell.world.rank == 0:
             expected = {key: what for keys in everybody for key, what in keys.items()}
             manifest = checkpoint.checkpointer.manifest(checkpoint.checkpoint_id)
-            cell.check("checkpoint_whole", audit(manifest, expected), str(checkpoint))
-            cell.control("checkpoint_whole", controls(manifest, expected), str(checkpoint))
+            found, control = audit(manifest, expected), controls(manifest, expected)
+        cell.check("checkpoint_whole", found, str(checkpoint), control)
+        cell.control("checkpoint_whole", control, str(checkpoint))
     if cell.config.raw and not cell.config.overlap_saves:
         _measure_raw(cell, checkpoint)
 
@@ -217,7 +219,7 @@ def hand_over(cell: Cell, checkpoints: list[SavedCheckpoint], losses: Losses) ->
             for check, leaves in checkpoint.state.items():
                 state[check], wrong = digests(leaves, cell.world.checkpoint_group)
                 if wrong:
-                    cell.check(check, wrong, str(checkpoint))
+                    cell.check(check, wrong, str(checkpoint), ())
         left.append((checkpoint.step, Path(checkpoint.checkpoint_id).name, state))
     if cell.world.rank == 0:
         torch.save((left, losses.continued, losses.twin), cell.folder / _HANDOVER)
