@@ -10,10 +10,17 @@ from dcpbench.records.checks import CHECKS
 from dcpbench.records.findings import Finding, Problem
 from dcpbench.scenarios import steps
 from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import Checkpoint, State, live_state, retained_state
+from dcpbench.scenarios.checkpoint import FLAGS, Checkpoint, State, live_state, retained_state
 from dcpbench.scenarios.steps import Losses, Oracle, other_seed
 from dcpbench.verify.compare import compare
-from dcpbench.verify.perturb import controllable, made_different, perturb_model, perturb_optimizer
+from dcpbench.verify.perturb import (
+    compared_names,
+    controllable,
+    made_different,
+    perturb_model,
+    perturb_optimizer,
+    with_other_names,
+)
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
 from dcpbench.verify.tolerances import TOLERANCES, compare_close, loss_name, losses_close, losses_equal
 from dcpbench.workloads import training_run
@@ -47,12 +54,15 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
         taken = range(1, trained.train_state.step + 1)
         seen = losses.continued, trained.alive
         _verify_losses(cell, "loss_twin_close", near, *seen, losses.data, taken, where)
-        expected = _tensors(oracle.twin)
-        found = compare_close(expected, _tensors(trained), tolerance)
-        cell.check("state_twin_close", found, "after the uninterrupted run")
+        expected, actual = _tensors(oracle.twin), _tensors(trained)
+        here = compared_names(actual)
+        compared = {name: here.get(name, False) for name in expected}
+        where = "after the uninterrupted run"
+        cell.check("state_twin_close", compare_close(expected, actual, tolerance), where, compared)
         plain = training_run.build_plain(cell.config, cell.world, other_seed(cell, 0))
         plain.train(oracle.data, 1)
-        _control(cell, "state_twin_close", expected, compare_close(expected, _tensors(plain), tolerance))
+        control = compare_close(expected, _tensors(plain), tolerance)
+        _control(cell, "state_twin_close", expected, control, where)
     cell.report.losses.update(continued=losses.continued, twin=losses.twin)
 
 
@@ -65,8 +75,9 @@ def verify_save_harmless(cell: Cell, oracle: Oracle) -> None:
     with cell.phase("verify", "harmless"):
         never, saved = live_state(unsaved), live_state(trained)
         for check, leaves in never.items():
-            cell.check("save_harmless", compare(leaves, saved[check]), "in the run that saved")
-            control_changed(cell, "save_harmless", leaves)
+            where = "in the run that saved"
+            cell.check("save_harmless", compare(leaves, saved[check]), where, compared_names(leaves))
+            control_changed(cell, "save_harmless", leaves, where)
 
 
 def make_different(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, number: int = 0) -> None:
@@ -94,7 +105,8 @@ def prove_power(
     with cell.phase("verify", "power"):
         unrestored = view(target)
         for check, leaves in checkpoint.state.items():
-            found = checkpoint.compare(check, unrestored[check], cell.world.checkpoint_group, closely=False)
+            other = _changed(unrestored[check]) if check == FLAGS else with_other_names(unrestored[check])
+            found = checkpoint.compare(check, other, cell.world.checkpoint_group, closely=False)
             _control(cell, check, controllable(leaves), found, where or str(checkpoint))
 
 
@@ -107,7 +119,8 @@ def verify_restored(
         actual = view(target)
         for check in checkpoint.state:
             found = checkpoint.compare(check, actual[check], cell.world.checkpoint_group)
-            cell.check(check, found, where or str(checkpoint))
+            names = compared_names(checkpoint.state[check])
+            cell.check(check, found, where or str(checkpoint), names)
         for spec in CHECKS.values():
             if spec.probe and view is live_state:
                 spec.probe(cell, target, checkpoint)
@@ -142,22 +155,26 @@ def resume(
         for check, compared in comparisons.items():
             taken = range(first, last + 1)
             _verify_losses(cell, check, compared, resumed, target.alive, losses.data, taken, where, number)
-        if exactly:
-            _verify_resumed(cell, target, replace(checkpoint, state=losses.states[last]), where)
+        expected = replace(checkpoint, state=losses.states[last])
+        for check, leaves in retained_state(target).items():
+            if check == FLAGS:
+                _verify_resumed(cell, FLAGS, check, expected, leaves, f"{where}, resumed")
+            elif exactly:
+                _verify_resumed(cell, "state_resume_equal", check, expected, leaves, where)
     cell.report.resumed[checkpoint.step] = resumed
 
 
-def _verify_resumed(cell: Cell, target: TrainingRun, expected: Checkpoint, where: str) -> None:
-    """A resumed run must have come to the uninterrupted one's state. The control is a copy of its own in which
+def _verify_resumed(
+    cell: Cell, check: str, part: str, expected: Checkpoint, actual: Leaves, where: str
+) -> None:
+    """A part of a resumed run's state must be what it is in the uninterrupted one. The control is a copy in which
     everything is different."""
-    for check, leaves in retained_state(target).items():
-        changed = {name: made_different(leaf) for name, leaf in leaves.items()}
-        held, broken = (
-            expected.compare(check, one, cell.world.checkpoint_group, closely=False)
-            for one in (leaves, changed)
-        )
-        names = controllable(expected.state[check])
-        verify(cell, "state_resume_equal", held, broken, names, where)
+    found, control = (
+        expected.compare(part, leaves, cell.world.checkpoint_group, closely=False)
+        for leaves in (actual, _changed(actual))
+    )
+    cell.check(check, found, where, compared_names(expected.state[part]))
+    _control(cell, check, controllable(expected.state[part]), control, where)
 
 
 def _verify_losses(
@@ -177,7 +194,7 @@ def _verify_losses(
     (`alive`). Two models' losses may come close by chance, at a step or two: several are tried, from `number`
     on.
     """
-    cell.check(check, compared(losses), where)
+    cell.check(check, compared(losses), where, map(loss_name, taken))
     telling = {
         loss_name(step): math.isfinite(loss) and loss != 0.0 and lives
         for step, (loss, lives) in enumerate(zip(losses, alive, strict=False), taken.start)
@@ -192,13 +209,22 @@ def _verify_losses(
     cell.control(check, {name: means and name in reported for name, means in telling.items()}, where)
 
 
-def control_changed(cell: Cell, check: str, expected: Leaves) -> None:
+def control_changed(cell: Cell, check: str, expected: Leaves, where: str) -> None:
     """The control of an equality check with a changed copy of each piece of state, one at a time."""
     changed = (compare({name: leaf}, {name: made_different(leaf)}) for name, leaf in expected.items())
-    _control(cell, check, controllable(expected), itertools.chain.from_iterable(changed))
+    _control(cell, check, controllable(expected), itertools.chain.from_iterable(changed), where)
 
 
-def _control(cell: Cell, check: str, names: Iterable[str], found: Findings, where: str = "") -> None:
+def changed(view: View) -> View:
+    """A view in which all is different, for a control where no unrestored state is at hand."""
+    return lambda run: {check: _changed(leaves) for check, leaves in view(run).items()}
+
+
+def _changed(leaves: Leaves) -> Leaves:
+    return {name: made_different(leaf) for name, leaf in leaves.items()}
+
+
+def _control(cell: Cell, check: str, names: Iterable[str], found: Findings, where: str) -> None:
     """Each of these names must be among what a comparison found with something that is different."""
     reported = {finding.name for finding in found}
     cell.control(check, {name: name in reported for name in names}, where)
@@ -209,7 +235,8 @@ def verify(
 ) -> None:
     """A check with its control: `held` is what a judgement finds wrong with what happened, `broken` with a
     case that is wrong on purpose, where it has to find these names."""
-    cell.check(check, held, where)
+    names = list(names)
+    cell.check(check, held, where, names)
     _control(cell, check, names, broken, where)
 
 

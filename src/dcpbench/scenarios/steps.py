@@ -39,8 +39,8 @@ class Losses:
 
 @dataclass(frozen=True)
 class Oracle:
-    """The uninterrupted run, with its state after each step at which a resume ends; its unwrapped twin is built
-    when a check asks for it."""
+    """The uninterrupted run, with its state after each step at which a resume ends; its unwrapped twin is
+    built when a check asks for it."""
 
     cell: Cell
     trained: TrainingRun
@@ -57,8 +57,8 @@ class Oracle:
     def losses(self) -> Losses:
         """Of both runs up to the step at which the uninterrupted one is."""
         self.twin.train(self.data, self.trained.train_state.step)
-        losses = (run.train_state.losses for run in (self.trained, self.twin))
-        return Losses(*losses, self.data, self.states)
+        continued, twin = self.trained.train_state.losses, self.twin.train_state.losses
+        return Losses(continued, twin, self.data, self.states)
 
 
 def other_seed(cell: Cell, number: int) -> int:
@@ -98,7 +98,7 @@ def train(cell: Cell, run: TrainingRun, data: Batches, until: int) -> list[float
 
 
 def go_on(cell: Cell, oracle: Oracle, until: int) -> None:
-    """Train the uninterrupted run up to and including step `until`, and retain its state where a resume ends."""
+    """Train the uninterrupted run up to and including step `until`; retain its state where resumes end."""
     config, run = cell.config, oracle.trained
     ends = {step + config.resume_steps for step in config.save_steps}
     for step in sorted({*ends, until}):
@@ -178,11 +178,13 @@ def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
         cell.measure("checkpoint_bytes", size, checkpoint.number, phase)
     with cell.phase("verify", "audit"):
         everybody = gathered(checkpoint.keys, cell.world.checkpoint_group)
+        found, control = [], {}
         if cell.world.rank == 0:
             expected = {key: what for keys in everybody for key, what in keys.items()}
             manifest = checkpoint.checkpointer.manifest(checkpoint.checkpoint_id)
-            cell.check("checkpoint_whole", audit(manifest, expected), str(checkpoint))
-            cell.control("checkpoint_whole", controls(manifest, expected), str(checkpoint))
+            found, control = audit(manifest, expected), controls(manifest, expected)
+        cell.check("checkpoint_whole", found, str(checkpoint), control)
+        cell.control("checkpoint_whole", control, str(checkpoint))
     if cell.config.raw and not cell.config.overlap_saves:
         _measure_raw(cell, checkpoint)
 
@@ -234,7 +236,7 @@ def hand_over(cell: Cell, checkpoints: list[SavedCheckpoint], losses: Losses) ->
         for check, leaves in state.items():
             added[check], wrong = digests(leaves, cell.world.checkpoint_group)
             if wrong and where:
-                cell.check(check, wrong, where)
+                cell.check(check, wrong, where, ())
         return added
 
     with cell.phase("verify", "handover"):
