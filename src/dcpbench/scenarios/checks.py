@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.findings import Finding, Problem
@@ -12,6 +13,7 @@ from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, State, live_state
 from dcpbench.scenarios.steps import Losses, Oracle, other_seed
 from dcpbench.verify.compare import compare
+from dcpbench.verify.files import compare_files, digest_files, file_controls
 from dcpbench.verify.perturb import controllable, made_different, perturb_model, perturb_optimizer
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
 from dcpbench.verify.tolerances import TOLERANCES, compare_close, loss_name, losses_close, losses_equal
@@ -173,6 +175,17 @@ def _verify_losses(
         unrestored = plain.losses_without_training(data, taken)
         reported |= {finding.name for finding in compared(unrestored)}
     cell.control(check, {name: means and name in reported for name, means in telling.items()}, where)
+
+
+def verify_files(cell: Cell) -> None:
+    """At the end of a stage: every file of each checkpoint must be what it was when its save reported
+    success; rank 0 looks at them."""
+    for checkpoint_id, (where, then) in cell.files.items():
+        with cell.phase("verify", "files"):
+            now = digest_files(Path(checkpoint_id))
+            if then or now:  # a store without files has nothing to be looked at
+                cell.check("files_unchanged", compare_files(then, now), where)
+                cell.control("files_unchanged", file_controls(then), where)
 
 
 def control_changed(cell: Cell, check: str, expected: Leaves) -> None:

@@ -6,7 +6,7 @@ import pkgutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, SavedCheckpoint, promised_keys, retained_state
 from dcpbench.verify.audit import audit, controls
 from dcpbench.verify.compare_layouts import digests, gathered
+from dcpbench.verify.files import digest_files
 from dcpbench.verify.layout import Extent
 from dcpbench.verify.snapshot import DigestedLeaf, Leaves
 from dcpbench.workloads import training_run
@@ -141,11 +142,15 @@ def save(
         checkpoint_id = str(cell.folder / (name or f"step-{step:04d}"))
         pending = checkpointer.save((state or run.state)(), checkpoint_id, slot)
         cell.uploads.follow(pending)
+    files = None
+    if cell.world.rank == 0:
+        with cell.phase("verify", "files"):
+            files = pending.then(partial(digest_files, Path(checkpoint_id)))
     number = cell.measured("save_stall_s")
     cell.measure("save_stall_s", pending.released - pending.started, number, "save")
     keys = promised_keys(run, saved, beside)
     return SavedCheckpoint(
-        step, checkpoint_id, checkpointer, saved, keys=keys, pending=pending, number=number
+        step, checkpoint_id, checkpointer, saved, keys=keys, pending=pending, number=number, files=files
     )
 
 
@@ -159,6 +164,9 @@ def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
             cell.measure("save_s", took_s, checkpoint.number, phase)
         size = checkpoint.checkpointer.size(checkpoint.checkpoint_id)
         cell.measure("checkpoint_bytes", size, checkpoint.number, phase)
+    if checkpoint.files is not None:
+        with cell.phase("verify", "files"):
+            cell.files[checkpoint.checkpoint_id] = str(checkpoint), checkpoint.files.result()
     with cell.phase("verify", "audit"):
         everybody = gathered(checkpoint.keys, cell.world.checkpoint_group)
         if cell.world.rank == 0:
@@ -218,7 +226,8 @@ def hand_over(cell: Cell, checkpoints: list[SavedCheckpoint], losses: Losses) ->
                 state[check], wrong = digests(leaves, cell.world.checkpoint_group)
                 if wrong:
                     cell.check(check, wrong, str(checkpoint))
-        left.append((checkpoint.step, Path(checkpoint.checkpoint_id).name, state))
+        files = cell.files.get(checkpoint.checkpoint_id)
+        left.append((checkpoint.step, Path(checkpoint.checkpoint_id).name, state, files))
     if cell.world.rank == 0:
         torch.save((left, losses.continued, losses.twin), cell.folder / _HANDOVER)
 
@@ -227,8 +236,10 @@ def take_over(cell: Cell, checkpointer: Checkpointer) -> tuple[list[Checkpoint],
     """The checkpoints of the stage before, the oldest first, and the losses to go on with."""
     with torch.serialization.safe_globals([DigestedLeaf, Extent]):
         left, continued, twin = torch.load(cell.folder / _HANDOVER, weights_only=True)
+    if cell.world.rank == 0:
+        cell.files.update((str(cell.folder / name), files) for _, name, _, files in left if files)
     checkpoints = [
         Checkpoint(step, str(cell.folder / name), checkpointer, state, by_content=True)
-        for step, name, state in left
+        for step, name, state, _ in left
     ]
     return checkpoints, Losses(continued, twin, training_run.batches(cell.config, cell.world.device))
