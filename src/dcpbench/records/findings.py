@@ -62,6 +62,26 @@ class Finding:
         return {key: value for key, value in known.items() if value is not None}
 
 
+class GapKind(StrEnum):
+    """Why a check proves less than it should."""
+
+    no_control = "no_control"  # at all
+    not_reported = "not_reported"  # by the control, on any rank
+    not_looked_at = "not_looked_at"  # a place, by one rank
+    not_compared = "not_compared"  # a name, by any rank
+    not_controlled = "not_controlled"  # a name that one rank compared
+
+
+@dataclass(frozen=True)
+class Gap:
+    """What a check did not look at, or could not have seen: a name, or a whole place (`where`) on a rank."""
+
+    kind: GapKind
+    where: str = ""
+    name: str | None = None
+    rank: int | None = None
+
+
 @dataclass(frozen=True)
 class RaisedError:
     """An exception of a rank.

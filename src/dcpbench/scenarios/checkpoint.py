@@ -86,10 +86,10 @@ class Checkpoint:
 
 @dataclass(kw_only=True)
 class SavedCheckpoint(Checkpoint):
-    """One that this stage has saved, with the keys that it has to have, its save and the number of that; on
-    rank 0 what its files were when its save reported success."""
+    """One that this stage has saved, with the keys that it has to have, its save and the number of that;
+    `files` has on rank 0 what its files were when its save reported success."""
 
     keys: dict[str, Entry]
     pending: PendingSave
     number: int
-    files: Future[FileDigests] | None
+    files: Future[FileDigests]

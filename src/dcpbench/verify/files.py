@@ -53,7 +53,7 @@ def compare_files(then: FileDigests, now: FileDigests) -> list[Finding]:
 
 
 def file_controls(then: FileDigests) -> dict[str, bool]:
-    """Whether a comparison with another digest of each file is told, and with one file less, or more."""
+    """Whether a comparison with another digest of each file tells it, and one with a file less, or more."""
     changed = {path: {**then, path: f"not {digest}"} for path, digest in then.items()}
     told = {path: [one.name for one in compare_files(then, copy)] == [path] for path, copy in changed.items()}
     first = next(iter(then), None)
