@@ -53,5 +53,6 @@ for _spec in (
         "flags=",
         "flags, modes, defaults, shared memory and gradients stayed",
     ),
+    CheckSpec("files_unchanged", "files=", "files are what they were when their save reported success"),
 ):
     register_check(_spec)

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.findings import Finding, Problem
@@ -13,6 +14,7 @@ from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import FLAGS, Checkpoint, State, live_state, retained_state
 from dcpbench.scenarios.steps import Losses, Oracle, other_seed
 from dcpbench.verify.compare import compare
+from dcpbench.verify.files import compare_files, digest_files, file_controls
 from dcpbench.verify.perturb import (
     compared_names,
     controllable,
@@ -167,8 +169,8 @@ def resume(
 def _verify_resumed(
     cell: Cell, check: str, part: str, expected: Checkpoint, actual: Leaves, where: str
 ) -> None:
-    """A part of a resumed run's state must be what it is in the uninterrupted one. The control is a copy in which
-    everything is different."""
+    """A part of a resumed run's state must be what it is in the uninterrupted one. The control is a copy in
+    which everything is different."""
     found, control = (
         expected.compare(part, leaves, cell.world.checkpoint_group, closely=False)
         for leaves in (actual, _changed(actual))
@@ -207,6 +209,18 @@ def _verify_losses(
         unrestored = plain.losses_without_training(data, taken)
         reported |= {finding.name for finding in compared(unrestored)}
     cell.control(check, {name: means and name in reported for name, means in telling.items()}, where)
+
+
+def verify_files(cell: Cell) -> None:
+    """At the end of a stage: every file of each checkpoint must be what it was when its save reported
+    success; rank 0 looks at them."""
+    for checkpoint_id, (where, then) in cell.files.items():
+        with cell.phase("verify", "files"):
+            of_rank_0 = cell.world.rank == 0
+            found = compare_files(then, digest_files(Path(checkpoint_id))) if of_rank_0 else []
+            control = file_controls(then) if of_rank_0 else {}
+            cell.check("files_unchanged", found, where, control)
+            cell.control("files_unchanged", control, where)
 
 
 def control_changed(cell: Cell, check: str, expected: Leaves, where: str) -> None:
