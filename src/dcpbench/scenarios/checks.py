@@ -12,9 +12,22 @@ from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, State, live_state
 from dcpbench.scenarios.steps import Losses, Oracle, other_seed
 from dcpbench.verify.compare import compare
-from dcpbench.verify.perturb import controllable, made_different, perturb_model, perturb_optimizer
+from dcpbench.verify.perturb import (
+    controllable,
+    made_different,
+    perturb_model,
+    perturb_optimizer,
+    without_constants,
+)
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
-from dcpbench.verify.tolerances import TOLERANCES, compare_close, loss_name, losses_close, losses_equal
+from dcpbench.verify.tolerances import (
+    TOLERANCES,
+    compare_close,
+    loss_name,
+    loss_tolerance,
+    losses_close,
+    losses_equal,
+)
 from dcpbench.workloads import training_run
 from dcpbench.workloads.training_run import Batches, TrainingRun
 
@@ -41,7 +54,8 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
     tolerance = TOLERANCES[cell.config.tolerance.value]
     with cell.phase("verify", "twin"):
         losses = oracle.losses
-        near = partial(losses_close, losses.twin, first=1, tolerance=tolerance)
+        close = loss_tolerance(tolerance, trained.model)
+        near = partial(losses_close, losses.twin, first=1, tolerance=close)
         where = "in the uninterrupted run"
         taken = range(1, trained.train_state.step + 1)
         seen = losses.continued, trained.alive
@@ -51,7 +65,8 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
         cell.check("state_twin_close", found, "after the uninterrupted run")
         plain = training_run.build_plain(cell.config, cell.world, other_seed(cell, 0))
         plain.train(oracle.data, 1)
-        _control(cell, "state_twin_close", expected, compare_close(expected, _tensors(plain), tolerance))
+        strangers = without_constants(expected, _tensors(plain))
+        _control(cell, "state_twin_close", expected, compare_close(expected, strangers, tolerance))
     cell.report.losses.update(continued=losses.continued, twin=losses.twin)
 
 
@@ -129,7 +144,8 @@ def resume(
     first, last = checkpoint.step + 1, checkpoint.step + cell.config.resume_steps
     resumed = steps.train(cell, target, losses.data, last)
     continued, twin = losses.continued[first - 1 : last], losses.twin[first - 1 : last]
-    near = partial(losses_close, first=first, tolerance=TOLERANCES[cell.config.tolerance.value])
+    close = loss_tolerance(TOLERANCES[cell.config.tolerance.value], target.model)
+    near = partial(losses_close, first=first, tolerance=close)
     comparisons: dict[str, Comparison] = {"loss_twin_close": partial(near, twin)}
     if exactly:
         comparisons["loss_resume_equal"] = partial(losses_equal, continued, first=first)
