@@ -33,13 +33,11 @@ def after(
 
 def failing(failed: dict[str, list[str]]) -> Outcome:
     """A rank whose checks report these names."""
-    checks = {
-        "model_equal": CheckReport(control={"w": True}),
-        "optim_equal": CheckReport(control={"w": True}),
-    }
+    names = {"": {"w": True}}
+    checks = {check: CheckReport(compared=names, control=names) for check in ("model_equal", "optim_equal")}
     for check, names in failed.items():
         checks[check].add([Finding(name, Problem.missing) for name in names])
-    return Outcome([RankReport(0, checks)])
+    return Outcome([RankReport(rank, checks) for rank in range(4)])
 
 
 def test_a_listed_failure_is_expected() -> None:

@@ -17,14 +17,16 @@ class CheckReport:
     """What one rank saw of one check, over all checkpoints of the cell.
 
     `first` is its first finding, `worst` are the worst ones, the worst first, `names` all that differ.
-    `control` says for each name whether the negative control was reported as different.
+    `compared` says at each place (a checkpoint, a moment) of each name that was to be compared whether this
+    rank had any of it, `control` whether the negative control there was reported as different.
     """
 
     first: Finding | None = None
     worst: list[Finding] = field(default_factory=list)
     count: int = 0
     names: list[str] = field(default_factory=list)
-    control: dict[str, bool] = field(default_factory=dict)
+    compared: dict[str, dict[str, bool]] = field(default_factory=dict)
+    control: dict[str, dict[str, bool]] = field(default_factory=dict)
 
     def add(self, findings: Iterable[Finding]) -> None:
         """More pieces of state that are not what they should be."""
