@@ -23,7 +23,7 @@ CONSTANT = ("causal", "bias", "rope", "large", "odd", "narrow", "state.net1.weig
 @pytest.mark.parametrize("name", CONSTANT)
 def test_constants_have_controls(healthy: Finished, name: str) -> None:
     checks = healthy.row(model="adversarial", parallel="fsdp2")["details"]["checks"]
-    assert checks["state_twin_close"]["control"][name]
+    assert checks["state_twin_close"]["control"][f"{name} after the uninterrupted run"]
     where = "in the checkpoint of step 2"
     restored = {**checks["model_equal"]["control"], **checks["optim_equal"]["control"]}
     assert restored[f"{name} {where}"]
