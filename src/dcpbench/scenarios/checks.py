@@ -22,9 +22,17 @@ from dcpbench.verify.perturb import (
     perturb_model,
     perturb_optimizer,
     with_other_names,
+    without_constants,
 )
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
-from dcpbench.verify.tolerances import TOLERANCES, compare_close, loss_name, losses_close, losses_equal
+from dcpbench.verify.tolerances import (
+    TOLERANCES,
+    compare_close,
+    loss_name,
+    loss_tolerance,
+    losses_close,
+    losses_equal,
+)
 from dcpbench.workloads import training_run
 from dcpbench.workloads.training_run import Batches, TrainingRun
 
@@ -51,7 +59,8 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
     tolerance = TOLERANCES[cell.config.tolerance.value]
     with cell.phase("verify", "twin"):
         losses = oracle.losses
-        near = partial(losses_close, losses.twin, first=1, tolerance=tolerance)
+        close = loss_tolerance(tolerance, trained.model)
+        near = partial(losses_close, losses.twin, first=1, tolerance=close)
         where = "in the uninterrupted run"
         taken = range(1, trained.train_state.step + 1)
         seen = losses.continued, trained.alive
@@ -63,7 +72,8 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
         cell.check("state_twin_close", compare_close(expected, actual, tolerance), where, compared)
         plain = training_run.build_plain(cell.config, cell.world, other_seed(cell, 0))
         plain.train(oracle.data, 1)
-        control = compare_close(expected, _tensors(plain), tolerance)
+        strangers = without_constants(expected, _tensors(plain))
+        control = compare_close(expected, strangers, tolerance)
         _control(cell, "state_twin_close", expected, control, where)
     cell.report.losses.update(continued=losses.continued, twin=losses.twin)
 
@@ -146,7 +156,8 @@ def resume(
     first, last = checkpoint.step + 1, checkpoint.step + cell.config.resume_steps
     resumed = steps.train(cell, target, losses.data, last)
     continued, twin = losses.continued[first - 1 : last], losses.twin[first - 1 : last]
-    near = partial(losses_close, first=first, tolerance=TOLERANCES[cell.config.tolerance.value])
+    close = loss_tolerance(TOLERANCES[cell.config.tolerance.value], target.model)
+    near = partial(losses_close, first=first, tolerance=close)
     comparisons: dict[str, Comparison] = {"loss_twin_close": partial(near, twin)}
     if exactly:
         comparisons["loss_resume_equal"] = partial(losses_equal, continued, first=first)
