@@ -6,7 +6,8 @@ has to be caught by a test or by a sweep of healthy and planted cells.
 
 A mutant is a copy of src/ with one edit, run in the environment of this process. It is caught when one of the
 steps ends with another exit status than 0, which is what it has without the edit. Mutants that behave as the
-original does stand in mutants-equivalent.txt with the reason, and are not run.
+original does stand in mutants-equivalent.txt with the reason, and are not run. Beside the edits that are made
+everywhere there are `PLANTED` ones.
 """
 
 # ruff: noqa: T201
@@ -15,6 +16,7 @@ import argparse
 import ast
 import copy
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -25,6 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,11 +46,11 @@ _SWEEP = (
     "retry=0",
     "timeouts.cell_s=60",
 )
+_PYTEST = ("-q", "-x", "-p", "no:cacheprovider", "-p", "no:logging", "-m", "not slow")
 STEPS: dict[str, tuple[str, ...]] = {
-    "unit tests": (
-        *(sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow"),
-        *("tests/verify", "tests/sweep/test_verdict.py"),
-    ),
+    "verdicts": (*_PYTEST, "tests/sweep/test_verdict.py"),
+    "unit tests": (*_PYTEST, "tests/verify"),
+    "cells alone": (*_PYTEST, "tests/scenarios/test_alone.py"),
     "healthy cells": (
         *_SWEEP,
         *("parallel=ddp,fsdp2", "scenario=save_load,fine_tune,partial_load,in_place,overwrite", "saves=2"),
@@ -59,9 +62,82 @@ STEPS: dict[str, tuple[str, ...]] = {
         *("tests/scenarios/test_planted_defects.py", "tests/verify/test_on_ranks.py"),
     ),
 }
-"""What has to fail, the quickest first; `{scratch}` is a folder of the mutant's own."""
+"""What has to fail, the quickest first; `{scratch}` is a folder of the mutant's own. What
+does not begin with a program is arguments of pytest, in a process forked from one that has torch imported."""
+
+_IMPORTED = (
+    "torch",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "pytest",
+    "hypothesis",
+    "hydra",
+)
+
+_CHECKS, _STEPS = "scenarios/checks.py", "scenarios/steps.py"
+PLANTED: dict[str, tuple[str, str, str]] = {
+    "controls always true": (
+        _CHECKS,
+        "{name: name in reported for name in names}",
+        "dict.fromkeys(names, True)",
+    ),
+    "controls of losses always true": (_CHECKS, "means and name in reported for", "True for"),
+    "controls of the audit always true": (
+        "verify/audit.py",
+        "damage: any(found not in clean for found in audit(copy, wanted))",
+        "damage: True",
+    ),
+    "resumed losses with themselves": (
+        _CHECKS,
+        "continued, twin = losses.continued[",
+        "continued, twin = resumed, resumed ##",
+    ),
+    "twin with itself": (
+        _CHECKS,
+        "_tensors(oracle.twin), _tensors(trained)",
+        "_tensors(trained), _tensors(trained)",
+    ),
+    "losses of the twin with themselves": (
+        _CHECKS,
+        "near = partial(losses_close, losses.twin,",
+        "near = partial(losses_close, losses.continued,",
+    ),
+    "rank 0 skipped": (
+        _CHECKS,
+        "        actual = view(target)\n",
+        "        actual = view(target)\n        if cell.world.rank == 0:\n            return\n",
+    ),
+    "last rank skipped": (
+        _CHECKS,
+        "        actual = view(target)\n",
+        "        actual = view(target)\n        if cell.world.rank + 1 == cell.world.size:\n            return\n",
+    ),
+    "oldest checkpoint skipped": (
+        "scenarios/save_load.py",
+        "reversed(checkpoints)",
+        "reversed(checkpoints[1:])",
+    ),
+    "all hyperparameters but lr skipped": (
+        "verify/snapshot.py",
+        '            if key == "params":',
+        '            if key[:2] not in ("pa", "lr"):\n                continue\n            if key == "params":',
+    ),
+    "snapshot after the save": (
+        _STEPS,
+        '    number = cell.measured("save_stall_s")',
+        '    saved = retained_state(run)\n    number = cell.measured("save_stall_s")',
+    ),
+    "strangers without noise": (
+        "workloads/training_run.py",
+        "    stranger.noise = Noise(config.seed)",
+        "    stranger.noise = Noise(seed)",
+    ),
+    "missing reports accepted": ("sweep/run/verdict.py", "powerless += _not_reported", "_not_reported"),
+}
+"""Edits of a text in a file, by what they do."""
 
 Edit = Callable[[ast.AST], ast.AST | None]
+_forks = multiprocessing.get_context("forkserver")
 
 
 @dataclass(frozen=True)
@@ -74,27 +150,35 @@ class Mutant:
     kind: str
     before: str
     after: str
-    tree: ast.Module
-    node: ast.AST
-    replacement: ast.AST
+    source: Callable[[], str]
+    """The whole file with the edit."""
 
     @property
     def name(self) -> str:
         """The same as long as the code is the same, wherever it moves to in its function."""
         return f"{self.path}: {self.function}: {self.kind}: {self.before} -> {self.after}"
 
-    @property
-    def source(self) -> str:
-        """The whole file with the edit."""
-        node, replacement = self.node, self.replacement
 
-        class Replaced(ast.NodeTransformer):
-            def visit(self, item: ast.AST) -> ast.AST:
-                return replacement if item is node else self.generic_visit(item)
+def planted() -> Iterator[Mutant]:
+    """The mutants that are written down.
 
-        return ast.unparse(
-            ast.fix_missing_locations(Replaced().visit(copy.deepcopy(self.tree, {id(node): node})))
-        )
+    Raises:
+        ValueError: the code does not say any more what one of them edits.
+    """
+    for kind, (path, before, after) in PLANTED.items():
+        text = (PACKAGE / path).read_text(encoding="utf-8")
+        if text.count(before) != 1:
+            raise ValueError(f"{kind}: {path} has {before!r} {text.count(before)} times")
+        line = text[: text.index(before)].count("\n") + 1
+        yield Mutant(path, "", line, kind, before, after, partial(text.replace, before, after))
+
+
+def _edited(tree: ast.Module, node: ast.AST, replacement: ast.AST) -> str:
+    class Replaced(ast.NodeTransformer):
+        def visit(self, item: ast.AST) -> ast.AST:
+            return replacement if item is node else self.generic_visit(item)
+
+    return ast.unparse(ast.fix_missing_locations(Replaced().visit(copy.deepcopy(tree, {id(node): node}))))
 
 
 def mutants(path: Path) -> Iterator[Mutant]:
@@ -111,7 +195,9 @@ def mutants(path: Path) -> Iterator[Mutant]:
                 before, after = (" ".join(ast.unparse(one).split())[:120] for one in (node, replacement))
                 line = node.lineno if isinstance(node, ast.expr | ast.stmt) else node.iter.lineno  # type: ignore[attr-defined]
                 function = inside.get(node, "").rstrip(".")
-                yield Mutant(place, function, line, kind, before, after, tree, node, replacement)
+                yield Mutant(
+                    place, function, line, kind, before, after, partial(_edited, tree, node, replacement)
+                )
 
 
 _OPPOSITE: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -230,9 +316,19 @@ def caught_by(mutant: Mutant, steps: Sequence[str]) -> str | None:
         shutil.copytree(ROOT / "src", Path(scratch) / "src", ignore=shutil.ignore_patterns("__pycache__"))
         for beside in ("conf", "tests", "pyproject.toml"):
             (Path(scratch) / beside).symlink_to(ROOT / beside)
-        (Path(scratch) / "src" / "dcpbench" / mutant.path).write_text(mutant.source, encoding="utf-8")
+        (Path(scratch) / "src" / "dcpbench" / mutant.path).write_text(mutant.source(), encoding="utf-8")
         for step in steps:
             words = [word.format(scratch=scratch) for word in STEPS[step]]
+            if words[0] != sys.executable:
+                tests = _forks.Process(target=_unit_tests, args=(scratch, words))
+                tests.start()
+                tests.join(LIMIT_S)
+                if tests.is_alive():
+                    tests.kill()
+                    return f"{step} (did not end)"
+                if tests.exitcode:
+                    return step
+                continue
             environment = {**os.environ, "PYTHONPATH": f"{scratch}/src"}
             try:
                 ended = subprocess.run(
@@ -245,10 +341,24 @@ def caught_by(mutant: Mutant, steps: Sequence[str]) -> str | None:
     return None
 
 
+def _unit_tests(scratch: str, words: list[str]) -> None:
+    """Run pytest in this process, on the code of a mutant."""
+    import pytest
+
+    os.chdir(scratch)
+    sys.path[:0] = [f"{scratch}/src"]
+    with Path("unit-tests.txt").open("w", encoding="utf-8") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        status = pytest.main(words)
+        os._exit(int(status))
+
+
 def main() -> int:
     """Run the mutants that were asked for; 1 if one survived."""
     asked = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0] if __doc__ else None)
     asked.add_argument("--only", action="append", default=[], help="files below src/dcpbench (several)")
+    asked.add_argument("--planted", action="store_true", help="only those that are written down")
     asked.add_argument("--kind", action="append", default=[], choices=list(_EDITS))
     asked.add_argument("--steps", action="append", default=[], choices=list(STEPS))
     asked.add_argument("--sample", type=int, help="so many, drawn with --seed")
@@ -261,7 +371,11 @@ def main() -> int:
     files = [path for root in roots for path in (sorted(root.rglob("*.py")) if root.is_dir() else [root])]
     lines = EQUIVALENT.read_text(encoding="utf-8").splitlines() if EQUIVALENT.exists() else []
     equivalent = {line.partition("  # ")[0] for line in lines}
-    made = {one.name: one for path in files for one in mutants(path)}
+    made = {one.name: one for one in planted()}
+    if not given.planted:
+        made |= {one.name: one for path in files for one in mutants(path)}
+    if given.only:
+        made = {name: one for name, one in made.items() if any(one.path.startswith(it) for it in given.only)}
     found = [one for one in made.values() if one.name not in equivalent]
     found = [one for one in found if not given.kind or one.kind in given.kind]
     if given.sample is not None:
@@ -270,6 +384,7 @@ def main() -> int:
         print(*(f"{one.path}:{one.line}: {one.kind}: {one.before} -> {one.after}" for one in found), sep="\n")
         return 0
     steps = given.steps or list(STEPS)
+    _forks.set_forkserver_preload([*_IMPORTED])
     ends: Counter[str] = Counter()
     with ThreadPoolExecutor(given.at_once) as pool:
         for one, caught in zip(found, pool.map(lambda one: caught_by(one, steps), found), strict=True):
