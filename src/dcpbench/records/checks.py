@@ -47,5 +47,6 @@ for _spec in (
     CheckSpec("contract_held", "contract", "what the scenario asks of DCP beside equality"),
     CheckSpec("checkpoint_whole", "whole", "the checkpoint has the keys, shapes, chunks and files it should"),
     CheckSpec("save_harmless", "harmless", "a run that saves ends in the state of one that never does"),
+    CheckSpec("files_unchanged", "files=", "files are what they were when their save reported success"),
 ):
     register_check(_spec)

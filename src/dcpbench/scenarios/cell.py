@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from dcpbench.config.schema import Config
 from dcpbench.records.findings import Finding
 from dcpbench.records.metrics import METRICS, PHASE_S, Measurement
 from dcpbench.records.rank_report import CheckReport, RankReport
+from dcpbench.verify.files import FileDigests
 from dcpbench.workloads.world import World
 
 Compared = Iterable[str] | Mapping[str, bool]
@@ -55,6 +56,8 @@ class Cell:
     announce: Callable[[str], None]
     report: RankReport
     uploads: Uploads
+    files: dict[str, tuple[str, FileDigests]] = field(default_factory=dict)
+    """Of each checkpoint by its id: how it is called, and what its files were when it was complete."""
 
     def vary(self, folder: str | None = None, **parts: Any) -> "Cell":
         """The same cell, its report too, with parts of its configuration replaced, and its checkpoints in a

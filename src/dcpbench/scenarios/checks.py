@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.findings import Finding, Problem
@@ -12,6 +13,7 @@ from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, State, live_state
 from dcpbench.scenarios.steps import Losses, Oracle, other_seed
 from dcpbench.verify.compare import compare
+from dcpbench.verify.files import compare_files, digest_files, file_controls
 from dcpbench.verify.perturb import (
     compared_names,
     controllable,
@@ -19,9 +21,17 @@ from dcpbench.verify.perturb import (
     perturb_model,
     perturb_optimizer,
     with_other_names,
+    without_constants,
 )
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
-from dcpbench.verify.tolerances import TOLERANCES, compare_close, loss_name, losses_close, losses_equal
+from dcpbench.verify.tolerances import (
+    TOLERANCES,
+    compare_close,
+    loss_name,
+    loss_tolerance,
+    losses_close,
+    losses_equal,
+)
 from dcpbench.workloads import training_run
 from dcpbench.workloads.training_run import Batches, TrainingRun
 
@@ -48,7 +58,8 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
     tolerance = TOLERANCES[cell.config.tolerance.value]
     with cell.phase("verify", "twin"):
         losses = oracle.losses
-        near = partial(losses_close, losses.twin, first=1, tolerance=tolerance)
+        close = loss_tolerance(tolerance, trained.model)
+        near = partial(losses_close, losses.twin, first=1, tolerance=close)
         where = "in the uninterrupted run"
         taken = range(1, trained.train_state.step + 1)
         seen = losses.continued, trained.alive
@@ -60,7 +71,8 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
         cell.check("state_twin_close", compare_close(expected, actual, tolerance), where, compared)
         plain = training_run.build_plain(cell.config, cell.world, other_seed(cell, 0))
         plain.train(oracle.data, 1)
-        control = compare_close(expected, _tensors(plain), tolerance)
+        strangers = without_constants(expected, _tensors(plain))
+        control = compare_close(expected, strangers, tolerance)
         _control(cell, "state_twin_close", expected, control, where)
     cell.report.losses.update(continued=losses.continued, twin=losses.twin)
 
@@ -142,7 +154,8 @@ def resume(
     first, last = checkpoint.step + 1, checkpoint.step + cell.config.resume_steps
     resumed = steps.train(cell, target, losses.data, last)
     continued, twin = losses.continued[first - 1 : last], losses.twin[first - 1 : last]
-    near = partial(losses_close, first=first, tolerance=TOLERANCES[cell.config.tolerance.value])
+    close = loss_tolerance(TOLERANCES[cell.config.tolerance.value], target.model)
+    near = partial(losses_close, first=first, tolerance=close)
     comparisons: dict[str, Comparison] = {"loss_twin_close": partial(near, twin)}
     if exactly:
         comparisons["loss_resume_equal"] = partial(losses_equal, continued, first=first)
@@ -186,6 +199,18 @@ def _verify_losses(
         stranger = training_run.build_stranger(cell.config, cell.world, seed, data, before)
         reported |= {finding.name for finding in compared(stranger.train(data, taken.stop - 1))}
     cell.control(check, {name: means and name in reported for name, means in telling.items()}, where)
+
+
+def verify_files(cell: Cell) -> None:
+    """At the end of a stage: every file of each checkpoint must be what it was when its save reported
+    success; rank 0 looks at them."""
+    for checkpoint_id, (where, then) in cell.files.items():
+        with cell.phase("verify", "files"):
+            of_rank_0 = cell.world.rank == 0
+            found = compare_files(then, digest_files(Path(checkpoint_id))) if of_rank_0 else []
+            control = file_controls(then) if of_rank_0 else {}
+            cell.check("files_unchanged", found, where, control)
+            cell.control("files_unchanged", control, where)
 
 
 def control_changed(cell: Cell, check: str, expected: Leaves, where: str) -> None:
