@@ -110,7 +110,7 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     "last rank skipped": (
         _CHECKS,
         "        actual = view(target)\n",
-        "        actual = view(target)\n        if cell.world.rank + 1 == cell.world.size:\n            return\n",
+        "        actual = view(target)\n        if cell.world.size == cell.world.rank + 1: return\n",
     ),
     "oldest checkpoint skipped": (
         "scenarios/save_load.py",
@@ -120,7 +120,7 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     "all hyperparameters but lr skipped": (
         "verify/snapshot.py",
         '            if key == "params":',
-        '            if key[:2] not in ("pa", "lr"):\n                continue\n            if key == "params":',
+        '            if key not in ("params", "lr"): continue\n            if key == "params":',
     ),
     "snapshot after the save": (
         _STEPS,

@@ -1,5 +1,5 @@
-"""What cells verify, on one rank that is this process: at which places, what of the state, and that each check
-would have failed."""
+"""What cells verify, on one rank that is this process: at which places, what of the state, and that each
+check would have failed."""
 
 import copy
 from typing import Any
