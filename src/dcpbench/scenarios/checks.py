@@ -216,9 +216,9 @@ def _verify_losses(
     for other in range(number, number + _UNRESTORED):
         if telling.keys() <= reported:
             break
-        plain = training_run.build_plain(cell.config, cell.world, other_seed(cell, other))
-        unrestored = plain.losses_without_training(data, taken)
-        reported |= {finding.name for finding in compared(unrestored)}
+        seed, before = other_seed(cell, other), taken.start - 1
+        stranger = training_run.build_stranger(cell.config, cell.world, seed, data, before)
+        reported |= {finding.name for finding in compared(stranger.train(data, taken.stop - 1))}
     cell.control(check, {name: means and name in reported for name, means in telling.items()}, where)
 
 

@@ -190,7 +190,7 @@ def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
             expected = {key: what for keys, _ in everybody for key, what in keys.items()}
             manifest = checkpoint.checkpointer.manifest(checkpoint.checkpoint_id)
             found, control = audit(manifest, expected), controls(manifest, expected)
-        cell.check("checkpoint_whole", found, str(checkpoint), control)
+        cell.check("checkpoint_whole", found, str(checkpoint), list(control))
         cell.control("checkpoint_whole", control, str(checkpoint))
     if cell.config.raw and not cell.config.overlap_saves:
         _measure_raw(cell, checkpoint)
