@@ -65,6 +65,7 @@ class Checkpoint:
     Args:
         state: what was saved: this rank's parts, or of another layout the digests of whole tensors.
         by_content: whether parts lie otherwise where it is loaded, so that whole tensors are compared.
+        source: the training run that was saved, if it is in this process.
     """
 
     step: int
@@ -72,6 +73,7 @@ class Checkpoint:
     checkpointer: Checkpointer
     state: State
     by_content: bool = False
+    source: TrainingRun | None = None
 
     def __str__(self) -> str:
         return f"in the checkpoint of step {self.step}"
@@ -93,9 +95,10 @@ class Checkpoint:
 @dataclass(kw_only=True)
 class SavedCheckpoint(Checkpoint):
     """One that this stage has saved, with the keys that it has to have, its save and the number of that;
-    `files` has on rank 0 what its files were when its save reported success."""
+    `files` has on rank 0 what its files were when its save reported success, `opened` what was open before."""
 
     keys: dict[str, Entry]
     pending: PendingSave
     number: int
     files: Future[FileDigests]
+    opened: Leaves
