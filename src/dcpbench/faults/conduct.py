@@ -1,5 +1,5 @@
-"""Defects that no value shows when it is restored: of how training goes on from there, of flags, and of what a
-save or a load does beside."""
+"""Defects that no value shows when it is restored: of how training goes on from there, of flags, and of what
+a save or a load does beside."""
 
 import threading
 from dataclasses import replace

@@ -95,7 +95,8 @@ class Checkpoint:
 @dataclass(kw_only=True)
 class SavedCheckpoint(Checkpoint):
     """One that this stage has saved, with the keys that it has to have, its save and the number of that;
-    `files` has on rank 0 what its files were when its save reported success, `opened` what was open before."""
+    `files` has on rank 0 what its files were when its save reported success, `opened` what was open before
+    it."""
 
     keys: dict[str, Entry]
     pending: PendingSave

@@ -23,8 +23,8 @@ def unchanged(cell: Cell, run: TrainingRun | None, where: str) -> Iterator[None]
 
 
 def open_before(cell: Cell, again: bool) -> Leaves:
-    """What is open now. What the first save or load opens to keep it, as sockets, is its own to decide: threads
-    and descriptors are counted from the second one on, done `again`."""
+    """What is open now. What the first save or load opens to keep it, as sockets, is its own to decide:
+    threads and descriptors are counted from the second one on, done `again`."""
     return snapshot_open(cell.folder, counts=again and not cell.config.overlap_saves)
 
 
