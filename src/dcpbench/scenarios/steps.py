@@ -158,13 +158,14 @@ def save(
         saved = retained_state(run)
     number = cell.measured("save_stall_s")
     opened = side_effects.open_before(cell, again=number > 0)
-    with side_effects.unchanged(cell, run, f"after the save of step {step}"), cell.phase("save"):
-        checkpoint_id = str(cell.folder / (name or f"step-{step:04d}"))
-        pending = checkpointer.save((state or run.state)(), checkpoint_id, slot)
-        cell.uploads.follow(pending)
-    with cell.phase("verify", "files"):
-        of_rank_0 = cell.world.rank == 0
-        files = pending.then(lambda: digest_files(Path(checkpoint_id)) if of_rank_0 else {})
+    with side_effects.unchanged(cell, run, f"after the save of step {step}"):
+        with cell.phase("save"):
+            checkpoint_id = str(cell.folder / (name or f"step-{step:04d}"))
+            pending = checkpointer.save((state or run.state)(), checkpoint_id, slot)
+            cell.uploads.follow(pending)
+        with cell.phase("verify", "files"):
+            of_rank_0 = cell.world.rank == 0
+            files = pending.then(lambda: digest_files(Path(checkpoint_id)) if of_rank_0 else {})
     cell.measure("save_stall_s", pending.released - pending.started, number, "save")
     keys = promised_keys(run, saved, beside)
     made = partial(SavedCheckpoint, step, checkpoint_id, checkpointer, saved, source=run, opened=opened)
