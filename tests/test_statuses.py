@@ -79,10 +79,19 @@ FAULTS = {
     "object_zeroed": ("extra_equal", "tensor_object.data"),
     "key_added": ("checkpoint_whole", "model.net9.weight"),
     "file_overwritten_later": ("files_unchanged", ".distcp"),
+    "values_negated_twice": ("files_equal", "model.net1.weight"),
     "save_takes_step": ("save_harmless", "state.net1.weight.step"),
     "stale_stage": ("model_equal", "net1.weight"),
 }
-BESIDE = ("model_equal", "optim_equal", "extra_equal", "checkpoint_whole", "save_harmless", "files_unchanged")
+BESIDE = (
+    "model_equal",
+    "optim_equal",
+    "extra_equal",
+    "checkpoint_whole",
+    "save_harmless",
+    "files_unchanged",
+    "files_equal",
+)
 
 
 @pytest.fixture(scope="module")

@@ -48,5 +48,6 @@ for _spec in (
     CheckSpec("checkpoint_whole", "whole", "the checkpoint has the keys, shapes, chunks and files it should"),
     CheckSpec("save_harmless", "harmless", "a run that saves ends in the state of one that never does"),
     CheckSpec("files_unchanged", "files=", "files are what they were when their save reported success"),
+    CheckSpec("files_equal", "plain read=", "the files hold what was saved, read without DCP"),
 ):
     register_check(_spec)
