@@ -58,7 +58,7 @@ written = partial(fault, at=Place.written)
 
 def load_faults() -> dict[str, FaultConfig]:
     """dcpbench's own faults, and those of plug-ins that have been loaded, by name in alphabetical order."""
-    for module in ("saves", "tensors", "values"):
+    for module in ("conduct", "saves", "tensors", "values"):
         importlib.import_module(f"dcpbench.faults.{module}")
     return dict(sorted(FAULTS.items()))
 
