@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conftest import run
-from dcpbench.config.groups import Expect, Place
+from dcpbench.config.groups import Expect, Place, rank_of
 from dcpbench.faults import registry
 from dcpbench.records.checks import CHECKS
 
@@ -43,6 +43,13 @@ def test_an_experiment_lists_them_without_those_of_one_scenario() -> None:
     assert registry.NONE not in names
     live = {name for name, spec in registry.load_faults().items() if spec.at is Place.live}
     assert set(registry.listed("live").split(",")) == live
+
+
+def test_every_rank_of_four_has_faults_of_its_own() -> None:
+    planted = [spec.rank for spec in registry.load_faults().values() if spec.on_one_rank]
+    assert min(planted.count(rank) for rank in (0, 1, -2, 3)) >= 2
+    assert [rank_of(rank, 4) for rank in (0, 1, -2, 3)] == [0, 1, 2, 3]
+    assert [rank_of(rank, 1) for rank in (0, 1, -2, 3)] == [0, 0, 0, 0]
 
 
 def test_a_name_is_declared_once() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.checkpoint.stateful import Stateful
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks
-from dcpbench.config.groups import FaultConfig, Place
+from dcpbench.config.groups import FaultConfig, Place, rank_of
 from dcpbench.faults.targets import Target
 
 
@@ -65,5 +65,6 @@ class FaultInjector:
         folder = Path(checkpoint_id)
         first = self._first or min(folder.parent.iterdir(), key=lambda path: path.stat().st_mtime)
         target = Target(state, self._ranks, folder, first, self._read, self._kept)
-        if target.victim or not self._fault.on_one_rank:
+        victim = rank_of(self._fault.rank, self._ranks.size)
+        if self._ranks.rank == victim or not self._fault.on_one_rank:
             self._damage(target)
