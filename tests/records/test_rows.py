@@ -41,6 +41,7 @@ def test_the_contract_of_columns() -> None:
         "flags_equal",
         "side_effect_free",
         "files_unchanged",
+        "files_equal",
     )
 
 

@@ -51,5 +51,6 @@ for _spec in (
     CheckSpec("flags_equal", "flags=", "flags, modes, defaults, shared memory and gradients stayed"),
     CheckSpec("side_effect_free", "no side effects", "saves and loads change nothing else that is live"),
     CheckSpec("files_unchanged", "files=", "files are what they were when their save reported success"),
+    CheckSpec("files_equal", "plain read=", "the files hold what was saved, read without DCP"),
 ):
     register_check(_spec)

@@ -21,6 +21,7 @@ from dcpbench.verify.audit import audit, controls
 from dcpbench.verify.compare_layouts import digests, gathered
 from dcpbench.verify.files import digest_files
 from dcpbench.verify.layout import Extent
+from dcpbench.verify.plain_read import compare_stored
 from dcpbench.verify.snapshot import DigestedLeaf, Leaves
 from dcpbench.workloads import training_run
 from dcpbench.workloads.training_run import Batches, TrainingRun
@@ -196,6 +197,12 @@ def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
             found, control = audit(manifest, expected), controls(manifest, expected)
         cell.check("checkpoint_whole", found, str(checkpoint), list(control))
         cell.control("checkpoint_whole", control, str(checkpoint))
+    with cell.phase("verify", "plain_read"):
+        if stored := checkpoint.checkpointer.stored(checkpoint.checkpoint_id):
+            world = cell.world
+            seen = compare_stored(checkpoint.by_key, stored, world.rank, world.size, world.device)
+            cell.check("files_equal", seen.found, str(checkpoint), seen.control)
+            cell.control("files_equal", seen.control, str(checkpoint))
     if cell.config.raw and not cell.config.overlap_saves:
         _measure_raw(cell, checkpoint)
 
