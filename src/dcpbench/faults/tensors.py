@@ -2,12 +2,12 @@
 largest one that it matches."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dcpbench.config.groups import Expect, Only
-from dcpbench.faults.registry import fault, live, on_one_rank, staged
+from dcpbench.faults.registry import Plant, fault, live, on_one_rank, staged
 from dcpbench.faults.values import WITH_MOMENTS
 
 if TYPE_CHECKING:
@@ -36,6 +36,12 @@ _exp_avg_sq = partial(_moment, _entry("exp_avg_sq"), key=_EXP_AVG_SQ)
 _buffer = partial(on_one_rank, only=_BUFFERED)
 
 
+def _object(name: str, part: str, **options: Any) -> Callable[[Plant], Plant]:
+    """A fault of a part of the stateful object that nothing else sees."""
+    expect = Expect("extra_equal", rf"tensor_object\.{part}", -2)
+    return on_one_rank(expect, name=name, key=f"tensor_object.{part}", **options)
+
+
 @_weight(name="weight_lowest_bit", number=0)
 @_weight(name="weight_exponent_bit", number=23)
 @_weight(name="weight_highest_bit", number=31)
@@ -59,6 +65,7 @@ def frozen_changed(target: "Target") -> None:
 
 
 @_weight(name="weight_nan")
+@_object("nan_canonicalised", "nans")
 def nan(target: "Target", key: str) -> None:
     """One element is NaN."""
     target.largest(key)[0] = math.nan
@@ -80,6 +87,7 @@ def one_more(target: "Target", key: str) -> None:
 
 
 @_weight(name="weight_zeroed")
+@_object("denormals_flushed", "denormals")
 @_exp_avg(name="exp_avg_zeroed")
 @_exp_avg_sq(name="exp_avg_sq_zeroed")
 @fault(Expect("model_equal", "gain", 0), name="buffer_zeroed", only=_BUFFERED, key=_GAIN)
@@ -169,6 +177,7 @@ def shards_exchanged(target: "Target") -> None:
 
 @_weight(name="weight_of_earlier_checkpoint")
 @_exp_avg(name="exp_avg_of_earlier_checkpoint")
+@_object("object_of_earlier_checkpoint", "data")
 def of_earlier_checkpoint(target: "Target", key: str) -> None:
     """One tensor's part is that of the cell's first checkpoint."""
     name, leaf = next(iter(target.parts(key).items()))
@@ -181,6 +190,10 @@ def of_earlier_checkpoint(target: "Target", key: str) -> None:
 @_weight(name="weight_rolled", method="roll", arguments=[1])
 @_weight(name="weight_through_bf16", method="bfloat16")
 @_weight(name="weight_through_fp16", method="half")
+@_object("integers_through_float64", "integers", method="double")
+@_object("zeros_unsigned", "zeros", method="abs")
+@_object("flags_inverted", "flags", method="logical_not")
+@_object("complex_conjugated", "complex", method="conj_physical")
 @_exp_avg(name="exp_avg_through_bf16", method="bfloat16")
 @_exp_avg_sq(name="exp_avg_sq_through_bf16", method="bfloat16")
 def converted(target: "Target", key: str, method: str, arguments: Sequence[int] = ()) -> None:
