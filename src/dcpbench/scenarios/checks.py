@@ -7,7 +7,7 @@ from functools import partial
 
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.findings import Finding, Problem
-from dcpbench.scenarios import steps
+from dcpbench.scenarios import known_defects, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, State, live_state
 from dcpbench.scenarios.steps import Losses, Oracle, other_seed
@@ -23,7 +23,7 @@ _UNRESTORED = 5
 
 Findings = Iterable[Finding]
 
-Comparison = Callable[[list[float]], list[Finding]]
+Comparison = Callable[[list[float]], Findings]
 """What is wrong with the losses of a run."""
 
 View = Callable[[TrainingRun], State]
@@ -41,14 +41,20 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
     tolerance = TOLERANCES[cell.config.tolerance.value]
     with cell.phase("verify", "twin"):
         losses = oracle.losses
-        near = partial(losses_close, losses.twin, first=1, tolerance=tolerance)
+        mark = known_defects.marked_by(cell, oracle)
+
+        def near(seen: list[float]) -> Findings:
+            close = partial(losses_close, actual=seen, first=1, tolerance=tolerance)
+            return mark(close(losses.twin), lambda other: close(other.train_state.losses))
+
         where = "in the uninterrupted run"
         taken = range(1, trained.train_state.step + 1)
         seen = losses.continued, trained.alive
         _verify_losses(cell, "loss_twin_close", near, *seen, losses.data, taken, where)
-        expected = _tensors(oracle.twin)
-        found = compare_close(expected, _tensors(trained), tolerance)
-        cell.check("state_twin_close", found, "after the uninterrupted run")
+        expected, actual = _tensors(oracle.twin), _tensors(trained)
+        found = compare_close(expected, actual, tolerance)
+        marked = mark(found, lambda other: compare_close(_tensors(other), actual, tolerance))
+        cell.check("state_twin_close", marked, "after the uninterrupted run")
         plain = training_run.build_plain(cell.config, cell.world, other_seed(cell, 0))
         plain.train(oracle.data, 1)
         _control(cell, "state_twin_close", expected, compare_close(expected, _tensors(plain), tolerance))
@@ -106,7 +112,8 @@ def verify_restored(
         actual = view(target)
         for check in checkpoint.state:
             found = checkpoint.compare(check, actual[check], cell.world.checkpoint_group)
-            cell.check(check, found, where or str(checkpoint))
+            marked = known_defects.mark_restored(cell, check, found, checkpoint, actual[check])
+            cell.check(check, marked, where or str(checkpoint))
         for spec in CHECKS.values():
             if spec.probe and view is live_state:
                 spec.probe(cell, target, checkpoint)

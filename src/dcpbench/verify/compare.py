@@ -120,7 +120,15 @@ def _compare_elements(
     }
     wide = torch.complex128 if expected.is_complex() else torch.float64
     distance = float((expected.to(wide) - actual.to(wide)).abs().max().item())
+    if bool((actual.isnan() & ~expected.isnan()).any()):
+        return Finding(name, Problem.nan, kind, distance, facts)
+    facts["share"] = share_of(distance, float(expected.to(wide).abs().max().item()))
     return Finding(name, Problem.differs, kind, distance, facts)
+
+
+def share_of(distance: float, magnitude: float) -> float:
+    """A distance as a part of what it is held against."""
+    return distance / magnitude if magnitude else math.inf
 
 
 def _compare_digests(
