@@ -78,10 +78,11 @@ FAULTS = {
     "lr_not_restored": ("optim_equal", "param_groups.0.lr"),
     "object_zeroed": ("extra_equal", "tensor_object.data"),
     "key_added": ("checkpoint_whole", "model.net9.weight"),
+    "file_overwritten_later": ("files_unchanged", ".distcp"),
     "save_takes_step": ("save_harmless", "state.net1.weight.step"),
     "stale_stage": ("model_equal", "net1.weight"),
 }
-BESIDE = ("model_equal", "optim_equal", "extra_equal", "checkpoint_whole", "save_harmless")
+BESIDE = ("model_equal", "optim_equal", "extra_equal", "checkpoint_whole", "save_harmless", "files_unchanged")
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ def test_the_contract_of_columns() -> None:
         "raw_read_s",
         "shared_cell_s",
     )
-    assert columns()[57:] == ("checkpointer", "load_world_size", "expected_digest")
+    assert columns()[57:] == ("checkpointer", "load_world_size", "expected_digest", "files_unchanged")
 
 
 def test_rows_come_back(tmp_path: Path) -> None:

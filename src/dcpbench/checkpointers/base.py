@@ -8,13 +8,15 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import InitVar, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from dcpbench.measure.raw_io import RawIO
 from dcpbench.verify.audit import Manifest
+
+T = TypeVar("T")
 
 
 class Ranks(Protocol):
@@ -73,6 +75,21 @@ class PendingSave:
         if self.when_complete is not None:
             self.when_complete()
         return completed - self.started
+
+    def then(self, do: Callable[[], T]) -> Future[T]:
+        """What `do` returns; it is called the moment the checkpoint is complete, in the thread in which that
+        happens: at once if it is already, never if the save fails."""
+        returned: Future[T] = Future()
+
+        def call(completed: Future[float]) -> None:
+            try:
+                completed.result()
+                returned.set_result(do())
+            except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
+                returned.set_exception(error)
+
+        self._completed.add_done_callback(call)
+        return returned
 
     def when_ended(self, callback: Callable[[], None]) -> None:
         """Call `callback` once the save has ended, well or not; at once if it has already."""

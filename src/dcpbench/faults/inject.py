@@ -2,6 +2,7 @@
 
 import copy
 import pkgutil
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,8 @@ class FaultInjector:
         if self._fault.at is Place.live:
             self._plant(state, checkpoint_id)
         if self._fault.at is Place.written:
-            pending.when_complete = partial(self._damage_files, checkpoint_id)
+            damaged = pending.then(partial(self._damage_files, checkpoint_id))
+            pending.when_complete = partial(self._meet_after, damaged)
         return pending
 
     def load(self, state: dict[str, Any], checkpoint_id: str) -> None:
@@ -50,9 +52,13 @@ class FaultInjector:
             self._plant(state, checkpoint_id)
 
     def _damage_files(self, checkpoint_id: str) -> None:
-        """On rank 0, before any rank goes on."""
+        """On rank 0, before anything else is told that the checkpoint is complete."""
         if self._ranks.rank == 0:
             self._plant({}, checkpoint_id)
+
+    def _meet_after(self, damaged: Future[None]) -> None:
+        """No rank goes on before the files are damaged."""
+        damaged.result()
         self._ranks.meet()
 
     def _plant(self, state: dict[str, Any], checkpoint_id: str) -> None:

@@ -15,8 +15,8 @@ class CheckSpec:
         label: what it is called at the head of its column in a table.
         help: what holds when it holds, in one sentence.
         probe: for a check that no scenario makes: called on each rank as `probe(cell, target, checkpoint)`
-            after each load that was verified; it records what it sees with `cell.check(name, findings)` and
-            its negative control with `cell.control(name, fired)`.
+            after each load that was verified; it records what it sees with `cell.check(name, findings, where,
+            compared)` and its negative control with `cell.control(name, fired, where)`.
     """
 
     name: str
@@ -47,5 +47,6 @@ for _spec in (
     CheckSpec("contract_held", "contract", "what the scenario asks of DCP beside equality"),
     CheckSpec("checkpoint_whole", "whole", "the checkpoint has the keys, shapes, chunks and files it should"),
     CheckSpec("save_harmless", "harmless", "a run that saves ends in the state of one that never does"),
+    CheckSpec("files_unchanged", "files=", "files are what they were when their save reported success"),
 ):
     register_check(_spec)

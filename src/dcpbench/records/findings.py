@@ -31,6 +31,7 @@ class Problem(StrEnum):
     not_asked_for = "not_asked_for"  # in the checkpoint, but not to be saved
     chunks = "chunks"  # of a checkpoint: overlapping, beyond their tensor, or stored nowhere
     files = "files"  # of a checkpoint: missing, or of another length
+    file_changed = "file_changed"  # after its save had reported success: it came, went, or has other bytes
     contract = "contract"  # of what a scenario asks beside equality
 
 
@@ -68,6 +69,26 @@ class Finding:
             "by": self.by,
         }
         return {key: value for key, value in known.items() if value is not None}
+
+
+class GapKind(StrEnum):
+    """Why a check proves less than it should."""
+
+    no_control = "no_control"  # at all
+    not_reported = "not_reported"  # by the control, on any rank
+    not_looked_at = "not_looked_at"  # a place, by one rank
+    not_compared = "not_compared"  # a name, by any rank
+    not_controlled = "not_controlled"  # a name that one rank compared
+
+
+@dataclass(frozen=True)
+class Gap:
+    """What a check did not look at, or could not have seen: a name, or a whole place (`where`) on a rank."""
+
+    kind: GapKind
+    where: str = ""
+    name: str | None = None
+    rank: int | None = None
 
 
 @dataclass(frozen=True)

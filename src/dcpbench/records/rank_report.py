@@ -18,14 +18,16 @@ class CheckReport:
 
     `first` is its first finding, `worst` are the worst ones, the worst first. `distinct` has the worst of
     each name, problem, place and defect: nothing that differs is left out of it.
-    `control` says for each name whether the negative control was reported as different.
+    `compared` says at each place (a checkpoint, a moment) of each name that was to be compared whether this
+    rank had any of it, `control` whether the negative control there was reported as different.
     """
 
     first: Finding | None = None
     worst: list[Finding] = field(default_factory=list)
     count: int = 0
     distinct: dict[tuple[str, ...], Finding] = field(default_factory=dict)
-    control: dict[str, bool] = field(default_factory=dict)
+    compared: dict[str, dict[str, bool]] = field(default_factory=dict)
+    control: dict[str, dict[str, bool]] = field(default_factory=dict)
 
     def add(self, findings: Iterable[Finding]) -> None:
         """More pieces of state that are not what they should be."""

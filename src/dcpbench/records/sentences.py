@@ -3,7 +3,16 @@
 from collections.abc import Iterable, Mapping, Sequence
 from string import Formatter
 
-from dcpbench.records.findings import Cause, Finding, LimitReached, Problem, RaisedError, RankDeath
+from dcpbench.records.findings import (
+    Cause,
+    Finding,
+    Gap,
+    GapKind,
+    LimitReached,
+    Problem,
+    RaisedError,
+    RankDeath,
+)
 
 _LISTED = 10
 """So many names of what differs stand in a sentence."""
@@ -65,6 +74,7 @@ _TEMPLATES: dict[Problem, tuple[str, ...]] = {
         "nothing is stored for the chunk at {nowhere}",
     ),
     Problem.files: ("{named} bytes by .metadata, {found}",),
+    Problem.file_changed: ("when its save reported success {then}, at the end {now}",),
     Problem.contract: ("{text}",),
 }
 """How a problem reads: the first template of which every field is among the finding's facts."""
@@ -95,12 +105,19 @@ def check_sentence(check: str, rank: int, first: Finding, names: Sequence[str]) 
     return f"{check}: rank {rank}: {finding_sentence(first)}{others}"
 
 
-def powerless_sentence(check: str, missed: Sequence[str]) -> str:
-    """Why a check could not have failed."""
-    if not missed:
-        return f"{check}: no control ran"
-    more = f" (and {len(missed) - 1} more)" if len(missed) > 1 else ""
-    return f"{check}: its control did not report {missed[0]}{more}"
+def powerless_sentence(check: str, gaps: Sequence[Gap]) -> str:
+    """Why a check could not have failed, or did not look everywhere."""
+    first = gaps[0]
+    more = f" (and {len(gaps) - 1} more)" if len(gaps) > 1 else ""
+    what = first.name or "anything"
+    text = {
+        GapKind.no_control: "no control ran",
+        GapKind.not_reported: f"its control did not report {what}",
+        GapKind.not_looked_at: f"rank {first.rank} did not compare {what}",
+        GapKind.not_compared: f"no rank compared {what}",
+        GapKind.not_controlled: f"rank {first.rank} has no control of {what}",
+    }[first.kind]
+    return f"{check}: {f'{text} {first.where}'.strip()}{more}"
 
 
 def known_sentence(listed: Sequence[tuple[str, str, str | None]], seen: str) -> str:

@@ -1,5 +1,6 @@
 """A checkpoint together with the state that it must bring back."""
 
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -9,6 +10,7 @@ from dcpbench.records.findings import Finding
 from dcpbench.verify.audit import Entry, expected_of
 from dcpbench.verify.compare import Recall, compare
 from dcpbench.verify.compare_layouts import compare_across
+from dcpbench.verify.files import FileDigests
 from dcpbench.verify.snapshot import (
     Leaves,
     named_parameters,
@@ -88,8 +90,10 @@ class Checkpoint:
 
 @dataclass(kw_only=True)
 class SavedCheckpoint(Checkpoint):
-    """One that this stage has saved, with the keys that it has to have, its save and the number of that."""
+    """One that this stage has saved, with the keys that it has to have, its save and the number of that;
+    `files` has on rank 0 what its files were when its save reported success."""
 
     keys: dict[str, Entry]
     pending: PendingSave
     number: int
+    files: Future[FileDigests]

@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.findings import Finding, Problem
@@ -12,7 +13,15 @@ from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, State, live_state
 from dcpbench.scenarios.steps import Losses, Oracle, other_seed
 from dcpbench.verify.compare import compare
-from dcpbench.verify.perturb import controllable, made_different, perturb_model, perturb_optimizer
+from dcpbench.verify.files import compare_files, digest_files, file_controls
+from dcpbench.verify.perturb import (
+    compared_names,
+    controllable,
+    made_different,
+    perturb_model,
+    perturb_optimizer,
+    with_other_names,
+)
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
 from dcpbench.verify.tolerances import TOLERANCES, compare_close, loss_name, losses_close, losses_equal
 from dcpbench.workloads import training_run
@@ -54,10 +63,14 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
         expected, actual = _tensors(oracle.twin), _tensors(trained)
         found = compare_close(expected, actual, tolerance)
         marked = mark(found, lambda other: compare_close(_tensors(other), actual, tolerance))
-        cell.check("state_twin_close", marked, "after the uninterrupted run")
+        here = compared_names(actual)
+        compared = {name: here.get(name, False) for name in expected}
+        where = "after the uninterrupted run"
+        cell.check("state_twin_close", marked, where, compared)
         plain = training_run.build_plain(cell.config, cell.world, other_seed(cell, 0))
         plain.train(oracle.data, 1)
-        _control(cell, "state_twin_close", expected, compare_close(expected, _tensors(plain), tolerance))
+        control = compare_close(expected, _tensors(plain), tolerance)
+        _control(cell, "state_twin_close", expected, control, where)
     cell.report.losses.update(continued=losses.continued, twin=losses.twin)
 
 
@@ -70,8 +83,9 @@ def verify_save_harmless(cell: Cell, oracle: Oracle) -> None:
     with cell.phase("verify", "harmless"):
         never, saved = live_state(unsaved), live_state(trained)
         for check, leaves in never.items():
-            cell.check("save_harmless", compare(leaves, saved[check]), "in the run that saved")
-            control_changed(cell, "save_harmless", leaves)
+            where = "in the run that saved"
+            cell.check("save_harmless", compare(leaves, saved[check]), where, compared_names(leaves))
+            control_changed(cell, "save_harmless", leaves, where)
 
 
 def make_different(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, number: int = 0) -> None:
@@ -99,7 +113,8 @@ def prove_power(
     with cell.phase("verify", "power"):
         unrestored = view(target)
         for check, leaves in checkpoint.state.items():
-            found = checkpoint.compare(check, unrestored[check], cell.world.checkpoint_group, closely=False)
+            other = with_other_names(unrestored[check])
+            found = checkpoint.compare(check, other, cell.world.checkpoint_group, closely=False)
             _control(cell, check, controllable(leaves), found, where or str(checkpoint))
 
 
@@ -113,7 +128,8 @@ def verify_restored(
         for check in checkpoint.state:
             found = checkpoint.compare(check, actual[check], cell.world.checkpoint_group)
             marked = known_defects.mark_restored(cell, check, found, checkpoint, actual[check])
-            cell.check(check, marked, where or str(checkpoint))
+            names = compared_names(checkpoint.state[check])
+            cell.check(check, marked, where or str(checkpoint), names)
         for spec in CHECKS.values():
             if spec.probe and view is live_state:
                 spec.probe(cell, target, checkpoint)
@@ -167,7 +183,7 @@ def _verify_losses(
     (`alive`). Two models' losses may come close by chance, at a step or two: several are tried, from `number`
     on.
     """
-    cell.check(check, compared(losses), where)
+    cell.check(check, compared(losses), where, map(loss_name, taken))
     telling = {
         loss_name(step): math.isfinite(loss) and loss != 0.0 and lives
         for step, (loss, lives) in enumerate(zip(losses, alive, strict=False), taken.start)
@@ -182,13 +198,33 @@ def _verify_losses(
     cell.control(check, {name: means and name in reported for name, means in telling.items()}, where)
 
 
-def control_changed(cell: Cell, check: str, expected: Leaves) -> None:
+def verify_files(cell: Cell) -> None:
+    """At the end of a stage: every file of each checkpoint must be what it was when its save reported
+    success; rank 0 looks at them."""
+    for checkpoint_id, (where, then) in cell.files.items():
+        with cell.phase("verify", "files"):
+            of_rank_0 = cell.world.rank == 0
+            found = compare_files(then, digest_files(Path(checkpoint_id))) if of_rank_0 else []
+            control = file_controls(then) if of_rank_0 else {}
+            cell.check("files_unchanged", found, where, control)
+            cell.control("files_unchanged", control, where)
+
+
+def control_changed(cell: Cell, check: str, expected: Leaves, where: str) -> None:
     """The control of an equality check with a changed copy of each piece of state, one at a time."""
     changed = (compare({name: leaf}, {name: made_different(leaf)}) for name, leaf in expected.items())
-    _control(cell, check, controllable(expected), itertools.chain.from_iterable(changed))
+    _control(cell, check, controllable(expected), itertools.chain.from_iterable(changed), where)
 
 
-def _control(cell: Cell, check: str, names: Iterable[str], found: Findings, where: str = "") -> None:
+def changed(view: View) -> View:
+    """A view in which all is different, for a control where no unrestored state is at hand."""
+    return lambda run: {
+        check: {name: made_different(leaf) for name, leaf in leaves.items()}
+        for check, leaves in view(run).items()
+    }
+
+
+def _control(cell: Cell, check: str, names: Iterable[str], found: Findings, where: str) -> None:
     """Each of these names must be among what a comparison found with something that is different."""
     reported = {finding.name for finding in found}
     cell.control(check, {name: name in reported for name in names}, where)
@@ -199,7 +235,8 @@ def verify(
 ) -> None:
     """A check with its control: `held` is what a judgement finds wrong with what happened, `broken` with a
     case that is wrong on purpose, where it has to find these names."""
-    cell.check(check, held, where)
+    names = list(names)
+    cell.check(check, held, where, names)
     _control(cell, check, names, broken, where)
 
 

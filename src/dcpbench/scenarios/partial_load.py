@@ -13,7 +13,7 @@ from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, State, live_state, retained_state
 from dcpbench.verify.compare import compare
 from dcpbench.verify.compare_layouts import compare_across
-from dcpbench.verify.perturb import controllable, made_different
+from dcpbench.verify.perturb import controllable, made_different, with_other_names
 from dcpbench.verify.snapshot import Leaves, below, snapshot_nested
 from dcpbench.workloads.training_run import TrainingRun
 
@@ -44,7 +44,7 @@ def _verify_untouched(cell: Cell, target: TrainingRun, before: State, saved: Che
             {**state["optim_equal"], **state["extra_equal"]}
             for state in (live_state(target), before, saved.state)
         )
-        held, broken = compare(then, now), compare(then, loaded)
+        held, broken = compare(then, now), compare(then, with_other_names(loaded))
         checks.verify(cell, "contract_held", held, broken, controllable(then), f"not loaded {saved}")
 
 

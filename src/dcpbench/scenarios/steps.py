@@ -18,6 +18,7 @@ from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, SavedCheckpoint, promised_keys, retained_state
 from dcpbench.verify.audit import audit, controls
 from dcpbench.verify.compare_layouts import digests, gathered
+from dcpbench.verify.files import digest_files
 from dcpbench.verify.layout import Extent
 from dcpbench.verify.snapshot import DigestedLeaf, Leaves
 from dcpbench.workloads import training_run
@@ -141,11 +142,14 @@ def save(
         checkpoint_id = str(cell.folder / (name or f"step-{step:04d}"))
         pending = checkpointer.save((state or run.state)(), checkpoint_id, slot)
         cell.uploads.follow(pending)
+    with cell.phase("verify", "files"):
+        of_rank_0 = cell.world.rank == 0
+        files = pending.then(lambda: digest_files(Path(checkpoint_id)) if of_rank_0 else {})
     number = cell.measured("save_stall_s")
     cell.measure("save_stall_s", pending.released - pending.started, number, "save")
     keys = promised_keys(run, saved, beside)
     return SavedCheckpoint(
-        step, checkpoint_id, checkpointer, saved, keys=keys, pending=pending, number=number
+        step, checkpoint_id, checkpointer, saved, keys=keys, pending=pending, number=number, files=files
     )
 
 
@@ -160,12 +164,17 @@ def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
         size = checkpoint.checkpointer.size(checkpoint.checkpoint_id)
         cell.measure("checkpoint_bytes", size, checkpoint.number, phase)
     with cell.phase("verify", "audit"):
-        everybody = gathered(checkpoint.keys, cell.world.checkpoint_group)
+        mine = checkpoint.keys, checkpoint.files.result()
+        everybody = gathered(mine, cell.world.checkpoint_group)
+        if files := everybody[0][1]:  # a store that is no folder has none
+            cell.files[checkpoint.checkpoint_id] = str(checkpoint), files
+        found, control = [], {}
         if cell.world.rank == 0:
-            expected = {key: what for keys in everybody for key, what in keys.items()}
+            expected = {key: what for keys, _ in everybody for key, what in keys.items()}
             manifest = checkpoint.checkpointer.manifest(checkpoint.checkpoint_id)
-            cell.check("checkpoint_whole", audit(manifest, expected), str(checkpoint))
-            cell.control("checkpoint_whole", controls(manifest, expected), str(checkpoint))
+            found, control = audit(manifest, expected), controls(manifest, expected)
+        cell.check("checkpoint_whole", found, str(checkpoint), control)
+        cell.control("checkpoint_whole", control, str(checkpoint))
     if cell.config.raw and not cell.config.overlap_saves:
         _measure_raw(cell, checkpoint)
 
@@ -217,8 +226,9 @@ def hand_over(cell: Cell, checkpoints: list[SavedCheckpoint], losses: Losses) ->
             for check, leaves in checkpoint.state.items():
                 state[check], wrong = digests(leaves, cell.world.checkpoint_group)
                 if wrong:
-                    cell.check(check, wrong, str(checkpoint))
-        left.append((checkpoint.step, Path(checkpoint.checkpoint_id).name, state))
+                    cell.check(check, wrong, str(checkpoint), ())
+        files = cell.files.get(checkpoint.checkpoint_id)
+        left.append((checkpoint.step, Path(checkpoint.checkpoint_id).name, state, files))
     if cell.world.rank == 0:
         torch.save((left, losses.continued, losses.twin), cell.folder / _HANDOVER)
 
@@ -227,8 +237,9 @@ def take_over(cell: Cell, checkpointer: Checkpointer) -> tuple[list[Checkpoint],
     """The checkpoints of the stage before, the oldest first, and the losses to go on with."""
     with torch.serialization.safe_globals([DigestedLeaf, Extent]):
         left, continued, twin = torch.load(cell.folder / _HANDOVER, weights_only=True)
+    cell.files.update((str(cell.folder / name), files) for _, name, _, files in left if files)
     checkpoints = [
         Checkpoint(step, str(cell.folder / name), checkpointer, state, by_content=True)
-        for step, name, state in left
+        for step, name, state, _ in left
     ]
     return checkpoints, Losses(continued, twin, training_run.batches(cell.config, cell.world.device))

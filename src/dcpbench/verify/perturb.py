@@ -1,6 +1,7 @@
 """Negative controls: before a load its target is made different in everything that is loaded. What a
 comparison does not report then, it could not have reported after a load that restored nothing."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -79,12 +80,23 @@ def made_different(leaf: Any) -> Any:
     return perturbed(leaf)
 
 
+def with_other_names(leaves: Leaves) -> Leaves:
+    """With the names of each group's parameters made different, which in a live optimizer nobody may do."""
+    names = {name: leaf for name, leaf in leaves.items() if name.endswith(".params")}
+    return {**leaves, **{name: made_different(leaf) for name, leaf in names.items()}}
+
+
+def compared_names(saved: Leaves) -> dict[str, bool]:
+    """The names of what there is to compare, and whether this rank has any of it: not of an empty shard. A
+    tensor without elements anywhere has nothing to compare."""
+    extents = {name: getattr(leaf, "extent", None) for name, leaf in saved.items()}
+    return {
+        name: extent is None or extent.numel > 0
+        for name, extent in extents.items()
+        if not isinstance(saved[name], Idle) and (extent is None or math.prod(extent.shape))
+    }
+
+
 def controllable(saved: Leaves) -> list[str]:
-    """The names that a control has to report: all but empty shards and the parameters' names."""
-    return [
-        name
-        for name, leaf in saved.items()
-        if not isinstance(leaf, Idle)
-        and not (isinstance(leaf, TensorLeaf | DigestedLeaf) and leaf.extent.numel == 0)
-        and not name.endswith(".params")
-    ]
+    """The names that a control has to report: those of which this rank has something."""
+    return [name for name, here in compared_names(saved).items() if here]

@@ -15,6 +15,7 @@ from dcpbench.config.schema import Config
 from dcpbench.measure import memory
 from dcpbench.records.rank_report import RankReport
 from dcpbench.scenarios.cell import Cell, Skip, Uploads
+from dcpbench.scenarios.checks import verify_files
 from dcpbench.worker.messages import CellSpec
 from dcpbench.workloads.world import World
 
@@ -44,6 +45,7 @@ def run_cell(
     except Skip as reason:
         report.skip = str(reason)
         return
+    verify_files(cell)
     if config.compile:
         # Dynamo falls back to eager silently when it gives up on a frame.
         report.compiled = counters["stats"]["unique_graphs"] > 0 and not counters["recompile_limit"]

@@ -144,7 +144,7 @@ def read(path: Path) -> list[KnownFailure]:
         ConfigError: it is not there, not a list of `KnownFailure`, or names what does not exist.
     """
     try:
-        entries = OmegaConf.load(path)
+        entries: Any = OmegaConf.load(path)
         schema = OmegaConf.structured(KnownFailure)
         mismatch = OmegaConf.structured(KnownMismatch)  # OmegaConf does not look into lists in a dictionary
         for entry in entries:

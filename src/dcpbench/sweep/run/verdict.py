@@ -1,14 +1,14 @@
 """From what each rank saw, in all stages of a try, to one verdict."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from dcpbench.config.groups import Expect
 from dcpbench.executors.base import Outcome
 from dcpbench.records.checks import CHECKS
-from dcpbench.records.findings import Finding, RaisedError
+from dcpbench.records.findings import Finding, Gap, GapKind, RaisedError
 from dcpbench.records.rank_report import CheckReport, RankReport, badness
 from dcpbench.records.sentences import (
     cause_sentence,
@@ -66,14 +66,14 @@ class Verdict:
 def verdict_of(job: Job, outcomes: Sequence[Outcome]) -> Verdict:
     """What the stages of a try came to together, with regard to what is known to fail and what was
     planted."""
-    verdict = _ended(outcomes)
+    verdict = _ended(job, outcomes)
     if verdict.status == "skip":
         return verdict
     verdict = _with_known_failures(job, verdict)
     return _with_fault(job, verdict) if job.config.fault.target else verdict
 
 
-def _ended(outcomes: Sequence[Outcome]) -> Verdict:
+def _ended(job: Job, outcomes: Sequence[Outcome]) -> Verdict:
     last = outcomes[-1]
     if last.problem:
         return Verdict("error", last.problem, details=last.details)
@@ -85,18 +85,24 @@ def _ended(outcomes: Sequence[Outcome]) -> Verdict:
         reason = cause_sentence(last.cause, [one.sentence for one in failed])
         raised = last.raised or ((error,) if error else ())
         return Verdict(last.status, reason, failed=failed, error=error, raised=raised, details=details)
-    if all(report.skip for report in last.reports):
+    if last.reports and all(report.skip for report in last.reports):
         return Verdict("skip", last.reports[0].skip)
-    return judge(report for outcome in outcomes for report in outcome.reports)
+    worlds = [job.kind(stage).world_size for stage in job.config.scenario.all_stages]
+    return judge([outcome.reports for outcome in outcomes], worlds)
 
 
-def judge(reports: Iterable[RankReport]) -> Verdict:
-    """A check holds if it held on every rank; it has power if each name was reported by some rank.
+def judge(stages: Sequence[Sequence[RankReport]], worlds: Sequence[int]) -> Verdict:
+    """A check holds if it held on every rank. It has power if every rank looked at every place, each name was
+    compared on some rank, with a control wherever it was compared, and reported by some rank's control.
 
     Some rank, not every: a shard of zeros may equal its perturbed counterpart's, and an empty shard
     has nothing to differ in.
+
+    Args:
+        stages: the reports of each stage that ran.
+        worlds: how many ranks each stage has.
     """
-    ranks = sorted(reports, key=lambda report: report.rank)
+    ranks = sorted((report for reports in stages for report in reports), key=lambda report: report.rank)
     checks: dict[str, bool | None] = dict.fromkeys(CHECKS)
     failed: list[FailedCheck] = []
     details: dict[str, Any] = {}
@@ -108,23 +114,32 @@ def judge(reports: Iterable[RankReport]) -> Verdict:
             continue
         checks[check] = not any(view.count for _, view in seen)
         distances.append(max(view.max_abs_diff for _, view in seen))
-        controlled = dict.fromkeys(name for _, view in seen for name in view.control)
-        fired = {name: any(view.control.get(name) for _, view in seen) for name in controlled}
-        missed = sorted(name for name, reported in fired.items() if not reported)
+        gaps = [gap for reports in stages for gap in gaps_of(check, reports)]
+        missed = {_named(gap.name, gap.where) for gap in gaps if gap.kind is GapKind.not_reported}
+        fired = {
+            one: one not in missed
+            for _, view in seen
+            for where, control in view.control.items()
+            for name in control
+            if (one := _named(name, where))
+        }
         details[check] = {
             "held": checks[check],
             "control": fired,
-            "control_missed": missed if fired else None,
+            "control_missed": sorted(missed) if fired else None,
             "worst": _worst(seen),
             "mismatch_count": sum(view.count for _, view in seen),
         }
-        if missed or not fired:
-            powerless.append(powerless_sentence(check, missed))
-        if one := _failed(check, ranks):
-            failed.append(one)
+        if not fired:
+            gaps = [Gap(GapKind.no_control)]
+        if gaps:
+            powerless.append(powerless_sentence(check, gaps))
+        if breach := _failed(check, ranks):
+            failed.append(breach)
     not_compiled = [report.rank for report in ranks if report.compiled is False]
     if not_compiled:
         powerless.append(f"compile: nothing was compiled on rank {not_compiled[0]}")
+    powerless += _not_reported(stages, worlds)
     if not details:
         powerless.append("no check applied")
     return Verdict(
@@ -146,6 +161,44 @@ def _failed(check: str, reports: Sequence[RankReport]) -> FailedCheck | None:
     found = tuple(finding for _, view in seen for finding in view.distinct.values())
     first = next(((rank, view.first) for rank, view in seen if view.first), None)
     return FailedCheck(check, *first, found) if first else None
+
+
+def gaps_of(check: str, reports: Sequence[RankReport]) -> Iterator[Gap]:
+    """What the ranks of one stage did not look at, or could not have seen, by one check."""
+    views = {report.rank: report.checks.get(check, CheckReport()) for report in reports}
+    places = dict.fromkeys(where for view in views.values() for where in (*view.compared, *view.control))
+    for where in places:
+        had = {rank: view.compared.get(where) for rank, view in views.items()}
+        fired = {rank: view.control.get(where, {}) for rank, view in views.items()}
+        for rank, names in had.items():
+            if names is None:
+                yield Gap(GapKind.not_looked_at, where, rank=rank)
+        compared = [names for names in had.values() if names]
+        if not compared:
+            yield Gap(GapKind.not_compared, where)
+        for name in dict.fromkeys(name for names in compared for name in names):
+            here = [rank for rank, names in had.items() if names and names.get(name)]
+            if not here:
+                yield Gap(GapKind.not_compared, where, name)
+            for rank in here:
+                if name not in fired[rank]:
+                    yield Gap(GapKind.not_controlled, where, name, rank)
+        for name in sorted({name for control in fired.values() for name in control}):
+            if not any(control.get(name) for control in fired.values()):
+                yield Gap(GapKind.not_reported, where, name)
+
+
+def _named(name: str | None, where: str) -> str:
+    return f"{name} {where}".strip()
+
+
+def _not_reported(stages: Sequence[Sequence[RankReport]], worlds: Sequence[int]) -> Iterator[str]:
+    """Ranks, and whole stages, of which there is no report."""
+    for number, world_size in enumerate(worlds):
+        reported = {report.rank for report in stages[number]} if number < len(stages) else set()
+        missing = [rank for rank in range(world_size) if rank not in reported]
+        if missing:
+            yield f"stage {number}: no report of rank {', '.join(map(str, missing))}"
 
 
 def _worst(seen: Sequence[tuple[int, CheckReport]]) -> list[dict[str, Any]]:
