@@ -26,7 +26,7 @@ def first_weight_scaled(target, factor):
 
 def test_every_fault_says_where_it_is_planted_and_by_what_it_is_seen() -> None:
     planted = {name: spec for name, spec in registry.load_faults().items() if name != registry.NONE}
-    assert len(planted) == 87
+    assert len(planted) == 90
     for name, spec in planted.items():
         assert spec.name == name
         assert callable(pkgutil.resolve_name(str(spec.target)))
@@ -37,7 +37,7 @@ def test_every_fault_says_where_it_is_planted_and_by_what_it_is_seen() -> None:
 
 def test_an_experiment_lists_them_without_those_of_one_scenario() -> None:
     names = registry.listed().split(",")
-    assert len(names) == 85
+    assert len(names) == 88
     assert "frozen_changed" not in names
     assert registry.NONE not in names
     live = {name for name, spec in registry.load_faults().items() if spec.at is Place.live}

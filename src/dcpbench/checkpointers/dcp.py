@@ -104,16 +104,20 @@ def manifest_of(metadata: Metadata, lengths: Mapping[str, int]) -> Manifest:
         named[place.relative_path] = max(named.get(place.relative_path, 0), place.offset + place.length)
     files = {index: place.relative_path for index, place in stored.items()}
     entries: dict[str, Entry] = {}
+    claimed: set[MetadataIndex] = set()
     for key, entry in metadata.state_dict_metadata.items():
         if isinstance(entry, TensorStorageMetadata):
             chunks = [
                 Chunk(tuple(one.offsets), tuple(one.sizes), files.get(MetadataIndex(key, one.offsets)))
                 for one in entry.chunks
             ]
+            claimed.update(MetadataIndex(key, one.offsets) for one in entry.chunks)
             entries[key] = Entry(tuple(entry.size), str(entry.properties.dtype), tuple(chunks))
         else:
             entries[key] = Entry(None, None, (Chunk((), (), files.get(MetadataIndex(key))),))
-    return Manifest(entries, named, lengths)
+            claimed.add(MetadataIndex(key))
+    unclaimed = tuple(f"{one.fqn} at {[*(one.offset or ())]}" for one in stored if one not in claimed)
+    return Manifest(entries, named, lengths, frozenset([".metadata"]), unclaimed)
 
 
 def _hold_back(writer: StorageWriter) -> threading.Event:

@@ -151,6 +151,29 @@ def metadata_names_other_places(target: "Target") -> None:
     path.write_bytes(pickle.dumps(metadata))
 
 
+@written(Expect("checkpoint_whole", r"__9_9\.distcp", 0))
+def file_stray(target: "Target") -> None:
+    """The checkpoint's folder has a file that no entry names."""
+    (target.folder / "__9_9.distcp").write_bytes(b"stray")
+
+
+@written(Expect("checkpoint_whole", r"model\.net9\.weight .*", 0), only=_OF_DCP)
+def entry_without_key(target: "Target") -> None:
+    """`.metadata` has a place for a tensor that has no key."""
+    path = target.folder / ".metadata"
+    metadata = pickle.loads(path.read_bytes())  # noqa: S301 - this cell wrote it a moment ago
+    index, place = next(iter(metadata.storage_data.items()))
+    metadata.storage_data[replace(index, fqn="model.net9.weight")] = place
+    path.write_bytes(pickle.dumps(metadata))
+
+
+@staged(Expect("checkpoint_whole", r"tensor_object\.data", 0), Expect(phases=["load"]))
+def tensor_stored_as_bytes(target: "Target") -> None:
+    """A tensor is staged as a list of its elements."""
+    held = target.state["tensor_object"]
+    held["data"] = held["data"].tolist()
+
+
 @written(Expect("files_unchanged", r".*\.distcp", 0), only=_OF_DCP)
 def bytes_after_success(target: "Target") -> None:
     """The largest file is all zeros when the save reports success, and gets its bytes 80 ms later."""

@@ -74,6 +74,8 @@ _TEMPLATES: dict[Problem, tuple[str, ...]] = {
         "nothing is stored for the chunk at {nowhere}",
     ),
     Problem.files: ("{named} bytes by .metadata, {found}",),
+    Problem.stray: ("{found} bytes, of which no entry knows",),
+    Problem.unclaimed: ("it is stored, but no key has it",),
     Problem.file_changed: ("when its save reported success {then}, at the end {now}",),
     Problem.contract: ("{text}",),
 }

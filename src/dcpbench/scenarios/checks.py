@@ -21,9 +21,17 @@ from dcpbench.verify.perturb import (
     perturb_model,
     perturb_optimizer,
     with_other_names,
+    without_constants,
 )
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
-from dcpbench.verify.tolerances import TOLERANCES, compare_close, loss_name, losses_close, losses_equal
+from dcpbench.verify.tolerances import (
+    TOLERANCES,
+    compare_close,
+    loss_name,
+    loss_tolerance,
+    losses_close,
+    losses_equal,
+)
 from dcpbench.workloads import training_run
 from dcpbench.workloads.training_run import Batches, TrainingRun
 
@@ -50,10 +58,11 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
     tolerance = TOLERANCES[cell.config.tolerance.value]
     with cell.phase("verify", "twin"):
         losses = oracle.losses
+        within = loss_tolerance(tolerance, trained.model)
         mark = known_defects.marked_by(cell, oracle)
 
         def near(seen: list[float]) -> Findings:
-            close = partial(losses_close, actual=seen, first=1, tolerance=tolerance)
+            close = partial(losses_close, actual=seen, first=1, tolerance=within)
             return mark(close(losses.twin), lambda other: close(other.train_state.losses))
 
         where = "in the uninterrupted run"
@@ -69,7 +78,8 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
         cell.check("state_twin_close", marked, where, compared)
         plain = training_run.build_plain(cell.config, cell.world, other_seed(cell, 0))
         plain.train(oracle.data, 1)
-        control = compare_close(expected, _tensors(plain), tolerance)
+        strangers = without_constants(expected, _tensors(plain))
+        control = compare_close(expected, strangers, tolerance)
         _control(cell, "state_twin_close", expected, control, where)
     cell.report.losses.update(continued=losses.continued, twin=losses.twin)
 
@@ -152,7 +162,8 @@ def resume(
     first, last = checkpoint.step + 1, checkpoint.step + cell.config.resume_steps
     resumed = steps.train(cell, target, losses.data, last)
     continued, twin = losses.continued[first - 1 : last], losses.twin[first - 1 : last]
-    near = partial(losses_close, first=first, tolerance=TOLERANCES[cell.config.tolerance.value])
+    close = loss_tolerance(TOLERANCES[cell.config.tolerance.value], target.model)
+    near = partial(losses_close, first=first, tolerance=close)
     comparisons: dict[str, Comparison] = {"loss_twin_close": partial(near, twin)}
     if exactly:
         comparisons["loss_resume_equal"] = partial(losses_equal, continued, first=first)

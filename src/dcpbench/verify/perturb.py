@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dcpbench.verify.compare import same_value
+from dcpbench.verify.compare import BITS, compare, same_value
 from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaves, TensorLeaf, local_part, persistent_tensors
 
 
@@ -29,10 +29,12 @@ def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int) -> None:
 @torch.no_grad()
 def _perturb(tensors: Iterable[torch.Tensor], seed: int) -> None:
     """Add random whole numbers of 16 to 32, drawn where a tensor lies, and the same on every rank that draws
-    the same shapes."""
+    the same shapes. What is not finite, to which nothing can be added, starts from 0."""
     generators: dict[torch.device, torch.Generator] = {}
     for tensor in tensors:
-        local = local_part(tensor)
+        local = _addable(local_part(tensor))
+        if local.is_floating_point():
+            local.nan_to_num_(0.0, 0.0, 0.0)
         if local.dtype == torch.bool:
             local.logical_not_()
         elif local.ndim:
@@ -44,6 +46,16 @@ def _perturb(tensors: Iterable[torch.Tensor], seed: int) -> None:
         else:
             # Step counters must stay alike: FSDP1 refuses ranks and parameters out of step.
             local.add_(16)
+
+
+def _addable(local: torch.Tensor) -> torch.Tensor:
+    """A tensor's elements as a dtype that can be added to, in the same memory."""
+    if local.is_complex():
+        return torch.view_as_real(local)
+    narrow = local.is_floating_point() and local.element_size() == 1
+    if narrow or local.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        return local.view(BITS[local.element_size()])
+    return local
 
 
 def perturbed(value: Any) -> Any:
@@ -78,6 +90,20 @@ def made_different(leaf: Any) -> Any:
         (one, other), *rest = leaf.blocks
         return replace(leaf, blocks=((one ^ 1, other), *rest))
     return perturbed(leaf)
+
+
+def without_constants(expected: Leaves, stranger: Leaves) -> Leaves:
+    """A stranger's state, with another value for what neither seed nor data change: what has the same bits in
+    both (masks, tables), and an optimizer's scalars, which follow from the steps taken."""
+
+    def constant(name: str, leaf: TensorLeaf) -> bool:
+        scalar = name.startswith("state.") and not leaf.extent.shape
+        return scalar or not compare({name: expected[name]}, {name: leaf})
+
+    return {
+        name: made_different(leaf) if name in expected and constant(name, leaf) else leaf
+        for name, leaf in stranger.items()
+    }
 
 
 def with_other_names(leaves: Leaves) -> Leaves:

@@ -10,7 +10,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.optim.lr_scheduler import StepLR
 
 from dcpbench.config.groups import dp_degree
-from dcpbench.config.schema import Config
+from dcpbench.config.schema import SEED_STRIDE, Config
 from dcpbench.verify.perturb import perturbed
 from dcpbench.verify.snapshot import local_part
 from dcpbench.workloads.stateful import ModelState, Noise, OptimizerState, TensorObject, TrainState
@@ -34,7 +34,7 @@ class Batches:
 
     def at(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs of shape (size, input_size) and targets of shape (size, output_size)."""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
+        generator = torch.Generator().manual_seed(self.seed * SEED_STRIDE + step)
         inputs = torch.rand(self.size, self.input_size, generator=generator)
         targets = 1 + torch.rand(self.size, self.output_size, generator=generator)
         return inputs.to(self.device), targets.to(self.device)
