@@ -69,7 +69,7 @@ def layouts(cell: Cell) -> None:
         expected, _ = digests(plain, None)
         content, wrong = digests(snapshot_model(oracle.trained.model), group)
         where = "as it was built"
-        cell.check("model_equal", [*wrong, *compare(expected, content)], where, expected)
+        cell.check("model_equal", [*wrong, *compare(expected, content)], where, list(expected))
         checks.control_changed(cell, "model_equal", plain, where)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.checkpoint.stateful import Stateful
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks
-from dcpbench.config.groups import FaultConfig, Place
+from dcpbench.config.groups import FaultConfig, Place, rank_of
 from dcpbench.faults.targets import Target
 
 
@@ -32,7 +32,7 @@ class FaultInjector:
         if "model" not in state:
             return self._save(state, checkpoint_id, slot)
         self._first = self._first or Path(checkpoint_id)
-        if self._fault.at is Place.staged:
+        if self._fault.at in (Place.staged, Place.both):
             state = {
                 name: copy.deepcopy(each.state_dict() if isinstance(each, Stateful) else each)
                 for name, each in state.items()
@@ -48,7 +48,7 @@ class FaultInjector:
 
     def load(self, state: dict[str, Any], checkpoint_id: str) -> None:
         self._load(state, checkpoint_id)
-        if self._fault.at is Place.restored and "model" in state:
+        if self._fault.at in (Place.restored, Place.both) and "model" in state:
             self._plant(state, checkpoint_id)
 
     def _damage_files(self, checkpoint_id: str) -> None:
@@ -65,5 +65,6 @@ class FaultInjector:
         folder = Path(checkpoint_id)
         first = self._first or min(folder.parent.iterdir(), key=lambda path: path.stat().st_mtime)
         target = Target(state, self._ranks, folder, first, self._read, self._kept)
-        if target.victim or not self._fault.on_one_rank:
+        victim = rank_of(self._fault.rank, self._ranks.size)
+        if self._ranks.rank == victim or not self._fault.on_one_rank:
             self._damage(target)

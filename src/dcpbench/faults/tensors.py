@@ -2,12 +2,12 @@
 largest one that it matches."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dcpbench.config.groups import Expect, Only
-from dcpbench.faults.registry import fault, live, on_one_rank, staged
+from dcpbench.faults.registry import Plant, fault, live, on_one_rank, staged
 from dcpbench.faults.values import WITH_MOMENTS
 
 if TYPE_CHECKING:
@@ -36,7 +36,13 @@ _exp_avg_sq = partial(_moment, _entry("exp_avg_sq"), key=_EXP_AVG_SQ)
 _buffer = partial(on_one_rank, only=_BUFFERED)
 
 
+def _on_rank(rank: int, check: str, name_of: str, **options: Any) -> Callable[[Plant], Plant]:
+    return on_one_rank(Expect(check, name_of, rank), rank=rank, **options)
+
+
 @_weight(name="weight_lowest_bit", number=0)
+@_on_rank(0, "model_equal", r"net\d\.weight", name="weight_on_rank_0", key=_WEIGHT, number=0)
+@_on_rank(3, "model_equal", r"net\d\.weight", name="weight_on_rank_3", key=_WEIGHT, number=0)
 @_weight(name="weight_exponent_bit", number=23)
 @_weight(name="weight_highest_bit", number=31)
 @on_one_rank(Expect("model_equal", r"net\d\.bias", -2), name="bias_lowest_bit", key="model.*.bias", number=0)
@@ -44,6 +50,15 @@ _buffer = partial(on_one_rank, only=_BUFFERED)
 @_exp_avg(name="exp_avg_lowest_bit", number=0)
 @_exp_avg(name="exp_avg_highest_bit", number=31)
 @_exp_avg_sq(name="exp_avg_sq_lowest_bit", number=0)
+@_on_rank(
+    1,
+    "optim_equal",
+    r"state\.net\d\.weight\.exp_avg",
+    name="exp_avg_on_rank_1",
+    only=WITH_MOMENTS,
+    key="optimizer.state.*.weight.exp_avg",
+    number=0,
+)
 @on_one_rank(Expect("extra_equal", _DATA, -2), name="object_lowest_bit", key=_OBJECT, number=0)
 def bit(target: "Target", key: str, number: int) -> None:
     """One bit of the element with the largest magnitude: 0 is one unit in the last place, 31 the sign."""

@@ -47,6 +47,9 @@ for _spec in (
     CheckSpec("contract_held", "contract", "what the scenario asks of DCP beside equality"),
     CheckSpec("checkpoint_whole", "whole", "the checkpoint has the keys, shapes, chunks and files it should"),
     CheckSpec("save_harmless", "harmless", "a run that saves ends in the state of one that never does"),
+    CheckSpec("state_resume_equal", "resume state=", "the state after resuming is the uninterrupted run's"),
+    CheckSpec("flags_equal", "flags=", "flags, modes, defaults, shared memory and gradients stayed"),
     CheckSpec("files_unchanged", "files=", "files are what they were when their save reported success"),
+    CheckSpec("files_equal", "plain read=", "the files hold what was saved, read without DCP"),
 ):
     register_check(_spec)

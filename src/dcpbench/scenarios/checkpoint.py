@@ -11,6 +11,7 @@ from dcpbench.verify.audit import Entry, expected_of
 from dcpbench.verify.compare import Recall, compare
 from dcpbench.verify.compare_layouts import compare_across
 from dcpbench.verify.files import FileDigests
+from dcpbench.verify.flags import snapshot_flags
 from dcpbench.verify.snapshot import (
     Leaves,
     named_parameters,
@@ -27,14 +28,19 @@ State = dict[str, Leaves]
 _PREFIXES = {"model_equal": "model.", "optim_equal": "optimizer."}
 """What the keys of a checkpoint begin with, by the check that looks at what lies there."""
 
+FLAGS = "flags_equal"
+"""The check that looks at what no checkpoint holds."""
+
 
 def live_state(run: TrainingRun) -> State:
     """The state of this rank, which goes on changing."""
-    return {
+    state = {
         "model_equal": snapshot_model(run.model),
         "optim_equal": snapshot_optimizer(run.model, run.optimizer),
         "extra_equal": snapshot_nested(run.objects()),
     }
+    everything = {name: leaf for leaves in state.values() for name, leaf in leaves.items()}
+    return {**state, FLAGS: snapshot_flags(run.model, run.optimizer, everything)}
 
 
 def retained_state(run: TrainingRun) -> State:
@@ -47,7 +53,7 @@ def promised_keys(run: TrainingRun, saved: State, beside: Leaves | None) -> dict
     frozen = {name for name, value in named_parameters(run.model).items() if not value.requires_grad}
     trained = {name: leaf for name, leaf in saved["model_equal"].items() if name not in frozen}
     promised = expected_of(beside or {})
-    for check, leaves in {**saved, "model_equal": trained}.items():
+    for check, leaves in {**saved, "model_equal": trained, FLAGS: {}}.items():
         promised |= expected_of(leaves, _PREFIXES.get(check, ""))
     return promised
 
@@ -69,6 +75,14 @@ class Checkpoint:
 
     def __str__(self) -> str:
         return f"in the checkpoint of step {self.step}"
+
+    @property
+    def by_key(self) -> list[Leaves]:
+        """What each check looks at, by the flattened keys of a checkpoint."""
+        return [
+            {f"{_PREFIXES.get(check, '')}{name}": leaf for name, leaf in leaves.items()}
+            for check, leaves in self.state.items()
+        ]
 
     def recall(self, prefix: str) -> Recall:
         """What it holds below a prefix of its keys; any rank may ask, by itself."""

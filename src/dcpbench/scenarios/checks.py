@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from dcpbench.records.checks import CHECKS
 from dcpbench.records.findings import Finding, Problem
 from dcpbench.scenarios import known_defects, steps
 from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import Checkpoint, State, live_state
+from dcpbench.scenarios.checkpoint import FLAGS, Checkpoint, State, live_state, retained_state
 from dcpbench.scenarios.steps import Losses, Oracle, other_seed
 from dcpbench.verify.compare import compare
 from dcpbench.verify.files import compare_files, digest_files, file_controls
@@ -123,7 +124,7 @@ def prove_power(
     with cell.phase("verify", "power"):
         unrestored = view(target)
         for check, leaves in checkpoint.state.items():
-            other = with_other_names(unrestored[check])
+            other = _changed(unrestored[check]) if check == FLAGS else with_other_names(unrestored[check])
             found = checkpoint.compare(check, other, cell.world.checkpoint_group, closely=False)
             _control(cell, check, controllable(leaves), found, where or str(checkpoint))
 
@@ -153,11 +154,12 @@ def resume(
     number: int = 0,
     exactly: bool = True,
 ) -> None:
-    """Train on: the steps must have the uninterrupted run's losses, and those must mean something.
+    """Train on: the steps must have the uninterrupted run's losses, and those must mean something, and end in
+    its state.
 
     Args:
         number: of the load; each has other models to be told from.
-        exactly: whether the losses are the same bits; another layout sums in another order.
+        exactly: whether losses and state are the same bits; another layout sums in another order.
     """
     first, last = checkpoint.step + 1, checkpoint.step + cell.config.resume_steps
     resumed = steps.train(cell, target, losses.data, last)
@@ -174,7 +176,26 @@ def resume(
         for check, compared in comparisons.items():
             taken = range(first, last + 1)
             _verify_losses(cell, check, compared, resumed, target.alive, losses.data, taken, where, number)
+        expected = replace(checkpoint, state=losses.states[last])
+        for check, leaves in retained_state(target).items():
+            if check == FLAGS:
+                _verify_resumed(cell, FLAGS, check, expected, leaves, f"{where}, resumed")
+            elif exactly:
+                _verify_resumed(cell, "state_resume_equal", check, expected, leaves, where)
     cell.report.resumed[checkpoint.step] = resumed
+
+
+def _verify_resumed(
+    cell: Cell, check: str, part: str, expected: Checkpoint, actual: Leaves, where: str
+) -> None:
+    """A part of a resumed run's state must be what it is in the uninterrupted one. The control is a copy in
+    which everything is different."""
+    found, control = (
+        expected.compare(part, leaves, cell.world.checkpoint_group, closely=False)
+        for leaves in (actual, _changed(actual))
+    )
+    cell.check(check, found, where, compared_names(expected.state[part]))
+    _control(cell, check, controllable(expected.state[part]), control, where)
 
 
 def _verify_losses(
@@ -203,9 +224,9 @@ def _verify_losses(
     for other in range(number, number + _UNRESTORED):
         if telling.keys() <= reported:
             break
-        plain = training_run.build_plain(cell.config, cell.world, other_seed(cell, other))
-        unrestored = plain.losses_without_training(data, taken)
-        reported |= {finding.name for finding in compared(unrestored)}
+        seed, before = other_seed(cell, other), taken.start - 1
+        stranger = training_run.build_stranger(cell.config, cell.world, seed, data, before)
+        reported |= {finding.name for finding in compared(stranger.train(data, taken.stop - 1))}
     cell.control(check, {name: means and name in reported for name, means in telling.items()}, where)
 
 
@@ -229,10 +250,11 @@ def control_changed(cell: Cell, check: str, expected: Leaves, where: str) -> Non
 
 def changed(view: View) -> View:
     """A view in which all is different, for a control where no unrestored state is at hand."""
-    return lambda run: {
-        check: {name: made_different(leaf) for name, leaf in leaves.items()}
-        for check, leaves in view(run).items()
-    }
+    return lambda run: {check: _changed(leaves) for check, leaves in view(run).items()}
+
+
+def _changed(leaves: Leaves) -> Leaves:
+    return {name: made_different(leaf) for name, leaf in leaves.items()}
 
 
 def _control(cell: Cell, check: str, names: Iterable[str], found: Findings, where: str) -> None:

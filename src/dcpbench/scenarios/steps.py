@@ -5,7 +5,7 @@ import itertools
 import pkgutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ import torch
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.faults.inject import FaultInjector
 from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import Checkpoint, SavedCheckpoint, promised_keys, retained_state
+from dcpbench.scenarios.checkpoint import Checkpoint, SavedCheckpoint, State, promised_keys, retained_state
 from dcpbench.verify.audit import audit, controls
 from dcpbench.verify.compare_layouts import digests, gathered
 from dcpbench.verify.files import digest_files
 from dcpbench.verify.layout import Extent
+from dcpbench.verify.plain_read import compare_stored
 from dcpbench.verify.snapshot import DigestedLeaf, Leaves
 from dcpbench.workloads import training_run
 from dcpbench.workloads.training_run import Batches, TrainingRun
@@ -29,20 +30,24 @@ _HANDOVER = "handover.pt"
 
 @dataclass(frozen=True)
 class Losses:
-    """The losses, from step 1 on, of the uninterrupted run and of its unwrapped twin; the batches."""
+    """What a resumed run is held against: the losses, from step 1 on, of the uninterrupted run and of its
+    unwrapped twin; the batches; the uninterrupted run's state after each step at which a resume ends."""
 
     continued: list[float]
     twin: list[float]
     data: Batches
+    states: dict[int, State]
 
 
 @dataclass(frozen=True)
 class Oracle:
-    """The uninterrupted run; its unwrapped twin is built when a check asks for it."""
+    """The uninterrupted run, with its state after each step at which a resume ends; its unwrapped twin is
+    built when a check asks for it."""
 
     cell: Cell
     trained: TrainingRun
     data: Batches
+    states: dict[int, State] = field(default_factory=dict)
 
     @cached_property
     def twin(self) -> TrainingRun:
@@ -54,7 +59,8 @@ class Oracle:
     def losses(self) -> Losses:
         """Of both runs up to the step at which the uninterrupted one is."""
         self.twin.train(self.data, self.trained.train_state.step)
-        return Losses(self.trained.train_state.losses, self.twin.train_state.losses, self.data)
+        continued, twin = self.trained.train_state.losses, self.twin.train_state.losses
+        return Losses(continued, twin, self.data, self.states)
 
 
 def other_seed(cell: Cell, number: int) -> int:
@@ -93,6 +99,18 @@ def train(cell: Cell, run: TrainingRun, data: Batches, until: int) -> list[float
         return run.train(data, until)
 
 
+def go_on(cell: Cell, oracle: Oracle, until: int) -> None:
+    """Train the uninterrupted run up to and including step `until`; retain its state where resumes end."""
+    config, run = cell.config, oracle.trained
+    ends = {step + config.resume_steps for step in config.save_steps}
+    for step in sorted({*ends, until}):
+        if run.train_state.step <= step <= until:
+            train(cell, run, oracle.data, step)
+            if step in ends:
+                with cell.phase("verify", "retained"):
+                    oracle.states[step] = retained_state(run)
+
+
 def train_and_save(
     cell: Cell,
     oracle: Oracle,
@@ -108,13 +126,13 @@ def train_and_save(
     checkpointer = open_checkpointer(cell)
     checkpoints: list[SavedCheckpoint] = []
     for slot, step in zip(itertools.cycle((1, 2) if overlap else (0,)), cell.config.save_steps, strict=False):
-        train(cell, oracle.trained, oracle.data, until=step)
+        go_on(cell, oracle, until=step)
         if checkpoints and not overlap:
             finish(cell, checkpoints[-1])
         checkpoints.append(save(cell, oracle.trained, checkpointer, state=state, beside=beside, slot=slot))
         if overlap and len(checkpoints) > 1:
             finish(cell, checkpoints[-2])
-    train(cell, oracle.trained, oracle.data, until=cell.config.last_step)
+    go_on(cell, oracle, until=cell.config.last_step)
     finish(cell, checkpoints[-1])
     return checkpoints
 
@@ -173,8 +191,14 @@ def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
             expected = {key: what for keys, _ in everybody for key, what in keys.items()}
             manifest = checkpoint.checkpointer.manifest(checkpoint.checkpoint_id)
             found, control = audit(manifest, expected), controls(manifest, expected)
-        cell.check("checkpoint_whole", found, str(checkpoint), control)
+        cell.check("checkpoint_whole", found, str(checkpoint), list(control))
         cell.control("checkpoint_whole", control, str(checkpoint))
+    with cell.phase("verify", "plain_read"):
+        if stored := checkpoint.checkpointer.stored(checkpoint.checkpoint_id):
+            world = cell.world
+            seen = compare_stored(checkpoint.by_key, stored, world.rank, world.size, world.device)
+            cell.check("files_equal", seen.found, str(checkpoint), seen.control)
+            cell.control("files_equal", seen.control, str(checkpoint))
     if cell.config.raw and not cell.config.overlap_saves:
         _measure_raw(cell, checkpoint)
 
@@ -217,29 +241,41 @@ def load(
 
 def hand_over(cell: Cell, checkpoints: list[SavedCheckpoint], losses: Losses) -> None:
     """Leave a file beside the checkpoints to the next stage, which has other processes and maybe another
-    layout: the digests of whole tensors and the exact small values that they must bring back; collective.
-    Ranks that do not agree on what was saved are found here."""
-    left = []
-    for checkpoint in checkpoints:
-        state: dict[str, Leaves] = {}
-        with cell.phase("verify", "handover"):
-            for check, leaves in checkpoint.state.items():
-                state[check], wrong = digests(leaves, cell.world.checkpoint_group)
-                if wrong:
-                    cell.check(check, wrong, str(checkpoint), ())
-        files = cell.files.get(checkpoint.checkpoint_id)
-        left.append((checkpoint.step, Path(checkpoint.checkpoint_id).name, state, files))
+    layout: the digests of whole tensors and the exact small values that they must bring back, and those
+    that training on from there must come to; collective. Ranks that do not agree on what was saved are found
+    here."""
+
+    def whole(state: State, where: str | None = None) -> State:
+        added: State = {}
+        for check, leaves in state.items():
+            added[check], wrong = digests(leaves, cell.world.checkpoint_group)
+            if wrong and where:
+                cell.check(check, wrong, where, ())
+        return added
+
+    with cell.phase("verify", "handover"):
+        left = [
+            (
+                one.step,
+                Path(one.checkpoint_id).name,
+                whole(one.state, str(one)),
+                cell.files.get(one.checkpoint_id),
+            )
+            for one in checkpoints
+        ]
+        states = {step: whole(state) for step, state in losses.states.items()}
     if cell.world.rank == 0:
-        torch.save((left, losses.continued, losses.twin), cell.folder / _HANDOVER)
+        torch.save((left, losses.continued, losses.twin, states), cell.folder / _HANDOVER)
 
 
 def take_over(cell: Cell, checkpointer: Checkpointer) -> tuple[list[Checkpoint], Losses]:
     """The checkpoints of the stage before, the oldest first, and the losses to go on with."""
     with torch.serialization.safe_globals([DigestedLeaf, Extent]):
-        left, continued, twin = torch.load(cell.folder / _HANDOVER, weights_only=True)
+        left, continued, twin, states = torch.load(cell.folder / _HANDOVER, weights_only=True)
     cell.files.update((str(cell.folder / name), files) for _, name, _, files in left if files)
     checkpoints = [
         Checkpoint(step, str(cell.folder / name), checkpointer, state, by_content=True)
         for step, name, state, _ in left
     ]
-    return checkpoints, Losses(continued, twin, training_run.batches(cell.config, cell.world.device))
+    data = training_run.batches(cell.config, cell.world.device)
+    return checkpoints, Losses(continued, twin, data, states)

@@ -87,7 +87,7 @@ class TrainingRun:
         """Train up to and including step `until`; the global batch's loss of each step taken here."""
         before = len(self.train_state.losses)
         while self.train_state.step < until:
-            loss = self._loss(batches, self.train_state.step + 1, self.noise)
+            loss = self._loss(batches, self.train_state.step + 1)
             loss.backward()
             self.alive.append(self._has_gradient())
             self.optimizer.step()
@@ -102,20 +102,14 @@ class TrainingRun:
         other = {key: perturbed(value) for key, value in self.scheduler.state_dict().items()}
         self.scheduler.load_state_dict(other)
 
-    @torch.no_grad()
-    def losses_without_training(self, batches: Batches, steps: range) -> list[float]:
-        """The loss of each step's batch for the weights as they are."""
-        return [self.world.mean(self._loss(batches, step)) for step in steps]
-
     def _has_gradient(self) -> bool:
         gradients = (local_part(p.grad) for p in self.model.parameters() if p.grad is not None)
         seen = [gradient.count_nonzero() for gradient in gradients if gradient.numel()]
         return bool(torch.stack(seen).any().item()) if seen else False
 
-    def _loss(self, batches: Batches, step: int, noise: Noise | None = None) -> torch.Tensor:
+    def _loss(self, batches: Batches, step: int) -> torch.Tensor:
         inputs, targets = batches.at(step)
-        if noise:
-            inputs = inputs + noise.like(inputs)
+        inputs = inputs + self.noise.like(inputs)
         inputs, targets = (self.world.share(self.sizes, part) for part in (inputs, targets))
         return F.mse_loss(self.model(inputs), targets)
 
@@ -145,6 +139,17 @@ def build_replica(config: Config, world: World, seed: int) -> TrainingRun:
         if parameter.requires_grad:
             parameter.register_hook(lambda gradient: gradient / dp_degree(sizes, world.size))
     return run
+
+
+def build_stranger(config: Config, world: World, seed: int, batches: Batches, after: int) -> TrainingRun:
+    """A plain run that stands after a step of the cell, with nothing of its state but what the next steps
+    draw: it differs from a run that was restored there in what is restored."""
+    stranger = build_plain(config, world, seed)
+    stranger.noise = Noise(config.seed)
+    for step in range(1, after + 1):
+        stranger.noise.like(batches.at(step)[0])
+    stranger.train_state.step = after
+    return stranger
 
 
 def batches(config: Config, device: torch.device) -> Batches:

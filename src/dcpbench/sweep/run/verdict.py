@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from dcpbench.config.groups import Expect
+from dcpbench.config.groups import Expect, rank_of
 from dcpbench.executors.base import Outcome
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.findings import Finding, Gap, GapKind, RaisedError
@@ -244,10 +244,8 @@ def _with_fault(job: Job, verdict: Verdict) -> Verdict:
 
 
 def _of_world(expect: Expect, world_size: int) -> Expect:
-    """With a rank that counts from the last one as that rank."""
-    if expect.rank is None or expect.rank >= 0:
-        return expect
-    return replace(expect, rank=max(world_size + expect.rank, 0))
+    """With the rank that it is in a world of this size."""
+    return expect if expect.rank is None else replace(expect, rank=rank_of(expect.rank, world_size))
 
 
 def _is_as_expected(expect: Expect, verdict: Verdict) -> bool:
