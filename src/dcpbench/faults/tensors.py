@@ -79,11 +79,18 @@ def frozen_changed(target: "Target") -> None:
         target.flip(part, 0)
 
 
+@fault(Expect("model_equal", r"layer1\.weight"), only=_FINE_TUNED)
+def head_zeroed(target: "Target") -> None:
+    """A layer that is trained on top of a frozen model is zeros, where it is restored."""
+    if "optimizer" in target.state:
+        target.largest("model.layer1.weight").zero_()
+
+
 @_weight(name="weight_nan")
 @_object("nan_canonicalised", "nans")
 def nan(target: "Target", key: str) -> None:
-    """One element is NaN."""
-    target.largest(key)[0] = math.nan
+    """One element is NaN, if this rank has any."""
+    target.largest(key)[:1] = math.nan
 
 
 @live(name="save_nudges_weight", on_one_rank=True, key=_WEIGHT, by=0.01)

@@ -98,11 +98,15 @@ class Checkpoint:
         """What it holds below a prefix of its keys; any rank may ask, by itself."""
         return lambda name: self.checkpointer.read_tensor(self.checkpoint_id, f"{prefix}{name}")
 
+    def recall_of(self, check: str) -> Recall:
+        """What it holds of what a check looks at, by the names that the check has for it."""
+        return self.recall(_PREFIXES.get(check, ""))
+
     def compare(
         self, check: str, actual: Leaves, group: dist.ProcessGroup | None, closely: bool = True
     ) -> list[Finding]:
         """What of a live state is not what was saved; `closely` says of large tensors how they differ too."""
-        recall = self.recall(_PREFIXES.get(check, "")) if closely else None
+        recall = self.recall_of(check) if closely else None
         if self.by_content:
             return compare_across(self.state[check], actual, group, recall)
         return compare(self.state[check], actual, recall)
