@@ -48,6 +48,13 @@ def weight_staged_as_bf16(target: "Target") -> None:
     weights["net2.weight"] = weights["net2.weight"].bfloat16()
 
 
+@staged(Expect("optim_equal", r"param_groups\.0\.lr"))
+def restored_run_saved_wrong(target: "Target") -> None:
+    """What a restored run saves has another learning rate."""
+    if target.folder.name.endswith("-again"):
+        target.param_groups[0]["lr"] *= 2
+
+
 @_lost()
 def key_dropped(target: "Target") -> None:
     """A parameter is not saved at all."""
@@ -172,6 +179,12 @@ def tensor_stored_as_bytes(target: "Target") -> None:
     """A tensor is staged as a list of its elements."""
     held = target.state["tensor_object"]
     held["data"] = held["data"].tolist()
+
+
+@staged(Expect("checkpoint_whole", rank=0, problem="not_synced"))
+def fsync_left_out(target: "Target") -> None:
+    """Nothing is synced any more; when the cell ends, `os.fsync` is put back."""
+    vars(os)["fsync"] = lambda file: None
 
 
 @fault(Expect("files_equal", r"model\..*"), at=Place.both, only=_OF_DCP)
