@@ -1,5 +1,6 @@
 """A checkpoint together with the state that it must bring back."""
 
+import math
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from dcpbench.verify.compare_layouts import compare_across
 from dcpbench.verify.files import FileDigests
 from dcpbench.verify.flags import snapshot_flags
 from dcpbench.verify.snapshot import (
+    LARGE_BYTES,
     Leaves,
     named_parameters,
     retained,
@@ -65,6 +67,7 @@ class Checkpoint:
     Args:
         state: what was saved: this rank's parts, or of another layout the digests of whole tensors.
         by_content: whether parts lie otherwise where it is loaded, so that whole tensors are compared.
+        again: whether a restored run was saved once more.
     """
 
     step: int
@@ -72,9 +75,16 @@ class Checkpoint:
     checkpointer: Checkpointer
     state: State
     by_content: bool = False
+    again: bool = False
 
     def __str__(self) -> str:
-        return f"in the checkpoint of step {self.step}"
+        return f"in the checkpoint of step {self.step}{', saved again' if self.again else ''}"
+
+    @property
+    def is_small(self) -> bool:
+        """Whether none of the model's tensors is large; the same on every rank."""
+        parts = self.state["model_equal"].values()
+        return all(math.prod(part.extent.shape) * part.dtype.itemsize <= LARGE_BYTES for part in parts)
 
     @property
     def by_key(self) -> list[Leaves]:

@@ -13,7 +13,7 @@ from dcpbench.config.groups import dp_degree
 from dcpbench.config.schema import SEED_STRIDE, Config
 from dcpbench.verify.perturb import perturbed
 from dcpbench.verify.snapshot import local_part
-from dcpbench.workloads.stateful import ModelState, Noise, OptimizerState, TensorObject, TrainState
+from dcpbench.workloads.stateful import ModelState, MovingObject, Noise, OptimizerState, TrainState
 from dcpbench.workloads.world import World
 
 
@@ -59,7 +59,7 @@ class TrainingRun:
 
     def _start_over(self, seed: int) -> None:
         self.noise = Noise(seed)
-        self.tensor_object = TensorObject(seed, self.world.device)
+        self.tensor_object = MovingObject(seed, self.world.device)
         self.train_state = TrainState()
         self.alive: list[bool] = []
 
@@ -93,6 +93,7 @@ class TrainingRun:
             self.optimizer.step()
             self.optimizer.zero_grad()
             self.scheduler.step()
+            self.tensor_object.advance()
             self.train_state.record(self.world.mean(loss))
         return self.train_state.losses[before:]
 
