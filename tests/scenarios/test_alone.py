@@ -102,7 +102,7 @@ def test_every_piece_of_state_is_compared() -> None:
     for name in ("noise.generator", "tensor_object.data", "train_state.step", "scheduler.last_epoch"):
         assert name in compared["extra_equal"]
     never = set(report.checks["save_harmless"].compared["in the run that saved"])
-    assert never == set.union(*compared.values())
+    assert never >= set.union(*compared.values())
     twin = set(report.checks["state_twin_close"].compared["after the uninterrupted run"])
     assert twin == parameters | {"seen", "gain"} | state
     assert report.losses["continued"] == pytest.approx(report.losses["twin"])
