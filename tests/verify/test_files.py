@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dcpbench.verify.files import compare_files, digest_files, file_controls
+from dcpbench.verify.files import compare_files, digest_files, file_controls, not_synced, recorded_syncs
 
 SMALL, LARGE = "data/0", "data/1"
 CHANGES: dict[str, tuple[str, Callable[[Path], object]]] = {
@@ -58,3 +58,14 @@ def test_whole_files_are_read_where_that_is_asked_for(folder: Path) -> None:
     _write(folder / LARGE, 2**20 + 5)
     assert compare_files(then, digest_files(folder)) == []
     assert [one.name for one in compare_files(then_whole, digest_files(folder, whole=True))] == [LARGE]
+
+
+def test_files_that_were_synced_are_known_by_another_name_too(tmp_path: Path) -> None:
+    with recorded_syncs() as synced:
+        for name in ("one", "other"):
+            with (tmp_path / name).open("wb") as file:
+                if name == "one":
+                    os.fsync(file.fileno())
+        (tmp_path / "one").rename(tmp_path / "renamed")
+        assert [finding.name for finding in not_synced(tmp_path, synced)] == ["other"]
+    assert os.fsync.__module__ == "posix"

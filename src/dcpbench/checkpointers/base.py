@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from dcpbench.measure.raw_io import RawIO
 from dcpbench.verify.audit import Manifest
+from dcpbench.verify.plain_read import Stored
 
 T = TypeVar("T")
 
@@ -129,6 +130,11 @@ class Checkpointer(ABC):
     @abstractmethod
     def read_tensor(self, checkpoint_id: str, key: str) -> torch.Tensor | None:
         """A whole tensor by its flattened key, on the CPU; None if there is none."""
+
+    def stored(self, checkpoint_id: str) -> Stored:
+        """How to read each tensor from a complete checkpoint's files without what wrote them; empty where
+        there is no such way."""
+        return {}
 
     def size(self, checkpoint_id: str) -> int:
         """The bytes that a checkpoint takes up."""

@@ -38,7 +38,7 @@ Rerun = StrEnum("Rerun", "none failed")
 Isolation = StrEnum("Isolation", "warm fresh")
 """Whether ranks stay up from cell to cell; after anything but a pass they are replaced anyway."""
 
-Place = StrEnum("Place", "restored live staged written")
+Place = StrEnum("Place", "restored live staged written both")
 """Where a fault is planted."""
 
 Sharing = StrEnum("Sharing", "none disjoint correctness")
@@ -267,8 +267,8 @@ class FaultConfig:
     """A defect planted on purpose by `target`, null for none, and by what it has to be seen.
 
     `at` says where: after a load in what was `restored`, in the `live` state right after a save, in
-    what is `staged` to be saved, in the files that were `written`. On all ranks, or `on_one_rank`, which
-    `rank_of` says. `dcpbench.faults.registry` declares them.
+    what is `staged` to be saved, in the files that were `written`, or in `both` what is staged and what is
+    restored. On all ranks, or `on_one_rank`, which `rank_of` says. `dcpbench.faults.registry` declares them.
     """
 
     name: str = MISSING

@@ -32,7 +32,7 @@ class FaultInjector:
         if "model" not in state:
             return self._save(state, checkpoint_id, slot)
         self._first = self._first or Path(checkpoint_id)
-        if self._fault.at is Place.staged:
+        if self._fault.at in (Place.staged, Place.both):
             state = {
                 name: copy.deepcopy(each.state_dict() if isinstance(each, Stateful) else each)
                 for name, each in state.items()
@@ -48,7 +48,7 @@ class FaultInjector:
 
     def load(self, state: dict[str, Any], checkpoint_id: str) -> None:
         self._load(state, checkpoint_id)
-        if self._fault.at is Place.restored and "model" in state:
+        if self._fault.at in (Place.restored, Place.both) and "model" in state:
             self._plant(state, checkpoint_id)
 
     def _damage_files(self, checkpoint_id: str) -> None:

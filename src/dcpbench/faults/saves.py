@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dcpbench.config.groups import Expect, Only
-from dcpbench.faults.registry import staged, written
+from dcpbench.config.groups import Expect, Only, Place
+from dcpbench.faults.registry import fault, staged, written
 from dcpbench.faults.values import WITH_MOMENTS
 
 if TYPE_CHECKING:
@@ -174,13 +174,50 @@ def tensor_stored_as_bytes(target: "Target") -> None:
     held["data"] = held["data"].tolist()
 
 
+@staged(Expect("checkpoint_whole", rank=0, problem="not_synced"))
+def fsync_left_out(target: "Target") -> None:
+    """Nothing is synced any more; when the cell ends, `os.fsync` is put back."""
+    vars(os)["fsync"] = lambda file: None
+
+
+@fault(Expect("files_equal", r"model\..*"), at=Place.both, only=_OF_DCP)
+def values_negated_twice(target: "Target") -> None:
+    """What the model's tensors are saved as is negated, and what is loaded is negated again."""
+    for part in target.parts("model.*").values():
+        if part.local.is_floating_point():
+            part.local.neg_()
+
+
+@fault(
+    Expect("files_equal", r"model\..*"),
+    at=Place.both,
+    only=_OF_DCP
+    | {"parallel": Only(["none", "ddp", "fsdp2", "hsdp2", "fsdp2_tp"], "its parts are saved as they lie")},
+)
+def load_served_from_memory(target: "Target") -> None:
+    """The files hold zeros, and a load takes the model from where the save has kept it in memory."""
+    parts = {key: part.local for key, part in target.parts("model.*").items()}
+    if isinstance(target.state["model"], dict):
+        target.kept[target.folder.name] = {key: local.clone() for key, local in parts.items()}
+        for local in parts.values():
+            local.zero_()
+    else:
+        for key, local in parts.items():
+            local.copy_(target.kept[target.folder.name][key])
+
+
 @written(Expect("files_unchanged", r".*\.distcp", 0), only=_OF_DCP)
 def bytes_after_success(target: "Target") -> None:
     """The largest file is all zeros when the save reports success, and gets its bytes 80 ms later."""
     path = _largest(target.folder)
     content = path.read_bytes()
     path.write_bytes(bytes(len(content)))
-    _later(lambda: path.write_bytes(content))
+
+    def write() -> None:
+        with path.open("r+b") as file:
+            file.write(content)
+
+    _later(write)
 
 
 @written(Expect("files_unchanged", r".*\.distcp", 0), only=_OF_DCP)

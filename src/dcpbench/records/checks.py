@@ -50,5 +50,6 @@ for _spec in (
     CheckSpec("state_resume_equal", "resume state=", "the state after resuming is the uninterrupted run's"),
     CheckSpec("flags_equal", "flags=", "flags, modes, defaults, shared memory and gradients stayed"),
     CheckSpec("files_unchanged", "files=", "files are what they were when their save reported success"),
+    CheckSpec("files_equal", "plain read=", "the files hold what was saved, read without DCP"),
 ):
     register_check(_spec)

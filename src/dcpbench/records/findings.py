@@ -31,6 +31,8 @@ class Problem(StrEnum):
     chunks = "chunks"  # of a checkpoint: overlapping, beyond their tensor, or stored nowhere
     files = "files"  # of a checkpoint: missing, or of another length
     stray = "stray"  # a file of a checkpoint that none of its entries names
+    not_synced = "not_synced"  # a file of a checkpoint that was to be synced
+    unreadable = "unreadable"  # bytes of a file that cannot be decoded
     unclaimed = "unclaimed"  # stored in a checkpoint, but under no key
     file_changed = "file_changed"  # after its save had reported success: it came, went, or has other bytes
     contract = "contract"  # of what a scenario asks beside equality

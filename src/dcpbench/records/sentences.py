@@ -68,6 +68,8 @@ _TEMPLATES: dict[Problem, tuple[str, ...]] = {
     ),
     Problem.files: ("{named} bytes by .metadata, {found}",),
     Problem.stray: ("{found} bytes, of which no entry knows",),
+    Problem.not_synced: ("no rank synced it, though sync_files is true",),
+    Problem.unreadable: ("its bytes cannot be read: {error}",),
     Problem.unclaimed: ("it is stored, but no key has it",),
     Problem.file_changed: ("when its save reported success {then}, at the end {now}",),
     Problem.contract: ("{text}",),

@@ -13,7 +13,7 @@ from dcpbench.config.schema import Config
 from dcpbench.records.findings import Finding
 from dcpbench.records.metrics import METRICS, PHASE_S, Measurement
 from dcpbench.records.rank_report import CheckReport, RankReport
-from dcpbench.verify.files import FileDigests
+from dcpbench.verify.files import FileDigests, Synced
 from dcpbench.workloads.world import World
 
 Compared = Iterable[str] | Mapping[str, bool]
@@ -58,6 +58,8 @@ class Cell:
     uploads: Uploads
     files: dict[str, tuple[str, FileDigests]] = field(default_factory=dict)
     """Of each checkpoint by its id: how it is called, and what its files were when it was complete."""
+    synced: Synced = field(default_factory=set)
+    """The files that this rank has synced."""
 
     def vary(self, folder: str | None = None, **parts: Any) -> "Cell":
         """The same cell, its report too, with parts of its configuration replaced, and its checkpoints in a

@@ -76,6 +76,14 @@ class Checkpoint:
     def __str__(self) -> str:
         return f"in the checkpoint of step {self.step}"
 
+    @property
+    def by_key(self) -> list[Leaves]:
+        """What each check looks at, by the flattened keys of a checkpoint."""
+        return [
+            {f"{_PREFIXES.get(check, '')}{name}": leaf for name, leaf in leaves.items()}
+            for check, leaves in self.state.items()
+        ]
+
     def recall(self, prefix: str) -> Recall:
         """What it holds below a prefix of its keys; any rank may ask, by itself."""
         return lambda name: self.checkpointer.read_tensor(self.checkpoint_id, f"{prefix}{name}")

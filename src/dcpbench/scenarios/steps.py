@@ -2,6 +2,7 @@
 verified between them is in `dcpbench.scenarios.checks`."""
 
 import itertools
+import multiprocessing
 import pkgutil
 import time
 from collections.abc import Callable
@@ -18,8 +19,9 @@ from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, SavedCheckpoint, State, promised_keys, retained_state
 from dcpbench.verify.audit import audit, controls
 from dcpbench.verify.compare_layouts import digests, gathered
-from dcpbench.verify.files import digest_files
+from dcpbench.verify.files import Synced, digest_files, not_synced
 from dcpbench.verify.layout import Extent
+from dcpbench.verify.plain_read import compare_stored
 from dcpbench.verify.snapshot import DigestedLeaf, Leaves
 from dcpbench.workloads import training_run
 from dcpbench.workloads.training_run import Batches, TrainingRun
@@ -181,19 +183,36 @@ def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
         size = checkpoint.checkpointer.size(checkpoint.checkpoint_id)
         cell.measure("checkpoint_bytes", size, checkpoint.number, phase)
     with cell.phase("verify", "audit"):
-        mine = checkpoint.keys, checkpoint.files.result()
+        mine = checkpoint.keys, checkpoint.files.result(), _synced(cell, checkpoint)
         everybody = gathered(mine, cell.world.checkpoint_group)
         if files := everybody[0][1]:  # a store that is no folder has none
             cell.files[checkpoint.checkpoint_id] = str(checkpoint), files
         found, control = [], {}
         if cell.world.rank == 0:
-            expected = {key: what for keys, _ in everybody for key, what in keys.items()}
+            expected = {key: what for keys, _, _ in everybody for key, what in keys.items()}
             manifest = checkpoint.checkpointer.manifest(checkpoint.checkpoint_id)
             found, control = audit(manifest, expected), controls(manifest, expected)
+            synced = [one for _, _, one in everybody]
+            if files and None not in synced:
+                folder = Path(checkpoint.checkpoint_id)
+                found += not_synced(folder, set().union(*synced))
+                control["files that were not synced"] = len(not_synced(folder, set())) == len(files)
         cell.check("checkpoint_whole", found, str(checkpoint), list(control))
         cell.control("checkpoint_whole", control, str(checkpoint))
+    with cell.phase("verify", "plain_read"):
+        if stored := checkpoint.checkpointer.stored(checkpoint.checkpoint_id):
+            world = cell.world
+            seen = compare_stored(checkpoint.by_key, stored, world.rank, world.size, world.device)
+            cell.check("files_equal", seen.found, str(checkpoint), seen.control)
+            cell.control("files_equal", seen.control, str(checkpoint))
     if cell.config.raw and not cell.config.overlap_saves:
         _measure_raw(cell, checkpoint)
+
+
+def _synced(cell: Cell, checkpoint: SavedCheckpoint) -> Synced | None:
+    """What this rank has synced; None where it need not, or a process of its own may have done it instead."""
+    raw = checkpoint.checkpointer.raw
+    return cell.synced if raw and raw.sync and not multiprocessing.active_children() else None
 
 
 def _measure_raw(cell: Cell, checkpoint: SavedCheckpoint) -> None:

@@ -1,10 +1,13 @@
 """The files of a checkpoint: their bytes when its save reported success, and whether they have them still."""
 
 import hashlib
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 from dcpbench.records.findings import Finding, Problem
 
@@ -63,3 +66,32 @@ def file_controls(then: FileDigests) -> dict[str, bool]:
         "a file that went": bool(compare_files(then, less)),
         "a file that came": bool(compare_files(less, then)),
     }
+
+
+Synced = set[tuple[int, int]]
+"""Files that were synced, by device and inode: a file may be renamed after it is."""
+
+
+@contextmanager
+def recorded_syncs() -> Iterator[Synced]:
+    """Meanwhile, the files that this process syncs with `os.fsync`."""
+    synced: Synced = set()
+    honest = os.fsync
+
+    def fsync(file: int) -> None:
+        honest(file)
+        stat = os.fstat(file)
+        synced.add((stat.st_dev, stat.st_ino))
+
+    with mock.patch.object(os, "fsync", fsync):
+        yield synced
+
+
+def not_synced(folder: Path, synced: Synced) -> list[Finding]:
+    """Every file below a folder that nobody synced."""
+    stats = {path: path.stat() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return [
+        Finding(str(path.relative_to(folder)), Problem.not_synced)
+        for path, stat in stats.items()
+        if (stat.st_dev, stat.st_ino) not in synced
+    ]
