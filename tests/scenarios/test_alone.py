@@ -143,6 +143,12 @@ def test_a_fault_is_seen_by_the_checks_that_it_breaks(fault: str) -> None:
     )
 
 
+def test_a_run_that_left_its_twin_is_seen_in_losses_and_state() -> None:
+    _, report = alone("save_resets_lr", saves=2)
+    for check, places in UNINTERRUPTED.items():
+        assert places <= {finding.where for finding in report.checks[check].worst}
+
+
 def nothing(*_: Any, **__: Any) -> list[Any]:
     return []
 
