@@ -42,7 +42,7 @@ def test_one_rank_is_enough_to_fail_and_is_named() -> None:
     verdict = judge([seen], [2])
     assert verdict.status == "fail"
     assert verdict.checks["model_equal"] is False
-    assert [(one.check, one.rank, one.names) for one in verdict.failed] == [("model_equal", 1, ("w",))]
+    assert [(one.check, one.rank, one.names) for one in verdict.failed] == [("model_equal", 1, ["w"])]
     assert verdict.max_abs_diff == 0.5
     assert verdict.first_mismatch == "rank 1: w at step 2: index [3]: ..."
     assert verdict.reason == "model_equal: rank 1: w at step 2: index [3]: ..."
@@ -259,8 +259,8 @@ def test_an_expectation_says_no_more_than_it_asks_for() -> None:
 
 
 def test_what_the_checks_had_found_before_a_rank_raised_is_told() -> None:
-    before = {"model_equal": CheckReport()}
-    before["model_equal"].add([finding("w", "differs")])
+    before = [RankReport(1, {"model_equal": CheckReport()})]
+    before[0].checks["model_equal"].add([finding("w", "differs")])
     raised = RaisedError(1, "load", "ValueError", "no", "CheckpointException", 0)
     verdict = verdict_of(job(), [Outcome([], "error", raised, before=before)])
     assert verdict.reason == (
