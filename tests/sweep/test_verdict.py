@@ -153,7 +153,7 @@ def test_a_name_that_differs_twice_is_told_once() -> None:
         views[0].add([finding("w", "differs", 1.0, OLD), finding("w", "differs", 2.0, NEW)])
 
     verdict = at_both(differs)
-    assert verdict.failed[0].names == ("w",)
+    assert verdict.failed[0].names == ["w"]
     assert [one["where"] for one in verdict.details["checks"]["model_equal"]["worst"]] == [NEW, OLD]
     assert verdict.max_abs_diff == 2.0
 
