@@ -90,8 +90,6 @@ BESIDE = (
     *("model_equal", "optim_equal", "extra_equal"),
     *("checkpoint_whole", "save_harmless", "files_unchanged", "files_equal"),
 )
-# Of what goes wrong in training on, one value alone lies where the known failure has other values too.
-HIDDEN = "second_step_wrong"
 
 
 @pytest.fixture(scope="module")
@@ -122,14 +120,35 @@ def test_a_sweep_whose_faults_were_all_seen_is_well(faulty: Finished) -> None:
     assert faulty.status == 0
 
 
-def test_a_known_failure_hides_no_other(tmp_path: Path) -> None:
-    faults = [fault for fault in FAULTS if fault != HIDDEN]
-    ended = run(
-        tmp_path / "sweep", "-m", f"fault={','.join(faults)}", "parallel=fsdp_tp", "saves=2", "device=cpu"
-    )
-    assert len(ended.rows) == len(faults)
-    # FSDP1 itself refuses ranks whose step counters differ when it loads once more.
-    assert {row["status"] for row in ended.rows} <= {"fail", "error"}
+HIDES = {
+    "known": ("xfail", "known failure fsdp1-tp-optimizer-state: under FSDP1 set_optimizer_state_dict slices"),
+    "zeroed": ("fail", "optim_equal: rank 0: state.net2.weight.exp_avg"),
+    "nan": ("fail", "optim_equal: rank 0: state.net2.weight.exp_avg"),
+    "staged": ("fail", "optim_equal: rank 0: state.net2.weight.exp_avg"),
+    "moments": ("fail", "optim_equal: rank 0: state.net"),
+    "missing": ("error", "KeyError: 'initial_lr'"),
+    "dtype": ("fail", "dtype: saved torch.float32, restored torch.float64"),
+    "scheduler": ("fail", "state_resume_equal: rank"),
+    "unfrozen": ("xfail", "known failure fsdp1-tp-unfreezes: FSDP1 makes parameters"),
+    "head": ("fail", "layer1.weight"),
+    "replicas": ("xfail", "known failure fsdp1-one-shard: HYBRID_SHARD over 2 replicas x 1 shard becomes"),
+    "replicas_zeroed": ("fail", "optim_equal: rank 0: state.net"),
+    "replicas_staged": ("fail", "optim_equal: rank 0: state.net"),
+    "replicas_bit": ("fail", "model_equal: rank 0: net"),
+}
+
+
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    return run(tmp_path_factory.mktemp("beside") / "sweep", "experiment=beside")
+
+
+@pytest.mark.parametrize("number", range(len(HIDES)), ids=list(HIDES))
+def test_a_known_failure_hides_no_other(beside: Finished, number: int) -> None:
+    status, told = list(HIDES.values())[number]
+    row = beside.rows[number]
+    assert row["status"] == status, row["reason"]
+    assert told in row["reason"]
 
 
 def test_a_fault_that_goes_unseen_is_told(tmp_path: Path) -> None:
@@ -157,7 +176,7 @@ def test_an_unlisted_failure_and_a_listed_pass_are_told(tmp_path: Path) -> None:
     """Without the list FSDP1 + TP fails; a list that names what passes makes an xpass."""
     listed = tmp_path / "known.yaml"
     listed.write_text(
-        "- {id: nothing, cells: {parallel: ddp}, torch: '>=2', checks: {model_equal: .*}, reason: a test}\n"
+        "- {id: nothing, cells: {parallel: ddp}, torch: '>=2', checks: {model_equal: []}, reason: a test}\n"
     )
     ended = run(
         tmp_path / "sweep",

@@ -48,6 +48,13 @@ def weight_staged_as_bf16(target: "Target") -> None:
     weights["net2.weight"] = weights["net2.weight"].bfloat16()
 
 
+@staged(Expect("optim_equal", r"param_groups\.0\.lr"))
+def restored_run_saved_wrong(target: "Target") -> None:
+    """What a restored run saves has another learning rate."""
+    if target.folder.name.endswith("-again"):
+        target.param_groups[0]["lr"] *= 2
+
+
 @_lost()
 def key_dropped(target: "Target") -> None:
     """A parameter is not saved at all."""

@@ -11,6 +11,7 @@ class Problem(StrEnum):
     """What kind of mismatch a finding is."""
 
     differs = "differs"  # a tensor's elements
+    nan = "nan"  # not a number, where there was one
     digests_differ = "digests_differ"  # of a tensor of which only digests are known
     value = "value"  # of what is no tensor
     missing = "missing"  # after a load
@@ -50,6 +51,7 @@ class Finding:
         facts: what else is known, as plain data, by the names that the sentences use: `saved`, `restored`,
             `index`, `saved_bits`, `differing`, `elements`, ….
         where: of which checkpoint or moment, in words.
+        by: the defect of `dcpbench.verify.known_defects` that makes exactly this of the state, if one does.
     """
 
     name: str
@@ -58,11 +60,18 @@ class Finding:
     max_abs_diff: float | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     where: str = ""
+    by: str | None = None
 
     def plain(self) -> dict[str, Any]:
         """For JSON: nothing that is not known."""
         own = {"name": self.name, "problem": self.problem.value, "kind": self.kind}
-        known = {**own, "max_abs_diff": self.max_abs_diff, "where": self.where or None, **self.facts}
+        known = {
+            **own,
+            "max_abs_diff": self.max_abs_diff,
+            **self.facts,
+            "where": self.where or None,
+            "by": self.by,
+        }
         return {key: value for key, value in known.items() if value is not None}
 
 

@@ -22,6 +22,13 @@ _TEMPLATES: dict[Problem, tuple[str, ...]] = {
         "index {index}: saved {saved} ({saved_bits}), restored {restored} ({restored_bits}); "
         "{differing} of {elements} elements differ, by at most {max_abs_diff:.3g}",
     ),
+    Problem.nan: (
+        "index {index}: saved {saved} ({saved_bits}), restored {restored} ({restored_bits}); "
+        "{differing} of {elements} elements differ",
+        "uninterrupted {uninterrupted}, resumed {resumed}",
+        "{reference} {expected}, here {actual}",
+        "it is not a number, the twin's is",
+    ),
     Problem.digests_differ: (
         "digests differ in {differing} of {blocks} blocks, first between index {first} and {last}",
         "its digests differ",
@@ -115,6 +122,13 @@ def powerless_sentence(check: str, gaps: Sequence[Gap]) -> str:
         GapKind.not_controlled: f"rank {first.rank} has no control of {what}",
     }[first.kind]
     return f"{check}: {f'{text} {first.where}'.strip()}{more}"
+
+
+def known_sentence(listed: Sequence[tuple[str, str, str | None]], seen: str) -> str:
+    """What is known of a failure, each by its id, reason and link, and then how it was seen."""
+    ids = ", ".join(dict.fromkeys(one for one, _, _ in listed))
+    reasons = dict.fromkeys(f"{reason} ({link})" if link else reason for _, reason, link in listed)
+    return f"known failure {ids}: {'; '.join(reasons)}; seen as {seen}"
 
 
 def cause_sentence(cause: Cause, before: Iterable[str] = ()) -> str:

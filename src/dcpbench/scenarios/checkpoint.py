@@ -1,5 +1,6 @@
 """A checkpoint together with the state that it must bring back."""
 
+import math
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from dcpbench.verify.compare_layouts import compare_across
 from dcpbench.verify.files import FileDigests
 from dcpbench.verify.flags import snapshot_flags
 from dcpbench.verify.snapshot import (
+    LARGE_BYTES,
     Leaves,
     named_parameters,
     retained,
@@ -65,6 +67,7 @@ class Checkpoint:
     Args:
         state: what was saved: this rank's parts, or of another layout the digests of whole tensors.
         by_content: whether parts lie otherwise where it is loaded, so that whole tensors are compared.
+        again: whether a restored run was saved once more.
     """
 
     step: int
@@ -72,9 +75,16 @@ class Checkpoint:
     checkpointer: Checkpointer
     state: State
     by_content: bool = False
+    again: bool = False
 
     def __str__(self) -> str:
-        return f"in the checkpoint of step {self.step}"
+        return f"in the checkpoint of step {self.step}{', saved again' if self.again else ''}"
+
+    @property
+    def is_small(self) -> bool:
+        """Whether none of the model's tensors is large; the same on every rank."""
+        parts = self.state["model_equal"].values()
+        return all(math.prod(part.extent.shape) * part.dtype.itemsize <= LARGE_BYTES for part in parts)
 
     @property
     def by_key(self) -> list[Leaves]:
@@ -88,11 +98,15 @@ class Checkpoint:
         """What it holds below a prefix of its keys; any rank may ask, by itself."""
         return lambda name: self.checkpointer.read_tensor(self.checkpoint_id, f"{prefix}{name}")
 
+    def recall_of(self, check: str) -> Recall:
+        """What it holds of what a check looks at, by the names that the check has for it."""
+        return self.recall(_PREFIXES.get(check, ""))
+
     def compare(
         self, check: str, actual: Leaves, group: dist.ProcessGroup | None, closely: bool = True
     ) -> list[Finding]:
         """What of a live state is not what was saved; `closely` says of large tensors how they differ too."""
-        recall = self.recall(_PREFIXES.get(check, "")) if closely else None
+        recall = self.recall_of(check) if closely else None
         if self.by_content:
             return compare_across(self.state[check], actual, group, recall)
         return compare(self.state[check], actual, recall)

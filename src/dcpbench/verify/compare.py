@@ -129,7 +129,16 @@ def _compare_elements(
         "elements": differs.numel(),
     }
     distance = float(distances(expected, actual).max().item())
+    size, other_size = (distances(one, torch.zeros_like(one)) for one in (expected, actual))
+    if bool((other_size.isnan() & ~size.isnan()).any()):
+        return Finding(name, Problem.nan, kind, distance, facts)
+    facts["share"] = share_of(distance, float(size.max().item()))
     return Finding(name, Problem.differs, kind, distance, facts)
+
+
+def share_of(distance: float, magnitude: float) -> float:
+    """A distance as a part of what it is held against."""
+    return distance / magnitude if magnitude else math.inf
 
 
 def _compare_digests(

@@ -3,12 +3,13 @@
 import itertools
 import math
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
 
 from dcpbench.records.findings import Finding, Problem
-from dcpbench.verify.compare import distances, same_value
+from dcpbench.verify.compare import distances, same_value, share_of
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
 
 TOLERANCES = {"strict": 1e-6, "standard": 1e-4}
@@ -33,7 +34,7 @@ def loss_tolerance(tolerance: float, model: nn.Module) -> float:
 def losses_equal(expected: list[float], actual: list[float], first: int) -> list[Finding]:
     """Steps, the first of which is `first`, whose losses are not the uninterrupted run's bits."""
     return [
-        Finding(step, Problem.value, None, distance, {"uninterrupted": repr(one), "resumed": repr(other)})
+        _loss(step, Problem.value, one, other, distance, {"uninterrupted": repr(one), "resumed": repr(other)})
         for step, one, other, distance in _by_step(expected, actual, first)
         if not same_value(one, other)
     ]
@@ -49,8 +50,23 @@ def losses_close(
         close = one is not None and distance is not None and distance <= tolerance * abs(one)
         if not close and not same_value(one, other):
             facts = {"reference": reference, "expected": repr(one), "actual": repr(other)}
-            found.append(Finding(step, Problem.far, None, distance, facts))
+            found.append(_loss(step, Problem.far, one, other, distance, facts))
     return found
+
+
+def _loss(
+    step: str,
+    problem: Problem,
+    expected: float | None,
+    actual: float | None,
+    distance: float | None,
+    facts: dict[str, Any],
+) -> Finding:
+    if actual is not None and math.isnan(actual):
+        return Finding(step, Problem.nan, None, distance, facts)
+    if expected is not None and distance is not None:
+        facts["share"] = share_of(distance, abs(expected))
+    return Finding(step, problem, None, distance, facts)
 
 
 def loss_name(step: int) -> str:
@@ -125,8 +141,8 @@ def _apart(name: str, twin: TensorLeaf, part: TensorLeaf, tolerance: float) -> F
     scale = _magnitude(twin.local)
     if distance <= tolerance * scale:
         return None
-    share = distance / scale if scale else math.inf
-    return Finding(name, Problem.far, part.kind, distance, {"share": share})
+    problem = Problem.nan if math.isnan(distance) else Problem.far
+    return Finding(name, problem, part.kind, distance, {"share": share_of(distance, scale)})
 
 
 def _magnitude(tensor: torch.Tensor) -> float:

@@ -9,10 +9,11 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.optim.lr_scheduler import StepLR
 
+from dcpbench.config.groups import dp_degree
 from dcpbench.config.schema import SEED_STRIDE, Config
 from dcpbench.verify.perturb import perturbed
 from dcpbench.verify.snapshot import local_part
-from dcpbench.workloads.stateful import ModelState, Noise, OptimizerState, TensorObject, TrainState
+from dcpbench.workloads.stateful import ModelState, MovingObject, Noise, OptimizerState, TrainState
 from dcpbench.workloads.world import World
 
 
@@ -58,7 +59,7 @@ class TrainingRun:
 
     def _start_over(self, seed: int) -> None:
         self.noise = Noise(seed)
-        self.tensor_object = TensorObject(seed, self.world.device)
+        self.tensor_object = MovingObject(seed, self.world.device)
         self.train_state = TrainState()
         self.alive: list[bool] = []
 
@@ -92,6 +93,7 @@ class TrainingRun:
             self.optimizer.step()
             self.optimizer.zero_grad()
             self.scheduler.step()
+            self.tensor_object.advance()
             self.train_state.record(self.world.mean(loss))
         return self.train_state.losses[before:]
 
@@ -127,6 +129,17 @@ def build_plain(config: Config, world: World, seed: int) -> TrainingRun:
     """The same model from the same seed, unwrapped and uncompiled, trained on the whole batch."""
     alone = World(0, 1, world.device, None)
     return TrainingRun(config, alone, {}, _model(config, world.device, seed), seed)
+
+
+def build_replica(config: Config, world: World, seed: int) -> TrainingRun:
+    """The same, trained on this rank's share of the batch, its gradients divided by the number of shares but
+    never summed; its losses are the ranks' mean."""
+    sizes = config.parallel.mesh_sizes(world.size)
+    run = TrainingRun(config, world, sizes, _model(config, world.device, seed), seed)
+    for parameter in run.model.parameters():
+        if parameter.requires_grad:
+            parameter.register_hook(lambda gradient: gradient / dp_degree(sizes, world.size))
+    return run
 
 
 def build_stranger(config: Config, world: World, seed: int, batches: Batches, after: int) -> TrainingRun:

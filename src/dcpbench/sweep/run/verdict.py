@@ -10,32 +10,52 @@ from dcpbench.executors.base import Outcome
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.findings import Finding, Gap, GapKind, RaisedError
 from dcpbench.records.rank_report import CheckReport, RankReport, badness
-from dcpbench.records.sentences import cause_sentence, check_sentence, finding_sentence, powerless_sentence
+from dcpbench.records.sentences import (
+    cause_sentence,
+    check_sentence,
+    finding_sentence,
+    known_sentence,
+    powerless_sentence,
+)
 from dcpbench.sweep.plan.job import Job
+from dcpbench.sweep.plan.known_failures import explaining
 
 _KEPT = 10
 """How many findings the details of a row have for each check."""
 
 
 class FailedCheck(NamedTuple):
-    """A check that did not hold: its first finding, on which rank, and the names of all that differs."""
+    """A check that did not hold: its first finding, on which rank, and what else there is of any rank."""
 
     check: str
     rank: int
     first: Finding
-    names: tuple[str, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """Of all that differs."""
+        return list(dict.fromkeys(finding.name for finding in self.findings))
+
+    @property
+    def sentence(self) -> str:
+        """Why it did not hold."""
+        return check_sentence(self.check, self.rank, self.first, self.names)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a try of a cell came to, as the columns of its row say it; `failed` and `error` are what known
-    failures and faults are matched against."""
+    """What a try of a cell came to, as the columns of its row say it; `failed`, `error` and what all ranks
+    `raised` are what known failures and faults are matched against. `powerless` says which checks could not
+    have failed."""
 
     status: str
     reason: str | None = None
     checks: dict[str, bool | None] = field(default_factory=dict)
     failed: tuple[FailedCheck, ...] = ()
     error: RaisedError | None = None
+    raised: tuple[RaisedError, ...] = ()
+    powerless: tuple[str, ...] = ()
     powered: bool | None = None
     max_abs_diff: float | None = None
     first_mismatch: str | None = None
@@ -58,16 +78,13 @@ def _ended(job: Job, outcomes: Sequence[Outcome]) -> Verdict:
     if last.problem:
         return Verdict("error", last.problem, details=last.details)
     if last.status and last.cause is not None:
-        raised = last.cause if isinstance(last.cause, RaisedError) else None
-        rank = raised.rank if raised else 0
-        failed = tuple(
-            FailedCheck(check, rank, seen.first, tuple(seen.names))
-            for check, seen in last.before.items()
-            if seen.first
-        )
+        error = last.cause if isinstance(last.cause, RaisedError) else None
+        reports = [report for outcome in outcomes for report in (*outcome.reports, *outcome.before)]
+        failed = tuple(filter(None, (_failed(check, reports) for check in CHECKS)))
         details = {"reports_of_ranks": sorted(report.rank for report in last.reports), **last.details}
-        reason = cause_sentence(last.cause, [check_sentence(*one) for one in failed])
-        return Verdict(last.status, reason, failed=failed, error=raised, details=details)
+        reason = cause_sentence(last.cause, [one.sentence for one in failed])
+        raised = last.raised or ((error,) if error else ())
+        return Verdict(last.status, reason, failed=failed, error=error, raised=raised, details=details)
     if last.reports and all(report.skip for report in last.reports):
         return Verdict("skip", last.reports[0].skip)
     worlds = [job.kind(stage).world_size for stage in job.config.scenario.all_stages]
@@ -117,10 +134,8 @@ def judge(stages: Sequence[Sequence[RankReport]], worlds: Sequence[int]) -> Verd
             gaps = [Gap(GapKind.no_control)]
         if gaps:
             powerless.append(powerless_sentence(check, gaps))
-        if not checks[check]:
-            rank, first = next((rank, view.first) for rank, view in seen if view.first)
-            names = dict.fromkeys(name for _, view in seen for name in view.names)
-            failed.append(FailedCheck(check, rank, first, tuple(names)))
+        if breach := _failed(check, ranks):
+            failed.append(breach)
     not_compiled = [report.rank for report in ranks if report.compiled is False]
     if not_compiled:
         powerless.append(f"compile: nothing was compiled on rank {not_compiled[0]}")
@@ -129,14 +144,23 @@ def judge(stages: Sequence[Sequence[RankReport]], worlds: Sequence[int]) -> Verd
         powerless.append("no check applied")
     return Verdict(
         status="fail" if failed else "vacuous" if powerless else "pass",
-        reason="; ".join(check_sentence(*one) for one in failed) or "; ".join(powerless) or None,
+        reason="; ".join(one.sentence for one in failed) or "; ".join(powerless) or None,
         checks=checks,
         failed=tuple(failed),
+        powerless=tuple(powerless),
         powered=not powerless,
         max_abs_diff=max(distances, default=None),
         first_mismatch=f"rank {failed[0].rank}: {finding_sentence(failed[0].first)}" if failed else None,
         details={"checks": details, "ranks": [report.plain() for report in ranks]},
     )
+
+
+def _failed(check: str, reports: Sequence[RankReport]) -> FailedCheck | None:
+    """What all ranks found of a check; None if it held."""
+    seen = [(report.rank, report.checks[check]) for report in reports if check in report.checks]
+    found = tuple(finding for _, view in seen for finding in view.distinct.values())
+    first = next(((rank, view.first) for rank, view in seen if view.first), None)
+    return FailedCheck(check, *first, found) if first else None
 
 
 def gaps_of(check: str, reports: Sequence[RankReport]) -> Iterator[Gap]:
@@ -189,19 +213,22 @@ def _worst(seen: Sequence[tuple[int, CheckReport]]) -> list[dict[str, Any]]:
 
 
 def _with_known_failures(job: Job, verdict: Verdict) -> Verdict:
-    """An `xfail` of a listed failure or error, an `xpass` of a cell that passed though it is listed.
+    """An `xfail` of what is listed, an `xpass` of a cell that passed though it is listed.
 
-    A cell that fails a check, or differs in a name, which is not listed for it stays a `fail`; one
-    that is vacuous, or did not come as far as a verdict, stays what it is.
+    What is listed excuses no check that could not have failed: such a cell is `vacuous`. One in which
+    anything is found, or any rank raises, that is not listed for it stays what it is.
     """
-    failed = {one.check: one.names for one in verdict.failed}
-    for failure in job.known_failures:
-        if verdict.status in ("fail", "error") and failure.explains(failed, verdict.error):
-            return replace(verdict, status="xfail", reason=f"known failure {failure.id}: {verdict.reason}")
-        if verdict.status == "pass":
-            reason = f"known failure {failure.id} did not happen ({failure.reason})"
-            return replace(verdict, status="xpass", reason=reason)
-    return verdict
+    known = job.known_failures
+    if verdict.status == "pass" and known:
+        reason = f"known failure {known[0].id} did not happen ({known[0].reason})"
+        return replace(verdict, status="xpass", reason=reason)
+    failed = {one.check: one.findings for one in verdict.failed}
+    if verdict.status not in ("fail", "error") or not (used := explaining(known, failed, verdict.raised)):
+        return verdict
+    reason = known_sentence([(one.id, one.reason, one.link) for one in used], str(verdict.reason))
+    if verdict.powerless:
+        return replace(verdict, status="vacuous", reason=f"{'; '.join(verdict.powerless)} ({reason})")
+    return replace(verdict, status="xfail", reason=reason)
 
 
 def _with_fault(job: Job, verdict: Verdict) -> Verdict:
