@@ -299,7 +299,7 @@ def caught_by(mutant: Mutant, steps: Sequence[str]) -> str | None:
     """The first step that does not end as it does without the edit, None if the mutant survives."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as scratch:
         shutil.copytree(ROOT / "src", Path(scratch) / "src", ignore=shutil.ignore_patterns("__pycache__"))
-        for beside in ("conf", "tests", "pyproject.toml"):
+        for beside in ("conf", "docs", "tests", "pyproject.toml"):
             (Path(scratch) / beside).symlink_to(ROOT / beside)
         (Path(scratch) / "src" / "dcpbench" / mutant.path).write_text(mutant.source(), encoding="utf-8")
         for step in steps:
