@@ -32,7 +32,8 @@ bench: $(VENV)/.ready
 	$(BIN)/python bench/report.py
 
 mutants: $(VENV)/.ready
-	$(BIN)/python bench/mutants.py
+	$(BIN)/python bench/mutants.py --planted
+	$(BIN)/python bench/mutants.py --sample 100
 
 soak: $(VENV)/.ready
 	$(BIN)/python bench/soak.py

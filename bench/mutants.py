@@ -36,19 +36,11 @@ VERIFICATION = ("verify", "scenarios", "records/rank_report.py", "sweep/run/verd
 EQUIVALENT = Path(__file__).with_name("mutants-equivalent.txt")
 LIMIT_S = 600.0
 
-_SWEEP = (
-    sys.executable,
-    "-m",
-    "dcpbench",
-    "-m",
-    "device=cpu",
-    "world_size=2",
-    "retry=0",
-    "timeouts.cell_s=60",
-)
+_CELLS = ("device=cpu", "world_size=2", "retry=0", "timeouts.cell_s=60")
+_SWEEP = (sys.executable, "-m", "dcpbench", "-m", *_CELLS)
 _PYTEST = ("-q", "-x", "-p", "no:cacheprovider", "-p", "no:logging", "-m", "not slow")
 STEPS: dict[str, tuple[str, ...]] = {
-    "verdicts": (*_PYTEST, "tests/sweep/test_verdict.py"),
+    "verdicts": (*_PYTEST, "tests/sweep/test_verdict.py", "tests/sweep/test_known_failures.py"),
     "unit tests": (*_PYTEST, "tests/verify"),
     "cells alone": (*_PYTEST, "tests/scenarios/test_alone.py"),
     "healthy cells": (
@@ -65,14 +57,7 @@ STEPS: dict[str, tuple[str, ...]] = {
 """What has to fail, the quickest first; `{scratch}` is a folder of the mutant's own. What
 does not begin with a program is arguments of pytest, in a process forked from one that has torch imported."""
 
-_IMPORTED = (
-    "torch",
-    "torch.distributed.checkpoint",
-    "torch.distributed.fsdp",
-    "pytest",
-    "hypothesis",
-    "hydra",
-)
+_IMPORTED = ("torch", "torch.distributed.checkpoint", "torch.distributed.fsdp", "hypothesis", "hydra")
 
 _CHECKS, _STEPS = "scenarios/checks.py", "scenarios/steps.py"
 PLANTED: dict[str, tuple[str, str, str]] = {
@@ -385,6 +370,10 @@ def main() -> int:
         return 0
     steps = given.steps or list(STEPS)
     _forks.set_forkserver_preload([*_IMPORTED])
+    unedited = PACKAGE / "__init__.py"
+    text = unedited.read_text(encoding="utf-8")
+    if broken := caught_by(Mutant(unedited.name, "", 0, "unedited", "", "", lambda: text), steps):
+        raise SystemExit(f"{broken}: the code as it is does not pass")
     ends: Counter[str] = Counter()
     with ThreadPoolExecutor(given.at_once) as pool:
         for one, caught in zip(found, pool.map(lambda one: caught_by(one, steps), found), strict=True):

@@ -85,11 +85,14 @@ FAULTS = {
     "scheduler_stuck": ("state_resume_equal", "scheduler.last_epoch"),
     "gradients_left": ("flags_equal", "gradients"),
     "second_step_wrong": ("state_resume_equal", "net3.weight"),
+    "load_changes_other_run": ("side_effect_free", "net3.weight"),
+    "save_leaves_thread": ("side_effect_free", "process.threads"),
 }
 BESIDE = (
     *("model_equal", "optim_equal", "extra_equal"),
     *("checkpoint_whole", "save_harmless", "files_unchanged", "files_equal"),
 )
+AFTERWARDS = ("state_resume_equal", "flags_equal", "side_effect_free")
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +113,8 @@ def test_a_planted_fault_fails_the_right_check(faulty: Finished, fault: str) -> 
     assert name in row["reason"]
     if fault not in ("stale_stage", "save_takes_step"):  # which other checks see as well
         assert all(row[other] for other in BESIDE if other != check)
-    if check in ("state_resume_equal", "flags_equal"):
-        others = ("state_resume_equal", "flags_equal", "loss_resume_equal", "loss_twin_close")
+    if check in ("state_resume_equal", "flags_equal", "side_effect_free"):
+        others = (*AFTERWARDS, "loss_resume_equal", "loss_twin_close")
         assert all(row[other] for other in others if other != check)
 
 

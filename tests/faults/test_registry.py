@@ -26,7 +26,7 @@ def first_weight_scaled(target, factor):
 
 def test_every_fault_says_where_it_is_planted_and_by_what_it_is_seen() -> None:
     planted = {name: spec for name, spec in registry.load_faults().items() if name != registry.NONE}
-    assert len(planted) >= 105
+    assert len(planted) >= 109
     for name, spec in planted.items():
         assert spec.name == name
         assert callable(pkgutil.resolve_name(str(spec.target)))

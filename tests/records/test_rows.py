@@ -35,7 +35,14 @@ def test_the_contract_of_columns() -> None:
         "shared_cell_s",
     )
     later = ("checkpointer", "load_world_size", "expected_digest")
-    assert columns()[57:] == (*later, "state_resume_equal", "flags_equal", "files_unchanged", "files_equal")
+    assert columns()[57:] == (
+        *later,
+        "state_resume_equal",
+        "flags_equal",
+        "side_effect_free",
+        "files_unchanged",
+        "files_equal",
+    )
 
 
 def test_rows_come_back(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ def test_a_scenario_holds_under_every_parallelism(matrix: Finished, scenario: st
     assert row["state_twin_close"] is True
     assert row["state_resume_equal"] is True
     assert row["flags_equal"] is True
+    assert row["side_effect_free"] is True
 
 
 def test_fsdp1_with_tp_trains_what_was_frozen_and_says_so(matrix: Finished) -> None:

@@ -1,6 +1,7 @@
 """From ranks' reports to a verdict."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -92,6 +93,11 @@ def test_what_every_rank_compared_at_every_place_under_a_control_is_a_pass() -> 
         (lambda views: [view.compared[NEW].update(w=False) for view in views], f"no rank compared w {NEW}"),
         (lambda views: [view.compared[NEW].clear() for view in views], f"no rank compared anything {NEW}"),
         (lambda views: views[0].compared[NEW].update(v=True), f"rank 0 has no control of v {NEW}"),
+        (lambda views: views[1].compared[NEW].update(v=False), f"no rank compared v {NEW}"),
+        (
+            lambda views: [view.control.update(elsewhere={"w": True}) for view in views],
+            "rank 0 did not compare anything elsewhere",
+        ),
     ],
 )
 def test_what_was_left_out_is_vacuous_and_named(
@@ -125,6 +131,31 @@ def test_each_stage_is_asked_of_its_own_ranks() -> None:
 
 def test_no_report_at_all_is_no_pass() -> None:
     assert verdict_of(job(), [Outcome([])]).status == "vacuous"
+    assert verdict_of(job(), [Outcome(reports(3))]).reason == "stage 0: no report of rank 3"
+    assert verdict_of(job(), [Outcome(reports(4))]).status == "pass"
+
+
+def test_the_details_have_each_control_at_its_place_and_every_rank() -> None:
+    details = at_both(lambda views: None).details
+    seen = details["checks"]["model_equal"]
+    assert seen["control"] == {f"w {OLD}": True, f"w {NEW}": True}
+    assert (seen["held"], seen["control_missed"], seen["worst"]) == (True, [], [])
+    assert [set(rank) for rank in details["ranks"]] == [{"rank", "losses", "resumed", "compiled"}] * 2
+    assert [rank["rank"] for rank in details["ranks"]] == [0, 1]
+    missed = at_both(lambda views: [view.control[OLD].update(w=False) for view in views])
+    seen = missed.details["checks"]["model_equal"]
+    assert seen["control"] == {f"w {OLD}": False, f"w {NEW}": True}
+    assert seen["control_missed"] == [f"w {OLD}"]
+
+
+def test_a_name_that_differs_twice_is_told_once() -> None:
+    def differs(views: list[CheckReport]) -> None:
+        views[0].add([finding("w", "differs", 1.0, OLD), finding("w", "differs", 2.0, NEW)])
+
+    verdict = at_both(differs)
+    assert verdict.failed[0].names == ["w"]
+    assert [one["where"] for one in verdict.details["checks"]["model_equal"]["worst"]] == [NEW, OLD]
+    assert verdict.max_abs_diff == 2.0
 
 
 def test_a_failure_outranks_a_missing_control() -> None:
@@ -216,6 +247,15 @@ def test_a_fault_that_nothing_tells_of_says_what_was_expected() -> None:
     assert verdict.reason is not None
     assert verdict.reason.startswith("fault=lr was not seen as optim_equal on rank 1 of ")
     assert verdict.reason.endswith("KeyError in load (initial_lr): nothing was")
+
+
+def test_an_expectation_says_no_more_than_it_asks_for() -> None:
+    asked = replace(PLANTED, expects=[Expect(check="optim_equal")])
+    config = Config(scenario=ScenarioConfig(name="a", target="x"), world_size=2, fault=asked)
+    verdict = verdict_of(job(config), [Outcome(reports())])
+    assert verdict.reason == "fault=lr was not seen as optim_equal: nothing was"
+    skipped = verdict_of(job(config), [Outcome([RankReport(rank, skip="no") for rank in range(2)])])
+    assert (skipped.status, skipped.reason, skipped.fault_seen) == ("skip", "no", None)
 
 
 def test_what_the_checks_had_found_before_a_rank_raised_is_told() -> None:

@@ -154,7 +154,9 @@ class ParallelConfig(Group):
             sizes[rest[0]] = world_size // fixed
         if sizes and math.prod(sizes.values()) != world_size:
             how = "cannot be made to multiply" if rest else f"multiplies to {fixed}, not"
-            raise ConfigError(f"parallel={self.name}: the mesh {wanted} {how} to the world size {world_size}")
+            why = f", which is no multiple of {fixed}" if rest else ""
+            reason = f"the mesh {wanted} {how} to the world size {world_size}{why}"
+            raise ConfigError(f"parallel={self.name}: {reason}")
         return sizes
 
 

@@ -1,8 +1,11 @@
-"""Defects that no value shows when it is restored: of how training goes on from there, and of flags."""
+"""Defects that no value shows when it is restored: of how training goes on from there, of flags, and of what
+a save or a load does beside."""
 
+import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dcpbench.config.groups import Expect
+from dcpbench.config.groups import Expect, Place
 from dcpbench.faults.registry import fault, on_one_rank
 from dcpbench.faults.values import WITH_MOMENTS
 
@@ -70,3 +73,28 @@ def training_mode_lost(target: "Target") -> None:
 def defaults_changed(target: "Target") -> None:
     """What a group that is added later would get is another learning rate."""
     target.state["optimizer"].optimizer.defaults["lr"] = 0.5
+
+
+@fault(Expect("side_effect_free", r"generator\.cpu", 0), at=Place.live)
+def save_draws_default(target: "Target") -> None:
+    """A save draws from the default random generator."""
+    target.state["noise"].generator.get_state().float().uniform_()
+
+
+@on_one_rank(Expect("side_effect_free", r"net\d\.weight", -2))
+def load_changes_other_run(target: "Target") -> None:
+    """A load changes the run that was saved."""
+    replace(target, state=target.kept["saved"]).largest("model.*.weight")[:1].add_(0.01)
+
+
+@fault(Expect("side_effect_free", r"process\.open_files", 0))
+def load_leaves_file_open(target: "Target") -> None:
+    """A load never closes a file of the checkpoint."""
+    path = next(path for path in target.folder.iterdir() if path.is_file())
+    target.kept.setdefault("open", []).append(path.open("rb"))
+
+
+@fault(Expect("side_effect_free", r"process\.threads", 0), at=Place.live)
+def save_leaves_thread(target: "Target") -> None:
+    """Each save leaves a thread that waits for ever."""
+    threading.Thread(target=threading.Event().wait, daemon=True).start()

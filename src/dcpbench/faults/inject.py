@@ -32,6 +32,7 @@ class FaultInjector:
         if "model" not in state:
             return self._save(state, checkpoint_id, slot)
         self._first = self._first or Path(checkpoint_id)
+        self._kept.setdefault("saved", state)
         if self._fault.at in (Place.staged, Place.both):
             state = {
                 name: copy.deepcopy(each.state_dict() if isinstance(each, Stateful) else each)

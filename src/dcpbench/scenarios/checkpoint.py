@@ -67,6 +67,7 @@ class Checkpoint:
     Args:
         state: what was saved: this rank's parts, or of another layout the digests of whole tensors.
         by_content: whether parts lie otherwise where it is loaded, so that whole tensors are compared.
+        source: the training run that was saved, if it is in this process.
         again: whether a restored run was saved once more.
     """
 
@@ -75,6 +76,7 @@ class Checkpoint:
     checkpointer: Checkpointer
     state: State
     by_content: bool = False
+    source: TrainingRun | None = None
     again: bool = False
 
     def __str__(self) -> str:
@@ -115,9 +117,11 @@ class Checkpoint:
 @dataclass(kw_only=True)
 class SavedCheckpoint(Checkpoint):
     """One that this stage has saved, with the keys that it has to have, its save and the number of that;
-    `files` has on rank 0 what its files were when its save reported success."""
+    `files` has on rank 0 what its files were when its save reported success, `opened` what was open before
+    it."""
 
     keys: dict[str, Entry]
     pending: PendingSave
     number: int
     files: Future[FileDigests]
+    opened: Leaves

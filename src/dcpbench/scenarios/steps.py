@@ -7,7 +7,7 @@ import pkgutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.faults.inject import FaultInjector
+from dcpbench.scenarios import side_effects
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, SavedCheckpoint, State, promised_keys, retained_state
 from dcpbench.verify.audit import audit, controls
@@ -157,19 +158,20 @@ def save(
     step = run.train_state.step
     with cell.phase("verify", "retained"):
         saved = retained_state(run)
-    with cell.phase("save"):
-        checkpoint_id = str(cell.folder / (name or f"step-{step:04d}"))
-        pending = checkpointer.save((state or run.state)(), checkpoint_id, slot)
-        cell.uploads.follow(pending)
-    with cell.phase("verify", "files"):
-        of_rank_0 = cell.world.rank == 0
-        files = pending.then(lambda: digest_files(Path(checkpoint_id)) if of_rank_0 else {})
     number = cell.measured("save_stall_s")
+    opened = side_effects.open_before(cell, again=number > 0)
+    with side_effects.unchanged(cell, run, f"after the save of step {step}"):
+        with cell.phase("save"):
+            checkpoint_id = str(cell.folder / (name or f"step-{step:04d}"))
+            pending = checkpointer.save((state or run.state)(), checkpoint_id, slot)
+            cell.uploads.follow(pending)
+        with cell.phase("verify", "files"):
+            of_rank_0 = cell.world.rank == 0
+            files = pending.then(lambda: digest_files(Path(checkpoint_id)) if of_rank_0 else {})
     cell.measure("save_stall_s", pending.released - pending.started, number, "save")
     keys = promised_keys(run, saved, beside)
-    return SavedCheckpoint(
-        step, checkpoint_id, checkpointer, saved, keys=keys, pending=pending, number=number, files=files
-    )
+    made = partial(SavedCheckpoint, step, checkpoint_id, checkpointer, saved, source=run, opened=opened)
+    return made(keys=keys, pending=pending, number=number, files=files)
 
 
 def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
@@ -184,6 +186,8 @@ def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
         cell.measure("checkpoint_bytes", size, checkpoint.number, phase)
     with cell.phase("verify", "audit"):
         mine = checkpoint.keys, checkpoint.files.result(), _synced(cell, checkpoint)
+        where = f"once the save of step {checkpoint.step} had ended"
+        side_effects.verify_nothing_left_open(cell, checkpoint.opened, where)
         everybody = gathered(mine, cell.world.checkpoint_group)
         if files := everybody[0][1]:  # a store that is no folder has none
             cell.files[checkpoint.checkpoint_id] = str(checkpoint), files
@@ -240,8 +244,11 @@ def load(
     install: Callable[[], None] | None = None,
 ) -> None:
     """Load a checkpoint into a target, or into `state` instead of the target's own, which `install` then
-    brings into the target where loading does not."""
-    with cell.phase("load"):
+    brings into the target where loading does not. The run that was saved must not change."""
+    where = f"after the load of step {checkpoint.step}"
+    source = None if checkpoint.source is target else checkpoint.source
+    opened = side_effects.open_before(cell, again=cell.measured("load_s") > 0)
+    with side_effects.unchanged(cell, source, where), cell.phase("load"):
         began = time.perf_counter()
         checkpoint.checkpointer.load(target.state() if state is None else state, checkpoint.checkpoint_id)
         if install:
@@ -249,6 +256,7 @@ def load(
         cell.world.synchronize()
         took_s = time.perf_counter() - began
     cell.measure("load_s", took_s, cell.measured("load_s"), "load")
+    side_effects.verify_nothing_left_open(cell, opened, where)
 
 
 def hand_over(cell: Cell, checkpoints: list[SavedCheckpoint], losses: Losses) -> None:
