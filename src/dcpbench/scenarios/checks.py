@@ -118,8 +118,8 @@ def load_and_verify(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, num
 
 
 def verify_saved_again(cell: Cell, target: TrainingRun, checkpoint: Checkpoint) -> None:
-    """A restored run that was trained on is saved once more, and that brings back the same. Of a large state it
-    would cost as much as all that is measured."""
+    """A restored run that was trained on is saved once more, and that brings back the same. Of a large state
+    it would cost as much as all that is measured."""
     if not checkpoint.is_small:
         return
     name, step = f"{checkpoint.checkpoint_id}-again", target.train_state.step
