@@ -8,13 +8,13 @@ import torch.distributed as dist
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave
 from dcpbench.records.findings import Finding
+from dcpbench.verify import snapshot
 from dcpbench.verify.audit import Entry, expected_of
 from dcpbench.verify.compare import Recall, compare
 from dcpbench.verify.compare_layouts import compare_across
 from dcpbench.verify.files import FileDigests
 from dcpbench.verify.flags import snapshot_flags
 from dcpbench.verify.snapshot import (
-    LARGE_BYTES,
     Leaves,
     named_parameters,
     retained,
@@ -86,7 +86,9 @@ class Checkpoint:
     def is_small(self) -> bool:
         """Whether none of the model's tensors is large; the same on every rank."""
         parts = self.state["model_equal"].values()
-        return all(math.prod(part.extent.shape) * part.dtype.itemsize <= LARGE_BYTES for part in parts)
+        return all(
+            math.prod(part.extent.shape) * part.dtype.itemsize <= snapshot.LARGE_BYTES for part in parts
+        )
 
     @property
     def by_key(self) -> list[Leaves]:

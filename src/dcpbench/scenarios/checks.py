@@ -118,20 +118,22 @@ def load_and_verify(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, num
 
 
 def verify_saved_again(cell: Cell, target: TrainingRun, checkpoint: Checkpoint) -> None:
-    """A restored run that is saved once more: what it saves brings back what the first checkpoint held. Of a
-    large state it would cost as much as all that is measured."""
+    """A restored run that was trained on is saved once more, and that brings back the same. Of a large state
+    it would cost as much as all that is measured."""
     if not checkpoint.is_small:
         return
-    again = replace(checkpoint, checkpoint_id=f"{checkpoint.checkpoint_id}-again", again=True)
+    name, step = f"{checkpoint.checkpoint_id}-again", target.train_state.step
+    again = replace(checkpoint, checkpoint_id=name, step=step, state=retained_state(target), again=True)
     with cell.phase("verify", "saved_again"):
         again.checkpointer.save(target.state(), again.checkpoint_id).wait()
     make_different(cell, target, again)
     with cell.phase("verify", "saved_again"):
         again.checkpointer.load(target.state(), again.checkpoint_id)
-        cell.world.meet()
+    verify_restored(cell, target, again)
+    with cell.phase("verify", "saved_again"):
+        cell.world.meet()  # a rank that found something reads what was there
         if cell.world.rank == 0:
             again.checkpointer.remove(again.checkpoint_id)
-    verify_restored(cell, target, again)
 
 
 def prove_power(

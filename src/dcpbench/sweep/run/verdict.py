@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from dcpbench.config.groups import Expect, rank_of
+from dcpbench.config.groups import Ending, Expect, rank_of
 from dcpbench.executors.base import Outcome
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.findings import Finding, Gap, GapKind, RaisedError
@@ -87,7 +87,11 @@ def _ended(job: Job, outcomes: Sequence[Outcome]) -> Verdict:
         return Verdict(last.status, reason, failed=failed, error=error, raised=raised, details=details)
     if last.reports and all(report.skip for report in last.reports):
         return Verdict("skip", last.reports[0].skip)
-    worlds = [job.kind(stage).world_size for stage in job.config.scenario.all_stages]
+    # The ranks of a stage that is there to die owe no report.
+    worlds = [
+        job.kind(stage).world_size if stage.ends is Ending.report else 0
+        for stage in job.config.scenario.all_stages
+    ]
     return judge([outcome.reports for outcome in outcomes], worlds)
 
 
@@ -100,7 +104,7 @@ def judge(stages: Sequence[Sequence[RankReport]], worlds: Sequence[int]) -> Verd
 
     Args:
         stages: the reports of each stage that ran.
-        worlds: how many ranks each stage has.
+        worlds: of how many ranks each stage owes a report.
     """
     ranks = sorted((report for reports in stages for report in reports), key=lambda report: report.rank)
     checks: dict[str, bool | None] = dict.fromkeys(CHECKS)
