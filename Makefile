@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run check test lint bench soak setup clean
+.PHONY: run check test lint bench mutants soak setup clean
 
 run: $(VENV)/.ready
 	$(BIN)/python -m dcpbench -m parallel=ddp,fsdp,hsdp,fsdp_tp,fsdp2 compile=false,true save=sync,async
@@ -30,6 +30,10 @@ bench: $(VENV)/.ready
 	$(BIN)/python bench/seeds.py
 	$(BIN)/python bench/long.py
 	$(BIN)/python bench/report.py
+
+mutants: $(VENV)/.ready
+	$(BIN)/python bench/mutants.py --planted
+	$(BIN)/python bench/mutants.py --sample 100
 
 soak: $(VENV)/.ready
 	$(BIN)/python bench/soak.py

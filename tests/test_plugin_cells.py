@@ -34,9 +34,10 @@ def verify_float32(cell, target, checkpoint):
         return [Finding(name, Problem.dtype, facts={"saved": dtype, "restored": value.dtype})
                 for name, value in parameters if value.dtype != dtype]
 
-    cell.check("float32_kept", wrong(torch.float32), str(checkpoint))
+    names, where = [name for name, _ in target.model.named_parameters()], str(checkpoint)
+    cell.check("float32_kept", wrong(torch.float32), where, names)
     seen = {finding.name for finding in wrong(torch.float64)}
-    cell.control("float32_kept", {name: name in seen for name, _ in target.model.named_parameters()})
+    cell.control("float32_kept", {name: name in seen for name in names}, where)
 
 
 register_metric(MetricSpec("load_descriptors", "open descriptors at the end of a load", "max", phase="load",

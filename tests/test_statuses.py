@@ -78,10 +78,21 @@ FAULTS = {
     "lr_not_restored": ("optim_equal", "param_groups.0.lr"),
     "object_zeroed": ("extra_equal", "tensor_object.data"),
     "key_added": ("checkpoint_whole", "model.net9.weight"),
+    "file_overwritten_later": ("files_unchanged", ".distcp"),
+    "values_negated_twice": ("files_equal", "model.net1.weight"),
     "save_takes_step": ("save_harmless", "state.net1.weight.step"),
     "stale_stage": ("model_equal", "net1.weight"),
+    "scheduler_stuck": ("state_resume_equal", "scheduler.last_epoch"),
+    "gradients_left": ("flags_equal", "gradients"),
+    "second_step_wrong": ("state_resume_equal", "net3.weight"),
+    "load_changes_other_run": ("side_effect_free", "net3.weight"),
+    "save_leaves_thread": ("side_effect_free", "process.threads"),
 }
-BESIDE = ("model_equal", "optim_equal", "extra_equal", "checkpoint_whole", "save_harmless")
+BESIDE = (
+    *("model_equal", "optim_equal", "extra_equal"),
+    *("checkpoint_whole", "save_harmless", "files_unchanged", "files_equal"),
+)
+AFTERWARDS = ("state_resume_equal", "flags_equal", "side_effect_free")
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +113,9 @@ def test_a_planted_fault_fails_the_right_check(faulty: Finished, fault: str) -> 
     assert name in row["reason"]
     if fault not in ("stale_stage", "save_takes_step"):  # which other checks see as well
         assert all(row[other] for other in BESIDE if other != check)
+    if check in ("state_resume_equal", "flags_equal", "side_effect_free"):
+        others = (*AFTERWARDS, "loss_resume_equal", "loss_twin_close")
+        assert all(row[other] for other in others if other != check)
 
 
 def test_a_sweep_whose_faults_were_all_seen_is_well(faulty: Finished) -> None:
@@ -109,13 +123,35 @@ def test_a_sweep_whose_faults_were_all_seen_is_well(faulty: Finished) -> None:
     assert faulty.status == 0
 
 
-def test_a_known_failure_hides_no_other(tmp_path: Path) -> None:
-    ended = run(
-        tmp_path / "sweep", "-m", f"fault={','.join(FAULTS)}", "parallel=fsdp_tp", "saves=2", "device=cpu"
-    )
-    assert len(ended.rows) == len(FAULTS)
-    # FSDP1 itself refuses ranks whose step counters differ when it loads once more.
-    assert {row["status"] for row in ended.rows} <= {"fail", "error"}
+HIDES = {
+    "known": ("xfail", "known failure fsdp1-tp-optimizer-state: under FSDP1 set_optimizer_state_dict slices"),
+    "zeroed": ("fail", "optim_equal: rank 0: state.net2.weight.exp_avg"),
+    "nan": ("fail", "optim_equal: rank 0: state.net2.weight.exp_avg"),
+    "staged": ("fail", "optim_equal: rank 0: state.net2.weight.exp_avg"),
+    "moments": ("fail", "optim_equal: rank 0: state.net"),
+    "missing": ("error", "KeyError: 'initial_lr'"),
+    "dtype": ("fail", "dtype: saved torch.float32, restored torch.float64"),
+    "scheduler": ("fail", "state_resume_equal: rank"),
+    "unfrozen": ("xfail", "known failure fsdp1-tp-unfreezes: FSDP1 makes parameters"),
+    "head": ("fail", "layer1.weight"),
+    "replicas": ("xfail", "known failure fsdp1-one-shard: HYBRID_SHARD over 2 replicas x 1 shard becomes"),
+    "replicas_zeroed": ("fail", "optim_equal: rank 0: state.net"),
+    "replicas_staged": ("fail", "optim_equal: rank 0: state.net"),
+    "replicas_bit": ("fail", "model_equal: rank 0: net"),
+}
+
+
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    return run(tmp_path_factory.mktemp("beside") / "sweep", "experiment=beside")
+
+
+@pytest.mark.parametrize("number", range(len(HIDES)), ids=list(HIDES))
+def test_a_known_failure_hides_no_other(beside: Finished, number: int) -> None:
+    status, told = list(HIDES.values())[number]
+    row = beside.rows[number]
+    assert row["status"] == status, row["reason"]
+    assert told in row["reason"]
 
 
 def test_a_fault_that_goes_unseen_is_told(tmp_path: Path) -> None:
@@ -143,7 +179,7 @@ def test_an_unlisted_failure_and_a_listed_pass_are_told(tmp_path: Path) -> None:
     """Without the list FSDP1 + TP fails; a list that names what passes makes an xpass."""
     listed = tmp_path / "known.yaml"
     listed.write_text(
-        "- {id: nothing, cells: {parallel: ddp}, torch: '>=2', checks: {model_equal: .*}, reason: a test}\n"
+        "- {id: nothing, cells: {parallel: ddp}, torch: '>=2', checks: {model_equal: []}, reason: a test}\n"
     )
     ended = run(
         tmp_path / "sweep",

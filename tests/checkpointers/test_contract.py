@@ -1,6 +1,7 @@
 """Every checkpointer keeps the contract: what it saved it loads, reads, describes and removes."""
 
 import io
+import os
 import pkgutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,11 @@ from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
 from dcpbench.config.groups import SaveConfig, StorageConfig
 from dcpbench.config.schema import Config, conf_folder
+from dcpbench.records.findings import Problem
 from dcpbench.verify.audit import Entry, audit, controls
+from dcpbench.verify.layout import whole
+from dcpbench.verify.plain_read import compare_stored
+from dcpbench.verify.snapshot import TensorLeaf
 
 NAMES = [path.stem for path in sorted(conf_folder().glob("checkpointer/*.yaml"))]
 KEYS = {
@@ -106,6 +111,22 @@ def test_single_tensors_are_read(checkpointer: Checkpointer, saved: str) -> None
     assert torch.equal(read, state(1)["model"]["w"])
     assert checkpointer.read_tensor(saved, "optimizer.param_groups.0.lr") is None
     assert checkpointer.read_tensor(saved, "model.stranger") is None
+
+
+def test_its_files_are_read_without_it(checkpointer: Checkpointer, saved: str) -> None:
+    leaves = {
+        f"model.{name}": TensorLeaf(value, whole(value), None) for name, value in state(1)["model"].items()
+    }
+    stored = checkpointer.stored(saved)
+    read = compare_stored([leaves], stored, 0, 1, torch.device("cpu"))
+    assert (read.found, read.control) == ([], dict.fromkeys(leaves, True))
+    leaves["model.w"].local[3, 5] *= -1
+    (finding,) = compare_stored([leaves], stored, 0, 1, torch.device("cpu")).found
+    assert (finding.name, finding.facts["index"]) == ("model.w", [3, 5])
+    for path in Path(saved).iterdir():
+        os.truncate(path, 10)
+    read = compare_stored([leaves], stored, 0, 1, torch.device("cpu"))
+    assert {finding.problem for finding in read.found} == {Problem.unreadable}
 
 
 def test_it_is_replaced_and_removed(checkpointer: Checkpointer, saved: str) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Device, ModelConfig, Only, ParallelConfig, ScenarioConfig
-from dcpbench.config.schema import Config
+from dcpbench.config.schema import SEED_STRIDE, Config
 from dcpbench.executors.fork_server import Machine
 from dcpbench.sweep.plan.validity import resolve, why_skip
 
@@ -117,3 +117,9 @@ def test_the_mesh_that_is_loaded_under_must_fit_too() -> None:
     config = Config(scenario=scenario(converts=True), load_parallel=hsdp(dp_replicate=3))
     with pytest.raises(ConfigError, match="cannot be made to multiply"):
         why_skip(config, resolve(config, NO_GPU))
+
+
+@pytest.mark.parametrize("seed", [2**63 - 1, 2**64 // SEED_STRIDE + 1, -(2**63)])
+def test_a_seed_from_which_no_batch_can_be_drawn_is_refused(seed: int) -> None:
+    with pytest.raises(ConfigError, match=f"seed={seed}: must be between -92233443668.. and 184466887"):
+        Config(seed=seed).check()

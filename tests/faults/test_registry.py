@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conftest import run
-from dcpbench.config.groups import Expect, Place
+from dcpbench.config.groups import Expect, Place, rank_of
 from dcpbench.faults import registry
 from dcpbench.records.checks import CHECKS
 
@@ -26,7 +26,7 @@ def first_weight_scaled(target, factor):
 
 def test_every_fault_says_where_it_is_planted_and_by_what_it_is_seen() -> None:
     planted = {name: spec for name, spec in registry.load_faults().items() if name != registry.NONE}
-    assert len(planted) == 84
+    assert len(planted) >= 109
     for name, spec in planted.items():
         assert spec.name == name
         assert callable(pkgutil.resolve_name(str(spec.target)))
@@ -37,11 +37,19 @@ def test_every_fault_says_where_it_is_planted_and_by_what_it_is_seen() -> None:
 
 def test_an_experiment_lists_them_without_those_of_one_scenario() -> None:
     names = registry.listed().split(",")
-    assert len(names) == 83
+    planted = {name: spec for name, spec in registry.load_faults().items() if name != registry.NONE}
+    assert set(names) == {name for name, spec in planted.items() if "scenario" not in spec.only}
     assert "frozen_changed" not in names
     assert registry.NONE not in names
     live = {name for name, spec in registry.load_faults().items() if spec.at is Place.live}
     assert set(registry.listed("live").split(",")) == live
+
+
+def test_every_rank_of_four_has_faults_of_its_own() -> None:
+    planted = [spec.rank for spec in registry.load_faults().values() if spec.on_one_rank]
+    assert min(planted.count(rank) for rank in (0, 1, -2, 3)) >= 2
+    assert [rank_of(rank, 4) for rank in (0, 1, -2, 3)] == [0, 1, 2, 3]
+    assert [rank_of(rank, 1) for rank in (0, 1, -2, 3)] == [0, 0, 0, 0]
 
 
 def test_a_name_is_declared_once() -> None:

@@ -34,7 +34,15 @@ def test_the_contract_of_columns() -> None:
         "raw_read_s",
         "shared_cell_s",
     )
-    assert columns()[57:] == ("checkpointer", "load_world_size", "expected_digest")
+    later = ("checkpointer", "load_world_size", "expected_digest")
+    assert columns()[57:] == (
+        *later,
+        "state_resume_equal",
+        "flags_equal",
+        "side_effect_free",
+        "files_unchanged",
+        "files_equal",
+    )
 
 
 def test_rows_come_back(tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ def test_what_one_saves_another_loads(conversions: Finished, parallel: str, load
     # The same layout must go on with the same bits, another one closely.
     same = parallel == load_parallel
     assert row["loss_resume_equal"] is (True if same else None)
+    assert row["state_resume_equal"] is (True if same else None)
+    assert row["flags_equal"] is True
     assert row["loss_resume_close"] is (None if same else True)
 
 

@@ -30,7 +30,7 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 @pytest.mark.parametrize("parallel", PARALLELISMS)
 def test_a_scenario_holds_under_every_parallelism(matrix: Finished, scenario: str, parallel: str) -> None:
     row = matrix.row(scenario=scenario, parallel=parallel)
-    if parallel == KNOWN and scenario != "partial_load":
+    if parallel == KNOWN:
         assert row["status"] == "xfail", row["reason"]
         assert "fsdp1-tp" in row["reason"]
         return
@@ -40,6 +40,9 @@ def test_a_scenario_holds_under_every_parallelism(matrix: Finished, scenario: st
     assert all(held.values()), held
     assert row["loss_twin_close"] is True
     assert row["state_twin_close"] is True
+    assert row["state_resume_equal"] is True
+    assert row["flags_equal"] is True
+    assert row["side_effect_free"] is True
 
 
 def test_fsdp1_with_tp_trains_what_was_frozen_and_says_so(matrix: Finished) -> None:

@@ -68,8 +68,9 @@ def layouts(cell: Cell) -> None:
         plain = snapshot_model(oracle.twin.model)
         expected, _ = digests(plain, None)
         content, wrong = digests(snapshot_model(oracle.trained.model), group)
-        cell.check("model_equal", [*wrong, *compare(expected, content)])
-        checks.control_changed(cell, "model_equal", plain)
+        where = "as it was built"
+        cell.check("model_equal", [*wrong, *compare(expected, content)], where, list(expected))
+        checks.control_changed(cell, "model_equal", plain, where)
 
 
 def _wait_for_ever() -> None:

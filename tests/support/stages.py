@@ -19,10 +19,10 @@ def save_twice(cell: Cell, dies: bool) -> None:
     oracle = steps.build(cell)
     checkpointer = steps.open_checkpointer(cell)
     first, second = cell.config.train_steps, 2 * cell.config.train_steps
-    steps.train(cell, oracle.trained, oracle.data, first)
+    steps.go_on(cell, oracle, first)
     saved = steps.save(cell, oracle.trained, checkpointer)
     steps.finish(cell, saved)
-    steps.train(cell, oracle.trained, oracle.data, second)
+    steps.go_on(cell, oracle, second)
     steps.hand_over(cell, [saved], oracle.losses)
 
     def kill(*_: Any) -> None:

@@ -1,5 +1,8 @@
 """From ranks' reports to a verdict."""
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 
 from dcpbench.config.groups import Expect, FaultConfig, ScenarioConfig
@@ -8,15 +11,19 @@ from dcpbench.executors.base import Outcome
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.findings import Finding, Problem, RaisedError
 from dcpbench.records.rank_report import CheckReport, RankReport
-from dcpbench.sweep.run.verdict import judge, verdict_of
+from dcpbench.sweep.run.verdict import Verdict, judge, verdict_of
 from support.jobs import job
 
 
 def reports(ranks: int = 2) -> list[RankReport]:
-    return [
-        RankReport(rank, {check: CheckReport(control={"w": True}) for check in CHECKS})
-        for rank in range(ranks)
-    ]
+    return [RankReport(rank, {check: seen_at("") for check in CHECKS}) for rank in range(ranks)]
+
+
+def seen_at(*places: str) -> CheckReport:
+    """A check of one name at these places, each with its control."""
+    return CheckReport(
+        compared={where: {"w": True} for where in places}, control={where: {"w": True} for where in places}
+    )
 
 
 def finding(name: str, text: str, distance: float | None = None, where: str = "") -> Finding:
@@ -24,7 +31,7 @@ def finding(name: str, text: str, distance: float | None = None, where: str = ""
 
 
 def test_all_held_under_controls_is_a_pass() -> None:
-    verdict = judge(reports())
+    verdict = judge([reports()], [2])
     assert (verdict.status, verdict.reason, verdict.powered) == ("pass", None, True)
     assert all(verdict.checks.values())
 
@@ -32,21 +39,21 @@ def test_all_held_under_controls_is_a_pass() -> None:
 def test_one_rank_is_enough_to_fail_and_is_named() -> None:
     seen = reports()
     seen[1].checks["model_equal"].add([finding("w", "index [3]: ...", 0.5, "at step 2")])
-    verdict = judge(seen)
+    verdict = judge([seen], [2])
     assert verdict.status == "fail"
     assert verdict.checks["model_equal"] is False
-    assert [(one.check, one.rank, one.names) for one in verdict.failed] == [("model_equal", 1, ("w",))]
+    assert [(one.check, one.rank, one.names) for one in verdict.failed] == [("model_equal", 1, ["w"])]
     assert verdict.max_abs_diff == 0.5
     assert verdict.first_mismatch == "rank 1: w at step 2: index [3]: ..."
     assert verdict.reason == "model_equal: rank 1: w at step 2: index [3]: ..."
 
 
-@pytest.mark.parametrize("control", [{}, {"w": False}])
-def test_a_check_that_could_not_have_failed_is_vacuous(control: dict[str, bool]) -> None:
+@pytest.mark.parametrize("control", [{}, {"": {"w": False}}])
+def test_a_check_that_could_not_have_failed_is_vacuous(control: dict[str, dict[str, bool]]) -> None:
     seen = reports()
     for report in seen:
         report.checks["optim_equal"].control = control
-    verdict = judge(seen)
+    verdict = judge([seen], [2])
     assert verdict.status == "vacuous"
     assert verdict.powered is False
     assert verdict.reason is not None
@@ -55,26 +62,118 @@ def test_a_check_that_could_not_have_failed_is_vacuous(control: dict[str, bool])
 
 def test_a_control_needs_to_fire_on_one_rank_only() -> None:
     seen = reports()
-    seen[0].checks["optim_equal"].control = {"w": False}
-    assert judge(seen).status == "pass"
+    seen[0].checks["optim_equal"].control = {"": {"w": False}}
+    assert judge([seen], [2]).status == "pass"
+
+
+OLD, NEW = "in the checkpoint of step 2", "in the checkpoint of step 4"
+
+
+def at_both(change: Callable[[list[CheckReport]], None]) -> Verdict:
+    """What becomes of two ranks that compared one name at two places, if something is left out of it."""
+    seen = [RankReport(rank, {"model_equal": seen_at(OLD, NEW)}) for rank in range(2)]
+    change([report.checks["model_equal"] for report in seen])
+    return judge([seen], [2])
+
+
+def test_what_every_rank_compared_at_every_place_under_a_control_is_a_pass() -> None:
+    assert at_both(lambda views: None).status == "pass"
+    assert at_both(lambda views: views[0].compared[OLD].update(w=False)).status == "pass", "an empty shard"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda views: views[0].compared.pop(OLD), f"rank 0 did not compare anything {OLD}"),
+        (lambda views: views[1].compared.pop(NEW), f"rank 1 did not compare anything {NEW}"),
+        (lambda views: [view.compared.pop(OLD) for view in views], f"rank 0 did not compare anything {OLD}"),
+        (lambda views: [view.control.pop(OLD) for view in views], f"rank 0 has no control of w {OLD}"),
+        (lambda views: views[1].control.pop(NEW), f"rank 1 has no control of w {NEW}"),
+        (lambda views: [view.control[OLD].update(w=False) for view in views], f"did not report w {OLD}"),
+        (lambda views: [view.compared[NEW].update(w=False) for view in views], f"no rank compared w {NEW}"),
+        (lambda views: [view.compared[NEW].clear() for view in views], f"no rank compared anything {NEW}"),
+        (lambda views: views[0].compared[NEW].update(v=True), f"rank 0 has no control of v {NEW}"),
+        (lambda views: views[1].compared[NEW].update(v=False), f"no rank compared v {NEW}"),
+        (
+            lambda views: [view.control.update(elsewhere={"w": True}) for view in views],
+            "rank 0 did not compare anything elsewhere",
+        ),
+    ],
+)
+def test_what_was_left_out_is_vacuous_and_named(
+    change: Callable[[list[CheckReport]], None], reason: str
+) -> None:
+    verdict = at_both(change)
+    assert verdict.status == "vacuous"
+    assert verdict.powered is False
+    assert verdict.reason is not None
+    assert verdict.reason.startswith("model_equal: ")
+    assert reason in verdict.reason
+
+
+def test_a_check_that_one_rank_did_not_make_is_vacuous() -> None:
+    seen = reports()
+    del seen[1].checks["extra_equal"]
+    assert judge([seen], [2]).reason == "extra_equal: rank 1 did not compare anything"
+
+
+def test_each_stage_is_asked_of_its_own_ranks() -> None:
+    assert judge([reports(2), reports(1)], [2, 1]).status == "pass"
+    for stages, reason in (
+        ([reports(2), reports(1)], "stage 1: no report of rank 1"),
+        ([reports(2)], "stage 1: no report of rank 0, 1"),
+        ([reports(2), []], "stage 1: no report of rank 0, 1"),
+        ([reports(2)[1:], reports(2)], "stage 0: no report of rank 0"),
+    ):
+        verdict = judge(stages, [2, 2])
+        assert (verdict.status, verdict.reason) == ("vacuous", reason)
+
+
+def test_no_report_at_all_is_no_pass() -> None:
+    assert verdict_of(job(), [Outcome([])]).status == "vacuous"
+    assert verdict_of(job(), [Outcome(reports(3))]).reason == "stage 0: no report of rank 3"
+    assert verdict_of(job(), [Outcome(reports(4))]).status == "pass"
+
+
+def test_the_details_have_each_control_at_its_place_and_every_rank() -> None:
+    details = at_both(lambda views: None).details
+    seen = details["checks"]["model_equal"]
+    assert seen["control"] == {f"w {OLD}": True, f"w {NEW}": True}
+    assert (seen["held"], seen["control_missed"], seen["worst"]) == (True, [], [])
+    assert [set(rank) for rank in details["ranks"]] == [{"rank", "losses", "resumed", "compiled"}] * 2
+    assert [rank["rank"] for rank in details["ranks"]] == [0, 1]
+    missed = at_both(lambda views: [view.control[OLD].update(w=False) for view in views])
+    seen = missed.details["checks"]["model_equal"]
+    assert seen["control"] == {f"w {OLD}": False, f"w {NEW}": True}
+    assert seen["control_missed"] == [f"w {OLD}"]
+
+
+def test_a_name_that_differs_twice_is_told_once() -> None:
+    def differs(views: list[CheckReport]) -> None:
+        views[0].add([finding("w", "differs", 1.0, OLD), finding("w", "differs", 2.0, NEW)])
+
+    verdict = at_both(differs)
+    assert verdict.failed[0].names == ["w"]
+    assert [one["where"] for one in verdict.details["checks"]["model_equal"]["worst"]] == [NEW, OLD]
+    assert verdict.max_abs_diff == 2.0
 
 
 def test_a_failure_outranks_a_missing_control() -> None:
     seen = reports()
     seen[0].checks["model_equal"].add([finding("w", "differs")])
     seen[1].checks["optim_equal"].control = seen[0].checks["optim_equal"].control = {}
-    verdict = judge(seen)
+    verdict = judge([seen], [2])
     assert (verdict.status, verdict.powered) == ("fail", False)
 
 
 def test_a_compiled_cell_that_ran_eagerly_is_vacuous() -> None:
     seen = reports()
     seen[1].compiled = False
-    assert judge(seen).reason == "compile: nothing was compiled on rank 1"
+    assert judge([seen], [2]).reason == "compile: nothing was compiled on rank 1"
 
 
 def test_a_cell_without_any_check_is_vacuous() -> None:
-    assert judge([RankReport(0)]).status == "vacuous"
+    assert judge([[RankReport(0)]], [1]).status == "vacuous"
 
 
 def test_the_worst_of_all_ranks_come_first_with_their_ranks() -> None:
@@ -83,7 +182,7 @@ def test_the_worst_of_all_ranks_come_first_with_their_ranks() -> None:
         seen[0].checks["model_equal"].add([finding(f"w{number}", "differs", float(number), "at 2")])
     far = Finding("w11", Problem.contract, "param", 50.0, {"text": "differs"}, "at 2")
     seen[1].checks["model_equal"].add([far, Finding("gone", Problem.missing, where="at 2")])
-    verdict = judge(seen)
+    verdict = judge([seen], [2])
     details = verdict.details["checks"]["model_equal"]
     worst = details["worst"]
     assert [one["name"] for one in worst] == ["gone", "w11", *(f"w{number}" for number in range(10, 2, -1))]
@@ -150,9 +249,18 @@ def test_a_fault_that_nothing_tells_of_says_what_was_expected() -> None:
     assert verdict.reason.endswith("KeyError in load (initial_lr): nothing was")
 
 
+def test_an_expectation_says_no_more_than_it_asks_for() -> None:
+    asked = replace(PLANTED, expects=[Expect(check="optim_equal")])
+    config = Config(scenario=ScenarioConfig(name="a", target="x"), world_size=2, fault=asked)
+    verdict = verdict_of(job(config), [Outcome(reports())])
+    assert verdict.reason == "fault=lr was not seen as optim_equal: nothing was"
+    skipped = verdict_of(job(config), [Outcome([RankReport(rank, skip="no") for rank in range(2)])])
+    assert (skipped.status, skipped.reason, skipped.fault_seen) == ("skip", "no", None)
+
+
 def test_what_the_checks_had_found_before_a_rank_raised_is_told() -> None:
-    before = {"model_equal": CheckReport()}
-    before["model_equal"].add([finding("w", "differs")])
+    before = [RankReport(1, {"model_equal": CheckReport()})]
+    before[0].checks["model_equal"].add([finding("w", "differs")])
     raised = RaisedError(1, "load", "ValueError", "no", "CheckpointException", 0)
     verdict = verdict_of(job(), [Outcome([], "error", raised, before=before)])
     assert verdict.reason == (

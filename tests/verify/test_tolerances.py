@@ -2,12 +2,14 @@
 
 import math
 
+import pytest
 import torch
+from torch import nn
 
 from dcpbench.records.sentences import describe
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
-from dcpbench.verify.tolerances import compare_close
+from dcpbench.verify.tolerances import compare_close, loss_tolerance
 
 TWIN = torch.tensor([[1.0, 2.0], [3.0, 400.0]])
 ROW = Extent((2, 2), (1, 0), (1, 2), 0, 2)
@@ -70,3 +72,42 @@ def test_close_is_relative_to_the_tensor_and_not_absolute() -> None:
     assert compare_close(moment(1e-8), moment(1.00001e-8), 1e-4) == []
     assert compare_close(moment(1e-8), moment(1.1e-8), 1e-4)
     assert compare_close(moment(1e-8), moment(0.0), 1e-4)
+
+
+def of(tensor: torch.Tensor, kind: str = "param", name: str = "w") -> Leaves:
+    return {name: TensorLeaf(tensor, whole(tensor), None, kind)}
+
+
+def test_a_coarse_dtype_has_a_wider_tolerance_and_no_other() -> None:
+    fine = torch.tensor([1.0, 1.03])
+    assert compare_close(of(torch.ones(2)), of(fine), 1e-4)
+    coarse = torch.ones(2, dtype=torch.bfloat16)
+    assert compare_close(of(coarse), of(fine.bfloat16()), 1e-4) == []
+    assert compare_close(of(coarse), of(torch.tensor([1.0, 1.1]).bfloat16()), 1e-4)
+    # What float32 holds of a bfloat16 model is made of its roundings; an optimizer's own scalars are not.
+    moment = of(torch.ones(2), "exp_avg", "state.w.exp_avg")
+    assert compare_close(of(coarse) | moment, of(coarse) | of(fine, "exp_avg", "state.w.exp_avg"), 1e-4) == []
+    step = of(torch.tensor(50.0), "step", "state.w.step")
+    behind = of(torch.tensor(49.0), "step", "state.w.step")
+    assert compare_close(of(coarse) | step, of(coarse) | behind, 1e-4)
+
+
+def test_a_loss_of_a_coarse_model_is_a_mean_and_rounds_less() -> None:
+    assert loss_tolerance(1e-4, nn.Linear(2, 2)) == 1e-4
+    assert loss_tolerance(1e-6, nn.Linear(2, 2)) == 1e-6
+    assert 5e-4 < loss_tolerance(1e-4, nn.Linear(2, 2, dtype=torch.bfloat16)) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.tensor([True, False]), torch.tensor([True, True])),
+        (torch.tensor([2**62 + 1]), torch.tensor([2**62])),
+        (torch.tensor([1 + 1j]), torch.tensor([1 + 2j])),
+        (torch.tensor([-math.inf, 1.0]), torch.tensor([0.0, 1.0])),
+        (torch.tensor([1.0, 2.0]).to(torch.float8_e4m3fn), torch.tensor([1.0, 1.5]).to(torch.float8_e4m3fn)),
+    ],
+)
+def test_every_dtype_is_compared(one: torch.Tensor, other: torch.Tensor) -> None:
+    assert compare_close(of(one), of(one.clone()), 1e-4) == []
+    assert compare_close(of(one), of(other), 1e-4)

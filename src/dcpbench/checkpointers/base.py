@@ -8,13 +8,16 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import InitVar, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from dcpbench.measure.raw_io import RawIO
 from dcpbench.verify.audit import Manifest
+from dcpbench.verify.plain_read import Stored
+
+T = TypeVar("T")
 
 
 class Ranks(Protocol):
@@ -74,6 +77,21 @@ class PendingSave:
             self.when_complete()
         return completed - self.started
 
+    def then(self, do: Callable[[], T]) -> Future[T]:
+        """What `do` returns; it is called the moment the checkpoint is complete, in the thread in which that
+        happens: at once if it is already, never if the save fails."""
+        returned: Future[T] = Future()
+
+        def call(completed: Future[float]) -> None:
+            try:
+                completed.result()
+                returned.set_result(do())
+            except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
+                returned.set_exception(error)
+
+        self._completed.add_done_callback(call)
+        return returned
+
     def when_ended(self, callback: Callable[[], None]) -> None:
         """Call `callback` once the save has ended, well or not; at once if it has already."""
         self._completed.add_done_callback(lambda _: callback())
@@ -112,6 +130,11 @@ class Checkpointer(ABC):
     @abstractmethod
     def read_tensor(self, checkpoint_id: str, key: str) -> torch.Tensor | None:
         """A whole tensor by its flattened key, on the CPU; None if there is none."""
+
+    def stored(self, checkpoint_id: str) -> Stored:
+        """How to read each tensor from a complete checkpoint's files without what wrote them; empty where
+        there is no such way."""
+        return {}
 
     def size(self, checkpoint_id: str) -> int:
         """The bytes that a checkpoint takes up."""

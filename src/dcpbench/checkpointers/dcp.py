@@ -1,5 +1,7 @@
 """`torch.distributed.checkpoint`, in all its ways of saving (a function each) and on every storage."""
 
+import io
+import pickle
 import pkgutil
 import threading
 import time
@@ -20,6 +22,7 @@ from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks
 from dcpbench.checkpointers.storage import Storage
 from dcpbench.config.schema import Config
 from dcpbench.verify.audit import Chunk, Entry, Manifest
+from dcpbench.verify.plain_read import Stored, StoredChunk
 
 
 class DcpCheckpointer(Checkpointer):
@@ -59,6 +62,9 @@ class DcpCheckpointer(Checkpointer):
         tensor = torch.empty(entry.size, dtype=entry.properties.dtype)
         dcp.load({key: tensor}, storage_reader=reader, no_dist=True)
         return tensor
+
+    def stored(self, checkpoint_id: str) -> Stored:
+        return stored_chunks(Path(checkpoint_id))
 
     def size(self, checkpoint_id: str) -> int:
         return sum(self._storages[0].lengths(checkpoint_id).values())
@@ -104,16 +110,46 @@ def manifest_of(metadata: Metadata, lengths: Mapping[str, int]) -> Manifest:
         named[place.relative_path] = max(named.get(place.relative_path, 0), place.offset + place.length)
     files = {index: place.relative_path for index, place in stored.items()}
     entries: dict[str, Entry] = {}
+    claimed: set[MetadataIndex] = set()
     for key, entry in metadata.state_dict_metadata.items():
         if isinstance(entry, TensorStorageMetadata):
             chunks = [
                 Chunk(tuple(one.offsets), tuple(one.sizes), files.get(MetadataIndex(key, one.offsets)))
                 for one in entry.chunks
             ]
+            claimed.update(MetadataIndex(key, one.offsets) for one in entry.chunks)
             entries[key] = Entry(tuple(entry.size), str(entry.properties.dtype), tuple(chunks))
         else:
             entries[key] = Entry(None, None, (Chunk((), (), files.get(MetadataIndex(key))),))
-    return Manifest(entries, named, lengths)
+            claimed.add(MetadataIndex(key))
+    unclaimed = tuple(f"{one.fqn} at {[*(one.offset or ())]}" for one in stored if one not in claimed)
+    return Manifest(entries, named, lengths, frozenset([".metadata"]), unclaimed)
+
+
+def stored_chunks(folder: Path) -> Stored:
+    """What lies in DCP's files by the byte ranges that `.metadata` names, each the output of a `torch.save`.
+    `.metadata` is a pickle, and one that this cell wrote. What is compressed cannot be read so."""
+    path = folder / ".metadata"
+    if not path.exists():
+        return {}
+    metadata = pickle.loads(path.read_bytes())  # noqa: S301
+    stored: defaultdict[str, list[StoredChunk]] = defaultdict(list)
+    for index, place in metadata.storage_data.items():
+        entry = metadata.state_dict_metadata.get(index.fqn)
+        if not isinstance(entry, TensorStorageMetadata) or place.transform_descriptors:
+            continue
+        sizes = [tuple(one.sizes) for one in entry.chunks if one.offsets == index.offset]
+        read = partial(_read_range, folder / place.relative_path, place.offset, place.length)
+        stored[index.fqn] += [StoredChunk(tuple(index.offset), size, read) for size in sizes]
+    return stored
+
+
+def _read_range(path: Path, offset: int, length: int) -> torch.Tensor:
+    with path.open("rb") as file:
+        file.seek(offset)
+        held = torch.load(io.BytesIO(file.read(length)), map_location="cpu", weights_only=True)
+    assert isinstance(held, torch.Tensor)
+    return held
 
 
 def _hold_back(writer: StorageWriter) -> threading.Event:

@@ -2,7 +2,9 @@
 
 import io
 import os
+import pickle
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks, file_l
 from dcpbench.config.schema import Config
 from dcpbench.measure.raw_io import RawIO
 from dcpbench.verify.audit import Chunk, Entry, Manifest
+from dcpbench.verify.plain_read import Stored, StoredChunk
 
 FILE = "state.pt"
 
@@ -91,6 +94,60 @@ class TorchSaveCheckpointer(Checkpointer):
     def read_tensor(self, checkpoint_id: str, key: str) -> torch.Tensor | None:
         held = _read(checkpoint_id).get(key)
         return held.clone() if isinstance(held, torch.Tensor) else None
+
+    def stored(self, checkpoint_id: str) -> Stored:
+        path = Path(checkpoint_id) / FILE
+        with zipfile.ZipFile(path) as archive:
+            (pickled,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+            held = _Records(io.BytesIO(archive.read(pickled)), path, pickled.split("/")[0]).load()
+        slots = ((key, container[name]) for container, name, key in _slots(held))
+        return {key: [chunk] for key, chunk in slots if isinstance(chunk, StoredChunk)}
+
+
+class _Other:
+    """Stands for an object of which nothing is looked at."""
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def __setstate__(self, _: Any) -> None: ...
+
+
+class _Records(pickle.Unpickler):
+    """Reads the directory of a `torch.save`, with tensors as the records of the archive that they lie in, and
+    without whatever else is no plain value."""
+
+    def __init__(self, pickled: io.BytesIO, path: Path, root: str) -> None:
+        super().__init__(pickled)
+        self._path, self._root = path, root
+
+    def persistent_load(self, pid: Any) -> tuple[torch.dtype, str]:
+        _, storage, name, *_ = pid
+        return getattr(storage, "dtype", torch.uint8), f"{self._root}/data/{name}"
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return self._chunk
+        if module == "torch" and name.endswith("Storage"):
+            return getattr(torch, name)
+        if (module, name) == ("collections", "OrderedDict"):
+            return dict
+        return _Other
+
+    def _chunk(
+        self,
+        storage: tuple[torch.dtype, str],
+        offset: int,
+        sizes: tuple[int, ...],
+        strides: tuple[int, ...],
+        *_: Any,
+    ) -> StoredChunk:
+        def read() -> torch.Tensor:
+            dtype, record = storage
+            with zipfile.ZipFile(self._path) as archive:
+                flat = torch.frombuffer(bytearray(archive.read(record)), dtype=dtype)
+            return flat.as_strided(sizes, strides, offset)
+
+        return StoredChunk((0,) * len(sizes), tuple(sizes), read)
 
 
 def _state_dicts(state: dict[str, Any]) -> dict[str, Any]:

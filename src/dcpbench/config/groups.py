@@ -38,7 +38,7 @@ Rerun = StrEnum("Rerun", "none failed")
 Isolation = StrEnum("Isolation", "warm fresh")
 """Whether ranks stay up from cell to cell; after anything but a pass they are replaced anyway."""
 
-Place = StrEnum("Place", "restored live staged written")
+Place = StrEnum("Place", "restored live staged written both")
 """Where a fault is planted."""
 
 Sharing = StrEnum("Sharing", "none disjoint correctness")
@@ -154,7 +154,9 @@ class ParallelConfig(Group):
             sizes[rest[0]] = world_size // fixed
         if sizes and math.prod(sizes.values()) != world_size:
             how = "cannot be made to multiply" if rest else f"multiplies to {fixed}, not"
-            raise ConfigError(f"parallel={self.name}: the mesh {wanted} {how} to the world size {world_size}")
+            why = f", which is no multiple of {fixed}" if rest else ""
+            reason = f"the mesh {wanted} {how} to the world size {world_size}{why}"
+            raise ConfigError(f"parallel={self.name}: {reason}")
         return sizes
 
 
@@ -256,19 +258,26 @@ class Expect:
     message: str | None = None
 
 
+def rank_of(rank: int, world_size: int) -> int:
+    """Which rank that is in a world of this size: a negative one counts from the last; the first or the last
+    one where there are not so many."""
+    return max(world_size + rank, 0) if rank < 0 else min(rank, world_size - 1)
+
+
 @dataclass
 class FaultConfig:
     """A defect planted on purpose by `target`, null for none, and by what it has to be seen.
 
     `at` says where: after a load in what was `restored`, in the `live` state right after a save, in
-    what is `staged` to be saved, in the files that were `written`. On all ranks, or `on_one_rank`, the last
-    but one. `dcpbench.faults.registry` declares them.
+    what is `staged` to be saved, in the files that were `written`, or in `both` what is staged and what is
+    restored. On all ranks, or `on_one_rank`, which `rank_of` says. `dcpbench.faults.registry` declares them.
     """
 
     name: str = MISSING
     target: str | None = None
     at: Place = Place.restored
     on_one_rank: bool = how_run(False)
+    rank: int = how_run(-2)
     expects: list[Expect] = how_run(list)
     only: dict[str, Only] = how_run(dict)
     options: dict[str, Any] = field(default_factory=dict)

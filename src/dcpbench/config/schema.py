@@ -13,6 +13,8 @@ OF_THE_SWEEP = ("resume", "rerun", "plan", "objective")
 """Keys that say what to do with a sweep: they take one value, and no cell has them."""
 REPEATS = "repeats"
 """How often a sweep runs each of its cells, which differ in `repeat` then; takes one value too."""
+SEED_STRIDE = 1_000_003
+"""Apart by so much are the seeds from which the batches of two seeds are drawn; a step's is one more."""
 
 
 @dataclass
@@ -101,6 +103,10 @@ class Config:
             value = attrgetter(key)(self)
             if value is not None and value < lowest:
                 raise ConfigError(f"{key}={value}: must be at least {lowest}")
+        # What a generator of torch can be seeded with, for the batch of each step.
+        low, high = -(2**63) // SEED_STRIDE + 1, (2**64 - 1 - self.last_step) // SEED_STRIDE
+        if not low <= self.seed <= high:
+            raise ConfigError(f"seed={self.seed}: must be between {low} and {high}")
         if self.overlap_saves and len(self.save_steps) < 2:
             raise ConfigError(f"overlap_saves=true: saves={self.saves} leaves nothing to overlap; at least 2")
         for phase, limit_s in self.timeouts.by_phase().items():

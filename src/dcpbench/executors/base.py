@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dcpbench.config.groups import TimeoutsConfig
-from dcpbench.records.findings import Cause
-from dcpbench.records.rank_report import CheckReport, RankReport
+from dcpbench.records.findings import Cause, RaisedError
+from dcpbench.records.rank_report import RankReport
 from dcpbench.worker.messages import CellSpec, WorldKind
 
 OnPhase = Callable[[int, str], None]
@@ -17,15 +17,17 @@ OnPhase = Callable[[int, str], None]
 class Outcome:
     """How a stage ended: with a report of every rank, or with a `status` and its `cause`.
 
-    `before` are the checks of the rank that raised, as far as it had come; `details` is more for the row's
-    details. Where no rank could be started, `status` is `error` and `problem` says why.
+    `raised` is what each rank raised that raised by itself; `before` is what those that raised had reported
+    until then; `details` is more for the row's details. Where no rank could be started, `status` is `error`
+    and `problem` says why.
     """
 
     reports: list[RankReport]
     status: str | None = None
     cause: Cause | None = None
     problem: str | None = None
-    before: dict[str, CheckReport] = field(default_factory=dict)
+    raised: tuple[RaisedError, ...] = ()
+    before: list[RankReport] = field(default_factory=list)
     details: dict[str, Any] = field(default_factory=dict)
 
 

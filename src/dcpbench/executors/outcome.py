@@ -45,8 +45,11 @@ def outcome_of(ranks: Sequence[Rank], phase: str, limit_s: float) -> Outcome:
         "log_tail": stack_dumps.tail(first.log),
     }
     if failed := first.failed:
-        before = failed.report.checks if failed.report else {}
-        return Outcome(reports, "error", failed.error, None, before, details | {"phase": failed.error.phase})
+        heard = [(rank, rank.failed) for rank in ranks if rank.failed]
+        raised = tuple(one.error for rank, one in heard if rank is first or not one.secondary)
+        before = [one.report for _, one in heard if one.report]
+        details["phase"] = failed.error.phase
+        return Outcome(reports, "error", failed.error, raised=raised, before=before, details=details)
     frame = stack_dumps.fatal(first.log)
     death = RankDeath(first.number, first.phase, first.ending(), bool(first.uploads), frame)
     return Outcome(reports, "crash", death, details=details)

@@ -2,6 +2,7 @@
 
 import copy
 import pkgutil
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch.distributed.checkpoint.stateful import Stateful
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks
-from dcpbench.config.groups import FaultConfig, Place
+from dcpbench.config.groups import FaultConfig, Place, rank_of
 from dcpbench.faults.targets import Target
 
 
@@ -31,7 +32,8 @@ class FaultInjector:
         if "model" not in state:
             return self._save(state, checkpoint_id, slot)
         self._first = self._first or Path(checkpoint_id)
-        if self._fault.at is Place.staged:
+        self._kept.setdefault("saved", state)
+        if self._fault.at in (Place.staged, Place.both):
             state = {
                 name: copy.deepcopy(each.state_dict() if isinstance(each, Stateful) else each)
                 for name, each in state.items()
@@ -41,23 +43,29 @@ class FaultInjector:
         if self._fault.at is Place.live:
             self._plant(state, checkpoint_id)
         if self._fault.at is Place.written:
-            pending.when_complete = partial(self._damage_files, checkpoint_id)
+            damaged = pending.then(partial(self._damage_files, checkpoint_id))
+            pending.when_complete = partial(self._meet_after, damaged)
         return pending
 
     def load(self, state: dict[str, Any], checkpoint_id: str) -> None:
         self._load(state, checkpoint_id)
-        if self._fault.at is Place.restored and "model" in state:
+        if self._fault.at in (Place.restored, Place.both) and "model" in state:
             self._plant(state, checkpoint_id)
 
     def _damage_files(self, checkpoint_id: str) -> None:
-        """On rank 0, before any rank goes on."""
+        """On rank 0, before anything else is told that the checkpoint is complete."""
         if self._ranks.rank == 0:
             self._plant({}, checkpoint_id)
+
+    def _meet_after(self, damaged: Future[None]) -> None:
+        """No rank goes on before the files are damaged."""
+        damaged.result()
         self._ranks.meet()
 
     def _plant(self, state: dict[str, Any], checkpoint_id: str) -> None:
         folder = Path(checkpoint_id)
         first = self._first or min(folder.parent.iterdir(), key=lambda path: path.stat().st_mtime)
         target = Target(state, self._ranks, folder, first, self._read, self._kept)
-        if target.victim or not self._fault.on_one_rank:
+        victim = rank_of(self._fault.rank, self._ranks.size)
+        if self._ranks.rank == victim or not self._fault.on_one_rank:
             self._damage(target)

@@ -22,6 +22,7 @@ def fault(
     at: Place = Place.restored,
     only: dict[str, Only] | None = None,
     on_one_rank: bool = False,
+    rank: int = -2,
     **options: Any,
 ) -> Callable[[Plant], Plant]:
     """Declare a function that plants a defect in a `Target`, as a value of Hydra's group `fault`.
@@ -31,7 +32,8 @@ def fault(
         name: of the fault; the function's own name if it is not given.
         at: what is damaged.
         only: the values of other axes with which it can be planted.
-        on_one_rank: whether it is planted on the last rank but one alone.
+        on_one_rank: whether it is planted on one rank alone.
+        rank: which one that is, counted from the last one if negative.
         options: further arguments of the function. One function may stand for several faults.
 
     Raises:
@@ -41,7 +43,7 @@ def fault(
     def declare(plant: Plant) -> Plant:
         target = f"{plant.__module__}.{plant.__qualname__}"
         spec = FaultConfig(
-            name or plant.__name__, target, at, on_one_rank, list(expects), only or {}, options
+            name or plant.__name__, target, at, on_one_rank, rank, list(expects), only or {}, options
         )
         if FAULTS.setdefault(spec.name, spec) != spec:
             raise ValueError(f"fault {spec.name}: declared twice")
@@ -58,7 +60,7 @@ written = partial(fault, at=Place.written)
 
 def load_faults() -> dict[str, FaultConfig]:
     """dcpbench's own faults, and those of plug-ins that have been loaded, by name in alphabetical order."""
-    for module in ("saves", "tensors", "values"):
+    for module in ("conduct", "saves", "tensors", "values"):
         importlib.import_module(f"dcpbench.faults.{module}")
     return dict(sorted(FAULTS.items()))
 

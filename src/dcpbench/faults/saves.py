@@ -1,16 +1,19 @@
 """Defects of a save: of what is staged, of the live state right after it, and of the files on disk once the
 checkpoint is complete, which rank 0 damages."""
 
+import mmap
 import os
 import pickle
 import shutil
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dcpbench.config.groups import Expect, Only
-from dcpbench.faults.registry import staged, written
+from dcpbench.config.groups import Expect, Only, Place
+from dcpbench.faults.registry import fault, staged, written
 from dcpbench.faults.values import WITH_MOMENTS
 
 if TYPE_CHECKING:
@@ -43,6 +46,13 @@ def weight_staged_as_bf16(target: "Target") -> None:
     """One weight is staged in a narrower dtype, and comes back as if nothing had happened."""
     weights = target.state["model"]
     weights["net2.weight"] = weights["net2.weight"].bfloat16()
+
+
+@staged(Expect("optim_equal", r"param_groups\.0\.lr"))
+def restored_run_saved_wrong(target: "Target") -> None:
+    """What a restored run saves has another learning rate."""
+    if target.folder.name.endswith("-again"):
+        target.param_groups[0]["lr"] *= 2
 
 
 @_lost()
@@ -146,6 +156,95 @@ def metadata_names_other_places(target: "Target") -> None:
             other = replace(index, fqn=f"{index.fqn}_sq")
             places[index], places[other] = places[other], places[index]
     path.write_bytes(pickle.dumps(metadata))
+
+
+@written(Expect("checkpoint_whole", r"__9_9\.distcp", 0))
+def file_stray(target: "Target") -> None:
+    """The checkpoint's folder has a file that no entry names."""
+    (target.folder / "__9_9.distcp").write_bytes(b"stray")
+
+
+@written(Expect("checkpoint_whole", r"model\.net9\.weight .*", 0), only=_OF_DCP)
+def entry_without_key(target: "Target") -> None:
+    """`.metadata` has a place for a tensor that has no key."""
+    path = target.folder / ".metadata"
+    metadata = pickle.loads(path.read_bytes())  # noqa: S301 - this cell wrote it a moment ago
+    index, place = next(iter(metadata.storage_data.items()))
+    metadata.storage_data[replace(index, fqn="model.net9.weight")] = place
+    path.write_bytes(pickle.dumps(metadata))
+
+
+@staged(Expect("checkpoint_whole", r"tensor_object\.data", 0), Expect(phases=["load"]))
+def tensor_stored_as_bytes(target: "Target") -> None:
+    """A tensor is staged as a list of its elements."""
+    held = target.state["tensor_object"]
+    held["data"] = held["data"].tolist()
+
+
+@staged(Expect("checkpoint_whole", rank=0, problem="not_synced"))
+def fsync_left_out(target: "Target") -> None:
+    """Nothing is synced any more; when the cell ends, `os.fsync` is put back."""
+    vars(os)["fsync"] = lambda file: None
+
+
+@fault(Expect("files_equal", r"model\..*"), at=Place.both, only=_OF_DCP)
+def values_negated_twice(target: "Target") -> None:
+    """What the model's tensors are saved as is negated, and what is loaded is negated again."""
+    for part in target.parts("model.*").values():
+        if part.local.is_floating_point():
+            part.local.neg_()
+
+
+@fault(
+    Expect("files_equal", r"model\..*"),
+    at=Place.both,
+    only=_OF_DCP
+    | {"parallel": Only(["none", "ddp", "fsdp2", "hsdp2", "fsdp2_tp"], "its parts are saved as they lie")},
+)
+def load_served_from_memory(target: "Target") -> None:
+    """The files hold zeros, and a load takes the model from where the save has kept it in memory."""
+    parts = {key: part.local for key, part in target.parts("model.*").items()}
+    if isinstance(target.state["model"], dict):
+        target.kept[target.folder.name] = {key: local.clone() for key, local in parts.items()}
+        for local in parts.values():
+            local.zero_()
+    else:
+        for key, local in parts.items():
+            local.copy_(target.kept[target.folder.name][key])
+
+
+@written(Expect("files_unchanged", r".*\.distcp", 0), only=_OF_DCP)
+def bytes_after_success(target: "Target") -> None:
+    """The largest file is all zeros when the save reports success, and gets its bytes 80 ms later."""
+    path = _largest(target.folder)
+    content = path.read_bytes()
+    path.write_bytes(bytes(len(content)))
+
+    def write() -> None:
+        with path.open("r+b") as file:
+            file.write(content)
+
+    _later(write)
+
+
+@written(Expect("files_unchanged", r".*\.distcp", 0), only=_OF_DCP)
+def file_overwritten_later(target: "Target") -> None:
+    """80 ms after success a shared mapping of the largest file changes a byte that no load looks at."""
+    path = _largest(target.folder)
+
+    def overwrite() -> None:
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+            # Records of a zip archive are aligned with Zs.
+            mapped[mapped.find(b"ZZZZ")] ^= 1
+
+    _later(overwrite)
+
+
+def _later(do: Callable[[], object]) -> None:
+    """Call it 80 ms from now, in a thread."""
+    timer = threading.Timer(0.08, do)
+    timer.daemon = True
+    timer.start()
 
 
 @written(Expect("model_equal", r"net\d\..*"))

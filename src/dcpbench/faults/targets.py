@@ -34,11 +34,6 @@ class Target:
     kept: dict[str, Any]
 
     @property
-    def victim(self) -> bool:
-        """Whether this is the rank that a fault `on_one_rank` damages: the last but one, so 2 of 4."""
-        return self.ranks.rank == max(self.ranks.size - 2, 0)
-
-    @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The optimizer's groups with their hyperparameters."""
         held = self.state["optimizer"]

@@ -2,12 +2,12 @@
 largest one that it matches."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dcpbench.config.groups import Expect, Only
-from dcpbench.faults.registry import fault, live, on_one_rank, staged
+from dcpbench.faults.registry import Plant, fault, live, on_one_rank, staged
 from dcpbench.faults.values import WITH_MOMENTS
 
 if TYPE_CHECKING:
@@ -36,7 +36,19 @@ _exp_avg_sq = partial(_moment, _entry("exp_avg_sq"), key=_EXP_AVG_SQ)
 _buffer = partial(on_one_rank, only=_BUFFERED)
 
 
+def _object(name: str, part: str, **options: Any) -> Callable[[Plant], Plant]:
+    """A fault of a part of the stateful object that nothing else sees."""
+    expect = Expect("extra_equal", rf"tensor_object\.{part}", -2)
+    return on_one_rank(expect, name=name, key=f"tensor_object.{part}", **options)
+
+
+def _on_rank(rank: int, check: str, name_of: str, **options: Any) -> Callable[[Plant], Plant]:
+    return on_one_rank(Expect(check, name_of, rank), rank=rank, **options)
+
+
 @_weight(name="weight_lowest_bit", number=0)
+@_on_rank(0, "model_equal", r"net\d\.weight", name="weight_on_rank_0", key=_WEIGHT, number=0)
+@_on_rank(3, "model_equal", r"net\d\.weight", name="weight_on_rank_3", key=_WEIGHT, number=0)
 @_weight(name="weight_exponent_bit", number=23)
 @_weight(name="weight_highest_bit", number=31)
 @on_one_rank(Expect("model_equal", r"net\d\.bias", -2), name="bias_lowest_bit", key="model.*.bias", number=0)
@@ -44,6 +56,15 @@ _buffer = partial(on_one_rank, only=_BUFFERED)
 @_exp_avg(name="exp_avg_lowest_bit", number=0)
 @_exp_avg(name="exp_avg_highest_bit", number=31)
 @_exp_avg_sq(name="exp_avg_sq_lowest_bit", number=0)
+@_on_rank(
+    1,
+    "optim_equal",
+    r"state\.net\d\.weight\.exp_avg",
+    name="exp_avg_on_rank_1",
+    only=WITH_MOMENTS,
+    key="optimizer.state.*.weight.exp_avg",
+    number=0,
+)
 @on_one_rank(Expect("extra_equal", _DATA, -2), name="object_lowest_bit", key=_OBJECT, number=0)
 def bit(target: "Target", key: str, number: int) -> None:
     """One bit of the element with the largest magnitude: 0 is one unit in the last place, 31 the sign."""
@@ -58,10 +79,18 @@ def frozen_changed(target: "Target") -> None:
         target.flip(part, 0)
 
 
+@fault(Expect("model_equal", r"layer1\.weight"), only=_FINE_TUNED)
+def head_zeroed(target: "Target") -> None:
+    """A layer that is trained on top of a frozen model is zeros, where it is restored."""
+    if "optimizer" in target.state:
+        target.largest("model.layer1.weight").zero_()
+
+
 @_weight(name="weight_nan")
+@_object("nan_canonicalised", "nans")
 def nan(target: "Target", key: str) -> None:
-    """One element is NaN."""
-    target.largest(key)[0] = math.nan
+    """One element is NaN, if this rank has any."""
+    target.largest(key)[:1] = math.nan
 
 
 @live(name="save_nudges_weight", on_one_rank=True, key=_WEIGHT, by=0.01)
@@ -80,6 +109,7 @@ def one_more(target: "Target", key: str) -> None:
 
 
 @_weight(name="weight_zeroed")
+@_object("denormals_flushed", "denormals")
 @_exp_avg(name="exp_avg_zeroed")
 @_exp_avg_sq(name="exp_avg_sq_zeroed")
 @fault(Expect("model_equal", "gain", 0), name="buffer_zeroed", only=_BUFFERED, key=_GAIN)
@@ -169,6 +199,7 @@ def shards_exchanged(target: "Target") -> None:
 
 @_weight(name="weight_of_earlier_checkpoint")
 @_exp_avg(name="exp_avg_of_earlier_checkpoint")
+@_object("object_of_earlier_checkpoint", "data")
 def of_earlier_checkpoint(target: "Target", key: str) -> None:
     """One tensor's part is that of the cell's first checkpoint."""
     name, leaf = next(iter(target.parts(key).items()))
@@ -181,6 +212,10 @@ def of_earlier_checkpoint(target: "Target", key: str) -> None:
 @_weight(name="weight_rolled", method="roll", arguments=[1])
 @_weight(name="weight_through_bf16", method="bfloat16")
 @_weight(name="weight_through_fp16", method="half")
+@_object("integers_through_float64", "integers", method="double")
+@_object("zeros_unsigned", "zeros", method="abs")
+@_object("flags_inverted", "flags", method="logical_not")
+@_object("complex_conjugated", "complex", method="conj_physical")
 @_exp_avg(name="exp_avg_through_bf16", method="bfloat16")
 @_exp_avg_sq(name="exp_avg_sq_through_bf16", method="bfloat16")
 def converted(target: "Target", key: str, method: str, arguments: Sequence[int] = ()) -> None:

@@ -51,6 +51,8 @@ def hyperparameter(target: "Target", key: str, value: Any, group: int = 0) -> No
 
 
 @on_one_rank(_group("lr", rank=-2))
+@on_one_rank(_group("lr", rank=0), name="lr_on_rank_0", rank=0)
+@on_one_rank(_group("lr", rank=3), name="lr_on_rank_3", rank=3)
 def lr_next_float(target: "Target") -> None:
     """The learning rate of the first group is the next larger float."""
     group = target.param_groups[0]
@@ -81,6 +83,7 @@ def noise_seeded_again(target: "Target") -> None:
 
 
 @on_one_rank(_extra("noise.generator", -2), name="noise_one_draw_ahead")
+@on_one_rank(_extra("noise.generator", 1), name="noise_on_rank_1", rank=1)
 @live(name="save_draws_noise")
 def noise_drawn(target: "Target") -> None:
     """The random generator has drawn once more than it had."""

@@ -15,8 +15,8 @@ class CheckSpec:
         label: what it is called at the head of its column in a table.
         help: what holds when it holds, in one sentence.
         probe: for a check that no scenario makes: called on each rank as `probe(cell, target, checkpoint)`
-            after each load that was verified; it records what it sees with `cell.check(name, findings)` and
-            its negative control with `cell.control(name, fired)`.
+            after each load that was verified; it records what it sees with `cell.check(name, findings, where,
+            compared)` and its negative control with `cell.control(name, fired, where)`.
     """
 
     name: str
@@ -47,5 +47,10 @@ for _spec in (
     CheckSpec("contract_held", "contract", "what the scenario asks of DCP beside equality"),
     CheckSpec("checkpoint_whole", "whole", "the checkpoint has the keys, shapes, chunks and files it should"),
     CheckSpec("save_harmless", "harmless", "a run that saves ends in the state of one that never does"),
+    CheckSpec("state_resume_equal", "resume state=", "the state after resuming is the uninterrupted run's"),
+    CheckSpec("flags_equal", "flags=", "flags, modes, defaults, shared memory and gradients stayed"),
+    CheckSpec("side_effect_free", "no side effects", "saves and loads change nothing else that is live"),
+    CheckSpec("files_unchanged", "files=", "files are what they were when their save reported success"),
+    CheckSpec("files_equal", "plain read=", "the files hold what was saved, read without DCP"),
 ):
     register_check(_spec)

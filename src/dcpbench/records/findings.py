@@ -11,6 +11,7 @@ class Problem(StrEnum):
     """What kind of mismatch a finding is."""
 
     differs = "differs"  # a tensor's elements
+    nan = "nan"  # not a number, where there was one
     digests_differ = "digests_differ"  # of a tensor of which only digests are known
     value = "value"  # of what is no tensor
     missing = "missing"  # after a load
@@ -30,6 +31,11 @@ class Problem(StrEnum):
     not_asked_for = "not_asked_for"  # in the checkpoint, but not to be saved
     chunks = "chunks"  # of a checkpoint: overlapping, beyond their tensor, or stored nowhere
     files = "files"  # of a checkpoint: missing, or of another length
+    stray = "stray"  # a file of a checkpoint that none of its entries names
+    not_synced = "not_synced"  # a file of a checkpoint that was to be synced
+    unreadable = "unreadable"  # bytes of a file that cannot be decoded
+    unclaimed = "unclaimed"  # stored in a checkpoint, but under no key
+    file_changed = "file_changed"  # after its save had reported success: it came, went, or has other bytes
     contract = "contract"  # of what a scenario asks beside equality
 
 
@@ -45,6 +51,7 @@ class Finding:
         facts: what else is known, as plain data, by the names that the sentences use: `saved`, `restored`,
             `index`, `saved_bits`, `differing`, `elements`, ….
         where: of which checkpoint or moment, in words.
+        by: the defect of `dcpbench.verify.known_defects` that makes exactly this of the state, if one does.
     """
 
     name: str
@@ -53,12 +60,39 @@ class Finding:
     max_abs_diff: float | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     where: str = ""
+    by: str | None = None
 
     def plain(self) -> dict[str, Any]:
         """For JSON: nothing that is not known."""
         own = {"name": self.name, "problem": self.problem.value, "kind": self.kind}
-        known = {**own, "max_abs_diff": self.max_abs_diff, "where": self.where or None, **self.facts}
+        known = {
+            **own,
+            "max_abs_diff": self.max_abs_diff,
+            **self.facts,
+            "where": self.where or None,
+            "by": self.by,
+        }
         return {key: value for key, value in known.items() if value is not None}
+
+
+class GapKind(StrEnum):
+    """Why a check proves less than it should."""
+
+    no_control = "no_control"  # at all
+    not_reported = "not_reported"  # by the control, on any rank
+    not_looked_at = "not_looked_at"  # a place, by one rank
+    not_compared = "not_compared"  # a name, by any rank
+    not_controlled = "not_controlled"  # a name that one rank compared
+
+
+@dataclass(frozen=True)
+class Gap:
+    """What a check did not look at, or could not have seen: a name, or a whole place (`where`) on a rank."""
+
+    kind: GapKind
+    where: str = ""
+    name: str | None = None
+    rank: int | None = None
 
 
 @dataclass(frozen=True)

@@ -16,29 +16,43 @@ _KEPT = 10
 class CheckReport:
     """What one rank saw of one check, over all checkpoints of the cell.
 
-    `first` is its first finding, `worst` are the worst ones, the worst first, `names` all that differ.
-    `control` says for each name whether the negative control was reported as different.
+    `first` is its first finding, `worst` are the worst ones, the worst first. `distinct` has the worst of
+    each name, problem, place and defect: nothing that differs is left out of it.
+    `compared` says at each place (a checkpoint, a moment) of each name that was to be compared whether this
+    rank had any of it, `control` whether the negative control there was reported as different.
     """
 
     first: Finding | None = None
     worst: list[Finding] = field(default_factory=list)
     count: int = 0
-    names: list[str] = field(default_factory=list)
-    control: dict[str, bool] = field(default_factory=dict)
+    distinct: dict[tuple[str, ...], Finding] = field(default_factory=dict)
+    compared: dict[str, dict[str, bool]] = field(default_factory=dict)
+    control: dict[str, dict[str, bool]] = field(default_factory=dict)
 
     def add(self, findings: Iterable[Finding]) -> None:
         """More pieces of state that are not what they should be."""
         for finding in findings:
             self.count += 1
             self.first = self.first or finding
-            if finding.name not in self.names:
-                self.names.append(finding.name)
+            alike = (finding.name, finding.problem.value, finding.where, finding.by or "")
+            self.distinct[alike] = max(self.distinct.get(alike, finding), finding, key=_farness)
             self.worst = sorted([*self.worst, finding], key=badness, reverse=True)[:_KEPT]
+
+    @property
+    def names(self) -> list[str]:
+        """All that differ."""
+        return list(dict.fromkeys(finding.name for finding in self.distinct.values()))
 
     @property
     def max_abs_diff(self) -> float:
         """The largest distance that was seen; 0 where nothing differs or no distance can be determined."""
         return max((finding.max_abs_diff or 0.0 for finding in self.worst), default=0.0)
+
+
+def _farness(finding: Finding) -> float:
+    """How far it is as a part of the largest magnitude, which is what known failures are bounded by."""
+    share = finding.facts.get("share")
+    return math.inf if share is None or math.isnan(share) else float(share)
 
 
 def badness(finding: Finding) -> float:

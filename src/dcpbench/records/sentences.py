@@ -3,7 +3,16 @@
 from collections.abc import Iterable, Mapping, Sequence
 from string import Formatter
 
-from dcpbench.records.findings import Cause, Finding, LimitReached, Problem, RaisedError, RankDeath
+from dcpbench.records.findings import (
+    Cause,
+    Finding,
+    Gap,
+    GapKind,
+    LimitReached,
+    Problem,
+    RaisedError,
+    RankDeath,
+)
 
 _LISTED = 10
 """So many names of what differs stand in a sentence."""
@@ -12,6 +21,13 @@ _TEMPLATES: dict[Problem, tuple[str, ...]] = {
     Problem.differs: (
         "index {index}: saved {saved} ({saved_bits}), restored {restored} ({restored_bits}); "
         "{differing} of {elements} elements differ, by at most {max_abs_diff:.3g}",
+    ),
+    Problem.nan: (
+        "index {index}: saved {saved} ({saved_bits}), restored {restored} ({restored_bits}); "
+        "{differing} of {elements} elements differ",
+        "uninterrupted {uninterrupted}, resumed {resumed}",
+        "{reference} {expected}, here {actual}",
+        "it is not a number, the twin's is",
     ),
     Problem.digests_differ: (
         "digests differ in {differing} of {blocks} blocks, first between index {first} and {last}",
@@ -58,6 +74,11 @@ _TEMPLATES: dict[Problem, tuple[str, ...]] = {
         "nothing is stored for the chunk at {nowhere}",
     ),
     Problem.files: ("{named} bytes by .metadata, {found}",),
+    Problem.stray: ("{found} bytes, of which no entry knows",),
+    Problem.not_synced: ("no rank synced it, though sync_files is true",),
+    Problem.unreadable: ("its bytes cannot be read: {error}",),
+    Problem.unclaimed: ("it is stored, but no key has it",),
+    Problem.file_changed: ("when its save reported success {then}, at the end {now}",),
     Problem.contract: ("{text}",),
 }
 """How a problem reads: the first template of which every field is among the finding's facts."""
@@ -88,12 +109,26 @@ def check_sentence(check: str, rank: int, first: Finding, names: Sequence[str]) 
     return f"{check}: rank {rank}: {finding_sentence(first)}{others}"
 
 
-def powerless_sentence(check: str, missed: Sequence[str]) -> str:
-    """Why a check could not have failed."""
-    if not missed:
-        return f"{check}: no control ran"
-    more = f" (and {len(missed) - 1} more)" if len(missed) > 1 else ""
-    return f"{check}: its control did not report {missed[0]}{more}"
+def powerless_sentence(check: str, gaps: Sequence[Gap]) -> str:
+    """Why a check could not have failed, or did not look everywhere."""
+    first = gaps[0]
+    more = f" (and {len(gaps) - 1} more)" if len(gaps) > 1 else ""
+    what = first.name or "anything"
+    text = {
+        GapKind.no_control: "no control ran",
+        GapKind.not_reported: f"its control did not report {what}",
+        GapKind.not_looked_at: f"rank {first.rank} did not compare {what}",
+        GapKind.not_compared: f"no rank compared {what}",
+        GapKind.not_controlled: f"rank {first.rank} has no control of {what}",
+    }[first.kind]
+    return f"{check}: {f'{text} {first.where}'.strip()}{more}"
+
+
+def known_sentence(listed: Sequence[tuple[str, str, str | None]], seen: str) -> str:
+    """What is known of a failure, each by its id, reason and link, and then how it was seen."""
+    ids = ", ".join(dict.fromkeys(one for one, _, _ in listed))
+    reasons = dict.fromkeys(f"{reason} ({link})" if link else reason for _, reason, link in listed)
+    return f"known failure {ids}: {'; '.join(reasons)}; seen as {seen}"
 
 
 def cause_sentence(cause: Cause, before: Iterable[str] = ()) -> str:

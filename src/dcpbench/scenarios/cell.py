@@ -2,9 +2,9 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,11 @@ from dcpbench.config.schema import Config
 from dcpbench.records.findings import Finding
 from dcpbench.records.metrics import METRICS, PHASE_S, Measurement
 from dcpbench.records.rank_report import CheckReport, RankReport
+from dcpbench.verify.files import FileDigests, Synced
 from dcpbench.workloads.world import World
+
+Compared = Iterable[str] | Mapping[str, bool]
+"""The names that were compared; of those that lie on other ranks only, False."""
 
 
 class Skip(Exception):  # noqa: N818 - it is no error
@@ -52,6 +56,10 @@ class Cell:
     announce: Callable[[str], None]
     report: RankReport
     uploads: Uploads
+    files: dict[str, tuple[str, FileDigests]] = field(default_factory=dict)
+    """Of each checkpoint by its id: how it is called, and what its files were when it was complete."""
+    synced: Synced = field(default_factory=set)
+    """The files that this rank has synced."""
 
     def vary(self, folder: str | None = None, **parts: Any) -> "Cell":
         """The same cell, its report too, with parts of its configuration replaced, and its checkpoints in a
@@ -85,14 +93,18 @@ class Cell:
         """How many values of a metric this rank has recorded: the number of the next save, or load."""
         return sum(one.metric == metric for one in self.report.measurements)
 
-    def check(self, name: str, findings: Iterable[Finding], where: str = "") -> None:
-        """Record what a comparison found; `where` says at which checkpoint."""
-        self._report_of(name).add(replace(finding, where=where) for finding in findings)
+    def check(self, name: str, findings: Iterable[Finding], where: str, compared: Compared) -> None:
+        """Record what a comparison found and what it compared; `where` says at which checkpoint. A rank that
+        has nothing to compare there says so with nothing."""
+        report = self._report_of(name)
+        report.add(replace(finding, where=where) for finding in findings)
+        had = compared if isinstance(compared, Mapping) else dict.fromkeys(compared, True)
+        report.compared.setdefault(where, {}).update(had)
 
-    def control(self, name: str, fired: dict[str, bool], where: str = "") -> None:
-        """Record for each name whether the negative control of a check was reported as different."""
-        control = self._report_of(name).control
-        control.update({f"{key} {where}".strip(): value for key, value in fired.items()})
+    def control(self, name: str, fired: Mapping[str, bool], where: str) -> None:
+        """Record for each name whether the negative control of a check was reported as different at the place
+        where it was compared."""
+        self._report_of(name).control.setdefault(where, {}).update(fired)
 
     def _report_of(self, check: str) -> CheckReport:
         return self.report.checks.setdefault(check, CheckReport())

@@ -1,14 +1,19 @@
 """A checkpoint together with the state that it must bring back."""
 
+import math
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import torch.distributed as dist
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave
 from dcpbench.records.findings import Finding
+from dcpbench.verify import snapshot
 from dcpbench.verify.audit import Entry, expected_of
 from dcpbench.verify.compare import Recall, compare
 from dcpbench.verify.compare_layouts import compare_across
+from dcpbench.verify.files import FileDigests
+from dcpbench.verify.flags import snapshot_flags
 from dcpbench.verify.snapshot import (
     Leaves,
     named_parameters,
@@ -25,14 +30,19 @@ State = dict[str, Leaves]
 _PREFIXES = {"model_equal": "model.", "optim_equal": "optimizer."}
 """What the keys of a checkpoint begin with, by the check that looks at what lies there."""
 
+FLAGS = "flags_equal"
+"""The check that looks at what no checkpoint holds."""
+
 
 def live_state(run: TrainingRun) -> State:
     """The state of this rank, which goes on changing."""
-    return {
+    state = {
         "model_equal": snapshot_model(run.model),
         "optim_equal": snapshot_optimizer(run.model, run.optimizer),
         "extra_equal": snapshot_nested(run.objects()),
     }
+    everything = {name: leaf for leaves in state.values() for name, leaf in leaves.items()}
+    return {**state, FLAGS: snapshot_flags(run.model, run.optimizer, everything)}
 
 
 def retained_state(run: TrainingRun) -> State:
@@ -45,7 +55,7 @@ def promised_keys(run: TrainingRun, saved: State, beside: Leaves | None) -> dict
     frozen = {name for name, value in named_parameters(run.model).items() if not value.requires_grad}
     trained = {name: leaf for name, leaf in saved["model_equal"].items() if name not in frozen}
     promised = expected_of(beside or {})
-    for check, leaves in {**saved, "model_equal": trained}.items():
+    for check, leaves in {**saved, "model_equal": trained, FLAGS: {}}.items():
         promised |= expected_of(leaves, _PREFIXES.get(check, ""))
     return promised
 
@@ -57,6 +67,8 @@ class Checkpoint:
     Args:
         state: what was saved: this rank's parts, or of another layout the digests of whole tensors.
         by_content: whether parts lie otherwise where it is loaded, so that whole tensors are compared.
+        source: the training run that was saved, if it is in this process.
+        again: whether a restored run was saved once more.
     """
 
     step: int
@@ -64,19 +76,41 @@ class Checkpoint:
     checkpointer: Checkpointer
     state: State
     by_content: bool = False
+    source: TrainingRun | None = None
+    again: bool = False
 
     def __str__(self) -> str:
-        return f"in the checkpoint of step {self.step}"
+        return f"in the checkpoint of step {self.step}{', saved again' if self.again else ''}"
+
+    @property
+    def is_small(self) -> bool:
+        """Whether none of the model's tensors is large; the same on every rank."""
+        parts = self.state["model_equal"].values()
+        return all(
+            math.prod(part.extent.shape) * part.dtype.itemsize <= snapshot.LARGE_BYTES for part in parts
+        )
+
+    @property
+    def by_key(self) -> list[Leaves]:
+        """What each check looks at, by the flattened keys of a checkpoint."""
+        return [
+            {f"{_PREFIXES.get(check, '')}{name}": leaf for name, leaf in leaves.items()}
+            for check, leaves in self.state.items()
+        ]
 
     def recall(self, prefix: str) -> Recall:
         """What it holds below a prefix of its keys; any rank may ask, by itself."""
         return lambda name: self.checkpointer.read_tensor(self.checkpoint_id, f"{prefix}{name}")
 
+    def recall_of(self, check: str) -> Recall:
+        """What it holds of what a check looks at, by the names that the check has for it."""
+        return self.recall(_PREFIXES.get(check, ""))
+
     def compare(
         self, check: str, actual: Leaves, group: dist.ProcessGroup | None, closely: bool = True
     ) -> list[Finding]:
         """What of a live state is not what was saved; `closely` says of large tensors how they differ too."""
-        recall = self.recall(_PREFIXES.get(check, "")) if closely else None
+        recall = self.recall_of(check) if closely else None
         if self.by_content:
             return compare_across(self.state[check], actual, group, recall)
         return compare(self.state[check], actual, recall)
@@ -84,8 +118,12 @@ class Checkpoint:
 
 @dataclass(kw_only=True)
 class SavedCheckpoint(Checkpoint):
-    """One that this stage has saved, with the keys that it has to have, its save and the number of that."""
+    """One that this stage has saved, with the keys that it has to have, its save and the number of that;
+    `files` has on rank 0 what its files were when its save reported success, `opened` what was open before
+    it."""
 
     keys: dict[str, Entry]
     pending: PendingSave
     number: int
+    files: Future[FileDigests]
+    opened: Leaves

@@ -3,18 +3,36 @@
 import itertools
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.findings import Finding, Problem
-from dcpbench.scenarios import steps
+from dcpbench.scenarios import known_defects, steps
 from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import Checkpoint, State, live_state
+from dcpbench.scenarios.checkpoint import FLAGS, Checkpoint, State, live_state, retained_state
 from dcpbench.scenarios.steps import Losses, Oracle, other_seed
 from dcpbench.verify.compare import compare
-from dcpbench.verify.perturb import controllable, made_different, perturb_model, perturb_optimizer
+from dcpbench.verify.files import compare_files, digest_files, file_controls
+from dcpbench.verify.perturb import (
+    compared_names,
+    controllable,
+    made_different,
+    perturb_model,
+    perturb_optimizer,
+    with_other_names,
+    without_constants,
+)
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
-from dcpbench.verify.tolerances import TOLERANCES, compare_close, loss_name, losses_close, losses_equal
+from dcpbench.verify.tolerances import (
+    TOLERANCES,
+    compare_close,
+    loss_name,
+    loss_tolerance,
+    losses_close,
+    losses_equal,
+)
 from dcpbench.workloads import training_run
 from dcpbench.workloads.training_run import Batches, TrainingRun
 
@@ -23,7 +41,7 @@ _UNRESTORED = 5
 
 Findings = Iterable[Finding]
 
-Comparison = Callable[[list[float]], list[Finding]]
+Comparison = Callable[[list[float]], Findings]
 """What is wrong with the losses of a run."""
 
 View = Callable[[TrainingRun], State]
@@ -41,17 +59,29 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
     tolerance = TOLERANCES[cell.config.tolerance.value]
     with cell.phase("verify", "twin"):
         losses = oracle.losses
-        near = partial(losses_close, losses.twin, first=1, tolerance=tolerance)
+        within = loss_tolerance(tolerance, trained.model)
+        mark = known_defects.marked_by(cell, oracle)
+
+        def near(seen: list[float]) -> Findings:
+            close = partial(losses_close, actual=seen, first=1, tolerance=within)
+            return mark(close(losses.twin), lambda other: close(other.train_state.losses))
+
         where = "in the uninterrupted run"
         taken = range(1, trained.train_state.step + 1)
         seen = losses.continued, trained.alive
         _verify_losses(cell, "loss_twin_close", near, *seen, losses.data, taken, where)
-        expected = _tensors(oracle.twin)
-        found = compare_close(expected, _tensors(trained), tolerance)
-        cell.check("state_twin_close", found, "after the uninterrupted run")
+        expected, actual = _tensors(oracle.twin), _tensors(trained)
+        found = compare_close(expected, actual, tolerance)
+        marked = mark(found, lambda other: compare_close(_tensors(other), actual, tolerance))
+        here = compared_names(actual)
+        compared = {name: here.get(name, False) for name in expected}
+        where = "after the uninterrupted run"
+        cell.check("state_twin_close", marked, where, compared)
         plain = training_run.build_plain(cell.config, cell.world, other_seed(cell, 0))
         plain.train(oracle.data, 1)
-        _control(cell, "state_twin_close", expected, compare_close(expected, _tensors(plain), tolerance))
+        strangers = without_constants(expected, _tensors(plain))
+        control = compare_close(expected, strangers, tolerance)
+        _control(cell, "state_twin_close", expected, control, where)
     cell.report.losses.update(continued=losses.continued, twin=losses.twin)
 
 
@@ -64,8 +94,9 @@ def verify_save_harmless(cell: Cell, oracle: Oracle) -> None:
     with cell.phase("verify", "harmless"):
         never, saved = live_state(unsaved), live_state(trained)
         for check, leaves in never.items():
-            cell.check("save_harmless", compare(leaves, saved[check]), "in the run that saved")
-            control_changed(cell, "save_harmless", leaves)
+            where = "in the run that saved"
+            cell.check("save_harmless", compare(leaves, saved[check]), where, compared_names(leaves))
+            control_changed(cell, "save_harmless", leaves, where)
 
 
 def make_different(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, number: int = 0) -> None:
@@ -86,6 +117,25 @@ def load_and_verify(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, num
     verify_restored(cell, target, checkpoint)
 
 
+def verify_saved_again(cell: Cell, target: TrainingRun, checkpoint: Checkpoint) -> None:
+    """A restored run that was trained on is saved once more, and that brings back the same. Of a large state
+    it would cost as much as all that is measured."""
+    if not checkpoint.is_small:
+        return
+    name, step = f"{checkpoint.checkpoint_id}-again", target.train_state.step
+    again = replace(checkpoint, checkpoint_id=name, step=step, state=retained_state(target), again=True)
+    with cell.phase("verify", "saved_again"):
+        again.checkpointer.save(target.state(), again.checkpoint_id).wait()
+    make_different(cell, target, again)
+    with cell.phase("verify", "saved_again"):
+        again.checkpointer.load(target.state(), again.checkpoint_id)
+    verify_restored(cell, target, again)
+    with cell.phase("verify", "saved_again"):
+        cell.world.meet()  # a rank that found something reads what was there
+        if cell.world.rank == 0:
+            again.checkpointer.remove(again.checkpoint_id)
+
+
 def prove_power(
     cell: Cell, target: TrainingRun, checkpoint: Checkpoint, view: View = live_state, where: str = ""
 ) -> None:
@@ -93,7 +143,8 @@ def prove_power(
     with cell.phase("verify", "power"):
         unrestored = view(target)
         for check, leaves in checkpoint.state.items():
-            found = checkpoint.compare(check, unrestored[check], cell.world.checkpoint_group, closely=False)
+            other = _changed(unrestored[check]) if check == FLAGS else with_other_names(unrestored[check])
+            found = checkpoint.compare(check, other, cell.world.checkpoint_group, closely=False)
             _control(cell, check, controllable(leaves), found, where or str(checkpoint))
 
 
@@ -106,7 +157,9 @@ def verify_restored(
         actual = view(target)
         for check in checkpoint.state:
             found = checkpoint.compare(check, actual[check], cell.world.checkpoint_group)
-            cell.check(check, found, where or str(checkpoint))
+            marked = known_defects.mark_restored(cell, check, found, checkpoint, actual[check])
+            names = compared_names(checkpoint.state[check])
+            cell.check(check, marked, where or str(checkpoint), names)
         for spec in CHECKS.values():
             if spec.probe and view is live_state:
                 spec.probe(cell, target, checkpoint)
@@ -120,16 +173,18 @@ def resume(
     number: int = 0,
     exactly: bool = True,
 ) -> None:
-    """Train on: the steps must have the uninterrupted run's losses, and those must mean something.
+    """Train on: the steps must have the uninterrupted run's losses, and those must mean something, and end in
+    its state.
 
     Args:
         number: of the load; each has other models to be told from.
-        exactly: whether the losses are the same bits; another layout sums in another order.
+        exactly: whether losses and state are the same bits; another layout sums in another order.
     """
     first, last = checkpoint.step + 1, checkpoint.step + cell.config.resume_steps
     resumed = steps.train(cell, target, losses.data, last)
     continued, twin = losses.continued[first - 1 : last], losses.twin[first - 1 : last]
-    near = partial(losses_close, first=first, tolerance=TOLERANCES[cell.config.tolerance.value])
+    close = loss_tolerance(TOLERANCES[cell.config.tolerance.value], target.model)
+    near = partial(losses_close, first=first, tolerance=close)
     comparisons: dict[str, Comparison] = {"loss_twin_close": partial(near, twin)}
     if exactly:
         comparisons["loss_resume_equal"] = partial(losses_equal, continued, first=first)
@@ -140,7 +195,26 @@ def resume(
         for check, compared in comparisons.items():
             taken = range(first, last + 1)
             _verify_losses(cell, check, compared, resumed, target.alive, losses.data, taken, where, number)
+        expected = replace(checkpoint, state=losses.states[last])
+        for check, leaves in retained_state(target).items():
+            if check == FLAGS:
+                _verify_resumed(cell, FLAGS, check, expected, leaves, f"{where}, resumed")
+            elif exactly:
+                _verify_resumed(cell, "state_resume_equal", check, expected, leaves, where)
     cell.report.resumed[checkpoint.step] = resumed
+
+
+def _verify_resumed(
+    cell: Cell, check: str, part: str, expected: Checkpoint, actual: Leaves, where: str
+) -> None:
+    """A part of a resumed run's state must be what it is in the uninterrupted one. The control is a copy in
+    which everything is different."""
+    found, control = (
+        expected.compare(part, leaves, cell.world.checkpoint_group, closely=False)
+        for leaves in (actual, _changed(actual))
+    )
+    cell.check(check, found, where, compared_names(expected.state[part]))
+    _control(cell, check, controllable(expected.state[part]), control, where)
 
 
 def _verify_losses(
@@ -160,7 +234,7 @@ def _verify_losses(
     (`alive`). Two models' losses may come close by chance, at a step or two: several are tried, from `number`
     on.
     """
-    cell.check(check, compared(losses), where)
+    cell.check(check, compared(losses), where, map(loss_name, taken))
     telling = {
         loss_name(step): math.isfinite(loss) and loss != 0.0 and lives
         for step, (loss, lives) in enumerate(zip(losses, alive, strict=False), taken.start)
@@ -169,19 +243,40 @@ def _verify_losses(
     for other in range(number, number + _UNRESTORED):
         if telling.keys() <= reported:
             break
-        plain = training_run.build_plain(cell.config, cell.world, other_seed(cell, other))
-        unrestored = plain.losses_without_training(data, taken)
-        reported |= {finding.name for finding in compared(unrestored)}
+        seed, before = other_seed(cell, other), taken.start - 1
+        stranger = training_run.build_stranger(cell.config, cell.world, seed, data, before)
+        reported |= {finding.name for finding in compared(stranger.train(data, taken.stop - 1))}
     cell.control(check, {name: means and name in reported for name, means in telling.items()}, where)
 
 
-def control_changed(cell: Cell, check: str, expected: Leaves) -> None:
+def verify_files(cell: Cell) -> None:
+    """At the end of a stage: every file of each checkpoint must be what it was when its save reported
+    success; rank 0 looks at them."""
+    for checkpoint_id, (where, then) in cell.files.items():
+        with cell.phase("verify", "files"):
+            of_rank_0 = cell.world.rank == 0
+            found = compare_files(then, digest_files(Path(checkpoint_id))) if of_rank_0 else []
+            control = file_controls(then) if of_rank_0 else {}
+            cell.check("files_unchanged", found, where, control)
+            cell.control("files_unchanged", control, where)
+
+
+def control_changed(cell: Cell, check: str, expected: Leaves, where: str) -> None:
     """The control of an equality check with a changed copy of each piece of state, one at a time."""
     changed = (compare({name: leaf}, {name: made_different(leaf)}) for name, leaf in expected.items())
-    _control(cell, check, controllable(expected), itertools.chain.from_iterable(changed))
+    _control(cell, check, controllable(expected), itertools.chain.from_iterable(changed), where)
 
 
-def _control(cell: Cell, check: str, names: Iterable[str], found: Findings, where: str = "") -> None:
+def changed(view: View) -> View:
+    """A view in which all is different, for a control where no unrestored state is at hand."""
+    return lambda run: {check: _changed(leaves) for check, leaves in view(run).items()}
+
+
+def _changed(leaves: Leaves) -> Leaves:
+    return {name: made_different(leaf) for name, leaf in leaves.items()}
+
+
+def _control(cell: Cell, check: str, names: Iterable[str], found: Findings, where: str) -> None:
     """Each of these names must be among what a comparison found with something that is different."""
     reported = {finding.name for finding in found}
     cell.control(check, {name: name in reported for name in names}, where)
@@ -192,7 +287,8 @@ def verify(
 ) -> None:
     """A check with its control: `held` is what a judgement finds wrong with what happened, `broken` with a
     case that is wrong on purpose, where it has to find these names."""
-    cell.check(check, held, where)
+    names = list(names)
+    cell.check(check, held, where, names)
     _control(cell, check, names, broken, where)
 
 

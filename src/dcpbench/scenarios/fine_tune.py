@@ -47,7 +47,9 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
     steps.load(tuning, oracle.trained, saved, state=_part(oracle.trained, submodules))
     checks.verify_restored(tuning, oracle.trained, model_only, _as_pretrained, "before the fine-tuning")
     checkpoints = steps.train_and_save(tuning, oracle)
-    checks.verify_restored(tuning, oracle.trained, model_only, _as_pretrained, "after the fine-tuning")
+    where, different = "after the fine-tuning", checks.changed(_as_pretrained)
+    checks.prove_power(tuning, oracle.trained, model_only, different, where)
+    checks.verify_restored(tuning, oracle.trained, model_only, _as_pretrained, where)
     checks.verify_twin(tuning, oracle)
 
     target = steps.build_anew(tuning)
@@ -58,6 +60,7 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
         checks.verify_restored(tuning, target, checkpoint)
         checks.resume(tuning, target, checkpoint, oracle.losses, number)
         where = f"after the restart from step {checkpoint.step}"
+        checks.prove_power(tuning, target, model_only, different, where)
         checks.verify_restored(tuning, target, model_only, _as_pretrained, where)
         keys = set(checkpoint.checkpointer.manifest(checkpoint.checkpoint_id).entries)
         _verify_keys(tuning, target, keys, str(checkpoint))

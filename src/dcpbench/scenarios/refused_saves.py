@@ -18,6 +18,7 @@ from dcpbench.scenarios.checkpoint import SavedCheckpoint
 def overwrite(cell: Cell) -> None:
     """Save, save again into the same place, and save there once more when that is forbidden: the second
     values come back; the third save is refused and the second checkpoint still whole."""
+    cell = cell.vary(saves=2, save_at=None)
     oracle = steps.build(cell)
     storage = cell.config.storage
     overwriting, refusing = (
@@ -29,14 +30,14 @@ def overwrite(cell: Cell) -> None:
 
     def save() -> SavedCheckpoint:
         until = oracle.trained.train_state.step + cell.config.train_steps
-        steps.train(cell, oracle.trained, oracle.data, until)
+        steps.go_on(cell, oracle, until)
         saved = steps.save(cell, oracle.trained, overwriting, "checkpoint")
         steps.finish(cell, saved)
         return saved
 
     save()
     second = save()
-    steps.train(cell, oracle.trained, oracle.data, second.step + cell.config.resume_steps)
+    steps.go_on(cell, oracle, until=cell.config.last_step)
 
     def save_into(name: str) -> None:
         steps.finish(cell, steps.save(cell, oracle.trained, refusing, name))

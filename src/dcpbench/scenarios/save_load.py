@@ -30,6 +30,7 @@ def save_load(cell: Cell) -> None:
                     each.load_state_dict(each.state_dict())
             checks.verify_restored(cell, target, checkpoint)
         checks.resume(cell, target, checkpoint, oracle.losses, number)
+    checks.verify_saved_again(cell, target, checkpoints[0])
 
 
 def no_dist(cell: Cell) -> None:

@@ -74,6 +74,7 @@ def key_order(cell: Cell) -> None:
     with cell.phase("verify", "equality"):
         found, control = compare(expected, _leaves(objects)), compare(expected, before)
         checks.verify(cell, "extra_equal", found, control, controllable(expected), str(checkpoint))
+    checks.resume(cell, target, checkpoint, oracle.losses)
 
 
 def _objects(world: World, seed: int) -> dict[str, Gathering]:
@@ -143,6 +144,7 @@ def stateful_or_not(cell: Cell) -> None:
     swapped["stateful"] = Counting(0, device)
     held, broken = _wrong(given, fresh), _wrong(swapped, fresh)
     checks.verify(cell, "contract_held", held, broken, ["plain", "stateful"], str(checkpoint))
+    checks.resume(cell, target, checkpoint, oracle.losses)
 
 
 def _beside_model(state: dict[str, Any]) -> Leaves:

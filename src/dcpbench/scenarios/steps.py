@@ -2,11 +2,12 @@
 verified between them is in `dcpbench.scenarios.checks`."""
 
 import itertools
+import multiprocessing
 import pkgutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ import torch
 
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.faults.inject import FaultInjector
+from dcpbench.scenarios import side_effects
 from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import Checkpoint, SavedCheckpoint, promised_keys, retained_state
+from dcpbench.scenarios.checkpoint import Checkpoint, SavedCheckpoint, State, promised_keys, retained_state
 from dcpbench.verify.audit import audit, controls
 from dcpbench.verify.compare_layouts import digests, gathered
+from dcpbench.verify.files import Synced, digest_files, not_synced
 from dcpbench.verify.layout import Extent
+from dcpbench.verify.plain_read import compare_stored
 from dcpbench.verify.snapshot import DigestedLeaf, Leaves
 from dcpbench.workloads import training_run
 from dcpbench.workloads.training_run import Batches, TrainingRun
@@ -28,20 +32,24 @@ _HANDOVER = "handover.pt"
 
 @dataclass(frozen=True)
 class Losses:
-    """The losses, from step 1 on, of the uninterrupted run and of its unwrapped twin; the batches."""
+    """What a resumed run is held against: the losses, from step 1 on, of the uninterrupted run and of its
+    unwrapped twin; the batches; the uninterrupted run's state after each step at which a resume ends."""
 
     continued: list[float]
     twin: list[float]
     data: Batches
+    states: dict[int, State]
 
 
 @dataclass(frozen=True)
 class Oracle:
-    """The uninterrupted run; its unwrapped twin is built when a check asks for it."""
+    """The uninterrupted run, with its state after each step at which a resume ends; its unwrapped twin is
+    built when a check asks for it."""
 
     cell: Cell
     trained: TrainingRun
     data: Batches
+    states: dict[int, State] = field(default_factory=dict)
 
     @cached_property
     def twin(self) -> TrainingRun:
@@ -53,7 +61,8 @@ class Oracle:
     def losses(self) -> Losses:
         """Of both runs up to the step at which the uninterrupted one is."""
         self.twin.train(self.data, self.trained.train_state.step)
-        return Losses(self.trained.train_state.losses, self.twin.train_state.losses, self.data)
+        continued, twin = self.trained.train_state.losses, self.twin.train_state.losses
+        return Losses(continued, twin, self.data, self.states)
 
 
 def other_seed(cell: Cell, number: int) -> int:
@@ -92,6 +101,18 @@ def train(cell: Cell, run: TrainingRun, data: Batches, until: int) -> list[float
         return run.train(data, until)
 
 
+def go_on(cell: Cell, oracle: Oracle, until: int) -> None:
+    """Train the uninterrupted run up to and including step `until`; retain its state where resumes end."""
+    config, run = cell.config, oracle.trained
+    ends = {step + config.resume_steps for step in config.save_steps}
+    for step in sorted({*ends, until}):
+        if run.train_state.step <= step <= until:
+            train(cell, run, oracle.data, step)
+            if step in ends:
+                with cell.phase("verify", "retained"):
+                    oracle.states[step] = retained_state(run)
+
+
 def train_and_save(
     cell: Cell,
     oracle: Oracle,
@@ -107,13 +128,13 @@ def train_and_save(
     checkpointer = open_checkpointer(cell)
     checkpoints: list[SavedCheckpoint] = []
     for slot, step in zip(itertools.cycle((1, 2) if overlap else (0,)), cell.config.save_steps, strict=False):
-        train(cell, oracle.trained, oracle.data, until=step)
+        go_on(cell, oracle, until=step)
         if checkpoints and not overlap:
             finish(cell, checkpoints[-1])
         checkpoints.append(save(cell, oracle.trained, checkpointer, state=state, beside=beside, slot=slot))
         if overlap and len(checkpoints) > 1:
             finish(cell, checkpoints[-2])
-    train(cell, oracle.trained, oracle.data, until=cell.config.last_step)
+    go_on(cell, oracle, until=cell.config.last_step)
     finish(cell, checkpoints[-1])
     return checkpoints
 
@@ -137,16 +158,20 @@ def save(
     step = run.train_state.step
     with cell.phase("verify", "retained"):
         saved = retained_state(run)
-    with cell.phase("save"):
-        checkpoint_id = str(cell.folder / (name or f"step-{step:04d}"))
-        pending = checkpointer.save((state or run.state)(), checkpoint_id, slot)
-        cell.uploads.follow(pending)
     number = cell.measured("save_stall_s")
+    opened = side_effects.open_before(cell, again=number > 0)
+    with side_effects.unchanged(cell, run, f"after the save of step {step}"):
+        with cell.phase("save"):
+            checkpoint_id = str(cell.folder / (name or f"step-{step:04d}"))
+            pending = checkpointer.save((state or run.state)(), checkpoint_id, slot)
+            cell.uploads.follow(pending)
+        with cell.phase("verify", "files"):
+            of_rank_0 = cell.world.rank == 0
+            files = pending.then(lambda: digest_files(Path(checkpoint_id)) if of_rank_0 else {})
     cell.measure("save_stall_s", pending.released - pending.started, number, "save")
     keys = promised_keys(run, saved, beside)
-    return SavedCheckpoint(
-        step, checkpoint_id, checkpointer, saved, keys=keys, pending=pending, number=number
-    )
+    made = partial(SavedCheckpoint, step, checkpoint_id, checkpointer, saved, source=run, opened=opened)
+    return made(keys=keys, pending=pending, number=number, files=files)
 
 
 def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
@@ -160,14 +185,38 @@ def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
         size = checkpoint.checkpointer.size(checkpoint.checkpoint_id)
         cell.measure("checkpoint_bytes", size, checkpoint.number, phase)
     with cell.phase("verify", "audit"):
-        everybody = gathered(checkpoint.keys, cell.world.checkpoint_group)
+        mine = checkpoint.keys, checkpoint.files.result(), _synced(cell, checkpoint)
+        where = f"once the save of step {checkpoint.step} had ended"
+        side_effects.verify_nothing_left_open(cell, checkpoint.opened, where)
+        everybody = gathered(mine, cell.world.checkpoint_group)
+        if files := everybody[0][1]:  # a store that is no folder has none
+            cell.files[checkpoint.checkpoint_id] = str(checkpoint), files
+        found, control = [], {}
         if cell.world.rank == 0:
-            expected = {key: what for keys in everybody for key, what in keys.items()}
+            expected = {key: what for keys, _, _ in everybody for key, what in keys.items()}
             manifest = checkpoint.checkpointer.manifest(checkpoint.checkpoint_id)
-            cell.check("checkpoint_whole", audit(manifest, expected), str(checkpoint))
-            cell.control("checkpoint_whole", controls(manifest, expected), str(checkpoint))
+            found, control = audit(manifest, expected), controls(manifest, expected)
+            synced = [one for _, _, one in everybody]
+            if files and None not in synced:
+                folder = Path(checkpoint.checkpoint_id)
+                found += not_synced(folder, set().union(*synced))
+                control["files that were not synced"] = len(not_synced(folder, set())) == len(files)
+        cell.check("checkpoint_whole", found, str(checkpoint), list(control))
+        cell.control("checkpoint_whole", control, str(checkpoint))
+    with cell.phase("verify", "plain_read"):
+        if stored := checkpoint.checkpointer.stored(checkpoint.checkpoint_id):
+            world = cell.world
+            seen = compare_stored(checkpoint.by_key, stored, world.rank, world.size, world.device)
+            cell.check("files_equal", seen.found, str(checkpoint), seen.control)
+            cell.control("files_equal", seen.control, str(checkpoint))
     if cell.config.raw and not cell.config.overlap_saves:
         _measure_raw(cell, checkpoint)
+
+
+def _synced(cell: Cell, checkpoint: SavedCheckpoint) -> Synced | None:
+    """What this rank has synced; None where it need not, or a process of its own may have done it instead."""
+    raw = checkpoint.checkpointer.raw
+    return cell.synced if raw and raw.sync and not multiprocessing.active_children() else None
 
 
 def _measure_raw(cell: Cell, checkpoint: SavedCheckpoint) -> None:
@@ -195,8 +244,11 @@ def load(
     install: Callable[[], None] | None = None,
 ) -> None:
     """Load a checkpoint into a target, or into `state` instead of the target's own, which `install` then
-    brings into the target where loading does not."""
-    with cell.phase("load"):
+    brings into the target where loading does not. The run that was saved must not change."""
+    where = f"after the load of step {checkpoint.step}"
+    source = None if checkpoint.source is target else checkpoint.source
+    opened = side_effects.open_before(cell, again=cell.measured("load_s") > 0)
+    with side_effects.unchanged(cell, source, where), cell.phase("load"):
         began = time.perf_counter()
         checkpoint.checkpointer.load(target.state() if state is None else state, checkpoint.checkpoint_id)
         if install:
@@ -204,31 +256,46 @@ def load(
         cell.world.synchronize()
         took_s = time.perf_counter() - began
     cell.measure("load_s", took_s, cell.measured("load_s"), "load")
+    side_effects.verify_nothing_left_open(cell, opened, where)
 
 
 def hand_over(cell: Cell, checkpoints: list[SavedCheckpoint], losses: Losses) -> None:
     """Leave a file beside the checkpoints to the next stage, which has other processes and maybe another
-    layout: the digests of whole tensors and the exact small values that they must bring back; collective.
-    Ranks that do not agree on what was saved are found here."""
-    left = []
-    for checkpoint in checkpoints:
-        state: dict[str, Leaves] = {}
-        with cell.phase("verify", "handover"):
-            for check, leaves in checkpoint.state.items():
-                state[check], wrong = digests(leaves, cell.world.checkpoint_group)
-                if wrong:
-                    cell.check(check, wrong, str(checkpoint))
-        left.append((checkpoint.step, Path(checkpoint.checkpoint_id).name, state))
+    layout: the digests of whole tensors and the exact small values that they must bring back, and those
+    that training on from there must come to; collective. Ranks that do not agree on what was saved are found
+    here."""
+
+    def whole(state: State, where: str | None = None) -> State:
+        added: State = {}
+        for check, leaves in state.items():
+            added[check], wrong = digests(leaves, cell.world.checkpoint_group)
+            if wrong and where:
+                cell.check(check, wrong, where, ())
+        return added
+
+    with cell.phase("verify", "handover"):
+        left = [
+            (
+                one.step,
+                Path(one.checkpoint_id).name,
+                whole(one.state, str(one)),
+                cell.files.get(one.checkpoint_id),
+            )
+            for one in checkpoints
+        ]
+        states = {step: whole(state) for step, state in losses.states.items()}
     if cell.world.rank == 0:
-        torch.save((left, losses.continued, losses.twin), cell.folder / _HANDOVER)
+        torch.save((left, losses.continued, losses.twin, states), cell.folder / _HANDOVER)
 
 
 def take_over(cell: Cell, checkpointer: Checkpointer) -> tuple[list[Checkpoint], Losses]:
     """The checkpoints of the stage before, the oldest first, and the losses to go on with."""
     with torch.serialization.safe_globals([DigestedLeaf, Extent]):
-        left, continued, twin = torch.load(cell.folder / _HANDOVER, weights_only=True)
+        left, continued, twin, states = torch.load(cell.folder / _HANDOVER, weights_only=True)
+    cell.files.update((str(cell.folder / name), files) for _, name, _, files in left if files)
     checkpoints = [
         Checkpoint(step, str(cell.folder / name), checkpointer, state, by_content=True)
-        for step, name, state in left
+        for step, name, state, _ in left
     ]
-    return checkpoints, Losses(continued, twin, training_run.batches(cell.config, cell.world.device))
+    data = training_run.batches(cell.config, cell.world.device)
+    return checkpoints, Losses(continued, twin, data, states)

@@ -35,17 +35,24 @@ class Entry:
 class Manifest:
     """A checkpoint's entries by their flattened keys (`model.net1.weight`), and its files by their paths.
 
-    `named` has the bytes of each file by what the checkpoint says, `found` by what is there.
+    `named` has the bytes of each file by what the checkpoint says, `found` by what is there. `own` are the
+    files that the format has beside those, `unclaimed` names what is stored though no entry has it.
     """
 
     entries: Mapping[str, Entry]
     named: Mapping[str, int]
     found: Mapping[str, int]
+    own: frozenset[str] = frozenset()
+    unclaimed: tuple[str, ...] = ()
+
+
+_VALUE = "a value"
+"""The key of a value in what is audited as a control."""
 
 
 def expected_of(leaves: Leaves, prefix: str = "") -> dict[str, Entry]:
     """What a rank's snapshot promises of a checkpoint's keys. What it looks at as a number the state dict may
-    still hold as a tensor."""
+    still hold as a tensor without dimensions."""
     return {
         f"{prefix}{name}": Entry(leaf.extent.shape, str(leaf.dtype))
         if isinstance(leaf, TensorLeaf | DigestedLeaf)
@@ -56,12 +63,19 @@ def expected_of(leaves: Leaves, prefix: str = "") -> dict[str, Entry]:
 
 
 def audit(manifest: Manifest, expected: Mapping[str, Entry]) -> list[Finding]:
-    """Keys in both directions, shapes, dtypes, chunks that tile each tensor exactly once and are stored,
-    and files that are there with the lengths that the checkpoint names."""
+    """Keys in both directions, tensors stored as such, shapes, dtypes, chunks that tile each tensor exactly
+    once and are stored, and files that are there with the lengths that the checkpoint names; nothing beside
+    all that."""
     entries = manifest.entries
     found = [Finding(key, Problem.not_stored) for key in expected if key not in entries]
     found += [Finding(key, Problem.not_asked_for) for key in entries if key not in expected]
+    found += [Finding(name, Problem.unclaimed) for name in manifest.unclaimed]
     for key, entry in entries.items():
+        wanted = expected.get(key, entry)
+        if wanted.shape is not None and entry.shape is None:
+            found.append(Finding(key, Problem.dtype, facts={"expected": wanted.dtype, "stored": "no tensor"}))
+        if wanted.shape is None and entry.shape and entry.dtype != "torch.uint8":  # the bytes of a stream
+            found.append(Finding(key, Problem.dtype, facts={"expected": "a value", "stored": entry.dtype}))
         if entry.shape is not None:
             found += _tensor(key, entry, entry.shape, expected.get(key, Entry()))
         nowhere = [chunk.offsets for chunk in entry.chunks if chunk.file is None]
@@ -70,7 +84,8 @@ def audit(manifest: Manifest, expected: Mapping[str, Entry]) -> list[Finding]:
         if manifest.found.get(path) != named:
             facts = {"named": named, "found": manifest.found.get(path, "no such file")}
             found.append(Finding(path, Problem.files, facts=facts))
-    return found
+    strangers = sorted(manifest.found.keys() - manifest.named.keys() - manifest.own)
+    return found + [Finding(path, Problem.stray, facts={"found": manifest.found[path]}) for path in strangers]
 
 
 def _tensor(key: str, entry: Entry, shape: Shape, expected: Entry) -> list[Finding]:
@@ -97,12 +112,12 @@ def _tensor(key: str, entry: Entry, shape: Shape, expected: Entry) -> list[Findi
 
 def controls(manifest: Manifest, expected: Mapping[str, Entry]) -> dict[str, bool]:
     """Whether an audit of a copy that is damaged in one way reports it, for each way there is. The copy has
-    one key only: of all of a large checkpoint's it would cost more than the audit."""
+    one tensor and one value only: of all of a large checkpoint's keys it would cost more than the audit."""
     key, entry = next(
         (key, entry) for key, entry in manifest.entries.items() if math.prod(entry.shape or ()) > 1
     )
-    one = replace(manifest, entries={key: entry})
-    wanted = {key: expected.get(key, Entry())}
+    one = replace(manifest, entries={key: entry, _VALUE: Entry()})
+    wanted = {key: expected.get(key, Entry()), _VALUE: Entry()}
     clean = audit(one, wanted)
     return {
         damage: any(found not in clean for found in audit(copy, wanted))
@@ -125,6 +140,8 @@ def damaged_copies(manifest: Manifest, key: str) -> dict[str, Manifest]:
         return with_entries({key: replace(entry, chunks=chunks)})
 
     return {
+        "a tensor that is stored as bytes": with_entries({key: Entry(None, None, entry.chunks[:1])}),
+        "a value that is stored as a tensor": with_entries({_VALUE: entry}),
         "a key that is missing": replace(manifest, entries=_without(manifest.entries, key)),
         "a key that is too many": with_entries({"stranger": Entry()}),
         "another shape": with_entries({key: replace(entry, shape=(shape[0] + 1, *shape[1:]))}),
@@ -136,6 +153,8 @@ def damaged_copies(manifest: Manifest, key: str) -> dict[str, Manifest]:
         "a file that is too short": replace(
             manifest, found={**manifest.found, path: manifest.found.get(path, 0) - 1}
         ),
+        "an entry that has no key": replace(manifest, unclaimed=(*manifest.unclaimed, "stranger")),
+        "a file that no entry names": replace(manifest, found={**manifest.found, "stranger": 1}),
         "a file that is missing": replace(manifest, found=_without(manifest.found, path)),
     }
 

@@ -13,7 +13,7 @@ from dcpbench.verify.digest import add
 from dcpbench.verify.layout import Extent
 from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaf, Leaves, TensorLeaf, block_digests, kind_of
 
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Recall = Callable[[str], torch.Tensor | None]
 """What a checkpoint holds under a leaf's name: the whole tensor, on the CPU; None if there is no such."""
@@ -41,10 +41,20 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
     Shape (numel,), or (2 * numel,) for a complex dtype, whose parts are compared one by one.
     """
-    flat = tensor.contiguous().reshape(-1)
+    flat = tensor.resolve_conj().contiguous().reshape(-1)
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
-    return flat.view(_BITS[flat.element_size()])
+    return flat.view(BITS[flat.element_size()])
+
+
+def distances(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """How far each element is from another's, in float64; exact also for integers not far apart."""
+    if one.is_complex():
+        return (one.to(torch.complex128) - other.to(torch.complex128)).abs()
+    far = (one.double() - other.double()).abs()
+    if one.is_floating_point():
+        return far
+    return torch.where(far < 2**53, (one.to(torch.int64) - other.to(torch.int64)).abs().double(), far)
 
 
 def same_value(expected: Any, actual: Any) -> bool:
@@ -118,9 +128,17 @@ def _compare_elements(
         "differing": count,
         "elements": differs.numel(),
     }
-    wide = torch.complex128 if expected.is_complex() else torch.float64
-    distance = float((expected.to(wide) - actual.to(wide)).abs().max().item())
+    distance = float(distances(expected, actual).max().item())
+    size, other_size = (distances(one, torch.zeros_like(one)) for one in (expected, actual))
+    if bool((other_size.isnan() & ~size.isnan()).any()):
+        return Finding(name, Problem.nan, kind, distance, facts)
+    facts["share"] = share_of(distance, float(size.max().item()))
     return Finding(name, Problem.differs, kind, distance, facts)
+
+
+def share_of(distance: float, magnitude: float) -> float:
+    """A distance as a part of what it is held against."""
+    return distance / magnitude if magnitude else math.inf
 
 
 def _compare_digests(

@@ -18,6 +18,7 @@ from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaf, Leaves, digested
 
 _BY_DIGEST = (Problem.digests_differ, Problem.replicas)
+_OF_BITS = (Problem.digests_differ, Problem.differs)
 
 
 def compare_across(
@@ -42,7 +43,9 @@ def compare_across(
     ]
     drifted = {one.name for one in also if one.problem is Problem.replicas}
     closer = [
-        replace(one, problem=Problem.replicas) if one.name in drifted else one for one in looked_at if one
+        replace(one, problem=Problem.replicas) if one.name in drifted and one.problem in _OF_BITS else one
+        for one in looked_at
+        if one
     ]
     told = {name for names in gathered([one.name for one in closer], group) for name in names}
     others = [one for one in different if one.name not in told or one.problem not in _BY_DIGEST]

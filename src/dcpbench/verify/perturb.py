@@ -1,6 +1,7 @@
 """Negative controls: before a load its target is made different in everything that is loaded. What a
 comparison does not report then, it could not have reported after a load that restored nothing."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dcpbench.verify.compare import same_value
+from dcpbench.verify.compare import BITS, compare, same_value
 from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaves, TensorLeaf, local_part, persistent_tensors
 
 
@@ -28,10 +29,12 @@ def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int) -> None:
 @torch.no_grad()
 def _perturb(tensors: Iterable[torch.Tensor], seed: int) -> None:
     """Add random whole numbers of 16 to 32, drawn where a tensor lies, and the same on every rank that draws
-    the same shapes."""
+    the same shapes. What is not finite, to which nothing can be added, starts from 0."""
     generators: dict[torch.device, torch.Generator] = {}
     for tensor in tensors:
-        local = local_part(tensor)
+        local = _addable(local_part(tensor))
+        if local.is_floating_point():
+            local.nan_to_num_(0.0, 0.0, 0.0)
         if local.dtype == torch.bool:
             local.logical_not_()
         elif local.ndim:
@@ -43,6 +46,16 @@ def _perturb(tensors: Iterable[torch.Tensor], seed: int) -> None:
         else:
             # Step counters must stay alike: FSDP1 refuses ranks and parameters out of step.
             local.add_(16)
+
+
+def _addable(local: torch.Tensor) -> torch.Tensor:
+    """A tensor's elements as a dtype that can be added to, in the same memory."""
+    if local.is_complex():
+        return torch.view_as_real(local)
+    narrow = local.is_floating_point() and local.element_size() == 1
+    if narrow or local.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        return local.view(BITS[local.element_size()])
+    return local
 
 
 def perturbed(value: Any) -> Any:
@@ -79,12 +92,37 @@ def made_different(leaf: Any) -> Any:
     return perturbed(leaf)
 
 
+def without_constants(expected: Leaves, stranger: Leaves) -> Leaves:
+    """A stranger's state, with another value for what neither seed nor data change: what has the same bits in
+    both (masks, tables), and an optimizer's scalars, which follow from the steps taken."""
+
+    def constant(name: str, leaf: TensorLeaf) -> bool:
+        scalar = name.startswith("state.") and not leaf.extent.shape
+        return scalar or not compare({name: expected[name]}, {name: leaf})
+
+    return {
+        name: made_different(leaf) if name in expected and constant(name, leaf) else leaf
+        for name, leaf in stranger.items()
+    }
+
+
+def with_other_names(leaves: Leaves) -> Leaves:
+    """With the names of each group's parameters made different, which in a live optimizer nobody may do."""
+    names = {name: leaf for name, leaf in leaves.items() if name.endswith(".params")}
+    return {**leaves, **{name: made_different(leaf) for name, leaf in names.items()}}
+
+
+def compared_names(saved: Leaves) -> dict[str, bool]:
+    """The names of what there is to compare, and whether this rank has any of it: not of an empty shard. A
+    tensor without elements anywhere has nothing to compare."""
+    extents = {name: getattr(leaf, "extent", None) for name, leaf in saved.items()}
+    return {
+        name: extent is None or extent.numel > 0
+        for name, extent in extents.items()
+        if not isinstance(saved[name], Idle) and (extent is None or math.prod(extent.shape))
+    }
+
+
 def controllable(saved: Leaves) -> list[str]:
-    """The names that a control has to report: all but empty shards and the parameters' names."""
-    return [
-        name
-        for name, leaf in saved.items()
-        if not isinstance(leaf, Idle)
-        and not (isinstance(leaf, TensorLeaf | DigestedLeaf) and leaf.extent.numel == 0)
-        and not name.endswith(".params")
-    ]
+    """The names that a control has to report: those of which this rank has something."""
+    return [name for name, here in compared_names(saved).items() if here]

@@ -87,7 +87,8 @@ def snapshot_model(model: nn.Module) -> Leaves:
 
 def snapshot_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> Leaves:
     """State entries as `state.<FQN>.<entry>`, hyperparameters as `param_groups.<n>.<key>`."""
-    names = {id(value): name for name, value in named_parameters(model).items()}
+    # A tied one has the first of its names, as in `model.named_parameters()`.
+    names = {id(value): name for name, value in reversed(named_parameters(model).items())}
     extents = parameter_extents(model)
     leaves: Leaves = {}
     for parameter, entries in optimizer.state.items():

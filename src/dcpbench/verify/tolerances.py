@@ -2,21 +2,39 @@
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
 
 from dcpbench.records.findings import Finding, Problem
-from dcpbench.verify.compare import same_value
+from dcpbench.verify.compare import distances, same_value, share_of
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
 
 TOLERANCES = {"strict": 1e-6, "standard": 1e-4}
 """The largest difference that still counts as close, as a part of the largest magnitude in the
 tensor. An absolute tolerance would pass anything on second moments of 1e-8."""
+_ROUNDINGS_OF_STATE, _ROUNDINGS_OF_LOSS = 8, 0.125
+"""How many roundings of its parameters' dtype a parallel model may be away from its twin, where that is more:
+each step rounds once more, and a loss is a mean of many elements. In bfloat16 6.3e-2 and 9.8e-4."""
+
+
+def rounding(dtypes: Iterable[torch.dtype]) -> float:
+    """The distance from 1 to the next number in the coarsest of these dtypes that one can train in."""
+    floats = (one for one in dtypes if (one.is_floating_point or one.is_complex) and one.itemsize > 1)
+    return max((torch.finfo(one).eps for one in floats), default=0.0)
+
+
+def loss_tolerance(tolerance: float, model: nn.Module) -> float:
+    """The largest relative difference of two losses of a model that still counts as close."""
+    return max(tolerance, _ROUNDINGS_OF_LOSS * rounding(value.dtype for value in model.parameters()))
 
 
 def losses_equal(expected: list[float], actual: list[float], first: int) -> list[Finding]:
     """Steps, the first of which is `first`, whose losses are not the uninterrupted run's bits."""
     return [
-        Finding(step, Problem.value, None, distance, {"uninterrupted": repr(one), "resumed": repr(other)})
+        _loss(step, Problem.value, one, other, distance, {"uninterrupted": repr(one), "resumed": repr(other)})
         for step, one, other, distance in _by_step(expected, actual, first)
         if not same_value(one, other)
     ]
@@ -32,8 +50,23 @@ def losses_close(
         close = one is not None and distance is not None and distance <= tolerance * abs(one)
         if not close and not same_value(one, other):
             facts = {"reference": reference, "expected": repr(one), "actual": repr(other)}
-            found.append(Finding(step, Problem.far, None, distance, facts))
+            found.append(_loss(step, Problem.far, one, other, distance, facts))
     return found
+
+
+def _loss(
+    step: str,
+    problem: Problem,
+    expected: float | None,
+    actual: float | None,
+    distance: float | None,
+    facts: dict[str, Any],
+) -> Finding:
+    if actual is not None and math.isnan(actual):
+        return Finding(step, Problem.nan, None, distance, facts)
+    if expected is not None and distance is not None:
+        facts["share"] = share_of(distance, abs(expected))
+    return Finding(step, problem, None, distance, facts)
 
 
 def loss_name(step: int) -> str:
@@ -51,7 +84,8 @@ def _by_step(
 
 def compare_close(twin: Leaves, actual: Leaves, tolerance: float) -> list[Finding]:
     """Tensors of which this rank's part differs from the twin's, at its place, by more than `tolerance`
-    of the largest magnitude in the whole tensor.
+    of the largest magnitude in the whole tensor: more where the parameters' dtype is coarse, nothing where
+    there is no rounding, in integers and flags.
 
     Args:
         twin: an unwrapped model's live state, all of it on every rank.
@@ -61,6 +95,7 @@ def compare_close(twin: Leaves, actual: Leaves, tolerance: float) -> list[Findin
     found: list[Finding] = []
     whole = {name: leaf for name, leaf in twin.items() if isinstance(leaf, TensorLeaf)}
     parts = {name: leaf for name, leaf in actual.items() if not isinstance(leaf, Idle)}
+    coarsest = rounding(leaf.dtype for leaf in whole.values() if leaf.kind == "param")
     for name, expected in whole.items():
         part = parts.get(name)
         if part is None:
@@ -70,7 +105,9 @@ def compare_close(twin: Leaves, actual: Leaves, tolerance: float) -> list[Findin
             here = part.extent.shape if isinstance(part, TensorLeaf) else type(part).__name__
             shapes = {"twin": expected.extent.shape, "here": here}
             found.append(Finding(name, Problem.shape, expected.kind, facts=shapes))
-        elif part.extent.numel and (finding := _apart(name, expected, part, tolerance)):
+        elif part.extent.numel and (
+            finding := _apart(name, expected, part, _tolerance(expected, tolerance, coarsest))
+        ):
             found.append(finding)
     found += [
         Finding(name, Problem.only_parallel, leaf.kind)
@@ -88,13 +125,28 @@ def _may_be_absent(name: str, actual: Leaves) -> bool:
     )
 
 
+def _tolerance(leaf: TensorLeaf, tolerance: float, coarsest: float) -> float:
+    """Of one tensor: an optimizer's scalars are computed in their own dtype, all else from the parameters."""
+    if not (leaf.dtype.is_floating_point or leaf.dtype.is_complex):
+        return 0.0
+    if leaf.extent.shape:
+        return max(tolerance, _ROUNDINGS_OF_STATE * max(coarsest, rounding([leaf.dtype])))
+    return tolerance
+
+
 def _apart(name: str, twin: TensorLeaf, part: TensorLeaf, tolerance: float) -> Finding | None:
-    expected = part.extent.take(twin.local).double()
-    value = part.local.reshape(-1).to(expected)
-    both_nan = expected.isnan() & value.isnan()
-    distance = float((expected - value).abs().masked_fill(both_nan, 0.0).max().item())
-    scale = float(twin.local.nan_to_num(0.0, 0.0, 0.0).abs().max().item())
+    expected, value = part.extent.take(twin.local), part.local.reshape(-1).to(twin.local.device)
+    alike = (expected == value) | (expected.isnan() & value.isnan())  # also two infinities
+    distance = float(distances(expected, value).masked_fill(alike, 0.0).max().item())
+    scale = _magnitude(twin.local)
     if distance <= tolerance * scale:
         return None
-    share = distance / scale if scale else math.inf
-    return Finding(name, Problem.far, part.kind, distance, {"share": share})
+    problem = Problem.nan if math.isnan(distance) else Problem.far
+    return Finding(name, problem, part.kind, distance, {"share": share_of(distance, scale)})
+
+
+def _magnitude(tensor: torch.Tensor) -> float:
+    """The largest finite magnitude in a tensor."""
+    if tensor.element_size() == 1 or not (tensor.is_floating_point() or tensor.is_complex()):
+        tensor = tensor.double()  # of the others `abs` is not defined, or may be negative
+    return float(tensor.abs().nan_to_num(0.0, 0.0, 0.0).max().item())

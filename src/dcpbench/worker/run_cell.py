@@ -15,6 +15,8 @@ from dcpbench.config.schema import Config
 from dcpbench.measure import memory
 from dcpbench.records.rank_report import RankReport
 from dcpbench.scenarios.cell import Cell, Skip, Uploads
+from dcpbench.scenarios.checks import verify_files
+from dcpbench.verify.files import recorded_syncs
 from dcpbench.worker.messages import CellSpec
 from dcpbench.workloads.world import World
 
@@ -37,13 +39,16 @@ def run_cell(
     _set_deterministic(config.deterministic)
     if config.compile:
         _keep_graphs_of(config, world)
-    cell = Cell(config, world, Path(spec.checkpoints), announce, report, Uploads(uploads))
+    where = Path(spec.checkpoints)
     try:
         stage = config.scenario.all_stages[spec.run.stage]
-        pkgutil.resolve_name(stage.target)(cell, **config.scenario.options)
+        with recorded_syncs() as synced:
+            cell = Cell(config, world, where, announce, report, Uploads(uploads), synced=synced)
+            pkgutil.resolve_name(stage.target)(cell, **config.scenario.options)
     except Skip as reason:
         report.skip = str(reason)
         return
+    verify_files(cell)
     if config.compile:
         # Dynamo falls back to eager silently when it gives up on a frame.
         report.compiled = counters["stats"]["unique_graphs"] > 0 and not counters["recompile_limit"]

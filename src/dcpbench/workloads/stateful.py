@@ -4,6 +4,7 @@ that carry state of their own."""
 
 import io
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+
+from dcpbench.verify.compare import bits
 
 
 class ModelState:
@@ -97,6 +100,42 @@ class TensorObject:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.data = state_dict["data"]
+
+
+class MovingObject(TensorObject):
+    """One that every training step changes in place, in its lowest bits, so that an older one is seen. Beside
+    `data` it has what a detour through another dtype, or through arithmetic, loses."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        super().__init__(seed, device)
+        draw = partial(torch.randint, generator=torch.Generator().manual_seed(seed))
+        low = draw(1, 2**20, (2, 8), dtype=torch.int32)
+        tensors = {
+            "denormals": low[0].view(torch.float32),
+            "nans": (low[1] | 0x7F800000).view(torch.float32),  # their payloads; they are signalling ones
+            "zeros": torch.where(draw(0, 2, (64,)) > 0, 0.0, -0.0),
+            "flags": draw(0, 2, (64,)) > 0,
+            "integers": 2**62 + draw(0, 2**20, (8,)),
+            "complex": torch.complex(*draw(1, 2**20, (2, 8)).float()),
+            "bf16": draw(-(2**15), 2**15, (8,), dtype=torch.int16).view(torch.bfloat16),
+            "fp8": draw(0, 2**8, (16,), dtype=torch.uint8).view(torch.float8_e4m3fn),
+        }
+        self.tensors = {name: value.to(device) for name, value in tensors.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), **self.tensors}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self.tensors = {name: state_dict[name] for name in self.tensors}
+
+    def advance(self) -> None:
+        """One more step was taken: each element is the next one of its dtype, and signs and flags move on."""
+        for name, value in self.state_dict().items():
+            if name in ("zeros", "flags"):
+                value.copy_(value.roll(1))
+            else:
+                bits(value).add_(1)
 
 
 class Noise:

@@ -9,10 +9,11 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.optim.lr_scheduler import StepLR
 
-from dcpbench.config.schema import Config
+from dcpbench.config.groups import dp_degree
+from dcpbench.config.schema import SEED_STRIDE, Config
 from dcpbench.verify.perturb import perturbed
 from dcpbench.verify.snapshot import local_part
-from dcpbench.workloads.stateful import ModelState, Noise, OptimizerState, TensorObject, TrainState
+from dcpbench.workloads.stateful import ModelState, MovingObject, Noise, OptimizerState, TrainState
 from dcpbench.workloads.world import World
 
 
@@ -33,7 +34,7 @@ class Batches:
 
     def at(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs of shape (size, input_size) and targets of shape (size, output_size)."""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
+        generator = torch.Generator().manual_seed(self.seed * SEED_STRIDE + step)
         inputs = torch.rand(self.size, self.input_size, generator=generator)
         targets = 1 + torch.rand(self.size, self.output_size, generator=generator)
         return inputs.to(self.device), targets.to(self.device)
@@ -58,7 +59,7 @@ class TrainingRun:
 
     def _start_over(self, seed: int) -> None:
         self.noise = Noise(seed)
-        self.tensor_object = TensorObject(seed, self.world.device)
+        self.tensor_object = MovingObject(seed, self.world.device)
         self.train_state = TrainState()
         self.alive: list[bool] = []
 
@@ -86,12 +87,13 @@ class TrainingRun:
         """Train up to and including step `until`; the global batch's loss of each step taken here."""
         before = len(self.train_state.losses)
         while self.train_state.step < until:
-            loss = self._loss(batches, self.train_state.step + 1, self.noise)
+            loss = self._loss(batches, self.train_state.step + 1)
             loss.backward()
             self.alive.append(self._has_gradient())
             self.optimizer.step()
             self.optimizer.zero_grad()
             self.scheduler.step()
+            self.tensor_object.advance()
             self.train_state.record(self.world.mean(loss))
         return self.train_state.losses[before:]
 
@@ -101,20 +103,14 @@ class TrainingRun:
         other = {key: perturbed(value) for key, value in self.scheduler.state_dict().items()}
         self.scheduler.load_state_dict(other)
 
-    @torch.no_grad()
-    def losses_without_training(self, batches: Batches, steps: range) -> list[float]:
-        """The loss of each step's batch for the weights as they are."""
-        return [self.world.mean(self._loss(batches, step)) for step in steps]
-
     def _has_gradient(self) -> bool:
         gradients = (local_part(p.grad) for p in self.model.parameters() if p.grad is not None)
         seen = [gradient.count_nonzero() for gradient in gradients if gradient.numel()]
         return bool(torch.stack(seen).any().item()) if seen else False
 
-    def _loss(self, batches: Batches, step: int, noise: Noise | None = None) -> torch.Tensor:
+    def _loss(self, batches: Batches, step: int) -> torch.Tensor:
         inputs, targets = batches.at(step)
-        if noise:
-            inputs = inputs + noise.like(inputs)
+        inputs = inputs + self.noise.like(inputs)
         inputs, targets = (self.world.share(self.sizes, part) for part in (inputs, targets))
         return F.mse_loss(self.model(inputs), targets)
 
@@ -133,6 +129,28 @@ def build_plain(config: Config, world: World, seed: int) -> TrainingRun:
     """The same model from the same seed, unwrapped and uncompiled, trained on the whole batch."""
     alone = World(0, 1, world.device, None)
     return TrainingRun(config, alone, {}, _model(config, world.device, seed), seed)
+
+
+def build_replica(config: Config, world: World, seed: int) -> TrainingRun:
+    """The same, trained on this rank's share of the batch, its gradients divided by the number of shares but
+    never summed; its losses are the ranks' mean."""
+    sizes = config.parallel.mesh_sizes(world.size)
+    run = TrainingRun(config, world, sizes, _model(config, world.device, seed), seed)
+    for parameter in run.model.parameters():
+        if parameter.requires_grad:
+            parameter.register_hook(lambda gradient: gradient / dp_degree(sizes, world.size))
+    return run
+
+
+def build_stranger(config: Config, world: World, seed: int, batches: Batches, after: int) -> TrainingRun:
+    """A plain run that stands after a step of the cell, with nothing of its state but what the next steps
+    draw: it differs from a run that was restored there in what is restored."""
+    stranger = build_plain(config, world, seed)
+    stranger.noise = Noise(config.seed)
+    for step in range(1, after + 1):
+        stranger.noise.like(batches.at(step)[0])
+    stranger.train_state.step = after
+    return stranger
 
 
 def batches(config: Config, device: torch.device) -> Batches:

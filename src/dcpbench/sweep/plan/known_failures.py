@@ -1,7 +1,7 @@
 """Known failures: what `conf/known_failures.yaml` lists is expected, and nothing beside it."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -14,7 +14,7 @@ from yaml import YAMLError
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.records.checks import CHECKS
-from dcpbench.records.findings import RaisedError
+from dcpbench.records.findings import Finding, Problem, RaisedError
 from dcpbench.records.row import columns
 
 
@@ -27,21 +27,63 @@ class KnownError:
     phase: str = MISSING
     message: str = ".*"
 
+    def matches(self, error: RaisedError) -> bool:
+        """Whether this is what a rank raised."""
+        alike = (error.type, error.phase) == (self.type, self.phase)
+        return alike and re.fullmatch(self.message, error.message) is not None
+
+
+@dataclass
+class KnownMismatch:
+    """What of a check is known to be wrong.
+
+    Args:
+        name: a regular expression for the whole name of what differs.
+        problems: the kinds of mismatch that are known of it.
+        by: the defect of `dcpbench.verify.known_defects` which must make exactly this of the state.
+        within: the largest distance, as a part of the largest magnitude in the tensor, or of the loss.
+        where: a regular expression for the whole of where it is seen (`in the checkpoint of step 4`).
+    """
+
+    name: str = MISSING
+    problems: list[str] = MISSING
+    by: str | None = None
+    within: float | None = None
+    where: str = ".*"
+
+    def check(self) -> None:
+        """Refuse what names something that does not exist, or a pattern that is none."""
+        re.compile(self.name)
+        re.compile(self.where)
+        for unknown in set(self.problems) - set(Problem):
+            raise ConfigError(f"no problem {unknown!r} ({', '.join(Problem)})")
+
+    def matches(self, finding: Finding) -> bool:
+        """Whether this is what is wrong with a piece of state, in kind and in magnitude."""
+        share = finding.facts.get("share")
+        return (
+            re.fullmatch(self.name, finding.name) is not None
+            and finding.problem in self.problems
+            and re.fullmatch(self.where, finding.where) is not None
+            and self.by in (None, finding.by)
+            and (self.within is None or (share is not None and share <= self.within))
+        )
+
 
 @dataclass
 class KnownFailure:
     """One finding: in which cells, under which torch, what fails, and where it is explained.
 
     `cells` maps columns of the row to the value or values they must have; `torch` is a version
-    specifier such as `>=2.11,<2.15`; `checks` maps each check that may fail to a regular expression
-    which every name that differs must match whole. Not all of the checks need fail, but one must. With an
-    `error`, a rank raises it, after nothing but what `checks` lists was found.
+    specifier such as `>=2.11,<2.15`; `checks` lists for each check that may fail what of it is known to be
+    wrong. Not all of it need be, but something must. With an `error`, ranks raise it, after nothing but what
+    `checks` lists, here or of another entry for the cell, was found.
     """
 
     id: str = MISSING
     cells: dict[str, Any] = field(default_factory=dict)
     torch: str = MISSING
-    checks: dict[str, str] = field(default_factory=dict)
+    checks: dict[str, list[KnownMismatch]] = field(default_factory=dict)
     error: KnownError | None = None
     reason: str = MISSING
     link: str | None = None
@@ -55,8 +97,9 @@ class KnownFailure:
         for unknown in set(self.checks) - set(CHECKS):
             raise ConfigError(f"no check {unknown!r} ({', '.join(CHECKS)})")
         SpecifierSet(self.torch)
-        for pattern in (*self.checks.values(), self.error.message if self.error else ""):
-            re.compile(pattern)
+        re.compile(self.error.message if self.error else "")
+        for mismatch in (one for listed in self.checks.values() for one in listed):
+            mismatch.check()
 
     def covers(self, cell: Mapping[str, Any]) -> bool:
         """Whether the columns of a row are of a cell, on a torch, that this failure is known for."""
@@ -65,25 +108,32 @@ class KnownFailure:
                 return False
         return SpecifierSet(self.torch).contains(cell["torch_version"] or "0", prereleases=True)
 
-    def explains(self, failed: Mapping[str, Iterable[str]], error: RaisedError | None) -> bool:
-        """Whether the cell failed, or a rank raised, in no way but what is listed.
+    def explains(self, check: str, finding: Finding) -> bool:
+        """Whether it lists what a check found."""
+        return any(mismatch.matches(finding) for mismatch in self.checks.get(check, ()))
 
-        Args:
-            failed: the names that differ, by the check that did not hold.
-            error: what a rank raised, if one did.
-        """
-        known = self.error
-        if error and known:
-            alike = (error.type, error.phase) == (known.type, known.phase)
-            if not (alike and re.fullmatch(known.message, error.message)):
-                return False
-        elif error or known or not failed:
-            return False
-        return all(
-            check in self.checks and re.fullmatch(self.checks[check], name)
-            for check, names in failed.items()
-            for name in names
-        )
+
+def explaining(
+    known: Sequence[KnownFailure], failed: Mapping[str, Iterable[Finding]], raised: Sequence[RaisedError]
+) -> list[KnownFailure]:
+    """Those by which a cell failed, if it failed in no way but what they list together; else none.
+
+    Args:
+        known: what is listed for the cell; with an error only where a rank raised that.
+        failed: what every rank found, by the check that did not hold.
+        raised: what every rank raised, of which each must be listed.
+    """
+    errors = [
+        (one, failure) for one in raised for failure in known if failure.error and failure.error.matches(one)
+    ]
+    may = [failure for failure in known if not failure.error or any(failure is one for _, one in errors)]
+    found = [(check, finding) for check, findings in failed.items() for finding in findings]
+    reasons = [[one for one in may if one.explains(*each)] for each in found]
+    reasons += [[failure for one, failure in errors if one is error] for error in raised]
+    used = [each[0] for each in reasons if each]
+    if len(used) < len(reasons):
+        return []
+    return [failure for failure in known if any(failure is one for one in used)]
 
 
 @cache
@@ -94,8 +144,12 @@ def read(path: Path) -> list[KnownFailure]:
         ConfigError: it is not there, not a list of `KnownFailure`, or names what does not exist.
     """
     try:
-        entries = OmegaConf.load(path)
+        entries: Any = OmegaConf.load(path)
         schema = OmegaConf.structured(KnownFailure)
+        mismatch = OmegaConf.structured(KnownMismatch)  # OmegaConf does not look into lists in a dictionary
+        for entry in entries:
+            for check, listed in entry.get("checks", {}).items():
+                entry.checks[check] = [OmegaConf.merge(mismatch, one) for one in listed]
         known = [OmegaConf.to_object(OmegaConf.merge(schema, entry)) for entry in entries]
     except (OSError, YAMLError, OmegaConfBaseException, TypeError, ValueError) as error:
         raise ConfigError(f"known_failures={path}: {' '.join(str(error).split())}") from None

@@ -1,41 +1,61 @@
 """From what each rank saw, in all stages of a try, to one verdict."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from dcpbench.config.groups import Expect
+from dcpbench.config.groups import Ending, Expect, rank_of
 from dcpbench.executors.base import Outcome
 from dcpbench.records.checks import CHECKS
-from dcpbench.records.findings import Finding, RaisedError
+from dcpbench.records.findings import Finding, Gap, GapKind, RaisedError
 from dcpbench.records.rank_report import CheckReport, RankReport, badness
-from dcpbench.records.sentences import cause_sentence, check_sentence, finding_sentence, powerless_sentence
+from dcpbench.records.sentences import (
+    cause_sentence,
+    check_sentence,
+    finding_sentence,
+    known_sentence,
+    powerless_sentence,
+)
 from dcpbench.sweep.plan.job import Job
+from dcpbench.sweep.plan.known_failures import explaining
 
 _KEPT = 10
 """How many findings the details of a row have for each check."""
 
 
 class FailedCheck(NamedTuple):
-    """A check that did not hold: its first finding, on which rank, and the names of all that differs."""
+    """A check that did not hold: its first finding, on which rank, and what else there is of any rank."""
 
     check: str
     rank: int
     first: Finding
-    names: tuple[str, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """Of all that differs."""
+        return list(dict.fromkeys(finding.name for finding in self.findings))
+
+    @property
+    def sentence(self) -> str:
+        """Why it did not hold."""
+        return check_sentence(self.check, self.rank, self.first, self.names)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a try of a cell came to, as the columns of its row say it; `failed` and `error` are what known
-    failures and faults are matched against."""
+    """What a try of a cell came to, as the columns of its row say it; `failed`, `error` and what all ranks
+    `raised` are what known failures and faults are matched against. `powerless` says which checks could not
+    have failed."""
 
     status: str
     reason: str | None = None
     checks: dict[str, bool | None] = field(default_factory=dict)
     failed: tuple[FailedCheck, ...] = ()
     error: RaisedError | None = None
+    raised: tuple[RaisedError, ...] = ()
+    powerless: tuple[str, ...] = ()
     powered: bool | None = None
     max_abs_diff: float | None = None
     first_mismatch: str | None = None
@@ -46,40 +66,47 @@ class Verdict:
 def verdict_of(job: Job, outcomes: Sequence[Outcome]) -> Verdict:
     """What the stages of a try came to together, with regard to what is known to fail and what was
     planted."""
-    verdict = _ended(outcomes)
+    verdict = _ended(job, outcomes)
     if verdict.status == "skip":
         return verdict
     verdict = _with_known_failures(job, verdict)
     return _with_fault(job, verdict) if job.config.fault.target else verdict
 
 
-def _ended(outcomes: Sequence[Outcome]) -> Verdict:
+def _ended(job: Job, outcomes: Sequence[Outcome]) -> Verdict:
     last = outcomes[-1]
     if last.problem:
         return Verdict("error", last.problem, details=last.details)
     if last.status and last.cause is not None:
-        raised = last.cause if isinstance(last.cause, RaisedError) else None
-        rank = raised.rank if raised else 0
-        failed = tuple(
-            FailedCheck(check, rank, seen.first, tuple(seen.names))
-            for check, seen in last.before.items()
-            if seen.first
-        )
+        error = last.cause if isinstance(last.cause, RaisedError) else None
+        reports = [report for outcome in outcomes for report in (*outcome.reports, *outcome.before)]
+        failed = tuple(filter(None, (_failed(check, reports) for check in CHECKS)))
         details = {"reports_of_ranks": sorted(report.rank for report in last.reports), **last.details}
-        reason = cause_sentence(last.cause, [check_sentence(*one) for one in failed])
-        return Verdict(last.status, reason, failed=failed, error=raised, details=details)
-    if all(report.skip for report in last.reports):
+        reason = cause_sentence(last.cause, [one.sentence for one in failed])
+        raised = last.raised or ((error,) if error else ())
+        return Verdict(last.status, reason, failed=failed, error=error, raised=raised, details=details)
+    if last.reports and all(report.skip for report in last.reports):
         return Verdict("skip", last.reports[0].skip)
-    return judge(report for outcome in outcomes for report in outcome.reports)
+    # The ranks of a stage that is there to die owe no report.
+    worlds = [
+        job.kind(stage).world_size if stage.ends is Ending.report else 0
+        for stage in job.config.scenario.all_stages
+    ]
+    return judge([outcome.reports for outcome in outcomes], worlds)
 
 
-def judge(reports: Iterable[RankReport]) -> Verdict:
-    """A check holds if it held on every rank; it has power if each name was reported by some rank.
+def judge(stages: Sequence[Sequence[RankReport]], worlds: Sequence[int]) -> Verdict:
+    """A check holds if it held on every rank. It has power if every rank looked at every place, each name was
+    compared on some rank, with a control wherever it was compared, and reported by some rank's control.
 
     Some rank, not every: a shard of zeros may equal its perturbed counterpart's, and an empty shard
     has nothing to differ in.
+
+    Args:
+        stages: the reports of each stage that ran.
+        worlds: of how many ranks each stage owes a report.
     """
-    ranks = sorted(reports, key=lambda report: report.rank)
+    ranks = sorted((report for reports in stages for report in reports), key=lambda report: report.rank)
     checks: dict[str, bool | None] = dict.fromkeys(CHECKS)
     failed: list[FailedCheck] = []
     details: dict[str, Any] = {}
@@ -91,37 +118,91 @@ def judge(reports: Iterable[RankReport]) -> Verdict:
             continue
         checks[check] = not any(view.count for _, view in seen)
         distances.append(max(view.max_abs_diff for _, view in seen))
-        controlled = dict.fromkeys(name for _, view in seen for name in view.control)
-        fired = {name: any(view.control.get(name) for _, view in seen) for name in controlled}
-        missed = sorted(name for name, reported in fired.items() if not reported)
+        gaps = [gap for reports in stages for gap in gaps_of(check, reports)]
+        missed = {_named(gap.name, gap.where) for gap in gaps if gap.kind is GapKind.not_reported}
+        fired = {
+            one: one not in missed
+            for _, view in seen
+            for where, control in view.control.items()
+            for name in control
+            if (one := _named(name, where))
+        }
         details[check] = {
             "held": checks[check],
             "control": fired,
-            "control_missed": missed if fired else None,
+            "control_missed": sorted(missed) if fired else None,
             "worst": _worst(seen),
             "mismatch_count": sum(view.count for _, view in seen),
         }
-        if missed or not fired:
-            powerless.append(powerless_sentence(check, missed))
-        if not checks[check]:
-            rank, first = next((rank, view.first) for rank, view in seen if view.first)
-            names = dict.fromkeys(name for _, view in seen for name in view.names)
-            failed.append(FailedCheck(check, rank, first, tuple(names)))
+        if not fired:
+            gaps = [Gap(GapKind.no_control)]
+        if gaps:
+            powerless.append(powerless_sentence(check, gaps))
+        if breach := _failed(check, ranks):
+            failed.append(breach)
     not_compiled = [report.rank for report in ranks if report.compiled is False]
     if not_compiled:
         powerless.append(f"compile: nothing was compiled on rank {not_compiled[0]}")
+    powerless += _not_reported(stages, worlds)
     if not details:
         powerless.append("no check applied")
     return Verdict(
         status="fail" if failed else "vacuous" if powerless else "pass",
-        reason="; ".join(check_sentence(*one) for one in failed) or "; ".join(powerless) or None,
+        reason="; ".join(one.sentence for one in failed) or "; ".join(powerless) or None,
         checks=checks,
         failed=tuple(failed),
+        powerless=tuple(powerless),
         powered=not powerless,
         max_abs_diff=max(distances, default=None),
         first_mismatch=f"rank {failed[0].rank}: {finding_sentence(failed[0].first)}" if failed else None,
         details={"checks": details, "ranks": [report.plain() for report in ranks]},
     )
+
+
+def _failed(check: str, reports: Sequence[RankReport]) -> FailedCheck | None:
+    """What all ranks found of a check; None if it held."""
+    seen = [(report.rank, report.checks[check]) for report in reports if check in report.checks]
+    found = tuple(finding for _, view in seen for finding in view.distinct.values())
+    first = next(((rank, view.first) for rank, view in seen if view.first), None)
+    return FailedCheck(check, *first, found) if first else None
+
+
+def gaps_of(check: str, reports: Sequence[RankReport]) -> Iterator[Gap]:
+    """What the ranks of one stage did not look at, or could not have seen, by one check."""
+    views = {report.rank: report.checks.get(check, CheckReport()) for report in reports}
+    places = dict.fromkeys(where for view in views.values() for where in (*view.compared, *view.control))
+    for where in places:
+        had = {rank: view.compared.get(where) for rank, view in views.items()}
+        fired = {rank: view.control.get(where, {}) for rank, view in views.items()}
+        for rank, names in had.items():
+            if names is None:
+                yield Gap(GapKind.not_looked_at, where, rank=rank)
+        compared = [names for names in had.values() if names]
+        if not compared:
+            yield Gap(GapKind.not_compared, where)
+        for name in dict.fromkeys(name for names in compared for name in names):
+            here = [rank for rank, names in had.items() if names and names.get(name)]
+            if not here:
+                yield Gap(GapKind.not_compared, where, name)
+            for rank in here:
+                if name not in fired[rank]:
+                    yield Gap(GapKind.not_controlled, where, name, rank)
+        for name in sorted({name for control in fired.values() for name in control}):
+            if not any(control.get(name) for control in fired.values()):
+                yield Gap(GapKind.not_reported, where, name)
+
+
+def _named(name: str | None, where: str) -> str:
+    return f"{name} {where}".strip()
+
+
+def _not_reported(stages: Sequence[Sequence[RankReport]], worlds: Sequence[int]) -> Iterator[str]:
+    """Ranks, and whole stages, of which there is no report."""
+    for number, world_size in enumerate(worlds):
+        reported = {report.rank for report in stages[number]} if number < len(stages) else set()
+        missing = [rank for rank in range(world_size) if rank not in reported]
+        if missing:
+            yield f"stage {number}: no report of rank {', '.join(map(str, missing))}"
 
 
 def _worst(seen: Sequence[tuple[int, CheckReport]]) -> list[dict[str, Any]]:
@@ -136,19 +217,22 @@ def _worst(seen: Sequence[tuple[int, CheckReport]]) -> list[dict[str, Any]]:
 
 
 def _with_known_failures(job: Job, verdict: Verdict) -> Verdict:
-    """An `xfail` of a listed failure or error, an `xpass` of a cell that passed though it is listed.
+    """An `xfail` of what is listed, an `xpass` of a cell that passed though it is listed.
 
-    A cell that fails a check, or differs in a name, which is not listed for it stays a `fail`; one
-    that is vacuous, or did not come as far as a verdict, stays what it is.
+    What is listed excuses no check that could not have failed: such a cell is `vacuous`. One in which
+    anything is found, or any rank raises, that is not listed for it stays what it is.
     """
-    failed = {one.check: one.names for one in verdict.failed}
-    for failure in job.known_failures:
-        if verdict.status in ("fail", "error") and failure.explains(failed, verdict.error):
-            return replace(verdict, status="xfail", reason=f"known failure {failure.id}: {verdict.reason}")
-        if verdict.status == "pass":
-            reason = f"known failure {failure.id} did not happen ({failure.reason})"
-            return replace(verdict, status="xpass", reason=reason)
-    return verdict
+    known = job.known_failures
+    if verdict.status == "pass" and known:
+        reason = f"known failure {known[0].id} did not happen ({known[0].reason})"
+        return replace(verdict, status="xpass", reason=reason)
+    failed = {one.check: one.findings for one in verdict.failed}
+    if verdict.status not in ("fail", "error") or not (used := explaining(known, failed, verdict.raised)):
+        return verdict
+    reason = known_sentence([(one.id, one.reason, one.link) for one in used], str(verdict.reason))
+    if verdict.powerless:
+        return replace(verdict, status="vacuous", reason=f"{'; '.join(verdict.powerless)} ({reason})")
+    return replace(verdict, status="xfail", reason=reason)
 
 
 def _with_fault(job: Job, verdict: Verdict) -> Verdict:
@@ -164,10 +248,8 @@ def _with_fault(job: Job, verdict: Verdict) -> Verdict:
 
 
 def _of_world(expect: Expect, world_size: int) -> Expect:
-    """With a rank that counts from the last one as that rank."""
-    if expect.rank is None or expect.rank >= 0:
-        return expect
-    return replace(expect, rank=max(world_size + expect.rank, 0))
+    """With the rank that it is in a world of this size."""
+    return expect if expect.rank is None else replace(expect, rank=rank_of(expect.rank, world_size))
 
 
 def _is_as_expected(expect: Expect, verdict: Verdict) -> bool:

@@ -1,0 +1,100 @@
+"""Defects that no value shows when it is restored: of how training goes on from there, of flags, and of what
+a save or a load does beside."""
+
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from dcpbench.config.groups import Expect, Place
+from dcpbench.faults.registry import fault, on_one_rank
+from dcpbench.faults.values import WITH_MOMENTS
+
+if TYPE_CHECKING:
+    from dcpbench.faults.targets import Target
+
+
+def _flag(name: str) -> Expect:
+    return Expect("flags_equal", name, 0, "value")
+
+
+@on_one_rank(Expect("state_resume_equal", r"net\d\.weight", -2))
+def second_step_wrong(target: "Target") -> None:
+    """The optimizer's second step after the load goes a little further with one weight."""
+    optimizer = target.state["optimizer"].optimizer
+    honest, taken = optimizer.step, 0
+
+    def step(*arguments: Any, **options: Any) -> Any:
+        nonlocal taken
+        taken += 1
+        returned = honest(*arguments, **options)
+        if taken == 2:
+            target.largest("model.*.weight")[:1].add_(0.001)
+        return returned
+
+    optimizer.step = step
+
+
+@fault(Expect("state_resume_equal", rank=0))
+def scheduler_stuck(target: "Target") -> None:
+    """The scheduler no longer moves. Its attributes are its state, so that it gets another class."""
+    scheduler = target.state["scheduler"]
+    scheduler.__class__ = type("Stuck", (type(scheduler),), {"step": lambda self: None})
+
+
+@fault(_flag("shared_memory"), only=WITH_MOMENTS)
+def steps_shared(target: "Target") -> None:
+    """All step counters are one tensor, which counts them all."""
+    states = list(target.state["optimizer"].optimizer.state.values())
+    for entries in states:
+        entries["step"] = states[0]["step"]
+
+
+@fault(_flag("gradients"))
+def gradients_left(target: "Target") -> None:
+    """Parameters have gradients, if only zeros."""
+    for parameter in target.state["model"].model.parameters():
+        parameter.grad = parameter.detach().clone().zero_()
+
+
+@fault(_flag(r"requires_grad\.net\d\.bias"))
+def requires_grad_lost(target: "Target") -> None:
+    """A bias is frozen."""
+    named = target.state["model"].model.named_parameters()
+    next(value for name, value in named if name.endswith("net3.bias")).requires_grad_(False)
+
+
+@fault(_flag(r"training\.model"))
+def training_mode_lost(target: "Target") -> None:
+    """The model is in evaluation mode."""
+    target.state["model"].model.eval()
+
+
+@fault(_flag(r"defaults\.lr"))
+def defaults_changed(target: "Target") -> None:
+    """What a group that is added later would get is another learning rate."""
+    target.state["optimizer"].optimizer.defaults["lr"] = 0.5
+
+
+@fault(Expect("side_effect_free", r"generator\.cpu", 0), at=Place.live)
+def save_draws_default(target: "Target") -> None:
+    """A save draws from the default random generator."""
+    target.state["noise"].generator.get_state().float().uniform_()
+
+
+@on_one_rank(Expect("side_effect_free", r"net\d\.weight", -2))
+def load_changes_other_run(target: "Target") -> None:
+    """A load changes the run that was saved."""
+    replace(target, state=target.kept["saved"]).largest("model.*.weight")[:1].add_(0.01)
+
+
+@fault(Expect("side_effect_free", r"process\.open_files", 0))
+def load_leaves_file_open(target: "Target") -> None:
+    """A load never closes a file of the checkpoint."""
+    path = next(path for path in target.folder.iterdir() if path.is_file())
+    target.kept.setdefault("open", []).append(path.open("rb"))
+
+
+@fault(Expect("side_effect_free", r"process\.threads", 0), at=Place.live)
+def save_leaves_thread(target: "Target") -> None:
+    """Each save leaves a thread that waits for ever."""
+    threading.Thread(target=threading.Event().wait, daemon=True).start()

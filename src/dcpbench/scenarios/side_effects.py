@@ -1,0 +1,47 @@
+"""What a save and a load do beside saving and loading: nothing may come of it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from dcpbench.scenarios.cell import Cell
+from dcpbench.scenarios.checkpoint import retained_state
+from dcpbench.verify.compare import compare
+from dcpbench.verify.perturb import compared_names, controllable, made_different
+from dcpbench.verify.process_state import left_open, snapshot_open, snapshot_process
+from dcpbench.verify.snapshot import Leaves
+from dcpbench.workloads.training_run import TrainingRun
+
+
+@contextmanager
+def unchanged(cell: Cell, run: TrainingRun | None, where: str) -> Iterator[None]:
+    """Within, neither the live state of a training run, if there is one, nor that of the process changes."""
+    with cell.phase("verify", "beside"):
+        before = _observed(cell, run)
+    yield
+    with cell.phase("verify", "beside"):
+        _verify(cell, before, _observed(cell, run), where)
+
+
+def open_before(cell: Cell, again: bool) -> Leaves:
+    """What is open now. What the first save or load opens to keep it, as sockets, is its own to decide:
+    threads and descriptors are counted from the second one on, done `again`."""
+    return snapshot_open(cell.folder, counts=again and not cell.config.overlap_saves)
+
+
+def verify_nothing_left_open(cell: Cell, before: Leaves, where: str) -> None:
+    """No more may be open than was before, once all has ended that was under way."""
+    _verify(cell, before, left_open(cell.folder, before), where)
+
+
+def _observed(cell: Cell, run: TrainingRun | None) -> Leaves:
+    state = retained_state(run) if run else {}
+    leaves = {name: leaf for part in state.values() for name, leaf in part.items()}
+    return leaves | snapshot_process(cell.world.device)
+
+
+def _verify(cell: Cell, before: Leaves, after: Leaves, where: str) -> None:
+    """The control is a copy in which everything is different."""
+    cell.check("side_effect_free", compare(before, after), where, compared_names(before))
+    changed = {name: made_different(leaf) for name, leaf in after.items()}
+    reported = {finding.name for finding in compare(before, changed)}
+    cell.control("side_effect_free", {name: name in reported for name in controllable(before)}, where)

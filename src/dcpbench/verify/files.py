@@ -1,0 +1,97 @@
+"""The files of a checkpoint: their bytes when its save reported success, and whether they have them still."""
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+from dcpbench.records.findings import Finding, Problem
+
+_BLOCK = 2**20
+_BLOCKS = 32
+"""Of a file with more of these blocks so many are read, from its first to its last, spread evenly."""
+_THREADS = 8
+
+FileDigests = Mapping[str, str]
+"""What can be told of each file's bytes, as text, by its path in the checkpoint."""
+
+
+def digest_files(folder: Path, whole: bool = False) -> FileDigests:
+    """The length and the SHA-256 digest of every file below a folder. Of a file of more than 32 MiB some
+    blocks are digested, and it has its mtime instead of the others; unless `whole` says so."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    with ThreadPoolExecutor(min(_THREADS, len(paths) or 1)) as pool:
+        digests = pool.map(partial(_digest, whole=whole), paths)
+        return {str(path.relative_to(folder)): one for path, one in zip(paths, digests, strict=True)}
+
+
+def _digest(path: Path, whole: bool) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        stat = path.stat()
+        last = max(stat.st_size - 1, 0) // _BLOCK
+        if whole or last < _BLOCKS:
+            while block := file.read(_BLOCK):
+                digest.update(block)
+            return f"{stat.st_size} bytes, {digest.hexdigest()[:32]}"
+        for number in range(_BLOCKS):
+            file.seek(number * last // (_BLOCKS - 1) * _BLOCK)
+            digest.update(file.read(_BLOCK))
+        return f"{stat.st_size} bytes of {stat.st_mtime_ns} ns, {digest.hexdigest()[:32]}"
+
+
+def compare_files(then: FileDigests, now: FileDigests) -> list[Finding]:
+    """Every file that came, went or has other bytes."""
+    missing = "no such file"
+    pairs = {path: (then.get(path, missing), now.get(path, missing)) for path in (*then, *now)}
+    return [
+        Finding(path, Problem.file_changed, facts={"then": was, "now": became})
+        for path, (was, became) in pairs.items()
+        if was != became
+    ]
+
+
+def file_controls(then: FileDigests) -> dict[str, bool]:
+    """Whether a comparison with another digest of each file tells it, and one with a file less, or more."""
+    changed = {path: {**then, path: f"not {digest}"} for path, digest in then.items()}
+    told = {path: [one.name for one in compare_files(then, copy)] == [path] for path, copy in changed.items()}
+    first = next(iter(then), None)
+    less = {path: digest for path, digest in then.items() if path != first}
+    return {
+        **told,
+        "a file that went": bool(compare_files(then, less)),
+        "a file that came": bool(compare_files(less, then)),
+    }
+
+
+Synced = set[tuple[int, int]]
+"""Files that were synced, by device and inode: a file may be renamed after it is."""
+
+
+@contextmanager
+def recorded_syncs() -> Iterator[Synced]:
+    """Meanwhile, the files that this process syncs with `os.fsync`."""
+    synced: Synced = set()
+    honest = os.fsync
+
+    def fsync(file: int) -> None:
+        honest(file)
+        stat = os.fstat(file)
+        synced.add((stat.st_dev, stat.st_ino))
+
+    with mock.patch.object(os, "fsync", fsync):
+        yield synced
+
+
+def not_synced(folder: Path, synced: Synced) -> list[Finding]:
+    """Every file below a folder that nobody synced."""
+    stats = {path: path.stat() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return [
+        Finding(str(path.relative_to(folder)), Problem.not_synced)
+        for path, stat in stats.items()
+        if (stat.st_dev, stat.st_ino) not in synced
+    ]

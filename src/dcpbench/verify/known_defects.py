@@ -1,0 +1,97 @@
+"""What known defects of torch make of a state. Of what a comparison found, that which is exactly what a
+defect would have made of it says so (`Finding.by`): a failure that is known by its defect excuses nothing
+else. `docs/findings/` describes the defects.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from dcpbench.records.findings import Finding, Problem
+from dcpbench.verify.compare import Recall, bits
+from dcpbench.verify.compare_layouts import gathered
+from dcpbench.verify.digest import Digest, add
+from dcpbench.verify.snapshot import DigestedLeaf, Leaf, Leaves, TensorLeaf, block_digests
+
+SLICED_BY_SHARD = "sliced_by_shard"
+"""Under FSDP1 + TP what is set is a slice of the whole tensor, by offsets that are those of a TP shard."""
+ONE_REPLICA = "one_replica"
+"""Replicas that never average their gradients: what is loaded is what one of them had."""
+TRAINED_ALONE = "trained_alone"
+"""The same: each replica is what its own share of the batches makes of it."""
+UNFROZEN = "unfrozen"
+"""Under FSDP1 + TP frozen parameters that TP shards are trained."""
+
+_OF_TENSORS = (Problem.differs, Problem.digests_differ)
+
+
+def mark_sliced(
+    found: Iterable[Finding], saved: Leaves, actual: Leaves, recall: Recall, shards: int
+) -> Iterator[Finding]:
+    """Findings, marked where the restored part is what slicing made of the tensor that was saved.
+
+    Args:
+        saved: what was saved of this rank's parts, or the digests of whole tensors.
+        actual: this rank's live parts.
+        recall: what the checkpoint holds; believed where it is what was saved.
+        shards: the degree of the tensor parallelism.
+    """
+    for finding in found:
+        expected, part = saved.get(finding.name), actual.get(finding.name)
+        if isinstance(part, TensorLeaf) and finding.problem in _OF_TENSORS:
+            held = recall(finding.name) if part.extent.box != part.extent.shape else None
+            if held is not None and _is_what_was(expected, held) and _is_slice(part, held, shards):
+                finding = replace(finding, by=SLICED_BY_SHARD)
+        yield finding
+
+
+def mark_replica(
+    found: Iterable[Finding], saved: Leaves, actual: Leaves, group: dist.ProcessGroup | None
+) -> Iterator[Finding]:
+    """Findings, marked where a rank's whole tensor is what any rank had saved; collective over `group`."""
+    everybody = gathered({name: _digest(leaf) for name, leaf in saved.items()}, group)
+    for finding in found:
+        restored = _digest(actual.get(finding.name))
+        theirs = [each.get(finding.name) for each in everybody]
+        same = finding.problem in _OF_TENSORS and restored is not None and restored in theirs
+        yield replace(finding, by=ONE_REPLICA) if same else finding
+
+
+def mark_expected(
+    found: Iterable[Finding], by: str, compare: Callable[[], Iterable[Finding]]
+) -> Iterator[Finding]:
+    """Findings, marked `by` a defect where holding the same against what it makes of a run finds nothing."""
+    beside = {finding.name for finding in compare()}
+    for finding in found:
+        yield finding if finding.name in beside else replace(finding, by=by)
+
+
+def _digest(leaf: Leaf) -> Digest | None:
+    if isinstance(leaf, DigestedLeaf):
+        return add(*leaf.blocks)
+    return add(*block_digests([leaf])[0]) if isinstance(leaf, TensorLeaf) else None
+
+
+def _is_what_was(saved: Leaf, held: torch.Tensor) -> bool:
+    """Whether a whole tensor has at the place of a saved part what was saved."""
+    if not isinstance(saved, TensorLeaf | DigestedLeaf):
+        return False
+    if (tuple(held.shape), held.dtype) != (saved.extent.shape, saved.dtype):
+        return False
+    return _digest(TensorLeaf(saved.extent.take(held), saved.extent, None)) == _digest(saved)
+
+
+def _is_slice(part: TensorLeaf, held: torch.Tensor, shards: int) -> bool:
+    """Whether a part is a slice of the whole by its place in the TP shard; or, where what was restored was
+    set once more, of the whole that such slices make up."""
+    extent, mine = part.extent, part.local.reshape(-1).cpu()
+    own = slice(extent.start, extent.start + extent.numel)
+    cut = next(
+        one for one, (box, size) in enumerate(zip(extent.box, extent.shape, strict=True)) if box != size
+    )
+    again = held.clone()
+    for shard in again.chunk(shards, cut):
+        shard.copy_(held.reshape(-1)[: shard.numel()].reshape(shard.shape))
+    return any(torch.equal(bits(mine), bits(whole.reshape(-1)[own])) for whole in (held, again))

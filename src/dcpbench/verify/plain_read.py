@@ -1,0 +1,130 @@
+"""What lies in a checkpoint's files, against what was saved: read without whatever wrote it."""
+
+import math
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from dcpbench.records.findings import Finding, Problem
+from dcpbench.verify.compare import compare
+from dcpbench.verify.layout import Extent
+from dcpbench.verify.perturb import made_different
+from dcpbench.verify.snapshot import BLOCK, DigestedLeaf, Leaves, TensorLeaf
+
+_LONGEST_ERROR = 200
+
+
+@dataclass(frozen=True)
+class StoredChunk:
+    """A box of a tensor, at `offsets` and of shape `sizes`, and how it is read from its file, to the CPU."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    read: Callable[[], torch.Tensor]
+
+
+Stored = Mapping[str, Sequence[StoredChunk]]
+"""What a checkpoint's files hold of each tensor, by its flattened key."""
+
+
+@dataclass
+class PlainRead:
+    """What one rank has read: what differs, and of each name that it compared whether its control fired."""
+
+    found: list[Finding] = field(default_factory=list)
+    control: dict[str, bool] = field(default_factory=dict)
+
+
+def compare_stored(
+    parts: Iterable[Leaves], stored: Stored, rank: int, world_size: int, device: torch.device
+) -> PlainRead:
+    """This rank's parts of what was saved, by their flattened keys, against the files.
+
+    Tensors that it has all of it shares with its peers; of those whose digests alone are kept (more than
+    4 MiB) it reads one block of the smallest of each of `parts`.
+    """
+    seen = PlainRead()
+    for leaves in parts:
+        mine = {key: leaf for key, leaf in leaves.items() if key in stored}
+        large = {key: leaf for key, leaf in mine.items() if isinstance(leaf, DigestedLeaf)}
+        smallest = min(large, key=lambda key: large[key].extent.numel, default=None)
+        for key, leaf in mine.items():
+            if not isinstance(leaf, TensorLeaf | DigestedLeaf) or key in large.keys() - {smallest}:
+                continue
+            if leaf.extent.numel and _reads(key, leaf.extent, rank, world_size):
+                read = _one_block(key, leaf) if isinstance(leaf, DigestedLeaf) else leaf
+                _compare(seen, key, read, stored[key], device)
+    return seen
+
+
+def _one_block(key: str, leaf: DigestedLeaf) -> DigestedLeaf:
+    """One of the blocks that a part's digests are made of, as a part of its own; which, the key decides."""
+    number = zlib.crc32(key.encode()) % len(leaf.blocks)
+    begin = number * BLOCK
+    extent = replace(
+        leaf.extent, start=leaf.extent.start + begin, numel=min(BLOCK, leaf.extent.numel - begin)
+    )
+    return replace(leaf, extent=extent, blocks=(leaf.blocks[number],))
+
+
+def _rows_of(extent: Extent) -> Extent:
+    """The same part in the smallest box of whole rows that has all of it."""
+    if not extent.box:
+        return extent
+    row = math.prod(extent.box[1:])
+    first, last = extent.start // row, -(-(extent.start + extent.numel) // row)
+    return replace(
+        extent,
+        offset=(extent.offset[0] + first, *extent.offset[1:]),
+        box=(last - first, *extent.box[1:]),
+        start=extent.start - first * row,
+    )
+
+
+def _reads(key: str, extent: Extent, rank: int, world_size: int) -> bool:
+    has_all = extent.box == extent.shape and extent.numel == torch.Size(extent.shape).numel()
+    return not has_all or zlib.crc32(key.encode()) % world_size == rank
+
+
+def _compare(
+    seen: PlainRead,
+    key: str,
+    saved: TensorLeaf | DigestedLeaf,
+    chunks: Iterable[StoredChunk],
+    device: torch.device,
+) -> None:
+    try:
+        part = _part(saved.extent, chunks)
+    except Exception as error:  # noqa: BLE001 - whatever decoding raises, the bytes are not a tensor's
+        facts = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_ERROR]}
+        seen.found.append(Finding(key, Problem.unreadable, saved.kind, facts=facts))
+        seen.control[key] = True
+        return
+    where = saved.local.device if isinstance(saved, TensorLeaf) else device
+    shape = saved.local.shape if isinstance(saved, TensorLeaf) else part.shape
+    held = TensorLeaf(part.to(where).reshape(shape), saved.extent, saved.placements, saved.kind)
+    seen.found += compare({key: saved}, {key: held})
+    seen.control[key] = bool(compare({key: made_different(saved)}, {key: held}))
+
+
+def _part(extent: Extent, chunks: Iterable[StoredChunk]) -> torch.Tensor:
+    """A rank's part of a tensor, shape (numel,), out of those chunks in which some of its box lies."""
+    box: torch.Tensor | None = None
+    extent = _rows_of(extent)
+    for chunk in chunks:
+        ends = zip(extent.offset, extent.box, chunk.offsets, chunk.sizes, strict=True)
+        common = [(max(b, o), min(b + n, o + s)) for b, n, o, s in ends]
+        if any(first >= last for first, last in common):
+            continue
+        held = chunk.read()
+        if tuple(held.shape) != chunk.sizes:
+            raise ValueError(f"a chunk of shape {tuple(held.shape)} where {chunk.sizes} is named")
+        box = held.new_zeros(extent.box) if box is None else box
+        into = tuple(slice(a - b, z - b) for (a, z), b in zip(common, extent.offset, strict=True))
+        out_of = tuple(slice(a - o, z - o) for (a, z), o in zip(common, chunk.offsets, strict=True))
+        box[into] = held[out_of]
+    if box is None:
+        raise ValueError("no chunk holds any of it")
+    return box.reshape(-1)[extent.start : extent.start + extent.numel]

@@ -1,0 +1,239 @@
+"""What cells verify, on one rank that is this process: at which places, what of the state, and that each
+check would have failed."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from dcpbench.scenarios import checkpoint, checks, partial_load, steps
+from dcpbench.sweep.run.verdict import Verdict
+from dcpbench.verify import audit
+from dcpbench.workloads.training_run import TrainingRun, batches, build_plain, build_stranger
+from dcpbench.workloads.world import World
+from support.alone import alone, config
+
+RESTORED = ("model_equal", "optim_equal", "extra_equal")
+
+
+def steps_of(*numbers: int, moment: str = "in the checkpoint of step") -> set[str]:
+    return {f"{moment} {number}" for number in numbers}
+
+
+def resumed(*numbers: int) -> set[str]:
+    return steps_of(*numbers, moment="after the checkpoint of step")
+
+
+UNINTERRUPTED = {
+    "loss_twin_close": {"in the uninterrupted run"},
+    "state_twin_close": {"after the uninterrupted run"},
+}
+PLACES: dict[str, dict[str, set[str]]] = {
+    "save_load": {
+        **dict.fromkeys((*RESTORED, "checkpoint_whole"), steps_of(2, 4)),
+        "loss_resume_equal": resumed(2, 4),
+        "loss_twin_close": UNINTERRUPTED["loss_twin_close"] | resumed(2, 4),
+        "save_harmless": {"in the run that saved"},
+    },
+    "fine_tune": {
+        "model_equal": steps_of(2, 4)
+        | {"before the fine-tuning", "after the fine-tuning"}
+        | {f"after the restart from step {step}" for step in (2, 4)},
+        **dict.fromkeys(("optim_equal", "extra_equal", "checkpoint_whole"), steps_of(2, 4)),
+        "loss_resume_equal": resumed(2, 4),
+        "loss_twin_close": UNINTERRUPTED["loss_twin_close"] | resumed(2, 4),
+        "contract_held": steps_of(2, 4),
+    },
+    "partial_load": {
+        "model_equal": {"in the checkpoint of step 4", "read by the key model in the checkpoint of step 4"},
+        "optim_equal": {"read by the key optimizer.state in the checkpoint of step 4"},
+        "checkpoint_whole": steps_of(2, 4),
+        "contract_held": {
+            "not loaded in the checkpoint of step 4",
+            "read by the key model in the checkpoint of step 4",
+            "read by the key optimizer.state in the checkpoint of step 4",
+        },
+    },
+    "in_place": {
+        **dict.fromkeys(RESTORED, steps_of(4)),
+        "checkpoint_whole": steps_of(2, 4),
+        "loss_resume_equal": resumed(4),
+        "loss_twin_close": UNINTERRUPTED["loss_twin_close"] | resumed(4),
+        "contract_held": {"after the load in the checkpoint of step 4"},
+    },
+    "overwrite": {
+        **dict.fromkeys(RESTORED, steps_of(4)),
+        "checkpoint_whole": steps_of(2, 4, 6),
+        "loss_resume_equal": resumed(4),
+        "loss_twin_close": UNINTERRUPTED["loss_twin_close"] | resumed(4),
+        "contract_held": {"of the save"},
+    },
+    "stateful_or_not": {
+        **dict.fromkeys((*RESTORED, "contract_held"), steps_of(4)),
+        "checkpoint_whole": steps_of(2, 4),
+    },
+}
+"""Where each check of a scenario has to look; every scenario looks at the uninterrupted run."""
+
+
+@pytest.mark.parametrize("scenario", PLACES)
+def test_a_healthy_cell_passes_and_has_looked_everywhere(scenario: str) -> None:
+    verdict, report = alone(scenario=scenario, saves=2)
+    assert verdict.status == "pass", verdict.reason
+    for check, places in {**UNINTERRUPTED, **PLACES[scenario]}.items():
+        seen = report.checks[check]
+        assert places <= set(seen.compared), check
+        for where in places:
+            assert any(seen.compared[where].values())
+            assert set(seen.compared[where]) <= set(seen.control[where])
+
+
+def test_every_piece_of_state_is_compared() -> None:
+    _, report = alone(saves=1, optimizer="adamw_groups", model="buffered")
+    compared = {
+        check: set(report.checks[check].compared["in the checkpoint of step 2"]) for check in RESTORED
+    }
+    parameters = {f"net{number}.{kind}" for number in (1, 2, 3, 4) for kind in ("weight", "bias")}
+    assert compared["model_equal"] == parameters | {"seen", "gain"}
+    state = {f"state.{name}.{entry}" for name in parameters for entry in ("exp_avg", "exp_avg_sq", "step")}
+    keys = torch.optim.AdamW([torch.zeros(1, requires_grad=True)]).param_groups[0].keys() | {"initial_lr"}
+    assert compared["optim_equal"] == state | {f"param_groups.{n}.{key}" for n in (0, 1) for key in keys}
+    for name in ("noise.generator", "tensor_object.data", "train_state.step", "scheduler.last_epoch"):
+        assert name in compared["extra_equal"]
+    never = set(report.checks["save_harmless"].compared["in the run that saved"])
+    assert never >= set.union(*compared.values())
+    twin = set(report.checks["state_twin_close"].compared["after the uninterrupted run"])
+    assert twin == parameters | {"seen", "gain"} | state
+    assert report.losses["continued"] == pytest.approx(report.losses["twin"])
+    assert set(report.checks["loss_resume_equal"].compared["after the checkpoint of step 2"]) == {
+        "loss of step 3",
+        "loss of step 4",
+    }
+
+
+LOSSES = {"loss_resume_equal", "loss_twin_close"}
+SEEN: dict[str, set[str]] = {
+    "weight_lowest_bit": {"model_equal", "loss_resume_equal"},
+    "exp_avg_sq_zeroed": {"optim_equal", *LOSSES},
+    "step_off_by_one": {"optim_equal", *LOSSES},
+    "eps_not_restored": {"optim_equal"},
+    "betas_not_restored": {"optim_equal", *LOSSES},
+    "initial_lr_not_restored": {"optim_equal"},
+    "noise_one_draw_ahead": {"extra_equal", "loss_resume_equal"},
+    "losses_forgotten": {"extra_equal"},
+    "save_nudges_weight": {"save_harmless"},
+    "save_resets_lr": {"save_harmless", "loss_twin_close", "state_twin_close"},
+    "object_staged_changed": {"extra_equal"},
+    "key_added": {"checkpoint_whole"},
+    "weight_staged_as_bf16": {"checkpoint_whole", "model_equal"},
+    "weight_of_earlier_checkpoint": {"model_equal"},
+}
+"""By which checks a fault has to be seen; by those of equality that are not named it must not be."""
+
+
+@pytest.mark.parametrize("fault", SEEN)
+def test_a_fault_is_seen_by_the_checks_that_it_breaks(fault: str) -> None:
+    verdict, _ = alone(fault, saves=2)
+    assert verdict.fault_seen is True, verdict.reason
+    failed = {one.check for one in verdict.failed}
+    assert SEEN[fault] <= failed | LOSSES
+    assert failed & {*RESTORED, "save_harmless", "checkpoint_whole"} <= SEEN[fault], (
+        "the snapshot is too late"
+    )
+
+
+def test_a_run_that_left_its_twin_is_seen_in_losses_and_state() -> None:
+    _, report = alone("save_resets_lr", saves=2)
+    for check, places in UNINTERRUPTED.items():
+        assert places <= {finding.where for finding in report.checks[check].worst}
+
+
+def nothing(*_: Any, **__: Any) -> list[Any]:
+    return []
+
+
+@pytest.mark.parametrize(
+    ("check", "module", "comparison"),
+    [
+        ("model_equal", checkpoint, "compare"),
+        ("optim_equal", checkpoint, "compare"),
+        ("extra_equal", checkpoint, "compare"),
+        ("save_harmless", checks, "compare"),
+        ("state_twin_close", checks, "compare_close"),
+        ("loss_twin_close", checks, "losses_close"),
+        ("loss_resume_equal", checks, "losses_equal"),
+        ("checkpoint_whole", audit, "audit"),
+    ],
+)
+def test_a_comparison_that_sees_nothing_is_vacuous(
+    check: str, module: Any, comparison: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, comparison, nothing)
+    verdict, _ = alone(saves=1)
+    assert_blind(verdict, check)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "check", "module", "comparison"),
+    [
+        ("partial_load", "optim_equal", partial_load, "compare_across"),
+        ("partial_load", "contract_held", partial_load, "compare"),
+        ("fine_tune", "model_equal", checkpoint, "compare_across"),
+    ],
+)
+def test_so_it_is_in_other_scenarios(
+    scenario: str, check: str, module: Any, comparison: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, comparison, nothing)
+    verdict, _ = alone(scenario=scenario, saves=1)
+    assert_blind(verdict, check)
+
+
+def assert_blind(verdict: Verdict, check: str) -> None:
+    assert verdict.status == "vacuous"
+    seen = verdict.details["checks"][check]
+    assert seen["control_missed"]
+    assert f"{check}: its control did not report " in str(verdict.reason)
+
+
+def test_a_load_that_restores_nothing_is_seen_by_every_check_of_the_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loads: list[int] = []
+
+    def load(*_: Any, **__: Any) -> None:
+        loads.append(1)
+
+    monkeypatch.setattr(steps, "load", load)
+    verdict, report = alone(saves=1)
+    assert loads
+    assert verdict.status == "fail"
+    for check in RESTORED:
+        seen = report.checks[check]
+        assert set(seen.names) >= set(seen.compared["in the checkpoint of step 2"]) - {
+            "param_groups.0.params"
+        }
+    assert {one.check for one in verdict.failed} >= {*RESTORED, "loss_resume_equal", "loss_twin_close"}
+
+
+def test_a_stranger_differs_from_a_restored_run_in_what_is_restored() -> None:
+    """With the weights, moments and scheduler of the uninterrupted run it has that one's losses."""
+    given, world, after = config(), World(0, 1, torch.device("cpu"), None), 3
+    data = batches(given, world.device)
+    run = build_plain(given, world, given.seed)
+    run.train(data, after)
+
+    def stranger() -> TrainingRun:
+        return build_stranger(given, world, given.seed + 1000, data, after)
+
+    def restore(other: TrainingRun) -> None:
+        other.model.load_state_dict(run.model.state_dict())
+        other.optimizer.load_state_dict(copy.deepcopy(run.optimizer.state_dict()))  # it does not copy
+        other.scheduler.load_state_dict(run.scheduler.state_dict())
+
+    other, same = stranger(), stranger()
+    restore(same)
+    untouched, restored, uninterrupted = (each.train(data, after + 2) for each in (other, same, run))
+    assert restored == uninterrupted
+    assert all(one != other for one, other in zip(untouched, uninterrupted, strict=True))
