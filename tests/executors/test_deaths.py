@@ -191,8 +191,8 @@ def test_a_rank_that_never_joins_is_a_timeout(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_fills_up_is_told_and_is_free_for_the_next_cell(tmp_path: Path) -> None:
-    """On a real file system of 600 kB, of which one checkpoint of this model takes 165 kB; a cell has one more
-    than its saves while it saves what it restored."""
+    """On a real file system of 600 kB, of which one checkpoint of this model takes 165 kB; a cell
+    has one more than its saves while it saves what it restored."""
     disk, folder = tmp_path / "disk", tmp_path / "sweep"
     disk.mkdir()
     own_disk = (
