@@ -155,11 +155,12 @@ def test_a_known_failure_hides_no_other(beside: Finished, number: int) -> None:
 
 
 def test_a_fault_that_goes_unseen_is_told(tmp_path: Path) -> None:
-    """A defect that damages nothing stands for one that the checks are blind to."""
-    ended = run(tmp_path / "sweep", "parallel=ddp", "fault=stale_stage", "saves=1", "device=cpu")
+    """A second step that is never taken stands for what the checks are blind to."""
+    asked = ("parallel=ddp", "fault=second_step_wrong", "saves=1", "resume_steps=1", "device=cpu")
+    ended = run(tmp_path / "sweep", *asked)
     (row,) = ended.rows
     assert row["fault_seen"] is False
-    assert "fault=stale_stage was not seen" in row["reason"]
+    assert "fault=second_step_wrong was not seen" in row["reason"]
     assert ended.status == 1
 
 

@@ -26,6 +26,10 @@ def partial_load(cell: Cell) -> None:
     checkpoint = steps.train_and_save(cell, oracle)[-1]
     checks.verify_twin(cell, oracle)
 
+    _verify_below(cell, "model", "model_equal", checkpoint.state["model_equal"], checkpoint)
+    moments = below(checkpoint.state["optim_equal"], "state.")
+    _verify_below(cell, "optimizer.state", "optim_equal", moments, checkpoint)
+
     asked_for = replace(checkpoint, state={"model_equal": checkpoint.state["model_equal"]})
     target = steps.build_anew(cell)
     checks.make_different(cell, target, checkpoint)
@@ -37,10 +41,6 @@ def partial_load(cell: Cell) -> None:
     steps.load(cell, target, checkpoint, state=rest)
     checks.verify_restored(cell, target, checkpoint)
     checks.resume(cell, target, checkpoint, oracle.losses)
-
-    _verify_below(cell, "model", "model_equal", checkpoint.state["model_equal"], checkpoint)
-    moments = below(checkpoint.state["optim_equal"], "state.")
-    _verify_below(cell, "optimizer.state", "optim_equal", moments, checkpoint)
 
 
 def _verify_untouched(cell: Cell, target: TrainingRun, before: State, saved: Checkpoint) -> None:
