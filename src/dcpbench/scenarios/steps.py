@@ -33,12 +33,14 @@ _HANDOVER = "handover.pt"
 @dataclass(frozen=True)
 class Losses:
     """What a resumed run is held against: the losses, from step 1 on, of the uninterrupted run and of its
-    unwrapped twin; the batches; the uninterrupted run's state after each step at which a resume ends."""
+    unwrapped twin; the batches; the uninterrupted run's state after each step at which a resume ends; the
+    losses of models of which nothing was restored, by number."""
 
     continued: list[float]
     twin: list[float]
     data: Batches
     states: dict[int, State]
+    strangers: dict[int, list[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Oracle:
     trained: TrainingRun
     data: Batches
     states: dict[int, State] = field(default_factory=dict)
+    strangers: dict[int, list[float]] = field(default_factory=dict)
 
     @cached_property
     def twin(self) -> TrainingRun:
@@ -62,12 +65,23 @@ class Oracle:
         """Of both runs up to the step at which the uninterrupted one is."""
         self.twin.train(self.data, self.trained.train_state.step)
         continued, twin = self.trained.train_state.losses, self.twin.train_state.losses
-        return Losses(continued, twin, self.data, self.states)
+        return Losses(continued, twin, self.data, self.states, self.strangers)
 
 
 def other_seed(cell: Cell, number: int) -> int:
     """A seed that no training run of the cell was built from, another one for each `number`."""
     return cell.config.seed + 1000 * (number + 1)
+
+
+def unrestored(cell: Cell, losses: Losses, number: int, taken: range) -> list[float]:
+    """The losses in these steps of a model from another seed, trained on the same batches from step 1 on."""
+    known = losses.strangers.get(number, [])
+    if len(known) < taken.stop - 1:
+        stranger = training_run.build_stranger(cell.config, cell.world, other_seed(cell, number))
+        known = losses.strangers[number] = stranger.train(
+            losses.data, max(taken.stop - 1, cell.config.last_step)
+        )
+    return known[taken.start - 1 : taken.stop - 1]
 
 
 def build(cell: Cell) -> Oracle:
