@@ -213,7 +213,8 @@ def _verify_resumed(
         expected.compare(part, leaves, cell.world.checkpoint_group, closely=False)
         for leaves in (actual, _changed(actual))
     )
-    cell.check(check, found, where, compared_names(expected.state[part]))
+    scaled = known_defects.scale_resumed(cell, found, expected.state[part])
+    cell.check(check, scaled, where, compared_names(expected.state[part]))
     _control(cell, check, controllable(expected.state[part]), control, where)
 
 
