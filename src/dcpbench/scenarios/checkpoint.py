@@ -107,13 +107,17 @@ class Checkpoint:
         return self.recall(_PREFIXES.get(check, ""))
 
     def compare(
-        self, check: str, actual: Leaves, group: dist.ProcessGroup | None, closely: bool = True
+        self,
+        check: str,
+        actual: Leaves,
+        group: dist.ProcessGroup | None,
+        recall: Recall | None = None,
+        closely: bool = True,
     ) -> list[Finding]:
-        """What of a live state is not what was saved; `closely` says of large tensors how they differ too."""
-        recall = self.recall_of(check) if closely else None
+        """What of a live state is not what was saved; `recall` helps to say how large tensors differ."""
         if self.by_content:
             return compare_across(self.state[check], actual, group, recall)
-        return compare(self.state[check], actual, recall)
+        return compare(self.state[check], actual, recall, closely)
 
 
 @dataclass(kw_only=True)

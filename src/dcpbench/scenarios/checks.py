@@ -1,8 +1,8 @@
 """What scenarios verify, each check with its negative control: the power to fail, shown in the cell."""
 
-import itertools
+import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -68,8 +68,10 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
 
         where = "in the uninterrupted run"
         taken = range(1, trained.train_state.step + 1)
-        seen = losses.continued, trained.alive
-        _verify_losses(cell, "loss_twin_close", near, *seen, losses.data, taken, where)
+        unrestored = _unrestored(cell, losses.data, taken)
+        _verify_losses(
+            cell, {"loss_twin_close": near}, losses.continued, trained.alive, taken, unrestored, where
+        )
         expected, actual = _tensors(oracle.twin), _tensors(trained)
         found = compare_close(expected, actual, tolerance)
         marked = mark(found, lambda other: compare_close(_tensors(other), actual, tolerance))
@@ -77,9 +79,7 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
         compared = {name: here.get(name, False) for name in expected}
         where = "after the uninterrupted run"
         cell.check("state_twin_close", marked, where, compared)
-        plain = training_run.build_plain(cell.config, cell.world, other_seed(cell, 0))
-        plain.train(oracle.data, 1)
-        strangers = without_constants(expected, _tensors(plain))
+        strangers = without_constants(expected, _tensors(unrestored(0)))
         control = compare_close(expected, strangers, tolerance)
         _control(cell, "state_twin_close", expected, control, where)
     cell.report.losses.update(continued=losses.continued, twin=losses.twin)
@@ -156,7 +156,8 @@ def verify_restored(
     with cell.phase("verify", "equality"):
         actual = view(target)
         for check in checkpoint.state:
-            found = checkpoint.compare(check, actual[check], cell.world.checkpoint_group)
+            recall, group = checkpoint.recall_of(check), cell.world.checkpoint_group
+            found = checkpoint.compare(check, actual[check], group, recall)
             marked = known_defects.mark_restored(cell, check, found, checkpoint, actual[check])
             names = compared_names(checkpoint.state[check])
             cell.check(check, marked, where or str(checkpoint), names)
@@ -192,9 +193,9 @@ def resume(
         comparisons["loss_resume_close"] = partial(near, continued, reference="uninterrupted")
     where = f"after the checkpoint of step {checkpoint.step}"
     with cell.phase("verify", "resumed"):
-        for check, compared in comparisons.items():
-            taken = range(first, last + 1)
-            _verify_losses(cell, check, compared, resumed, target.alive, losses.data, taken, where, number)
+        taken = range(first, last + 1)
+        unrestored = _unrestored(cell, losses.data, taken, number)
+        _verify_losses(cell, comparisons, resumed, target.alive, taken, unrestored, where)
         expected = replace(checkpoint, state=losses.states[last])
         for check, leaves in retained_state(target).items():
             if check == FLAGS:
@@ -209,45 +210,52 @@ def _verify_resumed(
 ) -> None:
     """A part of a resumed run's state must be what it is in the uninterrupted one. The control is a copy in
     which everything is different."""
-    found, control = (
-        expected.compare(part, leaves, cell.world.checkpoint_group, closely=False)
-        for leaves in (actual, _changed(actual))
-    )
+    found = expected.compare(part, actual, cell.world.checkpoint_group)
+    control = expected.compare(part, _changed(actual), cell.world.checkpoint_group, closely=False)
     scaled = known_defects.scale_resumed(cell, found, expected.state[part])
     cell.check(check, scaled, where, compared_names(expected.state[part]))
     _control(cell, check, controllable(expected.state[part]), control, where)
 
 
+def _unrestored(cell: Cell, data: Batches, taken: range, number: int = 0) -> Callable[[int], TrainingRun]:
+    """Plain runs from other seeds, from `number` on, that have taken these steps, each built once."""
+
+    @functools.cache
+    def unrestored(other: int) -> TrainingRun:
+        seed, before = other_seed(cell, number + other), taken.start - 1
+        stranger = training_run.build_stranger(cell.config, cell.world, seed, data, before)
+        stranger.train(data, taken.stop - 1)
+        return stranger
+
+    return unrestored
+
+
 def _verify_losses(
     cell: Cell,
-    check: str,
-    compared: Comparison,
+    comparisons: Mapping[str, Comparison],
     losses: list[float],
     alive: list[bool],
-    data: Batches,
     taken: range,
+    unrestored: Callable[[int], TrainingRun],
     where: str,
-    number: int = 0,
 ) -> None:
-    """Losses by a comparison that must report those of models from which nothing was restored.
+    """Losses by comparisons each of which must report those of models from which nothing was restored.
 
     Those of the steps `taken` mean something if they are finite and not zero, and a gradient was there
-    (`alive`). Two models' losses may come close by chance, at a step or two: several are tried, from `number`
-    on.
+    (`alive`). Two models' losses may come close by chance, at a step or two: several are tried.
     """
-    cell.check(check, compared(losses), where, map(loss_name, taken))
     telling = {
         loss_name(step): math.isfinite(loss) and loss != 0.0 and lives
         for step, (loss, lives) in enumerate(zip(losses, alive, strict=False), taken.start)
     }
-    reported: set[str] = set()
-    for other in range(number, number + _UNRESTORED):
-        if telling.keys() <= reported:
-            break
-        seed, before = other_seed(cell, other), taken.start - 1
-        stranger = training_run.build_stranger(cell.config, cell.world, seed, data, before)
-        reported |= {finding.name for finding in compared(stranger.train(data, taken.stop - 1))}
-    cell.control(check, {name: means and name in reported for name, means in telling.items()}, where)
+    for check, compared in comparisons.items():
+        cell.check(check, compared(losses), where, map(loss_name, taken))
+        reported: set[str] = set()
+        for other in range(_UNRESTORED):
+            if telling.keys() <= reported:
+                break
+            reported |= {finding.name for finding in compared(unrestored(other).train_state.losses)}
+        cell.control(check, {name: means and name in reported for name, means in telling.items()}, where)
 
 
 def verify_files(cell: Cell) -> None:
@@ -263,9 +271,9 @@ def verify_files(cell: Cell) -> None:
 
 
 def control_changed(cell: Cell, check: str, expected: Leaves, where: str) -> None:
-    """The control of an equality check with a changed copy of each piece of state, one at a time."""
-    changed = (compare({name: leaf}, {name: made_different(leaf)}) for name, leaf in expected.items())
-    _control(cell, check, controllable(expected), itertools.chain.from_iterable(changed), where)
+    """The control of an equality check with a changed copy of each piece of state."""
+    control = compare(expected, _changed(expected), closely=False)
+    _control(cell, check, controllable(expected), control, where)
 
 
 def changed(view: View) -> View:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import retained_state
+from dcpbench.scenarios.checkpoint import State, live_state, retained_state
 from dcpbench.verify.compare import compare
 from dcpbench.verify.perturb import compared_names, controllable, made_different
 from dcpbench.verify.process_state import left_open, snapshot_open, snapshot_process
@@ -13,13 +13,14 @@ from dcpbench.workloads.training_run import TrainingRun
 
 
 @contextmanager
-def unchanged(cell: Cell, run: TrainingRun | None, where: str) -> Iterator[None]:
-    """Within, neither the live state of a training run, if there is one, nor that of the process changes."""
+def unchanged(cell: Cell, run: TrainingRun | None, where: str, state: State | None = None) -> Iterator[None]:
+    """Within, neither the live state of a training run, if there is one, nor that of the process changes;
+    `state` is what the run's is now, if that is retained already."""
     with cell.phase("verify", "beside"):
-        before = _observed(cell, run)
+        before = _observed(cell, state or (retained_state(run) if run else {}))
     yield
     with cell.phase("verify", "beside"):
-        _verify(cell, before, _observed(cell, run), where)
+        _verify(cell, before, _observed(cell, live_state(run) if run else {}), where)
 
 
 def open_before(cell: Cell, again: bool) -> Leaves:
@@ -33,8 +34,7 @@ def verify_nothing_left_open(cell: Cell, before: Leaves, where: str) -> None:
     _verify(cell, before, left_open(cell.folder, before), where)
 
 
-def _observed(cell: Cell, run: TrainingRun | None) -> Leaves:
-    state = retained_state(run) if run else {}
+def _observed(cell: Cell, state: State) -> Leaves:
     leaves = {name: leaf for part in state.values() for name, leaf in part.items()}
     return leaves | snapshot_process(cell.world.device)
 
@@ -43,5 +43,5 @@ def _verify(cell: Cell, before: Leaves, after: Leaves, where: str) -> None:
     """The control is a copy in which everything is different."""
     cell.check("side_effect_free", compare(before, after), where, compared_names(before))
     changed = {name: made_different(leaf) for name, leaf in after.items()}
-    reported = {finding.name for finding in compare(before, changed)}
+    reported = {finding.name for finding in compare(before, changed, closely=False)}
     cell.control("side_effect_free", {name: name in reported for name in controllable(before)}, where)

@@ -160,7 +160,7 @@ def save(
         saved = retained_state(run)
     number = cell.measured("save_stall_s")
     opened = side_effects.open_before(cell, again=number > 0)
-    with side_effects.unchanged(cell, run, f"after the save of step {step}"):
+    with side_effects.unchanged(cell, run, f"after the save of step {step}", saved):
         with cell.phase("save"):
             checkpoint_id = str(cell.folder / (name or f"step-{step:04d}"))
             pending = checkpointer.save((state or run.state)(), checkpoint_id, slot)

@@ -19,13 +19,16 @@ Recall = Callable[[str], torch.Tensor | None]
 """What a checkpoint holds under a leaf's name: the whole tensor, on the CPU; None if there is no such."""
 
 
-def compare(saved: Leaves, restored: Leaves, recall: Recall | None = None) -> list[Finding]:
+def compare(
+    saved: Leaves, restored: Leaves, recall: Recall | None = None, closely: bool = True
+) -> list[Finding]:
     """Every name that differs, in the order of `saved`, then the names that only `restored` has. Where only
-    digests of what was saved are known and they differ, `recall` is asked for what was."""
+    digests of what was saved are known and they differ, `recall` is asked for what was. Elements that differ
+    are looked at `closely`, or, for a control, not any further."""
     found: list[Finding | None] = []
     for name, leaf in saved.items():
         if name in restored:
-            found.append(_compare_leaves(name, leaf, restored[name], recall))
+            found.append(_compare_leaves(name, leaf, restored[name], recall, closely))
         elif not isinstance(leaf, Idle):
             found.append(Finding(name, Problem.missing, kind_of(name, leaf)))
     found += [
@@ -75,11 +78,13 @@ def same_value(expected: Any, actual: Any) -> bool:
     return bool(expected == actual)
 
 
-def _compare_leaves(name: str, expected: Leaf, actual: Leaf, recall: Recall | None) -> Finding | None:
+def _compare_leaves(
+    name: str, expected: Leaf, actual: Leaf, recall: Recall | None, closely: bool
+) -> Finding | None:
     if isinstance(expected, Idle) and isinstance(actual, Idle):
         expected, actual = expected.leaf, actual.leaf
     if isinstance(expected, TensorLeaf | DigestedLeaf) and isinstance(actual, TensorLeaf | DigestedLeaf):
-        return _compare_tensors(name, expected, actual, recall)
+        return _compare_tensors(name, expected, actual, recall, closely)
     if same_value(expected, actual):
         return None
     facts = {"saved": repr(expected), "restored": repr(actual)}
@@ -87,7 +92,7 @@ def _compare_leaves(name: str, expected: Leaf, actual: Leaf, recall: Recall | No
 
 
 def _compare_tensors(
-    name: str, expected: TensorLeaf | DigestedLeaf, actual: Leaf, recall: Recall | None
+    name: str, expected: TensorLeaf | DigestedLeaf, actual: Leaf, recall: Recall | None, closely: bool
 ) -> Finding | None:
     for problem, saved, restored in (
         (Problem.dtype, expected.dtype, actual.dtype),
@@ -103,20 +108,26 @@ def _compare_tensors(
     if expected.local.shape != actual.local.shape:
         shapes = {"saved": tuple(expected.local.shape), "restored": tuple(actual.local.shape)}
         return Finding(name, Problem.local_shape, expected.kind, facts=shapes)
-    return _compare_elements(name, expected.kind, expected.extent, expected.local, actual.local)
+    return _compare_elements(name, expected.kind, expected.extent, expected.local, actual.local, closely)
 
 
 def _compare_elements(
-    name: str, kind: str, extent: Extent, expected: torch.Tensor, actual: torch.Tensor
+    name: str,
+    kind: str,
+    extent: Extent,
+    expected: torch.Tensor,
+    actual: torch.Tensor,
+    closely: bool = True,
 ) -> Finding | None:
     """Where two copies of one part differ and by how much; None if they are the same bits."""
     expected, actual = expected.reshape(-1), actual.reshape(-1)
+    if torch.equal(bits(expected), bits(actual)):
+        return None
+    if not closely:
+        return Finding(name, Problem.differs, kind)
     differs = bits(expected) != bits(actual)
     if expected.is_complex():
         differs = differs.reshape(-1, 2).any(dim=1)
-    count = int(differs.sum().item())
-    if not count:
-        return None
     first = int(differs.to(torch.uint8).argmax().item())
     was, became = expected[first], actual[first]
     facts = {
@@ -125,7 +136,7 @@ def _compare_elements(
         "restored": repr(became.item()),
         "saved_bits": _hexadecimal(was),
         "restored_bits": _hexadecimal(became),
-        "differing": count,
+        "differing": int(differs.sum().item()),
         "elements": differs.numel(),
     }
     distance = float(distances(expected, actual).max().item())

@@ -1,13 +1,15 @@
 """Where a rank's part of a tensor lies in the whole of it, under any parallelism."""
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 
@@ -50,8 +52,12 @@ def extent_of(tensor: torch.Tensor) -> Extent:
     """The extent of a DTensor's shard, or of a tensor that is not one."""
     if not isinstance(tensor, DTensor):
         return whole(tensor)
-    shape = tuple(tensor.shape)
-    box, offset = compute_local_shape_and_global_offset(shape, tensor.device_mesh, tensor.placements)
+    return _shard(tuple(tensor.shape), tensor.device_mesh, tensor.placements)
+
+
+@functools.cache
+def _shard(shape: tuple[int, ...], mesh: DeviceMesh, placements: tuple[Placement, ...]) -> Extent:
+    box, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
     return Extent(shape, tuple(offset), tuple(box), 0, math.prod(box))
 
 

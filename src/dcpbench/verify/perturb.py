@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dcpbench.verify.compare import BITS, compare, same_value
+from dcpbench.verify.compare import BITS, bits, compare, same_value
 from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaves, TensorLeaf, local_part, persistent_tensors
 
 
@@ -79,12 +79,12 @@ def perturbed(value: Any) -> Any:
 
 
 def made_different(leaf: Any) -> Any:
-    """Another leaf: a control where no unrestored state is at hand."""
+    """Another leaf, a tensor by the last bit: a control where no unrestored state is at hand."""
     if isinstance(leaf, Idle):
         return leaf
     if isinstance(leaf, TensorLeaf):
-        copied = replace(leaf, local=leaf.local.clone())
-        _perturb([copied.local], seed=0)
+        copied = replace(leaf, local=leaf.local.clone(memory_format=torch.contiguous_format))
+        bits(copied.local)[-1:].bitwise_xor_(1)
         return copied
     if isinstance(leaf, DigestedLeaf):
         (one, other), *rest = leaf.blocks
@@ -98,12 +98,12 @@ def without_constants(expected: Leaves, stranger: Leaves) -> Leaves:
 
     def constant(name: str, leaf: TensorLeaf) -> bool:
         scalar = name.startswith("state.") and not leaf.extent.shape
-        return scalar or not compare({name: expected[name]}, {name: leaf})
+        return scalar or not compare({name: expected[name]}, {name: leaf}, closely=False)
 
-    return {
-        name: made_different(leaf) if name in expected and constant(name, leaf) else leaf
-        for name, leaf in stranger.items()
-    }
+    constants = {name: leaf for name, leaf in stranger.items() if name in expected and constant(name, leaf)}
+    far = {name: replace(leaf, local=leaf.local.clone()) for name, leaf in constants.items()}
+    _perturb([leaf.local for leaf in far.values()], seed=0)
+    return {**stranger, **far}
 
 
 def with_other_names(leaves: Leaves) -> Leaves:

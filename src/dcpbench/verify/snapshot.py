@@ -191,8 +191,8 @@ def plain_fqn(model: nn.Module, name: str) -> str:
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part of a tensor, detached; not a copy."""
-    tensor = tensor.detach()
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    with torch.no_grad():
+        return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def kind_of(name: str, leaf: Leaf) -> str:

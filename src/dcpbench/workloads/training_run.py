@@ -105,8 +105,7 @@ class TrainingRun:
 
     def _has_gradient(self) -> bool:
         gradients = (local_part(p.grad) for p in self.model.parameters() if p.grad is not None)
-        seen = [gradient.count_nonzero() for gradient in gradients if gradient.numel()]
-        return bool(torch.stack(seen).any().item()) if seen else False
+        return any(bool(gradient.any().item()) for gradient in gradients)
 
     def _loss(self, batches: Batches, step: int) -> torch.Tensor:
         inputs, targets = batches.at(step)
