@@ -14,7 +14,8 @@ pytestmark = pytest.mark.slow
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("broken") / "sweep"
     scenarios = "scenario=raises,exits,kills_itself,hangs,leaves_child,save_load"
-    return run(folder, "-m", scenarios, "parallel=ddp", "device=cpu", "timeouts.cell_s=8", "retry=0")
+    short = ("saves=1", "train_steps=1", "resume_steps=1", "timeouts.cell_s=8")
+    return run(folder, "-m", scenarios, "parallel=ddp", "device=cpu", *short, "retry=0")
 
 
 def test_an_exception_is_an_error_of_the_rank_that_raised_first(broken: Finished) -> None:
@@ -65,7 +66,7 @@ def test_reports_show_what_a_cell_said_as_text(broken: Finished) -> None:
     page = (broken.folder / "report.html").read_text()
     assert "&lt;b&gt;error&lt;/b&gt;" in page
     assert "<b>error</b>" not in page
-    cell = "scenario=raises parallel=ddp device=cpu timeouts.cell_s=8"
+    cell = "scenario=raises parallel=ddp device=cpu saves=1 train_steps=1 resume_steps=1 timeouts.cell_s=8"
     again = f"again: python -m dcpbench --config-dir {TESTS / 'conf'} {cell}"
     assert again in broken.out
     assert again in (broken.folder / "junit.xml").read_text()

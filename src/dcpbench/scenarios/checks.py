@@ -205,7 +205,8 @@ def _verify_resumed(
     which everything is different."""
     found = expected.compare(part, actual, cell.world.checkpoint_group)
     control = expected.compare(part, _changed(actual), cell.world.checkpoint_group, closely=False)
-    cell.check(check, found, where, compared_names(expected.state[part]))
+    scaled = known_defects.scale_resumed(cell, found, expected.state[part])
+    cell.check(check, scaled, where, compared_names(expected.state[part]))
     _control(cell, check, controllable(expected.state[part]), control, where)
 
 

@@ -14,6 +14,7 @@ from dcpbench.scenarios.checkpoint import Checkpoint
 from dcpbench.verify.known_defects import (
     TRAINED_ALONE,
     UNFROZEN,
+    against_whole,
     mark_expected,
     mark_replica,
     mark_sliced,
@@ -41,6 +42,12 @@ def mark_restored(
     if check in ("model_equal", "optim_equal") and _never_averages(sizes):
         return mark_replica(found, saved, actual, cell.world.checkpoint_group)
     return found
+
+
+def scale_resumed(cell: Cell, found: Iterable[Finding], expected: Leaves) -> Iterable[Finding]:
+    """What differs after steps from what a known defect has sliced, against whole tensors; collective."""
+    tp = _sizes(cell).get("tp", 1)
+    return against_whole(found, expected, cell.world.checkpoint_group) if tp > 1 else found
 
 
 def marked_by(cell: Cell, oracle: "Oracle") -> Mark:

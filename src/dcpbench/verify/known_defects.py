@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from dcpbench.records.findings import Finding, Problem
-from dcpbench.verify.compare import Recall, bits
+from dcpbench.verify.compare import Recall, bits, distances, share_of
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.digest import Digest, add
 from dcpbench.verify.snapshot import DigestedLeaf, Leaf, Leaves, TensorLeaf, block_digests
@@ -57,6 +57,25 @@ def mark_replica(
         theirs = [each.get(finding.name) for each in everybody]
         same = finding.problem in _OF_TENSORS and restored is not None and restored in theirs
         yield replace(finding, by=ONE_REPLICA) if same else finding
+
+
+def against_whole(
+    found: Iterable[Finding], expected: Leaves, group: dist.ProcessGroup | None
+) -> Iterator[Finding]:
+    """Findings whose distance is a part of the largest magnitude in the whole tensor: what slices of it have
+    set in this rank's part is as large. Collective over `group`."""
+    mine = {
+        name: float(distances(leaf.local, torch.zeros_like(leaf.local)).max().item())
+        for name, leaf in expected.items()
+        if isinstance(leaf, TensorLeaf) and leaf.local.numel()
+    }
+    everybody = gathered(mine, group)
+    for finding in found:
+        sizes = [each[finding.name] for each in everybody if finding.name in each]
+        if sizes and finding.problem is Problem.differs and finding.max_abs_diff is not None:
+            share = share_of(finding.max_abs_diff, max(sizes))
+            finding = replace(finding, facts={**finding.facts, "share": share})
+        yield finding
 
 
 def mark_expected(
