@@ -225,7 +225,9 @@ def test_a_stranger_differs_from_a_restored_run_in_what_is_restored() -> None:
     run.train(data, after)
 
     def stranger() -> TrainingRun:
-        return build_stranger(given, world, given.seed + 1000, data, after)
+        stranger = build_stranger(given, world, given.seed + 1000)
+        stranger.train(data, after)
+        return stranger
 
     def restore(other: TrainingRun) -> None:
         other.model.load_state_dict(run.model.state_dict())
