@@ -145,7 +145,8 @@ def train_and_save(
         go_on(cell, oracle, until=step)
         if checkpoints and not overlap:
             finish(cell, checkpoints[-1])
-        checkpoints.append(save(cell, oracle.trained, checkpointer, state=state, beside=beside, slot=slot))
+        retained = oracle.states.get(step)
+        checkpoints.append(save(cell, oracle.trained, checkpointer, None, state, beside, slot, retained))
         if overlap and len(checkpoints) > 1:
             finish(cell, checkpoints[-2])
     go_on(cell, oracle, until=cell.config.last_step)
@@ -161,6 +162,7 @@ def save(
     state: Callable[[], dict[str, Any]] | None = None,
     beside: Leaves | None = None,
     slot: int = 0,
+    retained: State | None = None,
 ) -> SavedCheckpoint:
     """Write a checkpoint the cell's way; an asynchronous one goes on while training does.
 
@@ -168,10 +170,11 @@ def save(
         name: of the checkpoint's folder, the step if none is given.
         state: what is saved instead of the run's own state.
         beside: what that holds beside the run's, as leaves by name.
+        retained: the run's state, if it is retained already.
     """
     step = run.train_state.step
     with cell.phase("verify", "retained"):
-        saved = retained_state(run)
+        saved = retained or retained_state(run)
     number = cell.measured("save_stall_s")
     opened = side_effects.open_before(cell, again=number > 0)
     with side_effects.unchanged(cell, run, f"after the save of step {step}", saved):
