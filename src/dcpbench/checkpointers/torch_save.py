@@ -76,6 +76,8 @@ class TorchSaveCheckpointer(Checkpointer):
         for name, one in state.items():
             if isinstance(one, Stateful):
                 one.load_state_dict(templates[name])
+            else:
+                state[name] = templates[name]
 
     def manifest(self, checkpoint_id: str) -> Manifest:
         """What the file says. It is a zip archive, whose directory stands at its very end: one that has

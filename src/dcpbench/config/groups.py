@@ -45,11 +45,15 @@ Sharing = StrEnum("Sharing", "none disjoint correctness")
 """Which cells run at the same time: none; those that have GPUs of their own each; with `correctness` also
 several on the same GPUs, or the CPU, whose times then say nothing and are null."""
 
+Verify = StrEnum("Verify", "standard deep")
+"""Whether at its end a cell also has a fresh process load a checkpoint, after dropping its cached pages."""
+
 Ending = StrEnum("Ending", "report crash")
 """How a stage of a cell is expected to end: every rank reports, or a rank dies."""
 
-StageWorld = StrEnum("StageWorld", "save load")
-"""Whose ranks and parallelism a stage of a cell has: those that save, or those that load."""
+StageWorld = StrEnum("StageWorld", "save load alone")
+"""Whose ranks and parallelism a stage of a cell has: those that save, or those that load; `alone` is one rank
+on the CPU, without a process group."""
 
 Tolerance = StrEnum("Tolerance", "strict standard")
 """The named tolerance profiles of `dcpbench.verify.tolerances`."""
@@ -75,6 +79,12 @@ class StageConfig:
     world: StageWorld = StageWorld.save
     environment: dict[str, str] = field(default_factory=dict)
     ends: Ending = Ending.report
+
+
+FRESH_PROCESS = StageConfig(
+    "dcpbench.scenarios.fresh_process.load_alone", StageWorld.alone, {"CUDA_VISIBLE_DEVICES": ""}
+)
+"""The last stage of every cell with `verify=deep`; its environment keeps it apart from ranks that save."""
 
 
 @dataclass

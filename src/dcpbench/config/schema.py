@@ -45,6 +45,7 @@ class Config:
     overlap_saves: bool = False
     raw: bool = how_run(False)
     tolerance: groups.Tolerance = groups.Tolerance.standard
+    verify: groups.Verify = how_run(groups.Verify.standard)
     timeouts: groups.TimeoutsConfig = how_run(groups.TimeoutsConfig)
     retry: int = how_run(1)
     isolation: groups.Isolation = how_run(groups.Isolation.warm)
@@ -60,6 +61,12 @@ class Config:
     def loading(self) -> groups.ParallelConfig:
         """The parallelism that checkpoints are loaded under."""
         return self.load_parallel or self.parallel
+
+    @property
+    def stages(self) -> list[groups.StageConfig]:
+        """The stages of a cell, one after the other."""
+        added = [groups.FRESH_PROCESS] if self.verify is groups.Verify.deep else []
+        return [*self.scenario.all_stages, *added]
 
     def world_of(self, world: groups.StageWorld) -> tuple[groups.ParallelConfig, int]:
         """The parallelism and the number of ranks of a stage, once the world size is decided."""

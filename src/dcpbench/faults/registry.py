@@ -66,10 +66,11 @@ def load_faults() -> dict[str, FaultConfig]:
 
 
 def listed(at: str | None = None) -> str:
-    """The names of the faults that any scenario can have, or of those that are planted at one place: a list
-    for a sweep, which an experiment writes as `${faults:}` or `${faults:restored}`."""
+    """The names of the faults that any scenario can have with `verify=standard`, or of those of them that are
+    planted at one place: a list for a sweep, which an experiment writes as `${faults:}` or
+    `${faults:restored}`."""
     return ",".join(
         name
         for name, spec in load_faults().items()
-        if spec.target and "scenario" not in spec.only and at in (None, spec.at.value)
+        if spec.target and not {"scenario", "verify"} & spec.only.keys() and at in (None, spec.at.value)
     )

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _KEY = r"model\.net3\.bias"
 _OF_DCP = {"checkpointer": Only(["dcp"], "it damages files as DCP lays them out")}
+_DEEP = {"verify": Only(["deep"], "a fresh process alone can see it")}
 _UNEQUAL = tuple(
     Expect(check) for check in ("model_equal", "optim_equal", "extra_equal", "loss_resume_equal")
 )
@@ -253,3 +254,28 @@ def checkpoint_of_first_save(target: "Target") -> None:
     if target.first != target.folder:
         shutil.rmtree(target.folder)
         shutil.copytree(target.first, target.folder)
+
+
+@written(*_UNEQUAL, only=_DEEP | _OF_DCP)
+def right_in_page_cache_alone(target: "Target") -> None:
+    """A bit of the largest file is wrong on the disk, and right in its cached pages until these go."""
+    advise = os.posix_fadvise
+
+    def drop(*arguments: int) -> None:
+        vars(os)["posix_fadvise"] = advise
+        if target.folder.exists():
+            file_bit(target)
+        advise(*arguments)
+
+    vars(os)["posix_fadvise"] = drop
+
+
+@fault(Expect("extra_equal", r"scheduler\.last_epoch", 0), at=Place.both, only=_DEEP)
+def value_served_from_memory(target: "Target") -> None:
+    """The file holds another epoch than was saved, and a load takes it from the memory of the process."""
+    scheduler = target.state["scheduler"]
+    if isinstance(scheduler, dict):
+        target.kept[target.folder.name] = scheduler["last_epoch"]
+        scheduler["last_epoch"] += 1
+    else:
+        scheduler.last_epoch = target.kept[target.folder.name]

@@ -13,6 +13,7 @@ from dcpbench.config.schema import Config
 from dcpbench.records.findings import Finding
 from dcpbench.records.metrics import METRICS, PHASE_S, Measurement
 from dcpbench.records.rank_report import CheckReport, RankReport
+from dcpbench.scenarios.checkpoint import SavedCheckpoint
 from dcpbench.verify.files import FileDigests, Synced
 from dcpbench.workloads.world import World
 
@@ -58,6 +59,8 @@ class Cell:
     uploads: Uploads
     files: dict[str, tuple[str, FileDigests]] = field(default_factory=dict)
     """Of each checkpoint by its id: how it is called, and what its files were when it was complete."""
+    complete: list[SavedCheckpoint] = field(default_factory=list)
+    """The newest checkpoint that is complete, once there is one."""
     synced: Synced = field(default_factory=set)
     """The files that this rank has synced."""
 

@@ -34,6 +34,11 @@ FLAGS = "flags_equal"
 """The check that looks at what no checkpoint holds."""
 
 
+def key_of(check: str, name: str = "") -> str:
+    """The flattened key under which a checkpoint holds what a check looks at by this name."""
+    return f"{_PREFIXES.get(check, '')}{name}"
+
+
 def live_state(run: TrainingRun) -> State:
     """The state of this rank, which goes on changing."""
     state = {
@@ -56,7 +61,7 @@ def promised_keys(run: TrainingRun, saved: State, beside: Leaves | None) -> dict
     trained = {name: leaf for name, leaf in saved["model_equal"].items() if name not in frozen}
     promised = expected_of(beside or {})
     for check, leaves in {**saved, "model_equal": trained, FLAGS: {}}.items():
-        promised |= expected_of(leaves, _PREFIXES.get(check, ""))
+        promised |= expected_of(leaves, key_of(check))
     return promised
 
 
@@ -94,7 +99,7 @@ class Checkpoint:
     def by_key(self) -> list[Leaves]:
         """What each check looks at, by the flattened keys of a checkpoint."""
         return [
-            {f"{_PREFIXES.get(check, '')}{name}": leaf for name, leaf in leaves.items()}
+            {key_of(check, name): leaf for name, leaf in leaves.items()}
             for check, leaves in self.state.items()
         ]
 
@@ -104,7 +109,7 @@ class Checkpoint:
 
     def recall_of(self, check: str) -> Recall:
         """What it holds of what a check looks at, by the names that the check has for it."""
-        return self.recall(_PREFIXES.get(check, ""))
+        return self.recall(key_of(check))
 
     def compare(
         self,

@@ -226,6 +226,7 @@ def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
             seen = compare_stored(checkpoint.by_key, stored, world.rank, world.size, world.device)
             cell.check("files_equal", seen.found, str(checkpoint), seen.control)
             cell.control("files_equal", seen.control, str(checkpoint))
+    cell.complete[:] = [checkpoint]
     if cell.config.raw and not cell.config.overlap_saves:
         _measure_raw(cell, checkpoint)
 

@@ -68,6 +68,17 @@ def file_controls(then: FileDigests) -> dict[str, bool]:
     }
 
 
+def drop_pages(folder: Path) -> None:
+    """Ask the kernel to drop what it has cached of the files below a folder, once it is on the disk. It keeps
+    pages that a process has mapped, those of a file system in memory, and knows nothing of a disk's own
+    cache or a file server's."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 Synced = set[tuple[int, int]]
 """Files that were synced, by device and inode: a file may be renamed after it is."""
 

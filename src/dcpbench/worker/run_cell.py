@@ -11,9 +11,11 @@ import torch._inductor.config
 import torch.utils.deterministic
 from torch._dynamo.utils import counters
 
+from dcpbench.config.groups import StageWorld
 from dcpbench.config.schema import Config
 from dcpbench.measure import memory
 from dcpbench.records.rank_report import RankReport
+from dcpbench.scenarios import fresh_process
 from dcpbench.scenarios.cell import Cell, Skip, Uploads
 from dcpbench.scenarios.checks import verify_files
 from dcpbench.verify.files import recorded_syncs
@@ -37,11 +39,12 @@ def run_cell(
     config = spec.config
     _reset(world)
     _set_deterministic(config.deterministic)
-    if config.compile:
+    stage = config.stages[spec.run.stage]
+    alone = stage.world is StageWorld.alone
+    if config.compile and not alone:
         _keep_graphs_of(config, world)
     where = Path(spec.checkpoints)
     try:
-        stage = config.scenario.all_stages[spec.run.stage]
         with recorded_syncs() as synced:
             cell = Cell(config, world, where, announce, report, Uploads(uploads), synced=synced)
             pkgutil.resolve_name(stage.target)(cell, **config.scenario.options)
@@ -49,6 +52,9 @@ def run_cell(
         report.skip = str(reason)
         return
     verify_files(cell)
+    if alone:  # what it uses is no cost of the cell's way to save and load
+        return
+    fresh_process.leave(cell)
     if config.compile:
         # Dynamo falls back to eager silently when it gives up on a frame.
         report.compiled = counters["stats"]["unique_graphs"] > 0 and not counters["recompile_limit"]

@@ -14,7 +14,7 @@ from typing import Any
 
 from dcpbench.config.cell_key import CellKey, digest_of
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.groups import StageConfig
+from dcpbench.config.groups import Device, StageConfig, StageWorld
 from dcpbench.config.schema import Config, conf_folder
 from dcpbench.executors.fork_server import Machine
 from dcpbench.sweep.plan import known_failures, validity
@@ -42,14 +42,16 @@ class Job:
     def kind(self, stage: StageConfig) -> WorldKind:
         """The ranks that a stage of it runs on."""
         config = self.config
-        world_size = config.world_of(stage.world)[1]
         environment = tuple(sorted(stage.environment.items()))
+        if stage.world is StageWorld.alone:
+            return WorldKind(1, Device.cpu.value, False, environment)
+        world_size = config.world_of(stage.world)[1]
         return WorldKind(world_size, config.device.value, config.scenario.process_group, environment)
 
     @property
     def kinds(self) -> list[WorldKind]:
         """The ranks of all its stages, each kind once."""
-        return list(dict.fromkeys(map(self.kind, self.config.scenario.all_stages)))
+        return list(dict.fromkeys(map(self.kind, self.config.stages)))
 
     @property
     def world_size(self) -> int:

@@ -62,7 +62,7 @@ def why_skip(asked: Config, resolved: Config) -> str | None:
 
 def _does_not_fit(asked: Config, resolved: Config) -> str | None:
     """Why a mesh does not fit the ranks that save or that load, where that is no mistake of the user's."""
-    for world in StageWorld:
+    for world in (StageWorld.save, StageWorld.load):
         parallel, world_size = resolved.world_of(world)
         try:
             sizes = parallel.mesh_sizes(world_size)

@@ -88,10 +88,7 @@ def _ended(job: Job, outcomes: Sequence[Outcome]) -> Verdict:
     if last.reports and all(report.skip for report in last.reports):
         return Verdict("skip", last.reports[0].skip)
     # The ranks of a stage that is there to die owe no report.
-    worlds = [
-        job.kind(stage).world_size if stage.ends is Ending.report else 0
-        for stage in job.config.scenario.all_stages
-    ]
+    worlds = [job.kind(stage).world_size if stage.ends is Ending.report else 0 for stage in job.config.stages]
     return judge([outcome.reports for outcome in outcomes], worlds)
 
 

@@ -102,7 +102,7 @@ class Worker:
         outcomes: list[Outcome] = []
         on_phase = partial(self.display.phase, job.cell.name)
         self.executor.keep_only(set(job.kinds))
-        for number, stage in enumerate(job.config.scenario.all_stages):
+        for number, stage in enumerate(job.config.stages):
             run = RunId(self.folder.name, job.cell.name, attempt, number)
             spec = CellSpec(run, job.config, str(job.cell.folder), str(checkpoints))
             outcome = self.executor.run(job.kind(stage), spec, job.config.timeouts, on_phase)

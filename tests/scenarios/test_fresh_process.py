@@ -1,0 +1,53 @@
+"""With `verify=deep` a fresh process loads what a cell has saved, from the disk."""
+
+import pytest
+
+from conftest import Finished, run
+
+WHERE = "in the checkpoint of step 1, loaded by a fresh process"
+FAULTS = ("right_in_page_cache_alone", "value_served_from_memory")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    folder = tmp_path_factory.mktemp("deep") / "sweep"
+    lists = ("parallel=ddp,fsdp2", f"fault=none,{','.join(FAULTS)}", "verify=deep")
+    small = ("saves=1", "train_steps=1", "resume_steps=1", "world_size=2", "device=cpu", "retry=0")
+    return run(folder, "-m", *lists, *small)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_it_compares_all_that_was_saved_and_could_have_failed(deep: Finished, parallel: str) -> None:
+    row = deep.row(parallel=parallel, fault=None)
+    assert row["status"] == "pass", row["reason"]
+    assert [rank["rank"] for rank in row["details"]["ranks"]] == [0, 0, 1], "the fresh process has one rank"
+    names = {
+        "model_equal": "net1.weight",
+        "optim_equal": "state.net4.bias.exp_avg",
+        "extra_equal": "train_state.losses",
+        "files_equal": "model.net1.weight",
+    }
+    for check, name in names.items():
+        fired = row["details"]["checks"][check]["control"]
+        assert fired[f"{name} {WHERE}"] is True
+    lr = row["details"]["checks"]["optim_equal"]["control"][f"param_groups.0.lr {WHERE}"]
+    assert lr is True, "hyperparameters too"
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_it_alone_sees_what_the_saving_process_cannot(deep: Finished, parallel: str, fault: str) -> None:
+    row = deep.row(parallel=parallel, fault=fault)
+    assert (row["status"], row["fault_seen"]) == ("fail", True), row["reason"]
+    seen = row["details"]["checks"]
+    assert {worst["where"] for check in seen.values() for worst in check["worst"]} == {WHERE}
+    assert row["files_unchanged"] is True
+    assert row["loss_resume_equal"] is True
+
+
+def test_without_it_such_a_fault_is_a_skip(deep: Finished) -> None:
+    folder = deep.folder.with_name("standard")
+    (row,) = run(folder, f"fault={FAULTS[0]}", "world_size=2", "device=cpu").rows
+    assert (row["status"], "takes verify=deep and not standard" in row["reason"]) == ("skip", True)
