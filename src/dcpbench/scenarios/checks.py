@@ -5,6 +5,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.findings import Finding, Problem
@@ -160,6 +164,8 @@ def verify_restored(
         for spec in CHECKS.values():
             if spec.probe and view is live_state:
                 spec.probe(cell, target, checkpoint)
+    if cell.measured("load_s") == 1:
+        _verify_absent_key(cell, checkpoint)
 
 
 def resume(
@@ -288,21 +294,37 @@ def verify_refused(
     message: str,
     refused: Callable[[], None],
     accepted: Callable[[], None],
+    where: str = "of the save",
 ) -> None:
     """What must be refused was, with an exception of this kind and a message that holds these words.
     `accepted` is the same call in a way that is allowed: the negative control."""
+    expected = f"expected {kind.__name__}: {message}"
 
     def wrong(call: Callable[[], None]) -> list[Finding]:
-        expected = f"expected {kind.__name__}: {message}"
         try:
             call()
-        except (Exception, kind) as error:  # noqa: BLE001 - which one it is, is the question
+        except (Exception, CheckpointException) as error:  # noqa: BLE001 - which it is, is the question
             if isinstance(error, kind) and message in str(error):
                 return []
             return [breach("refusal", f"{expected}; got {type(error).__name__}: {error}")]
         return [breach("refusal", f"{expected}; it was not refused")]
 
-    verify(cell, "contract_held", wrong(refused), wrong(accepted), ["refusal"], "of the save")
+    verify(cell, "contract_held", wrong(refused), wrong(accepted), ["refusal"], where)
+
+
+def _verify_absent_key(cell: Cell, checkpoint: Checkpoint) -> None:
+    """Once in a cell: a load that is asked for a key that the checkpoint lacks is refused, and one that is
+    asked for nothing is not."""
+    where = f"of a load of an absent key {checkpoint}"
+    if "contract_held" in cell.report.checks and where in cell.report.checks["contract_held"].compared:
+        return
+
+    def load(state: dict[str, Any]) -> None:
+        checkpoint.checkpointer.load(state, checkpoint.checkpoint_id)
+
+    absent, nothing = partial(load, {"absent": torch.zeros(1)}), partial(load, {})
+    with cell.phase("verify", "absent_key"):
+        verify_refused(cell, BaseException, "absent", absent, nothing, where)
 
 
 def _tensors(run: TrainingRun) -> Leaves:
