@@ -67,7 +67,8 @@ def test_replicas_of_one_shard_are_a_finding_and_what_has_no_mesh_is_a_skip(othe
         for load_world_size in (1, 3):
             row = other_worlds.row(**of, load_world_size=load_world_size)
             assert row["status"] == "skip"
-            assert f"world size {load_world_size}, which is no multiple of 2 (load_world_size)" in row["reason"]
+            why = f"world size {load_world_size}, which is no multiple of 2 (load_world_size)"
+            assert why in row["reason"]
 
 
 @pytest.fixture(scope="module")
