@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from conftest import TESTS, Finished, alive_in, run
+from conftest import ONE_STEP, SMALL, TESTS, Finished, alive_in, run
 
 pytestmark = pytest.mark.slow
 
@@ -72,8 +72,8 @@ def test_reports_show_what_a_cell_said_as_text(broken: Finished) -> None:
 
 
 FAULTS = {
-    "weight_lowest_bit": ("model_equal", "net3.weight"),
-    "exp_avg_lowest_bit": ("optim_equal", "state.net3.weight.exp_avg"),
+    "weight_lowest_bit": ("model_equal", "net1.weight"),
+    "exp_avg_lowest_bit": ("optim_equal", "state.net1.weight.exp_avg"),
     "step_off_by_one": ("optim_equal", "state.net1.weight.step"),
     "lr_not_restored": ("optim_equal", "param_groups.0.lr"),
     "object_zeroed": ("extra_equal", "tensor_object.data"),
@@ -87,8 +87,8 @@ BESIDE = ("model_equal", "optim_equal", "extra_equal", "checkpoint_whole", "save
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("faulty") / "sweep"
-    lists = (f"fault={','.join(FAULTS)}", "parallel=fsdp2", "saves=2", "device=cpu")
-    return run(folder, "-m", *lists)
+    lists = (f"fault={','.join(FAULTS)}", "parallel=fsdp2", "saves=2", "device=cpu", "world_size=2")
+    return run(folder, "-m", *SMALL, *lists)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -111,7 +111,9 @@ def test_a_sweep_whose_faults_were_all_seen_is_well(faulty: Finished) -> None:
 
 def test_a_known_failure_hides_no_other(tmp_path: Path) -> None:
     ended = run(
-        tmp_path / "sweep", "-m", f"fault={','.join(FAULTS)}", "parallel=fsdp_tp", "saves=2", "device=cpu"
+        tmp_path / "sweep",
+        *("-m", f"fault={','.join(FAULTS)}", "parallel=fsdp_tp", "saves=2", "device=cpu"),
+        *ONE_STEP,
     )
     assert len(ended.rows) == len(FAULTS)
     # FSDP1 itself refuses ranks whose step counters differ when it loads once more.
@@ -120,7 +122,15 @@ def test_a_known_failure_hides_no_other(tmp_path: Path) -> None:
 
 def test_a_fault_that_goes_unseen_is_told(tmp_path: Path) -> None:
     """A defect that damages nothing stands for one that the checks are blind to."""
-    ended = run(tmp_path / "sweep", "parallel=ddp", "fault=stale_stage", "saves=1", "device=cpu")
+    ended = run(
+        tmp_path / "sweep",
+        "parallel=ddp",
+        "fault=stale_stage",
+        "saves=1",
+        "device=cpu",
+        "world_size=2",
+        *SMALL,
+    )
     (row,) = ended.rows
     assert row["fault_seen"] is False
     assert "fault=stale_stage was not seen" in row["reason"]
@@ -129,7 +139,7 @@ def test_a_fault_that_goes_unseen_is_told(tmp_path: Path) -> None:
 
 def test_a_dead_net_is_vacuous(tmp_path: Path) -> None:
     """Without a gradient the losses compared say nothing, although they are all equal."""
-    lists = ("parallel=ddp", "optimizer=sgd", "optimizer.lr=100", "device=cpu", "retry=0")
+    lists = ("parallel=ddp", "optimizer=sgd", "optimizer.lr=100", "device=cpu", "world_size=2", "retry=0")
     ended = run(tmp_path / "sweep", *lists)
     (row,) = ended.rows
     assert row["status"] == "vacuous", row["reason"]
@@ -148,6 +158,7 @@ def test_an_unlisted_failure_and_a_listed_pass_are_told(tmp_path: Path) -> None:
     ended = run(
         tmp_path / "sweep",
         *("-m", "parallel=fsdp_tp,ddp", "saves=1", f"known_failures={listed}", "device=cpu", "retry=0"),
+        *SMALL,
     )
     assert ended.row(parallel="fsdp_tp")["status"] == "fail"
     assert ended.row(parallel="ddp")["status"] == "xpass"
