@@ -121,7 +121,11 @@ class Checkpointer(ABC):
 
     @abstractmethod
     def load(self, state: dict[str, Any], checkpoint_id: str) -> None:
-        """Fill a state with what a checkpoint holds of it: in place, and through `load_state_dict`."""
+        """Fill a state with what a checkpoint holds of it: in place, and through `load_state_dict`.
+
+        Raises:
+            Exception, CheckpointException: naming a key that it lacks, or whatever else went wrong.
+        """
 
     @abstractmethod
     def manifest(self, checkpoint_id: str) -> Manifest:

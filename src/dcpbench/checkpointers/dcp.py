@@ -5,6 +5,7 @@ import pickle
 import pkgutil
 import threading
 import time
+import zipfile
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
@@ -20,6 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks
 from dcpbench.checkpointers.storage import Storage
+from dcpbench.checkpointers.torch_file import stored_in
 from dcpbench.config.schema import Config
 from dcpbench.verify.audit import Chunk, Entry, Manifest
 from dcpbench.verify.plain_read import Stored, StoredChunk
@@ -147,9 +149,10 @@ def stored_chunks(folder: Path) -> Stored:
 def _read_range(path: Path, offset: int, length: int) -> torch.Tensor:
     with path.open("rb") as file:
         file.seek(offset)
-        held = torch.load(io.BytesIO(file.read(length)), map_location="cpu", weights_only=True)
-    assert isinstance(held, torch.Tensor)
-    return held
+        archive = zipfile.ZipFile(io.BytesIO(file.read(length)))
+    held = stored_in(archive, archive.read)
+    assert isinstance(held, StoredChunk)
+    return held.read()
 
 
 def _hold_back(writer: StorageWriter) -> threading.Event:

@@ -2,7 +2,6 @@
 
 import io
 import os
-import pickle
 import time
 import zipfile
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks, file_lengths
+from dcpbench.checkpointers.torch_file import stored_in
 from dcpbench.config.schema import Config
 from dcpbench.measure.raw_io import RawIO
 from dcpbench.verify.audit import Chunk, Entry, Manifest
@@ -97,57 +97,15 @@ class TorchSaveCheckpointer(Checkpointer):
 
     def stored(self, checkpoint_id: str) -> Stored:
         path = Path(checkpoint_id) / FILE
+
+        def record(name: str) -> bytes:
+            with zipfile.ZipFile(path) as archive:
+                return archive.read(name)
+
         with zipfile.ZipFile(path) as archive:
-            (pickled,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
-            held = _Records(io.BytesIO(archive.read(pickled)), path, pickled.split("/")[0]).load()
+            held = stored_in(archive, record)
         slots = ((key, container[name]) for container, name, key in _slots(held))
         return {key: [chunk] for key, chunk in slots if isinstance(chunk, StoredChunk)}
-
-
-class _Other:
-    """Stands for an object of which nothing is looked at."""
-
-    def __init__(self, *_: Any) -> None: ...
-
-    def __setstate__(self, _: Any) -> None: ...
-
-
-class _Records(pickle.Unpickler):
-    """Reads the directory of a `torch.save`, with tensors as the records of the archive that they lie in, and
-    without whatever else is no plain value."""
-
-    def __init__(self, pickled: io.BytesIO, path: Path, root: str) -> None:
-        super().__init__(pickled)
-        self._path, self._root = path, root
-
-    def persistent_load(self, pid: Any) -> tuple[torch.dtype, str]:
-        _, storage, name, *_ = pid
-        return getattr(storage, "dtype", torch.uint8), f"{self._root}/data/{name}"
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
-            return self._chunk
-        if module == "torch" and name.endswith("Storage"):
-            return getattr(torch, name)
-        if (module, name) == ("collections", "OrderedDict"):
-            return dict
-        return _Other
-
-    def _chunk(
-        self,
-        storage: tuple[torch.dtype, str],
-        offset: int,
-        sizes: tuple[int, ...],
-        strides: tuple[int, ...],
-        *_: Any,
-    ) -> StoredChunk:
-        def read() -> torch.Tensor:
-            dtype, record = storage
-            with zipfile.ZipFile(self._path) as archive:
-                flat = torch.frombuffer(bytearray(archive.read(record)), dtype=dtype)
-            return flat.as_strided(sizes, strides, offset)
-
-        return StoredChunk((0,) * len(sizes), tuple(sizes), read)
 
 
 def _state_dicts(state: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dcpbench.config.groups import Expect, Place
+from dcpbench.config.groups import Expect, Only, Place
 from dcpbench.faults.registry import fault, on_one_rank
 from dcpbench.faults.values import WITH_MOMENTS
 
@@ -98,3 +98,16 @@ def load_leaves_file_open(target: "Target") -> None:
 def save_leaves_thread(target: "Target") -> None:
     """Each save leaves a thread that waits for ever."""
     threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+
+@fault(Expect("contract_held", "refusal"), only={"checkpointer": Only(["dcp"], "its planner is DCP's")})
+def missing_keys_ignored(target: "Target") -> None:
+    """From the first load on, a load leaves out what the checkpoint lacks, and says nothing."""
+    import torch.distributed.checkpoint as dcp
+
+    def load(state: dict[str, Any], checkpoint_id: str) -> None:
+        planner = dcp.DefaultLoadPlanner(allow_partial_load=True)
+        group = target.ranks.group_of(0)
+        dcp.load(state, checkpoint_id=checkpoint_id, process_group=group, planner=planner)
+
+    vars(target.checkpointer)["load"] = load

@@ -21,7 +21,7 @@ class FaultInjector:
     loaded. What holds no model is no training run, and left alone."""
 
     def __init__(self, checkpointer: Checkpointer, fault: FaultConfig, ranks: Ranks) -> None:
-        self._save, self._load, self._read = checkpointer.save, checkpointer.load, checkpointer.read_tensor
+        self._save, self._load, self._checkpointer = checkpointer.save, checkpointer.load, checkpointer
         self._fault, self._ranks = fault, ranks
         self._damage = torch.no_grad()(partial(pkgutil.resolve_name(str(fault.target)), **fault.options))
         self._first: Path | None = None
@@ -65,7 +65,7 @@ class FaultInjector:
     def _plant(self, state: dict[str, Any], checkpoint_id: str) -> None:
         folder = Path(checkpoint_id)
         first = self._first or min(folder.parent.iterdir(), key=lambda path: path.stat().st_mtime)
-        target = Target(state, self._ranks, folder, first, self._read, self._kept)
+        target = Target(state, self._ranks, folder, first, self._checkpointer, self._kept)
         victim = rank_of(self._fault.rank, self._ranks.size)
         if self._ranks.rank == victim or not self._fault.on_one_rank:
             self._damage(target)

@@ -1,6 +1,5 @@
 """What faults damage: the state of one rank, with methods to reach and to change one part of it."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dcpbench.checkpointers.base import Ranks
+from dcpbench.checkpointers.base import Checkpointer, Ranks
 from dcpbench.verify.snapshot import TensorLeaf, snapshot_model, snapshot_nested, snapshot_optimizer
 
 
@@ -22,7 +21,7 @@ class Target:
         ranks: this rank and its peers.
         folder: the checkpoint.
         first: the cell's first checkpoint; of a later stage, the first that lies there.
-        read_tensor: reads a whole tensor of a checkpoint by its flattened key.
+        checkpointer: what saves and loads it.
         kept: what a fault keeps from one save to the next.
     """
 
@@ -30,7 +29,7 @@ class Target:
     ranks: Ranks
     folder: Path
     first: Path
-    read_tensor: Callable[[str, str], torch.Tensor | None]
+    checkpointer: Checkpointer
     kept: dict[str, Any]
 
     @property

@@ -203,7 +203,7 @@ def shards_exchanged(target: "Target") -> None:
 def of_earlier_checkpoint(target: "Target", key: str) -> None:
     """One tensor's part is that of the cell's first checkpoint."""
     name, leaf = next(iter(target.parts(key).items()))
-    whole = target.read_tensor(str(target.first), name)
+    whole = target.checkpointer.read_tensor(str(target.first), name)
     assert whole is not None
     leaf.local.copy_(leaf.extent.take(whole).reshape(leaf.local.shape))
 

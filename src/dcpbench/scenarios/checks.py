@@ -1,11 +1,14 @@
 """What scenarios verify, each check with its negative control: the power to fail, shown in the cell."""
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.findings import Finding, Problem
@@ -34,7 +37,7 @@ from dcpbench.verify.tolerances import (
     losses_equal,
 )
 from dcpbench.workloads import training_run
-from dcpbench.workloads.training_run import Batches, TrainingRun
+from dcpbench.workloads.training_run import TrainingRun
 
 _UNRESTORED = 5
 """How many models from other seeds a loss is held against before it is said that nothing tells them apart."""
@@ -68,10 +71,8 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
 
         where = "in the uninterrupted run"
         taken = range(1, trained.train_state.step + 1)
-        unrestored = _unrestored(cell, losses.data, taken)
-        _verify_losses(
-            cell, {"loss_twin_close": near}, losses.continued, trained.alive, taken, unrestored, where
-        )
+        seen = losses.continued, trained.alive
+        _verify_losses(cell, {"loss_twin_close": near}, *seen, losses, taken, where)
         expected, actual = _tensors(oracle.twin), _tensors(trained)
         found = compare_close(expected, actual, tolerance)
         marked = mark(found, lambda other: compare_close(_tensors(other), actual, tolerance))
@@ -79,7 +80,9 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
         compared = {name: here.get(name, False) for name in expected}
         where = "after the uninterrupted run"
         cell.check("state_twin_close", marked, where, compared)
-        strangers = without_constants(expected, _tensors(unrestored(0)))
+        plain = training_run.build_plain(cell.config, cell.world, other_seed(cell, 0))
+        plain.train(oracle.data, 1)
+        strangers = without_constants(expected, _tensors(plain))
         control = compare_close(expected, strangers, tolerance)
         _control(cell, "state_twin_close", expected, control, where)
     cell.report.losses.update(continued=losses.continued, twin=losses.twin)
@@ -118,18 +121,15 @@ def load_and_verify(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, num
 
 
 def verify_saved_again(cell: Cell, target: TrainingRun, checkpoint: Checkpoint) -> None:
-    """A restored run that was trained on is saved once more, and that brings back the same. Of a large state
-    it would cost as much as all that is measured."""
+    """A restored run that was trained on is saved once more, and that brings back the same, into a target of
+    loads before. Of a large state it would cost as much as all that is measured."""
     if not checkpoint.is_small:
         return
     name, step = f"{checkpoint.checkpoint_id}-again", target.train_state.step
     again = replace(checkpoint, checkpoint_id=name, step=step, state=retained_state(target), again=True)
     with cell.phase("verify", "saved_again"):
         again.checkpointer.save(target.state(), again.checkpoint_id).wait()
-    make_different(cell, target, again)
-    with cell.phase("verify", "saved_again"):
-        again.checkpointer.load(target.state(), again.checkpoint_id)
-    verify_restored(cell, target, again)
+    load_and_verify(cell, target, again)
     with cell.phase("verify", "saved_again"):
         cell.world.meet()  # a rank that found something reads what was there
         if cell.world.rank == 0:
@@ -164,6 +164,8 @@ def verify_restored(
         for spec in CHECKS.values():
             if spec.probe and view is live_state:
                 spec.probe(cell, target, checkpoint)
+    if cell.measured("load_s") == 1:
+        _verify_absent_key(cell, checkpoint)
 
 
 def resume(
@@ -171,14 +173,12 @@ def resume(
     target: TrainingRun,
     checkpoint: Checkpoint,
     losses: Losses,
-    number: int = 0,
     exactly: bool = True,
 ) -> None:
     """Train on: the steps must have the uninterrupted run's losses, and those must mean something, and end in
     its state.
 
     Args:
-        number: of the load; each has other models to be told from.
         exactly: whether losses and state are the same bits; another layout sums in another order.
     """
     first, last = checkpoint.step + 1, checkpoint.step + cell.config.resume_steps
@@ -194,8 +194,7 @@ def resume(
     where = f"after the checkpoint of step {checkpoint.step}"
     with cell.phase("verify", "resumed"):
         taken = range(first, last + 1)
-        unrestored = _unrestored(cell, losses.data, taken, number)
-        _verify_losses(cell, comparisons, resumed, target.alive, taken, unrestored, where)
+        _verify_losses(cell, comparisons, resumed, target.alive, losses, taken, where)
         expected = replace(checkpoint, state=losses.states[last])
         for check, leaves in retained_state(target).items():
             if check == FLAGS:
@@ -217,26 +216,13 @@ def _verify_resumed(
     _control(cell, check, controllable(expected.state[part]), control, where)
 
 
-def _unrestored(cell: Cell, data: Batches, taken: range, number: int = 0) -> Callable[[int], TrainingRun]:
-    """Plain runs from other seeds, from `number` on, that have taken these steps, each built once."""
-
-    @functools.cache
-    def unrestored(other: int) -> TrainingRun:
-        seed, before = other_seed(cell, number + other), taken.start - 1
-        stranger = training_run.build_stranger(cell.config, cell.world, seed, data, before)
-        stranger.train(data, taken.stop - 1)
-        return stranger
-
-    return unrestored
-
-
 def _verify_losses(
     cell: Cell,
     comparisons: Mapping[str, Comparison],
-    losses: list[float],
+    seen: list[float],
     alive: list[bool],
+    losses: Losses,
     taken: range,
-    unrestored: Callable[[int], TrainingRun],
     where: str,
 ) -> None:
     """Losses by comparisons each of which must report those of models from which nothing was restored.
@@ -246,15 +232,16 @@ def _verify_losses(
     """
     telling = {
         loss_name(step): math.isfinite(loss) and loss != 0.0 and lives
-        for step, (loss, lives) in enumerate(zip(losses, alive, strict=False), taken.start)
+        for step, (loss, lives) in enumerate(zip(seen, alive, strict=False), taken.start)
     }
     for check, compared in comparisons.items():
-        cell.check(check, compared(losses), where, map(loss_name, taken))
+        cell.check(check, compared(seen), where, map(loss_name, taken))
         reported: set[str] = set()
         for other in range(_UNRESTORED):
             if telling.keys() <= reported:
                 break
-            reported |= {finding.name for finding in compared(unrestored(other).train_state.losses)}
+            unrestored = steps.unrestored(cell, losses, other, taken)
+            reported |= {finding.name for finding in compared(unrestored)}
         cell.control(check, {name: means and name in reported for name, means in telling.items()}, where)
 
 
@@ -307,21 +294,37 @@ def verify_refused(
     message: str,
     refused: Callable[[], None],
     accepted: Callable[[], None],
+    where: str = "of the save",
 ) -> None:
     """What must be refused was, with an exception of this kind and a message that holds these words.
     `accepted` is the same call in a way that is allowed: the negative control."""
+    expected = f"expected {kind.__name__}: {message}"
 
     def wrong(call: Callable[[], None]) -> list[Finding]:
-        expected = f"expected {kind.__name__}: {message}"
         try:
             call()
-        except (Exception, kind) as error:  # noqa: BLE001 - which one it is, is the question
+        except (Exception, CheckpointException) as error:  # noqa: BLE001 - which it is, is the question
             if isinstance(error, kind) and message in str(error):
                 return []
             return [breach("refusal", f"{expected}; got {type(error).__name__}: {error}")]
         return [breach("refusal", f"{expected}; it was not refused")]
 
-    verify(cell, "contract_held", wrong(refused), wrong(accepted), ["refusal"], "of the save")
+    verify(cell, "contract_held", wrong(refused), wrong(accepted), ["refusal"], where)
+
+
+def _verify_absent_key(cell: Cell, checkpoint: Checkpoint) -> None:
+    """Once in a cell: a load that is asked for a key that the checkpoint lacks is refused, and one that is
+    asked for nothing is not."""
+    where = f"of a load of an absent key {checkpoint}"
+    if "contract_held" in cell.report.checks and where in cell.report.checks["contract_held"].compared:
+        return
+
+    def load(state: dict[str, Any]) -> None:
+        checkpoint.checkpointer.load(state, checkpoint.checkpoint_id)
+
+    absent, nothing = partial(load, {"absent": torch.zeros(1)}), partial(load, {})
+    with cell.phase("verify", "absent_key"):
+        verify_refused(cell, BaseException, "absent", absent, nothing, where)
 
 
 def _tensors(run: TrainingRun) -> Leaves:

@@ -23,4 +23,4 @@ def load_and_resume(cell: Cell) -> None:
     target = steps.build_anew(loading)
     for number, checkpoint in enumerate(reversed(checkpoints)):
         checks.load_and_verify(loading, target, checkpoint, number)
-        checks.resume(loading, target, checkpoint, losses, number, exactly=same_layout)
+        checks.resume(loading, target, checkpoint, losses, exactly=same_layout)

@@ -58,7 +58,7 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
         steps.load(tuning, target, saved, state=_part(target, submodules))
         steps.load(tuning, target, checkpoint)
         checks.verify_restored(tuning, target, checkpoint)
-        checks.resume(tuning, target, checkpoint, oracle.losses, number)
+        checks.resume(tuning, target, checkpoint, oracle.losses)
         where = f"after the restart from step {checkpoint.step}"
         checks.prove_power(tuning, target, model_only, different, where)
         checks.verify_restored(tuning, target, model_only, _as_pretrained, where)

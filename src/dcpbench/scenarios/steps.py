@@ -33,12 +33,14 @@ _HANDOVER = "handover.pt"
 @dataclass(frozen=True)
 class Losses:
     """What a resumed run is held against: the losses, from step 1 on, of the uninterrupted run and of its
-    unwrapped twin; the batches; the uninterrupted run's state after each step at which a resume ends."""
+    unwrapped twin; the batches; the uninterrupted run's state after each step at which a resume ends; the
+    losses of models of which nothing was restored, by number."""
 
     continued: list[float]
     twin: list[float]
     data: Batches
     states: dict[int, State]
+    strangers: dict[int, list[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Oracle:
     trained: TrainingRun
     data: Batches
     states: dict[int, State] = field(default_factory=dict)
+    strangers: dict[int, list[float]] = field(default_factory=dict)
 
     @cached_property
     def twin(self) -> TrainingRun:
@@ -62,12 +65,23 @@ class Oracle:
         """Of both runs up to the step at which the uninterrupted one is."""
         self.twin.train(self.data, self.trained.train_state.step)
         continued, twin = self.trained.train_state.losses, self.twin.train_state.losses
-        return Losses(continued, twin, self.data, self.states)
+        return Losses(continued, twin, self.data, self.states, self.strangers)
 
 
 def other_seed(cell: Cell, number: int) -> int:
     """A seed that no training run of the cell was built from, another one for each `number`."""
     return cell.config.seed + 1000 * (number + 1)
+
+
+def unrestored(cell: Cell, losses: Losses, number: int, taken: range) -> list[float]:
+    """The losses in these steps of a model from another seed, trained on the same batches from step 1 on."""
+    known = losses.strangers.get(number, [])
+    if len(known) < taken.stop - 1:
+        stranger = training_run.build_stranger(cell.config, cell.world, other_seed(cell, number))
+        known = losses.strangers[number] = stranger.train(
+            losses.data, max(taken.stop - 1, cell.config.last_step)
+        )
+    return known[taken.start - 1 : taken.stop - 1]
 
 
 def build(cell: Cell) -> Oracle:
@@ -131,7 +145,8 @@ def train_and_save(
         go_on(cell, oracle, until=step)
         if checkpoints and not overlap:
             finish(cell, checkpoints[-1])
-        checkpoints.append(save(cell, oracle.trained, checkpointer, state=state, beside=beside, slot=slot))
+        retained = oracle.states.get(step)
+        checkpoints.append(save(cell, oracle.trained, checkpointer, None, state, beside, slot, retained))
         if overlap and len(checkpoints) > 1:
             finish(cell, checkpoints[-2])
     go_on(cell, oracle, until=cell.config.last_step)
@@ -147,6 +162,7 @@ def save(
     state: Callable[[], dict[str, Any]] | None = None,
     beside: Leaves | None = None,
     slot: int = 0,
+    retained: State | None = None,
 ) -> SavedCheckpoint:
     """Write a checkpoint the cell's way; an asynchronous one goes on while training does.
 
@@ -154,10 +170,11 @@ def save(
         name: of the checkpoint's folder, the step if none is given.
         state: what is saved instead of the run's own state.
         beside: what that holds beside the run's, as leaves by name.
+        retained: the run's state, if it is retained already.
     """
     step = run.train_state.step
     with cell.phase("verify", "retained"):
-        saved = retained_state(run)
+        saved = retained or retained_state(run)
     number = cell.measured("save_stall_s")
     opened = side_effects.open_before(cell, again=number > 0)
     with side_effects.unchanged(cell, run, f"after the save of step {step}", saved):

@@ -38,13 +38,12 @@ def snapshot_process(device: torch.device) -> Leaves:
 
 def snapshot_open(folder: Path, counts: bool) -> Leaves:
     """Which files below `folder` are open, and, with `counts`, how many threads and descriptors there are."""
-    opened: list[str] = []
+    opened, inside = [], f"{folder.resolve()}{os.sep}"
     descriptors = os.listdir("/proc/self/fd")  # noqa: PTH208 - it is done often, and this is the fast way
     for one in descriptors:
         with suppress(OSError):  # it is closed by now, as that of the listing is
             opened.append(os.readlink(f"/proc/self/fd/{one}"))  # noqa: PTH115
-    inside = sorted(path for path in opened if path.startswith(f"{folder.resolve()}{os.sep}"))
-    files: Leaves = {"process.open_files": ", ".join(inside)}
+    files: Leaves = {"process.open_files": ", ".join(sorted(one for one in opened if one.startswith(inside)))}
     if not counts:
         return files
     return files | {"process.threads": threading.active_count(), "process.descriptors": len(descriptors)}

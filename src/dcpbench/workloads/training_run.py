@@ -141,14 +141,11 @@ def build_replica(config: Config, world: World, seed: int) -> TrainingRun:
     return run
 
 
-def build_stranger(config: Config, world: World, seed: int, batches: Batches, after: int) -> TrainingRun:
-    """A plain run that stands after a step of the cell, with nothing of its state but what the next steps
-    draw: it differs from a run that was restored there in what is restored."""
+def build_stranger(config: Config, world: World, seed: int) -> TrainingRun:
+    """A plain run from another seed that draws what the cell's draw: at each step it differs from a run that
+    was restored there in nothing but what is restored."""
     stranger = build_plain(config, world, seed)
     stranger.noise = Noise(config.seed)
-    for step in range(1, after + 1):
-        stranger.noise.like(batches.at(step)[0])
-    stranger.train_state.step = after
     return stranger
 
 
