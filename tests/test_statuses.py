@@ -85,8 +85,8 @@ FAULTS = {
     "stale_stage": ("model_equal", "net1.weight"),
     "scheduler_stuck": ("state_resume_equal", "scheduler.last_epoch"),
     "gradients_left": ("flags_equal", "gradients"),
-    "second_step_wrong": ("state_resume_equal", "net3.weight"),
-    "load_changes_other_run": ("side_effect_free", "net3.weight"),
+    "second_step_wrong": ("state_resume_equal", "net1.weight"),
+    "load_changes_other_run": ("side_effect_free", "net1.weight"),
     "save_leaves_thread": ("side_effect_free", "process.threads"),
 }
 BESIDE = (
