@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from conftest import ONE_STEP, SMALL, TESTS, Finished, alive_in, run
+from conftest import SMALL, TESTS, Finished, alive_in, run
 
 pytestmark = pytest.mark.slow
 
