@@ -2,7 +2,7 @@
 
 import pytest
 
-from conftest import PARALLELISMS, Finished, run
+from conftest import PARALLELISMS, SMALL, Finished, run
 
 KNOWN = "fsdp_tp"
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 def conversions(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("convert") / "sweep"
     lists = ("parallel=none,fsdp,hsdp2,fsdp2_tp", f"load_parallel={','.join(PARALLELISMS)}", "saves=1")
-    return run(folder, "-m", "scenario=convert", "model=uneven", "device=cpu", *lists)
+    return run(folder, "-m", "scenario=convert", "device=cpu", *SMALL, *lists)
 
 
 @pytest.mark.parametrize("load_parallel", PARALLELISMS)
@@ -39,7 +39,10 @@ def other_worlds(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     # Replicas that drift apart have other losses from the second resumed step on.
     lists = ("parallel=fsdp2,ddp", "load_parallel=fsdp2,fsdp,hsdp", "load_world_size=1,2,3", "resume_steps=2")
     return run(
-        folder, "-m", "scenario=convert", "world_size=4", "model=uneven", "device=cpu", "saves=1", *lists
+        folder,
+        *("-m", "scenario=convert", "world_size=4", "device=cpu", "saves=1"),
+        *SMALL,
+        *lists,
     )
 
 
