@@ -111,7 +111,7 @@ def test_a_cell_does_not_depend_on_those_before_it(tmp_path: Path) -> None:
         matrix = [f"+hydra.sweeper.matrix.b{number}={block}" for number, block in enumerate(blocks)]
         asked = (f"isolation={isolation}", "device=cpu", "world_size=2", "saves=2", "retry=0")
         ended = run(tmp_path / isolation, *matrix, *asked)
-        found = {row["cell"].replace(f",isolation={isolation}", ""): row for row in ended.rows}
+        found = {row["overrides"].replace(f" isolation={isolation}", ""): row for row in ended.rows}
         return {
             name: (
                 {column: row[column] for column in row if _says_what_was_seen(column)},

@@ -41,7 +41,7 @@ def other_worlds(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return run(
         folder,
         *("-m", "scenario=convert", "world_size=4", "device=cpu", "saves=1"),
-        *SMALL,
+        *("model=short", "train_steps=1"),  # replicas that are not averaged differ after a second step
         *lists,
     )
 
