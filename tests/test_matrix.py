@@ -109,7 +109,7 @@ def test_a_cell_does_not_depend_on_those_before_it(tmp_path: Path) -> None:
 
     def rows(isolation: str, blocks: list[str]) -> dict[str, Any]:
         matrix = [f"+hydra.sweeper.matrix.b{number}={block}" for number, block in enumerate(blocks)]
-        asked = (f"isolation={isolation}", "device=cpu", "world_size=2", "saves=2", "retry=0")
+        asked = (f"isolation={isolation}", "device=cpu", "world_size=2", "saves=2", "retry=0", *ONE_STEP)
         ended = run(tmp_path / isolation, *matrix, *asked)
         found = {row["overrides"].replace(f" isolation={isolation}", ""): row for row in ended.rows}
         return {
