@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from support.gloo_ranks import Ask
 
 TESTS = Path(__file__).parent
+ONE_STEP = ("train_steps=1", "resume_steps=1")
+SMALL = ("model=short", *ONE_STEP)
+"""For sweeps that need no more: what a cell costs goes with its parameters and its steps."""
 PARALLELISMS = ("none", "ddp", "fsdp", "hsdp", "fsdp_tp", "fsdp2", "hsdp2", "fsdp2_tp")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from conftest import Finished, alive_in, run, start, words_of
+from conftest import ONE_STEP, SMALL, Finished, alive_in, run, start, words_of
 from dcpbench.__main__ import unmasked_interrupts
 
 WRONG = {
@@ -77,9 +77,11 @@ def test_a_storage_that_cannot_be_written_to(tmp_path: Path, sweep: Callable[...
 @pytest.mark.slow
 def test_checkpoints_lie_where_storage_root_says(tmp_path: Path, sweep: Callable[..., Finished]) -> None:
     root = tmp_path / "elsewhere"
-    ended = sweep("parallel=ddp", "device=cpu", f"storage.root={root}", "keep_checkpoints=all", "saves=2")
+    ended = sweep(
+        "parallel=ddp", "device=cpu", f"storage.root={root}", "keep_checkpoints=all", "saves=2", *ONE_STEP
+    )
     assert ended.status == 0, ended.err
-    assert [path.name for path in sorted(root.glob("sweep/*/step-*"))] == ["step-0002", "step-0004"]
+    assert [path.name for path in sorted(root.glob("sweep/*/step-*"))] == ["step-0001", "step-0002"]
     assert not list(ended.folder.rglob("*.distcp"))
 
 
@@ -150,7 +152,7 @@ def _hanging(folder: Path) -> bool:
 )
 def test_ctrl_c_keeps_the_rows_and_ends_the_ranks(tmp_path: Path, how: list[str]) -> None:
     folder = tmp_path / "sweep"
-    lists = ("scenario=save_load,hangs", *how)
+    lists = ("scenario=save_load,hangs", *SMALL, *how)
     driver = start(*words_of(folder, "-m", *lists, "parallel=ddp", "device=cpu", "saves=1"), cwd=tmp_path)
     _wait_for(lambda: _hanging(folder))
     os.killpg(driver.pid, signal.SIGINT)
@@ -166,7 +168,7 @@ def test_ctrl_c_keeps_the_rows_and_ends_the_ranks(tmp_path: Path, how: list[str]
 @pytest.mark.slow
 def test_ranks_do_not_outlive_a_driver_that_was_killed(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
-    asked = ("-m", "scenario=save_load,hangs", "parallel=ddp", "device=cpu", "saves=1")
+    asked = ("-m", "scenario=save_load,hangs", "parallel=ddp", "device=cpu", "saves=1", *SMALL)
     driver = start(*words_of(folder, *asked), cwd=tmp_path)
     _wait_for(lambda: _hanging(folder))
     driver.kill()
@@ -176,7 +178,7 @@ def test_ranks_do_not_outlive_a_driver_that_was_killed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_report_prints_the_same_table_again(tmp_path: Path, sweep: Callable[..., Finished]) -> None:
-    ended = sweep("-m", "parallel=ddp,none", "device=cpu", "saves=1")
+    ended = sweep("-m", "parallel=ddp,none", "device=cpu", "saves=1", "world_size=2", *SMALL)
     assert ended.status == 0
     again = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "dcpbench.report", str(ended.folder)],

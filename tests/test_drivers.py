@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import Finished, run
+from conftest import ONE_STEP, Finished, run
 from support.rows import measured
 
 BLOCKS = (
@@ -21,7 +21,8 @@ def test_a_forked_driver_leaves_what_one_of_a_shell_leaves(tmp_path: Path) -> No
     matrix = [f"+hydra.sweeper.matrix.b{number}={block}" for number, block in enumerate(BLOCKS)]
 
     def ran(name: str, own_process: bool) -> Finished:
-        return run(tmp_path / name, *matrix, "saves=1", "device=cpu", "retry=0", own_process=own_process)
+        asked = ("saves=1", "device=cpu", "retry=0", *ONE_STEP)
+        return run(tmp_path / name, *matrix, *asked, own_process=own_process)
 
     # Names of one length: paths stand in the metadata, and bytes are compared.
     forked, own = ran("forked", own_process=False), ran("a-own-", own_process=True)

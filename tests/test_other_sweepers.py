@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from conftest import Finished, run
+from conftest import SMALL, Finished, run
 from dcpbench.config.errors import ConfigError
 from dcpbench.sweep.task import objective_of
 from support.rows import row
 
 pytestmark = pytest.mark.slow
 
-SMALL = ("parallel=none", "device=cpu", "world_size=1", "saves=1")
+ONE_RANK = ("parallel=none", "device=cpu", "world_size=1", "saves=1", *SMALL)
 OPTUNA = ("hydra/sweeper=optuna", "hydra.sweeper.n_jobs=1")
 
 
@@ -39,7 +39,7 @@ def is_one_whole_sweep(ended: Finished) -> bool:
 @pytest.mark.parametrize("batch", ["null", "2"])
 def test_hydras_basic_sweeper(batch: str, tmp_path: Path) -> None:
     asked = ("hydra/sweeper=basic", f"hydra.sweeper.max_batch_size={batch}", "seed=1,2,1")
-    ended = run(tmp_path / "sweep", *SMALL, *asked)
+    ended = run(tmp_path / "sweep", *ONE_RANK, *asked)
     assert ended.status == 0, ended.err
     assert is_one_whole_sweep(ended)
     assert [row["seed"] for row in ended.rows] == [1, 2, 1]
@@ -51,7 +51,7 @@ def test_hydras_basic_sweeper(batch: str, tmp_path: Path) -> None:
 
 def test_a_study_of_optuna_finds_the_least_of_a_metric(tmp_path: Path) -> None:
     asked = (*OPTUNA, "hydra.sweeper.n_trials=4", "objective=save_s", "storage.thread_count=1,2")
-    ended = run(tmp_path / "sweep", *SMALL, *asked)
+    ended = run(tmp_path / "sweep", *ONE_RANK, *asked)
     assert ended.status == 0, ended.err
     assert is_one_whole_sweep(ended)
     assert len(ended.rows) == 4
@@ -62,7 +62,7 @@ def test_a_study_of_optuna_finds_the_least_of_a_metric(tmp_path: Path) -> None:
 
 def test_a_cell_that_fails_is_never_the_best_of_a_study(tmp_path: Path) -> None:
     grid = ("hydra/sweeper/sampler=grid", "hydra.sweeper.n_trials=2", "scenario=save_load,kills_itself")
-    ended = run(tmp_path / "sweep", *SMALL, *OPTUNA, *grid, "objective=cell_s", "retry=0")
+    ended = run(tmp_path / "sweep", *ONE_RANK, *OPTUNA, *grid, "objective=cell_s", "retry=0")
     assert ended.status == 1, ended.err
     assert is_one_whole_sweep(ended)
     assert {row["status"] for row in ended.rows} == {"pass", "vacuous"}
@@ -88,7 +88,7 @@ def test_what_cannot_be_driven_is_one_line_and_starts_nothing(
     case: str, sweep: Callable[..., Finished]
 ) -> None:
     overrides, words = REFUSED[case]
-    ended = sweep(*SMALL, *overrides)
+    ended = sweep(*ONE_RANK, *overrides)
     assert ended.status == 2, ended.err
     assert not ended.out
     (line,) = [line for line in ended.err.splitlines() if "A new study created" not in line]
@@ -100,7 +100,7 @@ def test_what_cannot_be_driven_is_one_line_and_starts_nothing(
 def test_a_batch_that_is_wrong_ends_a_sweep_that_has_begun(tmp_path: Path) -> None:
     """Hydra's basic sweeper looks at a batch when it comes to it."""
     asked = ("hydra/sweeper=basic", "hydra.sweeper.max_batch_size=1", "saves=1,0")
-    ended = run(tmp_path / "sweep", "parallel=none", "device=cpu", "world_size=1", *asked)
+    ended = run(tmp_path / "sweep", "parallel=none", "device=cpu", "world_size=1", *SMALL, *asked)
     assert ended.status == 2
     assert "dcpbench: saves=0: must be at least 1" in ended.err
     assert [row["status"] for row in ended.rows] == ["pass"]

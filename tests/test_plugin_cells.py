@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from conftest import Finished, run
+from conftest import SMALL, Finished, run
 from support.drivers import environment
 
 pytestmark = pytest.mark.slow
@@ -53,7 +53,7 @@ def sweeps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Fin
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DCPBENCH_PLUGINS", "mine_plugin")
         patch.setenv("PYTHONPATH", str(place), prepend=os.pathsep)
-        asked = ("-m", "parallel=ddp,fsdp2", "saves=1", "device=cpu", "world_size=2")
+        asked = ("-m", "parallel=ddp,fsdp2", "saves=1", "device=cpu", "world_size=2", *SMALL)
         old, new = (run(place / name, *asked, own_process=name == "old") for name in ("old", "new"))
         yield place, old, new
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from conftest import TESTS, Finished, alive_in, run
+from conftest import SMALL, TESTS, Finished, alive_in, run
 
 pytestmark = pytest.mark.slow
 
@@ -73,8 +73,8 @@ def test_reports_show_what_a_cell_said_as_text(broken: Finished) -> None:
 
 
 FAULTS = {
-    "weight_lowest_bit": ("model_equal", "net3.weight"),
-    "exp_avg_lowest_bit": ("optim_equal", "state.net3.weight.exp_avg"),
+    "weight_lowest_bit": ("model_equal", "net1.weight"),
+    "exp_avg_lowest_bit": ("optim_equal", "state.net1.weight.exp_avg"),
     "step_off_by_one": ("optim_equal", "state.net1.weight.step"),
     "lr_not_restored": ("optim_equal", "param_groups.0.lr"),
     "object_zeroed": ("extra_equal", "tensor_object.data"),
@@ -85,8 +85,8 @@ FAULTS = {
     "stale_stage": ("model_equal", "net1.weight"),
     "scheduler_stuck": ("state_resume_equal", "scheduler.last_epoch"),
     "gradients_left": ("flags_equal", "gradients"),
-    "second_step_wrong": ("state_resume_equal", "net3.weight"),
-    "load_changes_other_run": ("side_effect_free", "net3.weight"),
+    "second_step_wrong": ("state_resume_equal", "net1.weight"),
+    "load_changes_other_run": ("side_effect_free", "net1.weight"),
     "save_leaves_thread": ("side_effect_free", "process.threads"),
 }
 BESIDE = (
@@ -99,8 +99,8 @@ AFTERWARDS = ("state_resume_equal", "flags_equal", "side_effect_free")
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("faulty") / "sweep"
-    lists = (f"fault={','.join(FAULTS)}", "parallel=fsdp2", "saves=2", "device=cpu")
-    return run(folder, "-m", *lists)
+    lists = (f"fault={','.join(FAULTS)}", "parallel=fsdp2", "saves=2", "device=cpu", "world_size=2")
+    return run(folder, "-m", *SMALL, *lists)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -167,7 +167,7 @@ def test_a_fault_that_goes_unseen_is_told(tmp_path: Path) -> None:
 
 def test_a_dead_net_is_vacuous(tmp_path: Path) -> None:
     """Without a gradient the losses compared say nothing, although they are all equal."""
-    lists = ("parallel=ddp", "optimizer=sgd", "optimizer.lr=100", "device=cpu", "retry=0")
+    lists = ("parallel=ddp", "optimizer=sgd", "optimizer.lr=100", "device=cpu", "world_size=2", "retry=0")
     ended = run(tmp_path / "sweep", *lists)
     (row,) = ended.rows
     assert row["status"] == "vacuous", row["reason"]
@@ -186,6 +186,7 @@ def test_an_unlisted_failure_and_a_listed_pass_are_told(tmp_path: Path) -> None:
     ended = run(
         tmp_path / "sweep",
         *("-m", "parallel=fsdp_tp,ddp", "saves=1", f"known_failures={listed}", "device=cpu", "retry=0"),
+        *SMALL,
     )
     assert ended.row(parallel="fsdp_tp")["status"] == "fail"
     assert ended.row(parallel="ddp")["status"] == "xpass"

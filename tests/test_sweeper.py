@@ -6,7 +6,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
-from conftest import run
+from conftest import ONE_STEP, SMALL, run
 from dcpbench.config.errors import ConfigError
 from hydra_plugins.dcpbench_launcher.matrix import jobs, repeated
 
@@ -86,6 +86,7 @@ def test_the_command_that_is_printed_runs_just_that_cell(tmp_path: Path) -> None
         "saves=1",
         "device=cpu",
         "retry=0",
+        *ONE_STEP,
         f"known_failures={known}",
     )
     assert [row["status"] for row in first.rows] == ["pass", "fail"]
@@ -105,7 +106,7 @@ def test_of_a_key_that_comes_twice_the_last_holds() -> None:
 
 @pytest.mark.slow
 def test_random_seeds_are_drawn_once_and_may_be_chosen(tmp_path: Path) -> None:
-    command = ("experiment=soak", "parallel=none", "model=dummy", "save=sync", "world_size=1")
+    command = ("experiment=soak", "parallel=none", "model=dummy", "save=sync", "world_size=1", *ONE_STEP)
     done = run(tmp_path / "sweep", *command, "device=cpu")
     seeds = [row["seed"] for row in done.rows]
     assert len(set(seeds)) == 14
@@ -162,7 +163,7 @@ def test_the_repeats_of_a_block_are_one_number(repeats: str) -> None:
 
 @pytest.mark.slow
 def test_repeats_are_runs_of_one_cell_with_a_row_each(tmp_path: Path) -> None:
-    asked = ("parallel=none", "device=cpu", "world_size=1", "saves=1", "repeats=3")
+    asked = ("parallel=none", "device=cpu", "world_size=1", "saves=1", "repeats=3", *SMALL)
     done = run(tmp_path / "sweep", *asked)
     assert done.status == 0, done.err
     assert [row["repeat"] for row in done.rows] == [0, 1, 2]

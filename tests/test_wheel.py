@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from conftest import ONE_STEP
+
 ROOT = Path(__file__).parents[1]
 
 pytestmark = pytest.mark.slow
@@ -37,10 +39,11 @@ def elsewhere(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     own = ["git", "-C", str(folder), "-c", "user.name=they", "-c", "user.email=they@localhost"]
     for words in (["init", "--quiet"], ["commit", "--quiet", "--allow-empty", "--message", "theirs"]):
         subprocess.run([*own, *words], check=True)
-    venv.create(folder, with_pip=True)
+    venv.create(folder)
     python = folder / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", python]
     subprocess.run(
-        [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel],
+        [*pip, "install", "--quiet", "--no-deps", "--no-index", wheel],
         check=True,
         capture_output=True,
     )
@@ -72,6 +75,7 @@ def test_it_runs_from_another_folder_with_a_users_own_group(elsewhere: Path, tmp
         "name: mine\ntarget: dcpbench.workloads.parallelisms.fsdp2\nmesh: [dp_shard]\ndp_shard: -1\n"
     )
     words = ["model=tiny", "device=cpu", "world_size=2", "scenario=convert", "load_parallel=mine"]
+    words += ["saves=1", *ONE_STEP]
     ended = subprocess.run(
         [elsewhere, "-m", "dcpbench", "--config-dir", "own", *words],
         cwd=tmp_path,

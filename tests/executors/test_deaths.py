@@ -206,12 +206,13 @@ def test_a_disk_that_fills_up_is_told_and_is_free_for_the_next_cell(tmp_path: Pa
     if subprocess.run([*own_disk, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no mount namespace of one's own can be had here")
     asked = ("parallel=ddp", "device=cpu", "world_size=2", "saves=6,2", "retry=0", "keep_checkpoints=none")
+    asked += ("train_steps=1", "resume_steps=1")
     room = ("storage.keep_free_bytes=0", "storage.needs_bytes=0", f"storage.root={disk}")
     ended = subprocess.run(
         [*own_disk, *command(folder, "-m", *asked, *room)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
         env=environment(),
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import run
+from conftest import SMALL, run
 from dcpbench.config.groups import Expect, Place, rank_of
 from dcpbench.faults import registry
 from dcpbench.records.checks import CHECKS
@@ -74,7 +74,7 @@ def test_a_plug_in_declares_one_more(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "faulty_plugin.py").write_text(PLUGIN)
     monkeypatch.setenv("DCPBENCH_PLUGINS", "faulty_plugin")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    cell = ("parallel=ddp", "saves=1", "device=cpu", "fault=first_weight_scaled")
+    cell = ("parallel=ddp", "saves=1", "device=cpu", "fault=first_weight_scaled", *SMALL)
     ended = run(tmp_path / "sweep", *cell, own_process=True)
     (row,) = ended.rows
     assert (row["status"], row["fault_seen"]) == ("fail", True), row["reason"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from conftest import Finished, run
+from conftest import ONE_STEP, Finished, run
 
 pytestmark = pytest.mark.slow
 
@@ -15,7 +15,9 @@ ASKED = {
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     blocks = [f"+hydra.sweeper.matrix.{name}={block}" for name, block in ASKED.items()]
-    return run(tmp_path_factory.mktemp("compiled") / "sweep", *blocks, "compile=true", "device=cpu")
+    return run(
+        tmp_path_factory.mktemp("compiled") / "sweep", *blocks, "compile=true", "device=cpu", *ONE_STEP
+    )
 
 
 def test_compiled_cells_really_compile(compiled: Finished) -> None:

@@ -1,10 +1,10 @@
-"""Every scenario on four CPU ranks with gloo, under every parallelism that it makes sense with."""
+"""Every scenario on CPU ranks with gloo, under every parallelism that it makes sense with."""
 
 from pathlib import Path
 
 import pytest
 
-from conftest import PARALLELISMS, Finished, run
+from conftest import PARALLELISMS, SMALL, Finished, run
 
 CHECKS_OF = {
     "partial_load": ("model_equal", "optim_equal", "contract_held"),
@@ -22,8 +22,13 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def matrix(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("scenarios") / "sweep"
-    lists = (f"scenario={','.join(CHECKS_OF)}", f"parallel={','.join(PARALLELISMS)}")
-    return run(folder, "-m", "device=cpu", "model=uneven", "saves=2", *lists)
+    scenarios = f"scenario: '{','.join(CHECKS_OF)}'"
+    blocks = (
+        f"{{{scenarios}, parallel: 'none,ddp,fsdp,fsdp2', world_size: 2}}",
+        f"{{{scenarios}, parallel: 'hsdp,fsdp_tp,hsdp2,fsdp2_tp', world_size: 4}}",
+    )
+    matrix = [f"+hydra.sweeper.matrix.b{number}={block}" for number, block in enumerate(blocks)]
+    return run(folder, "device=cpu", "saves=2", *SMALL, *matrix)
 
 
 @pytest.mark.parametrize("scenario", CHECKS_OF)

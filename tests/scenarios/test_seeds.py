@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import run
+from conftest import ONE_STEP, run
 
 SCENARIOS = {
     "save_load",
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_the_experiment_of_pytorchs_own_tests(tmp_path: Path) -> None:
-    ended = run(tmp_path / "sweep", "experiment=seeds", "device=cpu")
+    ended = run(tmp_path / "sweep", "experiment=seeds", "device=cpu", *ONE_STEP)
     assert ended.status == 0, ended.out
     statuses = {row["status"] for row in ended.rows}
     assert statuses == {"pass", "xfail", "skip"}

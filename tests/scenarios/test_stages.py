@@ -2,7 +2,7 @@
 
 import pytest
 
-from conftest import Finished, run
+from conftest import SMALL, Finished, run
 
 pytestmark = pytest.mark.slow
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("stages") / "sweep"
     cells = ("scenario=killed_in_save", "scenario.options.dies=true,false", "parallel=fsdp2")
-    return run(folder, "-m", *cells, "world_size=2", "device=cpu", "retry=0", "saves=1")
+    return run(folder, "-m", *cells, "world_size=2", "device=cpu", "retry=0", "saves=1", *SMALL)
 
 
 def test_a_checkpoint_outlives_the_death_of_a_rank_in_the_next_save(killed: Finished) -> None:

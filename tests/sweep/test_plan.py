@@ -156,7 +156,12 @@ def test_a_cell_for_which_there_is_no_room_is_a_skip_with_numbers(
 @pytest.mark.slow
 def test_room_on_the_disk_is_looked_at_before_each_cell(sweep: Callable[..., Finished]) -> None:
     ended = sweep(
-        "-m", "storage.keep_free_bytes=0,1000000000000000000", "parallel=none", "saves=2", "device=cpu"
+        "-m",
+        "storage.keep_free_bytes=0,1000000000000000000",
+        "parallel=none",
+        "saves=2",
+        "device=cpu",
+        "world_size=1",
     )
     ran, skipped = ended.rows
     assert ran["status"] == "pass"

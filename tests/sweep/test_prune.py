@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import run, start, words_of
+from conftest import SMALL, run, start, words_of
 from dcpbench.records import lock
 from dcpbench.records.store import append_row, write_json
 from dcpbench.report.__main__ import main
@@ -209,7 +209,8 @@ def test_days_and_weeks_are_numbers(words: list[str], tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_sweep_that_runs_is_left_alone_and_a_thinned_one_is_resumed(tmp_path: Path) -> None:
-    asked = ("parallel=none", "world_size=1", "device=cpu", "saves=1", "keep_checkpoints=all", "seed=1,2,3")
+    kept = ("saves=1", "keep_checkpoints=all", *SMALL)
+    asked = ("parallel=none", "world_size=1", "device=cpu", *kept, "seed=1,2,3")
     done = run(tmp_path / "old", *asked)
     assert done.status == 0, done.err
     run(tmp_path / "newer", *asked)

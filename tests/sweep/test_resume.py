@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from conftest import TESTS, Finished, alive_in, dcpbench, run, start, words_of
+from conftest import SMALL, TESTS, Finished, alive_in, dcpbench, run, start, words_of
 from dcpbench.config.cell_key import CellKey
 from dcpbench.config.groups import ModelConfig, ScenarioConfig, StorageConfig
 from dcpbench.config.schema import Config
@@ -32,8 +32,9 @@ MATRIX = (
     "saves=1",
     "world_size=2",
     "device=cpu",
+    *SMALL,
 )
-SMALL = ("parallel=none", "world_size=1", "model=mine", "saves=1", "device=cpu")
+ONE_RANK = ("parallel=none", "world_size=1", "saves=1", "device=cpu", *SMALL)
 CELLS = 12
 """4 pass, 4 are skips, and in 4 a fault is not seen as it is expected to be."""
 
@@ -295,7 +296,7 @@ def test_a_row_for_which_there_is_no_room_breaks_the_sweep_off_between_rows(tmp_
     """A limit on the length of files stands for a full disk."""
     folder = tmp_path / "sweep"
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (80 * 1024, 80 * 1024))
-    full = run(folder, "-m", "seed=range(1,11)", *SMALL, prepare=limit)
+    full = run(folder, "-m", "seed=range(1,11)", *ONE_RANK, prepare=limit)
     assert full.status == 1
     assert full.err.splitlines()[-1] == (
         f"broken off: {folder / 'results.jsonl'} cannot be written to: File too large; make room, and go "

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from conftest import Finished, alive_in
+from conftest import SMALL, Finished, alive_in
 from dcpbench.config.groups import Device, ScenarioConfig, Sharing
 from dcpbench.config.schema import Config
 from dcpbench.sweep.plan.job import Job
@@ -61,7 +61,7 @@ def test_cells_of_one_kind_come_together_in_their_order() -> None:
 def test_cells_that_share_do_not_notice_each_other(sweep: Callable[..., Finished]) -> None:
     """One cell dies again and again, and each time its ranks are ended, beside others that pass."""
     lists = ("scenario=save_load,kills_itself", "parallel=ddp,fsdp2", "seed=1,2", "saves=1", "device=cpu")
-    ended = sweep("-m", *lists, "sharing=correctness")
+    ended = sweep("-m", *lists, *SMALL, "sharing=correctness")
     seen = [(row["scenario"], row["parallel"], row["seed"], row["status"]) for row in ended.rows]
     assert seen == [
         (scenario, parallel, seed, "pass" if scenario == "save_load" else "crash")
@@ -83,7 +83,7 @@ def test_what_a_dead_rank_leaves_goes_and_its_neighbours_stay(sweep: Callable[..
     """Ranks die and leave children and shared memory, in one worker and in the other at the same time."""
     lists = ("scenario.options.how=leaves_child,not,leaves_shared_memory", "seed=1,2,3", "retry=0")
     where = ("scenario=dies", "scenario.options.phase=load", "parallel=ddp", "world_size=2", "saves=1")
-    ended = sweep("-m", *lists, *where, "device=cpu", "sharing=correctness")
+    ended = sweep("-m", *lists, *where, *SMALL, "device=cpu", "sharing=correctness")
     seen = [(how, row["status"]) for row in ended.rows for how in re.findall(r"how=(\w+)", row["overrides"])]
     dead = [(how, "crash") for how in ("leaves_child", "leaves_shared_memory") for _ in range(3)]
     assert sorted(seen) == sorted([*dead, *[("not", "pass")] * 3]), ended.err

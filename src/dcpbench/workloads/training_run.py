@@ -111,7 +111,8 @@ class TrainingRun:
         inputs, targets = batches.at(step)
         inputs = inputs + self.noise.like(inputs)
         inputs, targets = (self.world.share(self.sizes, part) for part in (inputs, targets))
-        return F.mse_loss(self.model(inputs), targets)
+        # In one dtype: torch 2.11 has no gradient of a loss of two.
+        return F.mse_loss(self.model(inputs).to(targets.dtype), targets)
 
 
 def build(config: Config, world: World, seed: int) -> TrainingRun:
