@@ -35,7 +35,8 @@ def leave(cell: Cell) -> None:
             if check != FLAGS:
                 whole, wrong = digests(stored, cell.world.checkpoint_group)
                 differing = {finding.name for finding in wrong}
-                state[check] = {name: leaf for name, leaf in whole.items() if name not in differing}
+                if agreed := {name: leaf for name, leaf in whole.items() if name not in differing}:
+                    state[check] = agreed
         if cell.world.rank == 0:
             torch.save((newest.step, newest.checkpoint_id, state), cell.folder / _LEFT)
             drop_pages(Path(newest.checkpoint_id))
