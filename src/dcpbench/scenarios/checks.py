@@ -313,18 +313,15 @@ def verify_refused(
 
 
 def _verify_absent_key(cell: Cell, checkpoint: Checkpoint) -> None:
-    """Once in a cell: a load that is asked for a key that the checkpoint lacks is refused, and one that is
-    asked for nothing is not."""
+    """Once in a cell, after a load that was not refused: one that is asked for a key that the checkpoint
+    lacks is."""
     where = f"of a load of an absent key {checkpoint}"
     if "contract_held" in cell.report.checks and where in cell.report.checks["contract_held"].compared:
         return
-
-    def load(state: dict[str, Any]) -> None:
-        checkpoint.checkpointer.load(state, checkpoint.checkpoint_id)
-
-    absent, nothing = partial(load, {"absent": torch.zeros(1)}), partial(load, {})
+    absent: dict[str, Any] = {"absent": torch.zeros(1)}
+    load = partial(checkpoint.checkpointer.load, absent, checkpoint.checkpoint_id)
     with cell.phase("verify", "absent_key"):
-        verify_refused(cell, BaseException, "absent", absent, nothing, where)
+        verify_refused(cell, BaseException, "absent", load, lambda: None, where)
 
 
 def _tensors(run: TrainingRun) -> Leaves:
