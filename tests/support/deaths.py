@@ -21,10 +21,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import FileSystemWriter
 
+from dcpbench.checkpointers.base import PendingSave
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.save_load import save_load
 
 _NOBODY = 65534
+_TOLD_S = 30.0
 
 
 def dies(cell: Cell, how: str, phase: str, rank: int, once: bool = False) -> None:
@@ -41,13 +43,19 @@ def dies(cell: Cell, how: str, phase: str, rank: int, once: bool = False) -> Non
         WAYS[how](cell)
 
     if phase == "upload":  # in the thread that uploads, while the main thread goes on
-        honest = FileSystemWriter.write_data
+        honest, follow, followed = FileSystemWriter.write_data, cell.uploads.follow, threading.Event()
+
+        def tell(pending: PendingSave) -> None:
+            follow(pending)
+            followed.set()
 
         def write_data(*arguments: Any) -> Any:
+            assert followed.wait(_TOLD_S), "nobody was told that an upload is under way"
             die()
             return honest(*arguments)
 
-        with mock.patch.object(FileSystemWriter, "write_data", write_data):
+        telling = mock.patch.object(cell.uploads, "follow", tell)
+        with telling, mock.patch.object(FileSystemWriter, "write_data", write_data):
             save_load(cell)
     else:
 

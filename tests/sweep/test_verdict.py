@@ -48,6 +48,19 @@ def test_one_rank_is_enough_to_fail_and_is_named() -> None:
     assert verdict.reason == "model_equal: rank 1: w at step 2: index [3]: ..."
 
 
+def test_what_was_found_first_is_told_whichever_rank_found_it() -> None:
+    """What is saved again carries a defect of one rank to the others."""
+    seen = [
+        RankReport(rank, {"extra_equal": seen_at("in the checkpoint", "saved again")}) for rank in range(3)
+    ]
+    seen[0].checks["extra_equal"].add([finding("w", "theirs", 9.0, "saved again")])
+    for where in ("in the checkpoint", "saved again"):
+        seen[2].checks["extra_equal"].add([finding("w", "mine", 0.5, where)])
+    verdict = judge([seen], [3])
+    assert verdict.first_mismatch == "rank 2: w in the checkpoint: mine"
+    assert [(one.rank, one.first.where) for one in verdict.failed] == [(2, "in the checkpoint")]
+
+
 @pytest.mark.parametrize("control", [{}, {"": {"w": False}}])
 def test_a_check_that_could_not_have_failed_is_vacuous(control: dict[str, dict[str, bool]]) -> None:
     seen = reports()
