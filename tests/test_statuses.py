@@ -139,6 +139,8 @@ HIDES = {
     "replicas_zeroed": ("fail", "optim_equal: rank 0: state.net"),
     "replicas_staged": ("fail", "optim_equal: rank 0: state.net"),
     "replicas_bit": ("fail", "model_equal: rank 0: net"),
+    "converted": ("xfail", "known failure fsdp1-one-shard: HYBRID_SHARD over 2 replicas x 1 shard becomes"),
+    "converted_bit": ("fail", "model_equal: rank 0: net"),
 }
 
 

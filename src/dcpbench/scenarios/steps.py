@@ -288,7 +288,9 @@ def hand_over(cell: Cell, checkpoints: list[SavedCheckpoint], losses: Losses) ->
         for check, leaves in state.items():
             added[check], wrong = digests(leaves, cell.world.checkpoint_group)
             if wrong and where:
-                cell.check(check, wrong, where, ())
+                told = {finding.name: True for finding in wrong}
+                cell.check(check, wrong, where, told)
+                cell.control(check, told, where)  # what is told was not missed
         return added
 
     with cell.phase("verify", "handover"):

@@ -15,6 +15,8 @@ from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaf, Leaves, TensorLea
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
+AS_HELD = "checkpoint"
+"""What a finding is `by` where what was restored is what the checkpoint holds."""
 Recall = Callable[[str], torch.Tensor | None]
 """What a checkpoint holds under a leaf's name: the whole tensor, on the CPU; None if there is no such."""
 
@@ -172,18 +174,22 @@ def with_place(
     finding: Finding, expected: DigestedLeaf, actual: Leaf | None, recall: Recall | None
 ) -> Finding | None:
     """What differs in this rank's part, if the checkpoint still holds what had the expected digests; None if
-    nothing does. Otherwise the finding that the digests differ, as it is."""
+    nothing does. Otherwise the finding that the digests differ, `by` the checkpoint if the part is what that
+    holds."""
     held = recall(finding.name) if recall else None
     if held is None:
         return finding
+    by = None
     if (tuple(held.shape), held.dtype) == (expected.extent.shape, expected.dtype):
+        here = None
+        if isinstance(actual, TensorLeaf):
+            part = actual.extent.take(held).to(actual.local.device)
+            here = _compare_elements(finding.name, expected.kind, actual.extent, part, actual.local)
         was = TensorLeaf(expected.extent.take(held), expected.extent, None)
         if add(*block_digests([was])[0]) == add(*expected.blocks):
-            if not isinstance(actual, TensorLeaf):
-                return None
-            part = actual.extent.take(held).to(actual.local.device)
-            return _compare_elements(finding.name, expected.kind, actual.extent, part, actual.local)
-    return replace(finding, facts={**finding.facts, "checkpoint_differs": True})
+            return here
+        by = None if here else AS_HELD
+    return replace(finding, facts={**finding.facts, "checkpoint_differs": True}, by=by)
 
 
 def _hexadecimal(element: torch.Tensor) -> str:
