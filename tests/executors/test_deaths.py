@@ -20,6 +20,7 @@ CAUSES = {
     ("raises", "build"): ("error", r"rank 0 in build: ValueError: planted"),
     ("raises", "upload"): ("error", r"rank 1 in upload: CheckpointException: on rank 1: ValueError: planted"),
     ("raises_unprintable", "train"): ("error", r"rank 1 in train: Unprintable .*"),
+    ("raises_end_of_file", "load"): ("error", r"rank 1 in load: EOFError: Ran out of input"),
     ("sys_exit", "save"): ("error", r"rank 0 in save: SystemExit: 3"),
     ("sys_exit", "upload"): ("error", r"rank 0 in upload: CheckpointException: on rank 0: SystemExit: 3"),
     ("os_exit", "upload"): ("crash", r"rank 1 exited with status 7 in .*upload.*"),

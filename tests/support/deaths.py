@@ -71,6 +71,11 @@ def _raises(_: Cell) -> None:
     raise ValueError("planted")
 
 
+def _raises_end_of_file(_: Cell) -> None:
+    """As a pickle that was cut off does, and a pipe whose other end is gone."""
+    raise EOFError("Ran out of input")
+
+
 def _raises_unprintable(_: Cell) -> None:
     class Unprintable(Exception):  # noqa: N818
         def __str__(self) -> str:
@@ -151,6 +156,7 @@ def _leaves_shared_memory(cell: Cell) -> None:
 
 WAYS: dict[str, Callable[[Cell], None]] = {
     "raises": _raises,
+    "raises_end_of_file": _raises_end_of_file,
     "raises_unprintable": _raises_unprintable,
     "sys_exit": lambda _: sys.exit(3),
     "os_exit": lambda _: os._exit(7),

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -65,8 +65,7 @@ def main(spec: RankSpec, listener: socket.socket | None, connection: Connection)
     rank = _Rank(spec.rank, connection)
     world: World | None = None
     try:
-        while (cell := connection.recv()) is not None:
-            assert isinstance(cell, CellSpec)
+        while (cell := _next_cell(connection)) is not None:
             report = RankReport(spec.rank)
             rank.cell, rank.report = cell, report
             _log_to(Path(cell.folder) / f"rank{spec.rank}.log")
@@ -78,8 +77,6 @@ def main(spec: RankSpec, listener: socket.socket | None, connection: Connection)
             rank.report = None  # it may be what cannot be sent
             rank.tell(report)
             rank.phase = "between cells"
-    except EOFError:
-        _exit(1)  # the driver is gone
     except BaseException as error:  # noqa: BLE001 - a SystemExit in a cell is a finding as well
         with suppress(OSError):  # the disk that the log lies on may be full, which must be told
             traceback.print_exc()
@@ -89,6 +86,16 @@ def main(spec: RankSpec, listener: socket.socket | None, connection: Connection)
             connection.recv()
         _exit(1)
     _leave()
+
+
+def _next_cell(connection: Connection) -> CellSpec | None:
+    """What to run next, None to leave; the process ends here where the driver is gone."""
+    try:
+        cell = connection.recv()
+    except EOFError:
+        _exit(1)
+    assert cell is None or isinstance(cell, CellSpec)
+    return cell
 
 
 @dataclass
@@ -214,7 +221,7 @@ def _leave() -> None:
     _exit(0)
 
 
-def _exit(status: int) -> None:
+def _exit(status: int) -> NoReturn:
     _flush()
     os._exit(status)
 
