@@ -7,7 +7,6 @@ signals, the environment, the folder, the exit status and what is printed are th
 only that modules are loaded already is not, and tests that are about imports start a python of their own.
 """
 
-import gc
 import importlib
 import multiprocessing
 import os
@@ -151,7 +150,6 @@ def _drive(
     writes: list[Connection],
     prepare: Callable[[], object] | None,
 ) -> None:
-    gc.freeze()  # no collection looks at what the server has imported, or copies its pages
     os.setsid()
     for file, write in zip((1, 2), writes, strict=True):
         os.dup2(write.fileno(), file)

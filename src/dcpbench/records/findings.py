@@ -51,7 +51,8 @@ class Finding:
         facts: what else is known, as plain data, by the names that the sentences use: `saved`, `restored`,
             `index`, `saved_bits`, `differing`, `elements`, ….
         where: of which checkpoint or moment, in words.
-        by: the defect of `dcpbench.verify.known_defects` that makes exactly this of the state, if one does.
+        by: the defect of `dcpbench.verify.known_defects` that makes exactly this of the state, if one does,
+            or the checkpoint, where what it holds is not what was saved and came back as it is.
     """
 
     name: str

@@ -19,9 +19,9 @@ from dcpbench.scenarios.steps import Losses, Oracle, other_seed
 from dcpbench.verify.compare import compare
 from dcpbench.verify.files import compare_files, digest_files, file_controls
 from dcpbench.verify.perturb import (
+    all_different,
     compared_names,
     controllable,
-    made_different,
     perturb_model,
     perturb_optimizer,
     with_other_names,
@@ -143,7 +143,9 @@ def prove_power(
     with cell.phase("verify", "power"):
         unrestored = view(target)
         for check, leaves in checkpoint.state.items():
-            other = _changed(unrestored[check]) if check == FLAGS else with_other_names(unrestored[check])
+            other = (
+                all_different(unrestored[check]) if check == FLAGS else with_other_names(unrestored[check])
+            )
             found = checkpoint.compare(check, other, cell.world.checkpoint_group, closely=False)
             _control(cell, check, controllable(leaves), found, where or str(checkpoint))
 
@@ -210,7 +212,7 @@ def _verify_resumed(
     """A part of a resumed run's state must be what it is in the uninterrupted one. The control is a copy in
     which everything is different."""
     found = expected.compare(part, actual, cell.world.checkpoint_group)
-    control = expected.compare(part, _changed(actual), cell.world.checkpoint_group, closely=False)
+    control = expected.compare(part, all_different(actual), cell.world.checkpoint_group, closely=False)
     scaled = known_defects.scale_resumed(cell, found, expected.state[part])
     cell.check(check, scaled, where, compared_names(expected.state[part]))
     _control(cell, check, controllable(expected.state[part]), control, where)
@@ -259,17 +261,13 @@ def verify_files(cell: Cell) -> None:
 
 def control_changed(cell: Cell, check: str, expected: Leaves, where: str) -> None:
     """The control of an equality check with a changed copy of each piece of state."""
-    control = compare(expected, _changed(expected), closely=False)
+    control = compare(expected, all_different(expected), closely=False)
     _control(cell, check, controllable(expected), control, where)
 
 
 def changed(view: View) -> View:
     """A view in which all is different, for a control where no unrestored state is at hand."""
-    return lambda run: {check: _changed(leaves) for check, leaves in view(run).items()}
-
-
-def _changed(leaves: Leaves) -> Leaves:
-    return {name: made_different(leaf) for name, leaf in leaves.items()}
+    return lambda run: {check: all_different(leaves) for check, leaves in view(run).items()}
 
 
 def _control(cell: Cell, check: str, names: Iterable[str], found: Findings, where: str) -> None:

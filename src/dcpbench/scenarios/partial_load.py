@@ -14,7 +14,7 @@ from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, State, live_state, retained_state
 from dcpbench.verify.compare import compare
 from dcpbench.verify.compare_layouts import compare_across
-from dcpbench.verify.perturb import controllable, made_different, with_other_names
+from dcpbench.verify.perturb import all_different, controllable, with_other_names
 from dcpbench.verify.snapshot import Leaves, below, snapshot_nested
 from dcpbench.workloads.training_run import TrainingRun
 
@@ -67,7 +67,7 @@ def _verify_below(cell: Cell, key: str, check: str, expected: Leaves, saved: Che
         )
     loaded = snapshot_nested(nested)
     actual = below(loaded, f"{key}.")
-    changed = {name: made_different(leaf) for name, leaf in actual.items()}
+    changed = all_different(actual)
     with cell.phase("verify", "equality"):
         found = compare_across(expected, actual, cell.world.checkpoint_group, saved.recall(f"{key}."))
         control = compare_across(expected, changed, cell.world.checkpoint_group)

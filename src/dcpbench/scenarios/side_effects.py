@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import State, live_state, retained_state
 from dcpbench.verify.compare import compare
-from dcpbench.verify.perturb import compared_names, controllable, made_different
+from dcpbench.verify.perturb import all_different, compared_names, controllable
 from dcpbench.verify.process_state import left_open, snapshot_open, snapshot_process
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.training_run import TrainingRun
@@ -42,6 +42,5 @@ def _observed(cell: Cell, state: State) -> Leaves:
 def _verify(cell: Cell, before: Leaves, after: Leaves, where: str) -> None:
     """The control is a copy in which everything is different."""
     cell.check("side_effect_free", compare(before, after), where, compared_names(before))
-    changed = {name: made_different(leaf) for name, leaf in after.items()}
-    reported = {finding.name for finding in compare(before, changed, closely=False)}
+    reported = {finding.name for finding in compare(before, all_different(after), closely=False)}
     cell.control("side_effect_free", {name: name in reported for name in controllable(before)}, where)

@@ -7,7 +7,7 @@ import pkgutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +146,9 @@ def train_and_save(
         if checkpoints and not overlap:
             finish(cell, checkpoints[-1])
         retained = oracle.states.get(step)
-        checkpoints.append(save(cell, oracle.trained, checkpointer, None, state, beside, slot, retained))
+        checkpoints.append(
+            save(cell, oracle.trained, checkpointer, state=state, beside=beside, slot=slot, retained=retained)
+        )
         if overlap and len(checkpoints) > 1:
             finish(cell, checkpoints[-2])
     go_on(cell, oracle, until=cell.config.last_step)
@@ -187,8 +189,18 @@ def save(
             files = pending.then(lambda: digest_files(Path(checkpoint_id)) if of_rank_0 else {})
     cell.measure("save_stall_s", pending.released - pending.started, number, "save")
     keys = promised_keys(run, saved, beside)
-    made = partial(SavedCheckpoint, step, checkpoint_id, checkpointer, saved, source=run, opened=opened)
-    return made(keys=keys, pending=pending, number=number, files=files)
+    return SavedCheckpoint(
+        step,
+        checkpoint_id,
+        checkpointer,
+        saved,
+        source=run,
+        keys=keys,
+        pending=pending,
+        number=number,
+        files=files,
+        opened=opened,
+    )
 
 
 def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:

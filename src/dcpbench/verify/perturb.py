@@ -92,6 +92,11 @@ def made_different(leaf: Any) -> Any:
     return perturbed(leaf)
 
 
+def all_different(leaves: Leaves) -> Leaves:
+    """A copy in which every leaf is another."""
+    return {name: made_different(leaf) for name, leaf in leaves.items()}
+
+
 def without_constants(expected: Leaves, stranger: Leaves) -> Leaves:
     """A stranger's state, with another value for what neither seed nor data change: what has the same bits in
     both (masks, tables), and an optimizer's scalars, which follow from the steps taken."""

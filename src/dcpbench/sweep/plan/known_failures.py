@@ -40,7 +40,8 @@ class KnownMismatch:
     Args:
         name: a regular expression for the whole name of what differs.
         problems: the kinds of mismatch that are known of it.
-        by: the defect of `dcpbench.verify.known_defects` which must make exactly this of the state.
+        by: the defect of `dcpbench.verify.known_defects` which must make exactly this of the state, or
+            `checkpoint`, which must hold it.
         within: the largest distance, as a part of the largest magnitude in the tensor, or of the loss.
         where: a regular expression for the whole of where it is seen (`in the checkpoint of step 4`).
     """

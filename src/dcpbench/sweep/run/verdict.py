@@ -161,15 +161,11 @@ def _failed(check: str, reports: Sequence[RankReport]) -> FailedCheck | None:
     seen = [(report.rank, report.checks[check]) for report in reports if check in report.checks]
     found = tuple(finding for _, view in seen for finding in view.distinct.values())
     # In the order in which places were looked at: what is saved again carries a defect to other ranks.
-    places = list(dict.fromkeys(place for _, view in seen for place in (*view.compared, *view.control)))
+    places = dict.fromkeys(place for _, view in seen for place in (*view.compared, *view.control))
+    order = {place: number for number, place in enumerate(places)}
     firsts = [(rank, view.first) for rank, view in seen if view.first]
-    first = min(firsts, key=lambda one: _index(places, one[1].where), default=None)
+    first = min(firsts, key=lambda one: order.get(one[1].where, len(order)), default=None)
     return FailedCheck(check, *first, found) if first else None
-
-
-def _index(places: Sequence[str], where: str) -> int:
-    """Of a place, or what follows on all of them."""
-    return places.index(where) if where in places else len(places)
 
 
 def gaps_of(check: str, reports: Sequence[RankReport]) -> Iterator[Gap]:
