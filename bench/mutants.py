@@ -5,8 +5,9 @@ has to be caught by a test or by a sweep of healthy and planted cells.
     python bench/mutants.py --only verify/compare.py
 
 A mutant is a copy of src/ with one edit, run in the environment of this process. It is caught when one of the
-steps ends with another exit status than 0, which is what it has without the edit. Mutants that behave as the
-original does stand in mutants-equivalent.txt with the reason, and are not run. Beside the edits that are made
+steps ends with another exit status than 0, which is what it has without the edit, or takes ten times as long.
+Mutants that behave as the original does stand in mutants-equivalent.txt with the reason, and are not run; nor
+are those of which the file given with `--output` has a line already. Beside the edits that are made
 everywhere there are `PLANTED` ones.
 """
 
@@ -23,9 +24,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "dcpbench"
 VERIFICATION = ("verify", "scenarios", "records/rank_report.py", "sweep/run/verdict.py")
 EQUIVALENT = Path(__file__).with_name("mutants-equivalent.txt")
-LIMIT_S = 600.0
+LEAST_LIMIT_S = 60.0
 
 _CELLS = ("device=cpu", "world_size=2", "retry=0", "timeouts.cell_s=60")
 _SWEEP = (sys.executable, "-m", "dcpbench", "-m", *_CELLS)
@@ -295,29 +297,34 @@ _EDITS: dict[str, Edit] = {
 }
 
 
-def caught_by(mutant: Mutant, steps: Sequence[str]) -> str | None:
-    """The first step that does not end as it does without the edit, None if the mutant survives."""
+def caught_by(mutant: Mutant, limits: Mapping[str, float | None]) -> str | None:
+    """The first step that does not end as it does without the edit, None if the mutant survives.
+
+    Args:
+        limits: the steps, and seconds that each may take.
+    """
     with tempfile.TemporaryDirectory(prefix="mutant-") as scratch:
         shutil.copytree(ROOT / "src", Path(scratch) / "src", ignore=shutil.ignore_patterns("__pycache__"))
         for beside in ("conf", "docs", "tests", "pyproject.toml"):
             (Path(scratch) / beside).symlink_to(ROOT / beside)
         (Path(scratch) / "src" / "dcpbench" / mutant.path).write_text(mutant.source(), encoding="utf-8")
-        for step in steps:
+        for step, limit_s in limits.items():
             words = [word.format(scratch=scratch) for word in STEPS[step]]
             if words[0] != sys.executable:
                 tests = _forks.Process(target=_unit_tests, args=(scratch, words))
                 tests.start()
-                tests.join(LIMIT_S)
+                tests.join(limit_s)
                 if tests.is_alive():
                     tests.kill()
                     return f"{step} (did not end)"
                 if tests.exitcode:
                     return step
                 continue
-            environment = {**os.environ, "PYTHONPATH": f"{scratch}/src"}
+            before = os.environ.get("PYTHONPATH", "")
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join([f"{scratch}/src", before])}
             try:
                 ended = subprocess.run(
-                    words, cwd=scratch, env=environment, capture_output=True, timeout=LIMIT_S, check=False
+                    words, cwd=scratch, env=environment, capture_output=True, timeout=limit_s, check=False
                 )
             except subprocess.TimeoutExpired:
                 return f"{step} (did not end)"
@@ -368,15 +375,23 @@ def main() -> int:
     if given.list:
         print(*(f"{one.path}:{one.line}: {one.kind}: {one.before} -> {one.after}" for one in found), sep="\n")
         return 0
-    steps = given.steps or list(STEPS)
+    if given.output and given.output.exists():
+        known = {json.loads(line)["mutant"] for line in given.output.read_text(encoding="utf-8").splitlines()}
+        found = [one for one in found if one.name not in known]
     _forks.set_forkserver_preload([*_IMPORTED])
     unedited = PACKAGE / "__init__.py"
     text = unedited.read_text(encoding="utf-8")
-    if broken := caught_by(Mutant(unedited.name, "", 0, "unedited", "", "", lambda: text), steps):
-        raise SystemExit(f"{broken}: the code as it is does not pass")
+    limits: dict[str, float | None] = {}
+    for step in given.steps or list(STEPS):
+        began = time.monotonic()
+        if caught_by(Mutant(unedited.name, "", 0, "unedited", "", "", lambda: text), {step: None}):
+            raise SystemExit(f"{step}: the code as it is does not pass")
+        limits[step] = max(LEAST_LIMIT_S, 10 * (time.monotonic() - began))
     ends: Counter[str] = Counter()
     with ThreadPoolExecutor(given.at_once) as pool:
-        for one, caught in zip(found, pool.map(lambda one: caught_by(one, steps), found), strict=True):
+        running = {pool.submit(caught_by, one, limits): one for one in found}
+        for ended in as_completed(running):
+            one, caught = running[ended], ended.result()
             ends[caught or "survived"] += 1
             print(f"{caught or 'SURVIVED':24} {one.path}:{one.line}: {one.kind}: {one.before}", flush=True)
             if given.output:
