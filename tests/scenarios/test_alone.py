@@ -63,6 +63,13 @@ SEEN: dict[str, set[str]] = {
     "weight_staged_as_bf16": {"checkpoint_whole", "model_equal"},
     "weight_of_earlier_checkpoint": {"model_equal"},
     "missing_keys_ignored": {"contract_held"},
+    "second_step_wrong": {"state_resume_equal"},
+    "requires_grad_lost": {"flags_equal"},
+    "load_changes_other_run": {"side_effect_free"},
+    "restored_run_saved_wrong": {"optim_equal"},
+    "fsync_left_out": {"checkpoint_whole"},
+    "values_negated_twice": {"files_equal"},
+    "file_overwritten_later": {"files_unchanged"},
 }
 """By which checks a fault has to be seen; by those of equality that are not named it must not be."""
 
