@@ -111,8 +111,8 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     ),
     "snapshot after the save": (
         _STEPS,
-        '    number = cell.measured("save_stall_s")',
-        '    saved = retained_state(run)\n    number = cell.measured("save_stall_s")',
+        '    cell.measure("save_stall_s", pending.released',
+        '    saved = retained_state(run)\n    cell.measure("save_stall_s", pending.released',
     ),
     "strangers without noise": (
         "workloads/training_run.py",

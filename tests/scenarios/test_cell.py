@@ -5,6 +5,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,8 +14,9 @@ from torch import nn
 from dcpbench.checkpointers.base import PendingSave
 from dcpbench.records.findings import Finding, Problem
 from dcpbench.records.metrics import METRICS, PHASE_S, MetricSpec
+from dcpbench.scenarios import steps
 from dcpbench.scenarios.cell import Uploads
-from dcpbench.scenarios.checkpoint import FLAGS, Checkpoint, live_state, promised_keys
+from dcpbench.scenarios.checkpoint import FLAGS, Checkpoint, SavedCheckpoint, live_state, promised_keys
 from dcpbench.verify import snapshot
 from dcpbench.verify.snapshot import TensorLeaf, snapshot_nested
 from dcpbench.workloads.training_run import build
@@ -192,3 +194,20 @@ def test_what_is_frozen_is_not_promised(frozen: list[str]) -> None:
     others = {key for key in promised if not key.startswith("model.")}
     assert {"beside", "noise.generator", "train_state.losses", "optimizer.param_groups.0.lr"} <= others
     assert not {name for name in leaves[FLAGS] if name in promised}
+
+
+def test_a_rank_that_is_not_0_audits_and_removes_nothing() -> None:
+    ran = run_alone(**SMALL, seen_by=world(1, 2))
+    (report,) = ran.reports
+    audited = report.checks["checkpoint_whole"]
+    assert audited.compared == {f"in the checkpoint of step {step}": {} for step in (1, 2)}
+    assert not any(audited.control.values())
+    assert ran.left == ["step-0001", "step-0001-again", "step-0002"]
+
+
+def test_where_there_is_no_way_with_plain_files_nothing_is_measured_of_them(tmp_path: Path) -> None:
+    cell = bare_cell(tmp_path)
+    saved = mock.Mock(SavedCheckpoint, checkpointer=mock.Mock(raw=None))
+    steps._measure_raw(cell, saved)
+    assert cell.report.measurements == []
+    saved.checkpointer.manifest.assert_not_called()
