@@ -1,6 +1,8 @@
 """Cells on one rank that is this very process, without a process group: what a check sees, in a second."""
 
+import gc
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +29,22 @@ _CHOICES = {
     "storage": "file",
 }
 
+gc.freeze()  # as ranks do: a cell begins with a collection, and what is imported is never garbage
+
 
 def config(fault: str = "none", **values: Any) -> Config:
     """The configuration of a cell; of a group the name of its value."""
     base = OmegaConf.structured(Config(world_size=1, fault=load_faults()[fault]))
     for group, name in _CHOICES.items():
-        chosen = OmegaConf.load(conf_folder() / group / f"{values.pop(group, name)}.yaml")
-        base[group] = OmegaConf.merge(base[group], chosen)
+        base[group] = OmegaConf.merge(base[group], _chosen(group, values.pop(group, name)))
     made = OmegaConf.to_object(OmegaConf.merge(base, {"device": "cpu", **values}))
     assert isinstance(made, Config)
     return made
+
+
+@cache
+def _chosen(group: str, name: str) -> Any:
+    return OmegaConf.load(conf_folder() / group / f"{name}.yaml")
 
 
 def alone(fault: str = "none", **values: Any) -> tuple[Verdict, RankReport]:
