@@ -28,7 +28,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -139,11 +139,14 @@ class Mutant:
     after: str
     source: Callable[[], str]
     """The whole file with the edit."""
+    alike: int = 0
+    """How many mutants of its function that are made later read the same."""
 
     @property
     def name(self) -> str:
         """The same as long as the code is the same, wherever it moves to in its function."""
-        return f"{self.path}: {self.function}: {self.kind}: {self.before} -> {self.after}"
+        number = f" #{self.alike + 1}" if self.alike else ""
+        return f"{self.path}: {self.function}: {self.kind}: {self.before} -> {self.after}{number}"
 
 
 def planted() -> Iterator[Mutant]:
@@ -168,8 +171,17 @@ def _edited(tree: ast.Module, node: ast.AST, replacement: ast.AST) -> str:
     return ast.unparse(ast.fix_missing_locations(Replaced().visit(copy.deepcopy(tree, {id(node): node}))))
 
 
-def mutants(path: Path) -> Iterator[Mutant]:
-    """Every mutant of a file."""
+def mutants(path: Path) -> list[Mutant]:
+    """Every mutant of a file, each under a name of its own."""
+    found: list[Mutant] = []
+    alike: Counter[str] = Counter()
+    for one in reversed([*_mutants(path)]):
+        found.append(replace(one, alike=alike[one.name]))
+        alike[one.name] += 1
+    return found[::-1]
+
+
+def _mutants(path: Path) -> Iterator[Mutant]:
     place, tree = str(path.relative_to(PACKAGE)), ast.parse(path.read_text(encoding="utf-8"))
     inside: dict[ast.AST, str] = {}
     for node in ast.walk(tree):  # from the outside in

@@ -35,7 +35,7 @@ _CHOICES = {
 }
 _FOLDERS = (conf_folder(), Path(__file__).parents[1] / "conf")
 
-gc.freeze()  # a cell begins with a collection, which need not go through all that torch has imported
+gc.freeze()  # as ranks do: a cell begins with a collection, and what is imported is never garbage
 
 
 def config(fault: str = "none", **values: Any) -> Config:
