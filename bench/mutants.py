@@ -28,7 +28,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -44,7 +44,7 @@ _PYTEST = ("-q", "-x", "-p", "no:cacheprovider", "-p", "no:logging", "-m", "not 
 STEPS: dict[str, tuple[str, ...]] = {
     "verdicts": (*_PYTEST, "tests/sweep/test_verdict.py", "tests/sweep/test_known_failures.py"),
     "unit tests": (*_PYTEST, "tests/verify"),
-    "cells alone": (*_PYTEST, "tests/scenarios/test_alone.py"),
+    "cells alone": (*_PYTEST, "tests/scenarios"),
     "healthy cells": (
         *_SWEEP,
         *("parallel=ddp,fsdp2", "scenario=save_load,fine_tune,partial_load,in_place,overwrite", "saves=2"),
@@ -111,8 +111,8 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     ),
     "snapshot after the save": (
         _STEPS,
-        '    number = cell.measured("save_stall_s")',
-        '    saved = retained_state(run)\n    number = cell.measured("save_stall_s")',
+        '    cell.measure("save_stall_s", pending.released',
+        '    saved = retained_state(run)\n    cell.measure("save_stall_s", pending.released',
     ),
     "strangers without noise": (
         "workloads/training_run.py",
@@ -139,11 +139,14 @@ class Mutant:
     after: str
     source: Callable[[], str]
     """The whole file with the edit."""
+    alike: int = 0
+    """How many mutants of its function that are made later read the same."""
 
     @property
     def name(self) -> str:
         """The same as long as the code is the same, wherever it moves to in its function."""
-        return f"{self.path}: {self.function}: {self.kind}: {self.before} -> {self.after}"
+        number = f" #{self.alike + 1}" if self.alike else ""
+        return f"{self.path}: {self.function}: {self.kind}: {self.before} -> {self.after}{number}"
 
 
 def planted() -> Iterator[Mutant]:
@@ -168,8 +171,17 @@ def _edited(tree: ast.Module, node: ast.AST, replacement: ast.AST) -> str:
     return ast.unparse(ast.fix_missing_locations(Replaced().visit(copy.deepcopy(tree, {id(node): node}))))
 
 
-def mutants(path: Path) -> Iterator[Mutant]:
-    """Every mutant of a file."""
+def mutants(path: Path) -> list[Mutant]:
+    """Every mutant of a file, each under a name of its own."""
+    found: list[Mutant] = []
+    alike: Counter[str] = Counter()
+    for one in reversed([*_mutants(path)]):
+        found.append(replace(one, alike=alike[one.name]))
+        alike[one.name] += 1
+    return found[::-1]
+
+
+def _mutants(path: Path) -> Iterator[Mutant]:
     place, tree = str(path.relative_to(PACKAGE)), ast.parse(path.read_text(encoding="utf-8"))
     inside: dict[ast.AST, str] = {}
     for node in ast.walk(tree):  # from the outside in

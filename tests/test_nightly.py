@@ -119,18 +119,6 @@ def nights(tmp_path: Path) -> Nights:
     return Nights(tmp_path)
 
 
-@pytest.mark.slow
-def test_the_first_night_has_nothing_to_be_compared_with(nights: Nights) -> None:
-    status, told = nights.run("2026-11-20")
-    assert status == 0, told
-    assert [row["status"] for row in nights.rows("2026-11-20")] == ["pass", "pass"]
-    assert "no finished night before it" in told
-    first = (nights.folder / "2026-11-20/results.jsonl").read_bytes()
-    status, told = nights.run("2026-11-20")
-    assert (status, "2 of 2 cells are done" in told) == (0, True), told
-    assert (nights.folder / "2026-11-20/results.jsonl").read_bytes() == first, "no cell ran twice"
-
-
 def test_what_cannot_be_started_says_so(nights: Nights) -> None:
     status, told = nights.run("2026-11-20", "experiment=tiny", "parallel=unknown")
     assert status == 2, told
@@ -138,34 +126,16 @@ def test_what_cannot_be_started_says_so(nights: Nights) -> None:
 
 
 @pytest.mark.slow
-def test_a_night_that_is_broken_off_is_gone_on_with(nights: Nights) -> None:
-    nights.second_cell("support.scenarios", "hangs")
-    night = nights.start("2026-11-20")
-    try:
-        for _ in range(1200):
-            if nights.rows("2026-11-20"):
-                break
-            assert night.poll() is None, night.communicate()
-            time.sleep(0.05)
-        os.killpg(night.pid, signal.SIGINT)  # as Ctrl-C does, and Slurm before the time is up
-        _, told = night.communicate(timeout=60)
-    finally:
-        if night.poll() is None:
-            os.killpg(night.pid, signal.SIGKILL)
-    assert night.returncode == 130, told
-    (first,) = nights.rows("2026-11-20")
-    nights.second_cell("dcpbench.scenarios.save_load", "save_load")
-    status, told = nights.run("2026-11-20")
-    assert status == 0, told
-    assert "1 of 2 cells are done" in told
-    assert nights.rows("2026-11-20")[0] == first
+def test_nights_one_after_another(nights: Nights) -> None:
+    first = broken_off_and_gone_on_with(nights, "2026-11-18")
+    status, told = nights.run("2026-11-18")
+    assert (status, "2 of 2 cells are done" in told) == (0, True), told
+    assert "no finished night before it" in told
+    assert (nights.folder / "2026-11-18/results.jsonl").read_bytes() == first, "no cell ran twice"
 
-
-@pytest.mark.slow
-def test_nights_that_are_alike_are_well_and_one_with_a_new_failure_is_not(nights: Nights) -> None:
-    assert nights.run("2026-11-18")[0] == 0
     status, told = nights.run("2026-11-19")
     assert status == 0, told
+    assert [row["status"] for row in nights.rows("2026-11-19")] == ["pass", "pass"]
     assert "its comparison with 2026-11-18 with 0" in told
     # A night that was broken off is nothing to compare with.
     shutil.copytree(nights.folder / "2026-11-19", nights.folder / "2026-11-20")
@@ -180,3 +150,30 @@ def test_nights_that_are_alike_are_well_and_one_with_a_new_failure_is_not(nights
     status, told = nights.run("2026-11-22")
     assert status == 1, told
     assert "the sweep ended with 1, its comparison with 2026-11-21 with 0" in told
+
+
+def broken_off_and_gone_on_with(nights: Nights, date: str) -> bytes:
+    """The rows of the first night, which is interrupted in its second cell and then ended."""
+    nights.second_cell("support.scenarios", "hangs")
+    night = nights.start(date)
+    try:
+        for _ in range(1200):
+            if nights.rows(date):
+                break
+            assert night.poll() is None, night.communicate()
+            time.sleep(0.05)
+        os.killpg(night.pid, signal.SIGINT)  # as Ctrl-C does, and Slurm before the time is up
+        _, told = night.communicate(timeout=60)
+    finally:
+        if night.poll() is None:
+            os.killpg(night.pid, signal.SIGKILL)
+    assert night.returncode == 130, told
+    (first,) = nights.rows(date)
+    nights.second_cell("dcpbench.scenarios.save_load", "save_load")
+    status, told = nights.run(date)
+    assert status == 0, told
+    assert "1 of 2 cells are done" in told
+    assert "no finished night before it" in told
+    assert nights.rows(date)[0] == first
+    assert [row["status"] for row in nights.rows(date)] == ["pass", "pass"]
+    return (nights.folder / date / "results.jsonl").read_bytes()

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from dcpbench.config.groups import Expect, FaultConfig, ScenarioConfig
+from dcpbench.config.groups import Ending, Expect, FaultConfig, ScenarioConfig, StageConfig
 from dcpbench.config.schema import Config
 from dcpbench.executors.base import Outcome
 from dcpbench.records.checks import CHECKS
-from dcpbench.records.findings import Finding, Problem, RaisedError
+from dcpbench.records.findings import Finding, Problem, RaisedError, RankDeath
 from dcpbench.records.rank_report import CheckReport, RankReport
 from dcpbench.sweep.run.verdict import Verdict, judge, verdict_of
 from support.jobs import job
@@ -59,6 +59,32 @@ def test_what_was_found_first_is_told_whichever_rank_found_it() -> None:
     verdict = judge([seen], [3])
     assert verdict.first_mismatch == "rank 2: w in the checkpoint: mine"
     assert [(one.rank, one.first.where) for one in verdict.failed] == [(2, "in the checkpoint")]
+
+
+@pytest.mark.parametrize(
+    ("looked_at", "differs_at", "first"),
+    [
+        (("ab", "", "cd"), ("d", "c", "b"), (2, "b")),
+        (("", "", "cd"), ("d", "c", "c"), (1, "c")),
+        (("", "", ""), ("c", "b", "a"), (0, "c")),
+        (("", "", "a"), ("c", "b", "a"), (2, "a")),
+    ],
+)
+def test_places_are_in_the_order_in_which_ranks_looked_at_them(
+    looked_at: tuple[str, ...], differs_at: tuple[str, ...], first: tuple[int, str]
+) -> None:
+    seen = [RankReport(rank, {"extra_equal": seen_at(*places)}) for rank, places in enumerate(looked_at)]
+    for report, place in zip(seen, differs_at, strict=True):
+        report.checks["extra_equal"].add([finding("w", "differs", where=place)])
+    (failed,) = judge([seen], [3]).failed
+    assert (failed.rank, failed.first.where) == first
+
+
+def test_a_check_that_looked_at_nothing_has_no_control() -> None:
+    seen = [RankReport(0, {"model_equal": CheckReport()})]
+    verdict = judge([seen], [1])
+    assert (verdict.status, verdict.reason) == ("vacuous", "model_equal: no control ran")
+    assert verdict.details["checks"]["model_equal"]["control_missed"] == []
 
 
 @pytest.mark.parametrize("control", [{}, {"": {"w": False}}])
@@ -180,9 +206,10 @@ def test_a_failure_outranks_a_missing_control() -> None:
 
 
 def test_a_compiled_cell_that_ran_eagerly_is_vacuous() -> None:
-    seen = reports()
-    seen[1].compiled = False
-    assert judge([seen], [2]).reason == "compile: nothing was compiled on rank 1"
+    for rank in range(2):
+        seen = reports()
+        seen[rank].compiled = False
+        assert judge([seen], [2]).reason == f"compile: nothing was compiled on rank {rank}"
 
 
 def test_a_cell_without_any_check_is_vacuous() -> None:
@@ -267,17 +294,48 @@ def test_an_expectation_says_no_more_than_it_asks_for() -> None:
     config = Config(scenario=ScenarioConfig(name="a", target="x"), world_size=2, fault=asked)
     verdict = verdict_of(job(config), [Outcome(reports())])
     assert verdict.reason == "fault=lr was not seen as optim_equal: nothing was"
+    asked = [Expect(phases=["load"], error="KeyError"), Expect(check="optim_equal", problem=Problem.differs)]
+    config = replace(config, fault=replace(PLANTED, expects=asked))
+    verdict = verdict_of(job(config), [Outcome(reports())])
+    assert verdict.reason == (
+        "fault=lr was not seen as KeyError in load or optim_equal (differs): nothing was"
+    )
     skipped = verdict_of(job(config), [Outcome([RankReport(rank, skip="no") for rank in range(2)])])
     assert (skipped.status, skipped.reason, skipped.fault_seen) == ("skip", "no", None)
 
 
-def test_what_the_checks_had_found_before_a_rank_raised_is_told() -> None:
-    before = [RankReport(1, {"model_equal": CheckReport()})]
-    before[0].checks["model_equal"].add([finding("w", "differs")])
+@pytest.mark.parametrize("check", CHECKS)
+def test_what_the_checks_had_found_before_a_rank_raised_is_told(check: str) -> None:
+    before = [RankReport(1, {check: CheckReport()})]
+    before[0].checks[check].add([finding("w", "differs")])
     raised = RaisedError(1, "load", "ValueError", "no", "CheckpointException", 0)
     verdict = verdict_of(job(), [Outcome([], "error", raised, before=before)])
     assert verdict.reason == (
         "rank 1 in load: CheckpointException: on rank 0: ValueError: no "
-        "(before that model_equal: rank 1: w: differs)"
+        f"(before that {check}: rank 1: w: differs)"
     )
-    assert verdict.error == raised
+    assert (verdict.error, verdict.raised) == (raised, (raised,))
+
+
+def test_a_death_is_no_error_that_may_be_known() -> None:
+    death = RankDeath(1, "save", "was killed by SIGKILL")
+    verdict = verdict_of(
+        job(), [Outcome([reports(3)[2], RankReport(0)], "crash", death, details={"rank": 1})]
+    )
+    assert (verdict.status, verdict.error, verdict.raised) == ("crash", None, ())
+    assert verdict.reason == "rank 1 was killed by SIGKILL in save"
+    assert verdict.details == {"reports_of_ranks": [0, 2], "rank": 1}
+
+
+def test_ranks_that_could_not_be_started_are_an_error() -> None:
+    verdict = verdict_of(job(), [Outcome([], "error", problem="no server", details={"log": "a"})])
+    assert (verdict.status, verdict.reason, verdict.details) == ("error", "no server", {"log": "a"})
+
+
+def test_ranks_of_a_stage_that_is_there_to_die_owe_no_report() -> None:
+    ends = Ending.crash, Ending.report
+    stages = [StageConfig(target="x.y", ends=each) for each in ends]
+    config = Config(scenario=ScenarioConfig(name="a", stages=stages), world_size=2)
+    assert verdict_of(job(config), [Outcome([]), Outcome(reports())]).status == "pass"
+    verdict = verdict_of(job(config), [Outcome(reports()), Outcome([])])
+    assert verdict.reason == "stage 1: no report of rank 0, 1"

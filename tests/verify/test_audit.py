@@ -1,15 +1,22 @@
 """The audit of a real checkpoint: a whole one has nothing to tell, and every way of damage is told."""
 
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.distributed.checkpoint import FileSystemReader
 
 from dcpbench.checkpointers.dcp import manifest_of
 from dcpbench.records.sentences import describe
-from dcpbench.verify.audit import Entry, Manifest, audit, controls, damaged_copies, expected_of
+from dcpbench.verify.audit import Chunk, Entry, Manifest, audit, controls, damaged_copies, expected_of
 from dcpbench.verify.layout import whole
 from dcpbench.verify.snapshot import Idle, TensorLeaf
 
@@ -33,6 +40,100 @@ def test_every_way_of_damage_is_told(checkpoint: tuple) -> None:
     damages = damaged_copies(manifest, "model.weight")
     assert len(damages) == 14
     assert [damage for damage, copy in damages.items() if not audit(copy, expected)] == []
+
+
+WEIGHT = Entry(
+    (4, 6),
+    "torch.float32",
+    tuple(Chunk((top, left), (2, 3), f"{top}.distcp") for top in (0, 2) for left in (0, 3)),
+)
+IN_CHUNKS = Manifest(
+    {"w": WEIGHT, "epoch": Entry()}, {"0.distcp": 48, "2.distcp": 48}, {"0.distcp": 48, "2.distcp": 48}
+)
+
+
+def test_a_damaged_copy_is_whole_but_for_one_thing() -> None:
+    """A control that damages more would be reported by an audit that sees less."""
+    told = {
+        damage: [
+            (found.name, found.problem, *found.facts.values()) for found in audit(copy, IN_CHUNKS.entries)
+        ]
+        for damage, copy in damaged_copies(IN_CHUNKS, "w").items()
+    }
+    assert told == {
+        "a tensor that is stored as bytes": [("w", "dtype", "torch.float32", "no tensor")],
+        "a value that is stored as a tensor": [("a value", "not_asked_for")],
+        "a key that is missing": [("w", "not_stored")],
+        "a key that is too many": [("stranger", "not_asked_for")],
+        "another shape": [("w", "shape", (4, 6), (5, 6)), ("w", "uncovered", 24, 30)],
+        "another dtype": [("w", "dtype", "torch.float32", "torch.complex128")],
+        "a chunk that is there twice": [("w", "chunks", (0, 0), (0, 0))],
+        "a chunk that is missing": [("w", "uncovered", 18, 24)],
+        "a chunk beyond its tensor": [("w", "chunks", (4, 6), (2, 3), (4, 6))],
+        "a chunk that is stored nowhere": [("w", "chunks", (2, 3))],
+        "a file that is too short": [("0.distcp", "files", 48, 47)],
+        "an entry that has no key": [("stranger", "unclaimed")],
+        "a file that no entry names": [("stranger", "stray", 1)],
+        "a file that is missing": [("0.distcp", "files", 48, "no such file")],
+    }
+
+
+@pytest.mark.parametrize("key", ["w", "epoch"])
+def test_a_key_that_nobody_asked_for_is_told_wherever_it_stands(key: str) -> None:
+    wanted = {name: entry for name, entry in IN_CHUNKS.entries.items() if name != key}
+    assert [(found.name, found.problem) for found in audit(IN_CHUNKS, wanted)] == [(key, "not_asked_for")]
+
+
+def test_the_control_takes_a_tensor_wherever_it_stands() -> None:
+    for entries in (IN_CHUNKS.entries, dict(reversed(IN_CHUNKS.entries.items()))):
+        assert all(controls(replace(IN_CHUNKS, entries=entries), entries).values())
+
+
+def boxes(shape: list[int], ways: list[list[int]]) -> Iterator[Chunk]:
+    """A tensor cut at these places of each dimension; some of its chunks may be empty."""
+    borders = (
+        [0, *sorted(cut % (size + 1) for cut in cuts), size] for size, cuts in zip(shape, ways, strict=True)
+    )
+    for ranges in itertools.product(*map(pairwise, borders)):
+        yield Chunk(tuple(begin for begin, _ in ranges), tuple(end - begin for begin, end in ranges), "0")
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    ways=st.lists(
+        st.tuples(st.integers(1, 4), st.lists(st.integers(0, 9), max_size=2)), min_size=1, max_size=3
+    ),
+    data=st.data(),
+)
+def test_chunks_tile_a_tensor_or_are_told(ways: list[tuple[int, list[int]]], data: st.DataObject) -> None:
+    """Beside the number of times that each element is stored."""
+    shape = [size for size, _ in ways]
+    chunks = [*boxes(shape, [cuts for _, cuts in ways])]
+    if data.draw(st.booleans()):
+        one = data.draw(st.sampled_from([n for n, chunk in enumerate(chunks) if math.prod(chunk.sizes)]))
+        chunks[one] = replace(chunks[one], offsets=tuple(data.draw(st.integers(0, size)) for size in shape))
+    times = torch.zeros([2 * size for size in shape], dtype=torch.int64)
+    for chunk in chunks:
+        times[tuple(slice(at, at + size) for at, size in zip(chunk.offsets, chunk.sizes, strict=True))] += 1
+    inside = times[tuple(slice(size) for size in shape)]
+    tiled = bool((inside == 1).all()) and int(times.sum()) == math.prod(shape)
+    entry = Entry(tuple(shape), "torch.int8", tuple(chunks))
+    assert (audit(Manifest({"w": entry}, {}, {}), {"w": entry}) == []) is tiled
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [Chunk((0,), (4,), "0")],
+        [Chunk((0, 0), (4,), "0")],
+        [Chunk((0, 0, 0), (4, 6, 1), "0")],
+        [Chunk((0,), (24,), "0"), Chunk((0, 0), (4, 6), "0")],
+    ],
+)
+def test_a_chunk_of_other_dimensions_is_an_error(chunks: list[Chunk]) -> None:
+    entry = replace(WEIGHT, chunks=tuple(chunks))
+    with pytest.raises(ValueError, match=r"zip\(\) argument"):
+        audit(Manifest({"w": entry}, {}, {}), {"w": entry})
 
 
 def test_the_control_tries_every_way_and_leaves_the_checkpoint_alone(checkpoint: tuple) -> None:

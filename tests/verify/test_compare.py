@@ -1,16 +1,18 @@
 """The comparison against brute force: whatever bit is flipped, it is told, and nothing else is."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dcpbench.records.findings import Finding, Problem
 from dcpbench.records.sentences import describe
-from dcpbench.verify.compare import bits, compare, same_value
+from dcpbench.verify.compare import AS_HELD, bits, compare, same_value, with_place
 from dcpbench.verify.layout import whole
-from dcpbench.verify.snapshot import TensorLeaf
+from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaves, TensorLeaf, digested
 
 DTYPES = [
     torch.float32,
@@ -69,12 +71,83 @@ def test_bits_tell_zeros_apart_and_let_nan_equal_itself() -> None:
     [
         (torch.zeros(2), torch.zeros(2, dtype=torch.float64), "dtype"),
         (torch.zeros(2), torch.zeros(3), "shape"),
-        (torch.zeros(2, 3), torch.zeros(3, 2), "shape"),
+        (torch.zeros(2, 3), torch.zeros(3, 2), "global shape"),
     ],
 )
 def test_what_is_said_about_a_tensor_counts(saved: torch.Tensor, restored: torch.Tensor, told: str) -> None:
     (found,) = compare({"w": leaf(saved)}, {"w": leaf(restored)})
     assert told in describe(found)
+
+
+def test_a_part_of_another_shape_is_told_though_its_bits_are_the_same() -> None:
+    saved = leaf(torch.zeros(2, 3))
+    (found,) = compare({"w": saved}, {"w": replace(saved, local=torch.zeros(3, 2))})
+    assert describe(found) == "local shape: saved (2, 3), restored (3, 2)"
+
+
+def test_a_control_asks_no_more_than_whether_it_differs() -> None:
+    saved, changed = (replace(leaf(torch.full((2,), each)), kind="param") for each in (0.0, 1.0))
+    (found,) = compare({"w": saved}, {"w": changed})
+    assert (found.kind, found.max_abs_diff, found.facts["share"]) == ("param", 1.0, math.inf)
+    assert compare({"w": saved}, {"w": changed}, closely=False) == [Finding("w", Problem.differs, "param")]
+
+
+def test_digests_of_other_blocks_are_not_compared() -> None:
+    saved = digested({"w": leaf(torch.zeros(2))})
+    with pytest.raises(ValueError, match="shorter"):
+        compare(saved, {"w": replace(saved["w"], blocks=())})
+
+
+ONES = leaf(torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("saved", "restored", "told"),
+    [
+        ({"s": Idle(1.0)}, {}, []),
+        ({}, {"s": Idle(1.0)}, []),
+        ({"s": Idle(ONES)}, {"s": Idle(leaf(torch.ones(2)))}, []),
+        ({"s": Idle(ONES)}, {"s": Idle(leaf(torch.zeros(2)))}, [("s", Problem.differs)]),
+        ({"s": Idle(0.0)}, {"s": Idle(-0.0)}, [("s", Problem.value)]),
+        ({"s": Idle(1.0)}, {"s": 1.0}, [("s", Problem.value)]),
+        ({"s": 1.0}, {"s": Idle(1.0)}, [("s", Problem.value)]),
+        ({"s": ONES}, {"s": 1.0}, [("s", Problem.value)]),
+        ({"s": 1.0}, {"s": ONES}, [("s", Problem.value)]),
+        (
+            {"s": 1, "t": 2},
+            {"a": 0, "s": 1, "z": 3},
+            [("t", "missing"), ("a", "unexpected"), ("z", "unexpected")],
+        ),
+    ],
+)
+def test_idle_entries_may_be_missing_and_nothing_else(saved: Leaves, restored: Leaves, told: list) -> None:
+    """Where both sides have an entry of a parameter without elements here, it is compared."""
+    assert [(found.name, found.problem) for found in compare(saved, restored)] == told
+
+
+@pytest.mark.parametrize(
+    ("held", "restored", "told"),
+    [
+        (torch.ones(2), torch.tensor([1.0, 2.0]), (Problem.differs, None, False)),
+        (torch.zeros(2), torch.zeros(2), (Problem.digests_differ, AS_HELD, True)),
+        (torch.zeros(2), torch.tensor([0.0, 2.0]), (Problem.digests_differ, None, True)),
+        (torch.ones(3), torch.zeros(2), (Problem.digests_differ, None, True)),
+        (torch.ones(1), torch.zeros(2), (Problem.digests_differ, None, True)),
+        (torch.ones(2, dtype=torch.float64), torch.zeros(2), (Problem.digests_differ, None, True)),
+        (None, torch.zeros(2), (Problem.digests_differ, None, False)),
+    ],
+)
+def test_of_digests_the_checkpoint_says_what_it_was_or_that_it_is_wrong(
+    held: torch.Tensor | None, restored: torch.Tensor, told: tuple
+) -> None:
+    (found,) = compare(digested({"w": ONES}), {"w": leaf(restored)}, lambda _: held)
+    assert (found.problem, found.by, "checkpoint_differs" in found.facts) == told
+
+
+def test_a_rank_without_a_part_has_nothing_that_differs() -> None:
+    expected = digested({"w": ONES})["w"]
+    assert isinstance(expected, DigestedLeaf)
+    assert with_place(Finding("w", Problem.replicas), expected, None, {"w": ONES.local}.get) is None
 
 
 def test_keys_are_compared_both_ways() -> None:
@@ -97,6 +170,14 @@ def test_keys_are_compared_both_ways() -> None:
         ({"a": 1}, {"a": 1, "b": 2}),
         (None, False),
         ("1", b"1"),
+        ([0.0], [-0.0]),
+        ((0.0, 1), (-0.0, 1)),
+        ([1], [1, 2]),
+        ({"a": 0.0, "b": 1, "c": 2}, {"a": -0.0, "b": 1, "c": 2}),
+        ({"a": 0, "b": 1, "c": 0.0}, {"a": 0, "b": 1, "c": -0.0}),
+        (torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0])),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.int32)),
+        (torch.zeros(2), torch.zeros(2, 1)),
     ],
 )
 def test_values_differ_by_type_and_bits(one: object, other: object) -> None:
@@ -104,3 +185,27 @@ def test_values_differ_by_type_and_bits(one: object, other: object) -> None:
     assert same_value(other, other)
     assert not same_value(one, other)
     assert describe(compare({"x": one}, {"x": other})[0]) == f"saved {one!r}, restored {other!r}"
+
+
+def test_what_is_not_a_number_is_the_same_by_its_bits() -> None:
+    def made() -> list[object]:
+        return [float("nan"), {"a": float("nan")}, torch.tensor([float("nan"), 1.0])]
+
+    assert same_value(made(), made())
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "distance"),
+    [
+        (1, 3, 2.0),
+        (0.5, 2, 1.5),
+        (True, 3, None),
+        (3, True, None),
+        ("1", 3, None),
+        (3, "1", None),
+        (math.nan, 1.0, None),
+    ],
+)
+def test_numbers_have_a_distance(one: object, other: object, distance: float | None) -> None:
+    (found,) = compare({"x": one}, {"x": other})
+    assert found.max_abs_diff == distance

@@ -1,16 +1,19 @@
 """Digests of parts against the parts themselves: equal content is equal, and what differs is found."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcpbench.records.findings import Finding
 from dcpbench.records.sentences import describe
-from dcpbench.verify.compare_layouts import (
-    _add_up,
-    compare_across,
-    digests,
-)
+from dcpbench.verify import compare_layouts
+from dcpbench.verify.compare import Recall
+from dcpbench.verify.compare_layouts import _add_up, compare_across, digests
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.perturb import controllable
 from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaves, TensorLeaf, digested
@@ -110,3 +113,86 @@ def test_of_whole_digests_the_checkpoint_says_what_it_was() -> None:
         "v saved, but missing after the load"
     )
     assert told({**state, "x": 1}, None) == "x there after the load, but never saved"
+
+
+ONES, ZEROS = torch.ones(2, 3), torch.zeros(2, 3)
+OTHER = torch.tensor([[1.0, 1, 1], [1, 2, 1]])
+NAN = torch.full((2, 3), float("nan"))
+HOLDS = {"ones": {"w": ONES}.get, "zeros": {"w": ZEROS}.get, "nothing": {}.get, "no checkpoint": None}
+AT_5 = "index [1, 1]: saved 1.0 (0x3f800000), restored 2.0 (0x40000000)"
+DRIFTED = "replicas differ: rank 0 and rank 1 have other bits in one part"
+CORRUPT = "; what the checkpoint holds is not what was saved"
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads are the ranks, and the number of one takes the place of its group."""
+    barrier, values = threading.Barrier(2), [None, None]
+
+    def gathered(value: Any, rank: int) -> list[Any]:
+        values[rank] = value
+        barrier.wait(20)
+        everybody = values.copy()
+        barrier.wait(20)
+        return everybody
+
+    monkeypatch.setattr(compare_layouts, "gathered", gathered)
+
+
+def across(saved: Leaves, restored: list[Leaves], recall: Recall | None) -> list[list[str]]:
+    """What each rank tells of what it restored."""
+
+    def rank(number: int) -> list[str]:
+        found = compare_across(saved, restored[number], number, recall)  # type: ignore[arg-type]
+        return [f"{one.name} {one.problem} {describe(one)}" for one in found]
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(rank, range(2)))
+
+
+@pytest.mark.parametrize(
+    ("held", "restored", "told"),
+    [
+        ("ones", (ONES, ONES), ([], [])),
+        ("nothing", (ONES, ONES), ([], [])),
+        ("ones", (OTHER, OTHER), ([f"differs {AT_5}; 1 of 6 elements differ, by at most 1"],) * 2),
+        ("ones", (OTHER, ONES), ([f"replicas replicas differ: {AT_5}"], [])),
+        ("ones", (ONES, OTHER), ([], [f"replicas replicas differ: {AT_5}"])),
+        ("zeros", (OTHER, ONES), ([f"replicas {DRIFTED}{CORRUPT}"],) * 2),
+        ("zeros", (ONES, OTHER), ([f"replicas {DRIFTED}{CORRUPT}"],) * 2),
+        ("nothing", (OTHER, ONES), ([f"replicas {DRIFTED}"],) * 2),
+        ("no checkpoint", (ONES, OTHER), ([f"replicas {DRIFTED}"],) * 2),
+        ("no checkpoint", (OTHER, ONES), ([f"replicas {DRIFTED}"],) * 2),
+        ("no checkpoint", (OTHER, OTHER), (["digests_differ its digests differ"],) * 2),
+    ],
+)
+@pytest.mark.usefixtures("threads")
+def test_each_rank_tells_of_its_own_part(
+    held: str, restored: tuple[torch.Tensor, torch.Tensor], told: tuple[list[str], list[str]]
+) -> None:
+    found = across({"w": leaf(ONES)}, [{"w": leaf(each)} for each in restored], HOLDS[held])
+    assert found == [[f"w {one}" for one in each] for each in told]
+
+
+@pytest.mark.usefixtures("threads")
+def test_of_several_that_drifted_each_is_told() -> None:
+    names = ("a", "b", "c")
+    saved = {name: leaf(ONES) for name in names}
+    drifted = {name: leaf(OTHER) for name in names}
+    whoever = across(saved, [drifted, saved], lambda name: ONES)
+    assert whoever == [[f"{name} replicas replicas differ: {AT_5}" for name in names], []]
+    assert (
+        across({**saved, "b": leaf(NAN)}, [{**saved, "b": leaf(NAN)}, saved], {}.get)
+        == [[f"b replicas {DRIFTED}"]] * 2
+    )
+
+
+def test_what_nobody_finds_in_its_part_is_told_as_it_is() -> None:
+    """Of half a tensor that is as it was the digest differs all the same, and of a part that is not the rest
+    is still not held."""
+    half = Extent((2, 3), (0, 0), (1, 3), 0, 3)
+    for part, told in ((ONES[:1], "digests_differ"), (ONES[:1] + 1, "differs")):
+        restored = {"w": TensorLeaf(part, half, None), "lr": 0.2}
+        found = compare_across({"w": leaf(ONES), "lr": 0.1}, restored, None, {"w": ONES}.get)
+        problems = [(one.name, one.problem) for one in found]
+        assert sorted(problems) == [("lr", "value"), ("w", told), ("w", "uncovered")]

@@ -164,6 +164,26 @@ def test_a_large_part_of_any_layout(strided: bool) -> None:
     assert of(tensor.T.contiguous().T) == of(tensor)
 
 
+@pytest.mark.parametrize("first", [0, 2**32 - 2, 2**32 + 5, 2**33 - 4])
+def test_a_part_of_a_tensor_that_no_test_could_hold(first: int) -> None:
+    words = torch.tensor([1, 2, 3, 2**31 - 1], dtype=torch.int32)
+    expected = mixed(words.tolist(), range(first, first + 4))
+    assert of(words, Extent((2**33,), (first,), (4,), 0, 4)) == expected
+    assert of(words, Extent((2**33,), (0,), (2**33,), first, 4)) == expected
+    assert module._place(Extent((2**32,), (0,), (4,), 0, 4), 1).wide is False
+
+
+def test_what_must_be_copied_is_in_chunks() -> None:
+    tensor = torch.arange(2 * 400 * 500, dtype=torch.int32).reshape(2, 400, 500)
+    for part in (tensor[:1, :, ::2], tensor[:, :, :450], tensor[:, ::2].transpose(0, 2)):
+        pieces = [*module._contiguous(part)]
+        assert max(piece.numel() for _, piece in pieces) <= module._CHUNK["cpu"]
+        assert [begin for begin, _ in pieces] == [0, *accumulate(piece.numel() for _, piece in pieces)][:-1]
+        assert torch.equal(torch.cat([piece for _, piece in pieces]), part.reshape(-1))
+    ((begin, piece),) = module._contiguous(tensor)
+    assert (begin, piece.data_ptr()) == (0, tensor.data_ptr()), "it is no copy"
+
+
 def test_one_level_for_rows_and_two_for_columns() -> None:
     assert len(module._place(Extent((8, 4, 6), (2, 0, 0), (3, 4, 6), 0, 72), 1).sizes) == 1
     assert len(module._place(Extent((8, 4, 6), (2, 0, 3), (3, 4, 3), 0, 36), 1).sizes) == 2

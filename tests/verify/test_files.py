@@ -3,10 +3,20 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from dcpbench.verify.files import compare_files, digest_files, file_controls, not_synced, recorded_syncs
+from dcpbench.records.findings import Finding
+from dcpbench.verify import files as files_module
+from dcpbench.verify.files import (
+    compare_files,
+    digest_files,
+    drop_pages,
+    file_controls,
+    not_synced,
+    recorded_syncs,
+)
 
 SMALL, LARGE = "data/0", "data/1"
 CHANGES: dict[str, tuple[str, Callable[[Path], object]]] = {
@@ -42,7 +52,35 @@ def test_files_that_nobody_touched_are_unchanged(folder: Path) -> None:
     then = digest_files(folder)
     assert list(then) == [SMALL, LARGE]
     assert compare_files(then, digest_files(folder)) == []
-    assert all(file_controls(then).values())
+    assert file_controls(then) == dict.fromkeys((SMALL, LARGE, "a file that went", "a file that came"), True)
+
+
+def test_a_folder_without_files_has_no_control(tmp_path: Path) -> None:
+    assert digest_files(tmp_path) == {}
+    assert file_controls({}) == {"a file that went": False, "a file that came": False}
+
+
+def test_the_control_knows_a_comparison_that_sees_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"a": "1", "b": "2", "c": "3"}
+    every = (*files, "a file that went", "a file that came")
+
+    def fired(sees: Callable[[str, str | None, str | None], bool]) -> list[str]:
+        def compare(then: dict[str, str], now: dict[str, str]) -> list[Finding]:
+            return [
+                one
+                for one in compare_files(then, now)
+                if sees(one.name, then.get(one.name), now.get(one.name))
+            ]
+
+        monkeypatch.setattr(files_module, "compare_files", compare)
+        return [name for name, good in file_controls(files).items() if good]
+
+    assert fired(lambda name, then, now: True) == [*every]
+    assert fired(lambda name, then, now: name != "a") == ["b", "c"]
+    assert fired(lambda name, then, now: name != "b") == [one for one in every if one != "b"]
+    assert fired(lambda name, then, now: name != "c") == [one for one in every if one != "c"]
+    assert fired(lambda name, then, now: now is not None) == [*files, "a file that came"]
+    assert fired(lambda name, then, now: then is not None) == [*files, "a file that went"]
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -58,6 +96,29 @@ def test_whole_files_are_read_where_that_is_asked_for(folder: Path) -> None:
     _write(folder / LARGE, 2**20 + 5)
     assert compare_files(then, digest_files(folder)) == []
     assert [one.name for one in compare_files(then_whole, digest_files(folder, whole=True))] == [LARGE]
+
+
+def test_every_file_is_synced_before_its_pages_are_dropped(folder: Path) -> None:
+    """What the kernel does then cannot be seen everywhere: a file system in memory keeps its pages."""
+    advised: list[tuple[int, bool]] = []
+    with recorded_syncs() as synced:
+
+        def advise(file: int, offset: int, length: int, advice: int) -> None:
+            assert (offset, length, advice) == (0, 0, os.POSIX_FADV_DONTNEED)
+            stat = os.fstat(file)
+            advised.append((stat.st_ino, (stat.st_dev, stat.st_ino) in synced))
+
+        with mock.patch.object(os, "posix_fadvise", advise):
+            drop_pages(folder)
+    assert sorted(advised) == sorted(((folder / name).stat().st_ino, True) for name in (SMALL, LARGE))
+
+
+def test_a_sync_that_is_recorded_is_made(tmp_path: Path) -> None:
+    with mock.patch.object(os, "fsync") as honest, recorded_syncs() as synced:
+        with (tmp_path / "one").open("wb") as file:
+            os.fsync(file.fileno())
+            honest.assert_called_once_with(file.fileno())
+        assert len(synced) == 1
 
 
 def test_files_that_were_synced_are_known_by_another_name_too(tmp_path: Path) -> None:

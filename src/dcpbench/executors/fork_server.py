@@ -20,6 +20,7 @@ _PRELOADED = (
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
+    "dcpbench.worker.main",
 )
 """What the server imports once, so that a rank is born with it. None of it may touch CUDA."""
 

@@ -18,7 +18,6 @@ from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaf, Leaves, digested
 
 _BY_DIGEST = (Problem.digests_differ, Problem.replicas)
-_OF_BITS = (Problem.digests_differ, Problem.differs)
 
 
 def compare_across(
@@ -33,20 +32,15 @@ def compare_across(
         recall: asked for what was of a tensor that differs; the ranks whose parts do then say where.
     """
     (expected, wrong), (found, also) = digests(saved, group), digests(actual, group)
-    different = [*also, *compare(expected, found)]
-    if not recall or not different:
-        return [*wrong, *different]
-    looked_at = [
-        with_place(one, expected[name], actual.get(name), recall)
-        for name, one in {one.name: one for one in different}.items()
-        if one.problem in _BY_DIGEST
-    ]
-    drifted = {one.name for one in also if one.problem is Problem.replicas}
-    closer = [
-        replace(one, problem=Problem.replicas) if one.name in drifted and one.problem in _OF_BITS else one
-        for one in looked_at
-        if one
-    ]
+    different = [*compare(expected, found), *also]
+    if not different:
+        return wrong
+    closer: list[Finding] = []
+    for name, one in {one.name: one for one in different if one.problem in _BY_DIGEST}.items():
+        here = with_place(one, expected[name], actual.get(name), recall)
+        if here:
+            drifted = one.problem is Problem.replicas and here.problem is Problem.differs
+            closer.append(replace(here, problem=Problem.replicas) if drifted else here)
     told = {name for names in gathered([one.name for one in closer], group) for name in names}
     others = [one for one in different if one.name not in told or one.problem not in _BY_DIGEST]
     return [*wrong, *closer, *others]

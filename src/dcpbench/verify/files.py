@@ -24,7 +24,7 @@ def digest_files(folder: Path, whole: bool = False) -> FileDigests:
     """The length and the SHA-256 digest of every file below a folder. Of a file of more than 32 MiB some
     blocks are digested, and it has its mtime instead of the others; unless `whole` says so."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    with ThreadPoolExecutor(min(_THREADS, len(paths) or 1)) as pool:
+    with ThreadPoolExecutor(_THREADS) as pool:
         digests = pool.map(partial(_digest, whole=whole), paths)
         return {str(path.relative_to(folder)): one for path, one in zip(paths, digests, strict=True)}
 
@@ -59,8 +59,7 @@ def file_controls(then: FileDigests) -> dict[str, bool]:
     """Whether a comparison with another digest of each file tells it, and one with a file less, or more."""
     changed = {path: {**then, path: f"not {digest}"} for path, digest in then.items()}
     told = {path: [one.name for one in compare_files(then, copy)] == [path] for path, copy in changed.items()}
-    first = next(iter(then), None)
-    less = {path: digest for path, digest in then.items() if path != first}
+    less = dict([*then.items()][1:])
     return {
         **told,
         "a file that went": bool(compare_files(then, less)),

@@ -30,8 +30,6 @@ class Extent:
 
     def global_index(self, local: int) -> list[int]:
         """The index in the whole tensor of this part's element number `local`."""
-        if not self.shape:
-            return []
         within = torch.unravel_index(torch.tensor(self.start + local), self.box)
         return [int(index) + begin for index, begin in zip(within, self.offset, strict=True)]
 

@@ -75,9 +75,9 @@ def verdict_of(job: Job, outcomes: Sequence[Outcome]) -> Verdict:
 
 def _ended(job: Job, outcomes: Sequence[Outcome]) -> Verdict:
     last = outcomes[-1]
-    if last.problem:
-        return Verdict("error", last.problem, details=last.details)
-    if last.status and last.cause is not None:
+    if last.status:
+        if last.cause is None:
+            return Verdict(last.status, last.problem, details=last.details)
         error = last.cause if isinstance(last.cause, RaisedError) else None
         reports = [report for outcome in outcomes for report in (*outcome.reports, *outcome.before)]
         failed = tuple(filter(None, (_failed(check, reports) for check in CHECKS)))
@@ -127,7 +127,7 @@ def judge(stages: Sequence[Sequence[RankReport]], worlds: Sequence[int]) -> Verd
         details[check] = {
             "held": checks[check],
             "control": fired,
-            "control_missed": sorted(missed) if fired else None,
+            "control_missed": sorted(missed),
             "worst": _worst(seen),
             "mismatch_count": sum(view.count for _, view in seen),
         }
@@ -160,11 +160,10 @@ def _failed(check: str, reports: Sequence[RankReport]) -> FailedCheck | None:
     """What all ranks found of a check; None if it held."""
     seen = [(report.rank, report.checks[check]) for report in reports if check in report.checks]
     found = tuple(finding for _, view in seen for finding in view.distinct.values())
-    # In the order in which places were looked at: what is saved again carries a defect to other ranks.
-    places = dict.fromkeys(place for _, view in seen for place in (*view.compared, *view.control))
-    order = {place: number for number, place in enumerate(places)}
     firsts = [(rank, view.first) for rank, view in seen if view.first]
-    first = min(firsts, key=lambda one: order.get(one[1].where, len(order)), default=None)
+    # In the order in which places were looked at: what is saved again carries a defect to other ranks.
+    places = [*(place for _, view in seen for place in view.compared), *(one.where for _, one in firsts)]
+    first = min(firsts, key=lambda one: places.index(one[1].where), default=None)
     return FailedCheck(check, *first, found) if first else None
 
 
