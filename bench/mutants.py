@@ -44,7 +44,7 @@ _PYTEST = ("-q", "-x", "-p", "no:cacheprovider", "-p", "no:logging", "-m", "not 
 STEPS: dict[str, tuple[str, ...]] = {
     "verdicts": (*_PYTEST, "tests/sweep/test_verdict.py", "tests/sweep/test_known_failures.py"),
     "unit tests": (*_PYTEST, "tests/verify"),
-    "cells alone": (*_PYTEST, "tests/scenarios/test_alone.py"),
+    "cells alone": (*_PYTEST, "tests/scenarios"),
     "healthy cells": (
         *_SWEEP,
         *("parallel=ddp,fsdp2", "scenario=save_load,fine_tune,partial_load,in_place,overwrite", "saves=2"),
@@ -111,8 +111,8 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     ),
     "snapshot after the save": (
         _STEPS,
-        '    number = cell.measured("save_stall_s")',
-        '    saved = retained_state(run)\n    number = cell.measured("save_stall_s")',
+        '    cell.measure("save_stall_s", pending.released',
+        '    saved = retained_state(run)\n    cell.measure("save_stall_s", pending.released',
     ),
     "strangers without noise": (
         "workloads/training_run.py",

@@ -1,18 +1,23 @@
-"""Cells on one rank that is this very process, without a process group: what a check sees, in a second."""
+"""Cells on one rank that is this very process: what a check sees, in a second."""
 
 import gc
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from omegaconf import OmegaConf
 
 from dcpbench.config.schema import Config, conf_folder
 from dcpbench.executors.base import Outcome
 from dcpbench.faults.registry import load_faults
 from dcpbench.records.rank_report import RankReport
+from dcpbench.scenarios.cell import Cell, Uploads
 from dcpbench.sweep.run.verdict import Verdict, verdict_of
 from dcpbench.worker.messages import CellSpec, RunId
 from dcpbench.worker.run_cell import run_cell
@@ -28,42 +33,94 @@ _CHOICES = {
     "save": "sync",
     "storage": "file",
 }
+_FOLDERS = (conf_folder(), Path(__file__).parents[1] / "conf")
 
 gc.freeze()  # as ranks do: a cell begins with a collection, and what is imported is never garbage
 
 
 def config(fault: str = "none", **values: Any) -> Config:
     """The configuration of a cell; of a group the name of its value."""
-    base = OmegaConf.structured(Config(world_size=1, fault=load_faults()[fault]))
-    for group, name in _CHOICES.items():
-        base[group] = OmegaConf.merge(base[group], _chosen(group, values.pop(group, name)))
-    made = OmegaConf.to_object(OmegaConf.merge(base, {"device": "cpu", **values}))
+    chosen = tuple((group, values.pop(group, name)) for group, name in _CHOICES.items())
+    base = OmegaConf.merge(_base(chosen), {"device": "cpu", **values})
+    made = OmegaConf.to_object(base)
     assert isinstance(made, Config)
+    made.fault = load_faults()[fault]
     return made
 
 
 @cache
-def _chosen(group: str, name: str) -> Any:
-    return OmegaConf.load(conf_folder() / group / f"{name}.yaml")
+def _base(chosen: tuple[tuple[str, str], ...]) -> Any:
+    base = OmegaConf.structured(Config(world_size=1, fault=load_faults()["none"]))
+    for group, name in chosen:
+        path = next(path for folder in _FOLDERS if (path := folder / group / f"{name}.yaml").exists())
+        base[group] = OmegaConf.merge(base[group], OmegaConf.load(path))
+    return base
 
 
-def alone(fault: str = "none", **values: Any) -> tuple[Verdict, RankReport]:
-    """Run a cell; its verdict and the report that it is made of.
+def world(rank: int = 0, size: int = 1, group: dist.ProcessGroup | None = None) -> World:
+    """A rank's view of a world in which there is nobody else."""
+    return World(rank, size, torch.device("cpu"), group)
+
+
+def bare_cell(folder: Path, given: Config | None = None, seen_by: World | None = None) -> Cell:
+    """A cell in which nothing has happened yet."""
+    here, report = seen_by or world(), RankReport(0)
+    return Cell(given or config(model="short"), here, folder, _nobody, report, Uploads(_nobody))
+
+
+@dataclass
+class Ran:
+    """A cell that has ended: its verdict, the report of each of its stages, what it told the driver, and what
+    it left among its checkpoints."""
+
+    verdict: Verdict
+    reports: list[RankReport] = field(default_factory=list)
+    announced: list[str] = field(default_factory=list)
+    uploads: list[int] = field(default_factory=list)
+    """How many saves went on beside, whenever that changed."""
+    left: list[str] = field(default_factory=list)
+
+
+def run_alone(fault: str = "none", seen_by: World | None = None, **values: Any) -> Ran:
+    """Run a cell, one stage after the other, on a rank that sees this world.
 
     Raises:
         Exception: whatever the scenario raised.
     """
     given = config(fault, **values)
-    report = RankReport(0)
+    ran = Ran(Verdict("none"))
     deterministic = torch.are_deterministic_algorithms_enabled()
     with tempfile.TemporaryDirectory() as folder:
-        spec = CellSpec(RunId("tests", "cell", 0, 0), given, folder, str(Path(folder) / "checkpoints"))
-        Path(spec.checkpoints).mkdir()
+        checkpoints = Path(folder) / "checkpoints"
+        checkpoints.mkdir()
         try:
-            run_cell(spec, World(0, 1, torch.device("cpu"), None), report, _nobody, _nobody)
+            for stage in range(len(given.stages)):
+                spec = CellSpec(RunId("tests", "cell", 0, stage), given, folder, str(checkpoints))
+                ran.reports.append(RankReport(0))
+                tell = ran.announced.append, lambda since: ran.uploads.append(len(since))
+                run_cell(spec, seen_by or world(), ran.reports[-1], *tell)
         finally:
             torch.use_deterministic_algorithms(deterministic)
-    return verdict_of(job(given), [Outcome([report])]), report
+        ran.left = sorted(path.name for path in checkpoints.iterdir())
+    ran.verdict = verdict_of(job(given), [Outcome([report]) for report in ran.reports])
+    return ran
+
+
+def alone(fault: str = "none", **values: Any) -> tuple[Verdict, RankReport]:
+    """Run a cell; its verdict and the report of its last stage."""
+    ran = run_alone(fault, **values)
+    return ran.verdict, ran.reports[-1]
+
+
+@contextmanager
+def group_of_one() -> Iterator[dist.ProcessGroup]:
+    """Meanwhile this process is the only one of a process group."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert dist.group.WORLD is not None
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
 
 
 def _nobody(_: object) -> None:

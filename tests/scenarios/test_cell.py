@@ -1,0 +1,213 @@
+"""A cell as its scenario sees it, and its checkpoints: phases, measurements, what is compared."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+from dcpbench.checkpointers.base import PendingSave
+from dcpbench.records.findings import Finding, Problem
+from dcpbench.records.metrics import METRICS, PHASE_S, MetricSpec
+from dcpbench.scenarios import steps
+from dcpbench.scenarios.cell import Uploads
+from dcpbench.scenarios.checkpoint import FLAGS, Checkpoint, SavedCheckpoint, live_state, promised_keys
+from dcpbench.verify import snapshot
+from dcpbench.verify.snapshot import TensorLeaf, snapshot_nested
+from dcpbench.workloads.training_run import build
+from dcpbench.workloads.world import World
+from support.alone import bare_cell, config, run_alone, world
+
+SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 2}
+
+
+def upload() -> tuple[Future[None], PendingSave]:
+    future: Future[None] = Future()
+    return future, PendingSave(0.0, 0.0, upload=future)
+
+
+def test_uploads_tell_when_each_began_until_it_ends_well_or_not() -> None:
+    told: list[tuple[float, ...]] = []
+    uploads = Uploads(told.append)
+    (well, one), (badly, other) = upload(), upload()
+    uploads.follow(one)
+    uploads.follow(other)
+    (first,), (again, second) = told
+    assert first == again <= second
+    well.set_result(None)
+    assert told[2:] == [(second,)]
+    badly.set_exception(RuntimeError())
+    assert told[3:] == [()]
+
+
+@dataclass
+class Waiting(World):
+    """A world that counts how often its device is waited for."""
+
+    told: list[str] = field(default_factory=list)
+
+    def synchronize(self) -> None:
+        self.told.append("synchronized")
+
+
+def test_a_phase_is_announced_and_timed_with_the_work_of_the_device_and_what_else_is_measured_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Waiting(3, 4, torch.device("cpu"), None)
+    cell = bare_cell(tmp_path, seen_by=here)
+    object.__setattr__(cell, "announce", lambda name: here.told.append(f"announced {name}"))
+    probed = {
+        name: MetricSpec(name, "", phase=phase, probe=probe)
+        for name, phase, probe in (
+            ("first", "load", lambda _: 1.0),
+            ("part", "load/part", lambda _: 2.0),
+            ("nothing", "load", lambda _: None),
+            ("elsewhere", "save", lambda _: 4.0),
+            ("no_probe", "load", None),
+            ("last", "load", lambda given: 5.0 if given is cell else None),
+        )
+    }
+    for name in METRICS.copy():
+        monkeypatch.delitem(METRICS, name)
+    for name, spec in probed.items():
+        monkeypatch.setitem(METRICS, name, spec)
+
+    with cell.phase("load", "part"):
+        here.told.append("worked")
+    with cell.phase("load"):
+        pass
+    announced, waited = "announced load", "synchronized"
+    assert here.told == [announced, waited, "worked", waited, announced, waited, waited]
+    seen = [(one.metric, one.phase, one.rank, one.save) for one in cell.report.measurements]
+    assert seen == [
+        *((name, "load/part", 3, None) for name in (PHASE_S, "first", "part", "last")),
+        *((name, "load", 3, None) for name in (PHASE_S, "first", "last")),
+    ]
+    assert all(one.value > 0 for one in cell.report.measurements)
+    assert cell.measured("first") == 2
+    assert cell.measured(PHASE_S) == 2
+    assert cell.measured("nothing") == 0
+
+
+def test_what_is_counted_is_all_of_one_metric(tmp_path: Path) -> None:
+    cell = bare_cell(tmp_path)
+    for number in range(3):
+        assert cell.measured("save_s") == number
+        cell.measure("save_s", 1.0, number)
+    cell.measure("load_s", 0.0)
+    assert (cell.measured("save_s"), cell.measured("load_s")) == (3, 1)
+
+
+def test_a_check_knows_what_this_rank_had_and_where_it_found_what(tmp_path: Path) -> None:
+    cell = bare_cell(tmp_path)
+    cell.check("model_equal", [Finding("weight", Problem.differs)], "here", {"weight": True, "bias": False})
+    cell.check("model_equal", [], "here", ["more"])
+    report = cell.report.checks["model_equal"]
+    assert report.compared == {"here": {"weight": True, "bias": False, "more": True}}
+    assert [(one.name, one.where) for one in report.distinct.values()] == [("weight", "here")]
+
+
+MEASURED: dict[str, tuple[dict[str, Any], str, list[str]]] = {
+    "sync": ({}, "save", ["save_stall_s", "save_s", "checkpoint_bytes"]),
+    "async": ({"save": "async"}, "upload", ["save_stall_s", "save_s", "checkpoint_bytes"]),
+    "raw": (
+        {"raw": True},
+        "save",
+        ["save_stall_s", "save_s", "checkpoint_bytes", "raw_write_s", "raw_read_s"],
+    ),
+    "overlapping": (
+        {"save": "async", "overlap_saves": True, "raw": True},
+        "upload",
+        ["save_stall_s", "checkpoint_bytes"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_what_is_measured_of_each_save_and_load(name: str) -> None:
+    values, phase, metrics = MEASURED[name]
+    (report,) = run_alone(**SMALL, scenario="stateful_or_not", **values).reports
+    phases = {"save_stall_s": "save", "raw_write_s": "raw", "raw_read_s": "raw"}
+    expected = {(metric, phases.get(metric, phase), save) for metric in metrics for save in (0, 1)}
+    expected |= {("load_s", "load", 0), ("peak_host_bytes", None, None)}
+    seen = [(one.metric, one.phase, one.save) for one in report.measurements if one.metric != PHASE_S]
+    assert set(seen) == expected
+    assert len(seen) == len(expected)
+    assert all(one.value > 0 for one in report.measurements)
+
+
+def large(*names: str) -> Callable[[str], torch.Tensor]:
+    return lambda name: torch.zeros(9 if name in names else 8, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("names", [(), ("first",), ("middle",), ("last",)])
+def test_a_model_is_small_if_none_of_its_tensors_is_large(
+    names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "LARGE_BYTES", 8)
+    tensor = large(*names)
+    leaves = snapshot_nested({name: tensor(name) for name in ("first", "middle", "last")})
+    checkpoint = Checkpoint(1, "", None, {"model_equal": leaves})  # type: ignore[arg-type]
+    assert checkpoint.is_small is (not names)
+
+
+def test_what_is_large_is_not_saved_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "LARGE_BYTES", 100)
+    ran = run_alone(**SMALL)
+    assert ran.verdict.status == "pass", ran.verdict.reason
+    assert not [where for where in ran.reports[0].checks["model_equal"].compared if "again" in where]
+
+
+def test_tensors_that_share_memory_are_looked_for_in_all_of_the_state(tmp_path: Path) -> None:
+    """In each of the model, the optimizer and the objects, and between them."""
+    run = build(config(model="short"), world(), 0)
+    run.train_state.record(1.0)
+    first, *_, last = run.model.parameters()
+    for parameter in (first, last):
+        run.optimizer.state[parameter] = {"exp_avg": parameter.data}
+    run.tensor_object.tensors["fp8"] = run.tensor_object.tensors["flags"]
+    run.tensor_object.data = last.data
+    shared = live_state(run)[FLAGS]["shared_memory"]
+    assert [set(names.split(", ")) for names in shared.split("; ")] == [
+        {"net1.weight", "state.net1.weight.exp_avg"},
+        {"net2.bias", "state.net2.bias.exp_avg", "tensor_object.data"},
+        {"tensor_object.flags", "tensor_object.fp8"},
+    ]
+
+
+@pytest.mark.parametrize("frozen", [["net1.weight"], ["net2.bias"], ["net1.weight", "net1.bias"]])
+def test_what_is_frozen_is_not_promised(frozen: list[str]) -> None:
+    run = build(config(model="short"), world(), 0)
+    parameters: dict[str, nn.Parameter] = dict(run.model.named_parameters())
+    for name in frozen:
+        parameters[name].requires_grad_(False)
+    leaves = live_state(run)
+    beside = {"beside": TensorLeaf(torch.zeros(1), leaves["model_equal"]["net1.bias"].extent, None)}
+    promised = promised_keys(run, leaves, beside)
+    expected = {f"model.{name}" for name in parameters.keys() - set(frozen)}
+    assert {key for key in promised if key.startswith("model.")} == expected
+    others = {key for key in promised if not key.startswith("model.")}
+    assert {"beside", "noise.generator", "train_state.losses", "optimizer.param_groups.0.lr"} <= others
+    assert not {name for name in leaves[FLAGS] if name in promised}
+
+
+def test_a_rank_that_is_not_0_audits_and_removes_nothing() -> None:
+    ran = run_alone(**SMALL, seen_by=world(1, 2))
+    (report,) = ran.reports
+    audited = report.checks["checkpoint_whole"]
+    assert audited.compared == {f"in the checkpoint of step {step}": {} for step in (1, 2)}
+    assert not any(audited.control.values())
+    assert ran.left == ["step-0001", "step-0001-again", "step-0002"]
+
+
+def test_where_there_is_no_way_with_plain_files_nothing_is_measured_of_them(tmp_path: Path) -> None:
+    cell = bare_cell(tmp_path)
+    saved = mock.Mock(SavedCheckpoint, checkpointer=mock.Mock(raw=None))
+    steps._measure_raw(cell, saved)
+    assert cell.report.measurements == []
+    saved.checkpointer.manifest.assert_not_called()

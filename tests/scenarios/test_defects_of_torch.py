@@ -1,0 +1,164 @@
+"""Which cells are subject to which known defect of torch, and what they are held against then."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dcpbench.records.findings import Finding, Problem
+from dcpbench.scenarios import fine_tune, known_defects
+from dcpbench.scenarios.cell import Cell
+from dcpbench.scenarios.checkpoint import Checkpoint
+from dcpbench.scenarios.steps import Oracle
+from dcpbench.verify.known_defects import TRAINED_ALONE, UNFROZEN
+from dcpbench.verify.snapshot import named_parameters
+from dcpbench.workloads.training_run import TrainingRun, batches, build_plain
+from support.alone import bare_cell, config, world
+
+SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
+FOUND = [Finding("net1.weight", Problem.differs)]
+CHECKS = ("model_equal", "optim_equal", "extra_equal")
+ONE_SHARD = dict.fromkeys(("model_equal", "optim_equal"), "replica")
+MARKED: dict[tuple[str, int], dict[str, str]] = {
+    ("none", 2): {},
+    ("fsdp", 2): {},
+    ("fsdp", 1): {},  # one shard, but one replica
+    ("hsdp", 4): {},  # replicas, but of shards
+    ("hsdp", 2): ONE_SHARD,
+    ("hsdp2", 2): {},  # FSDP2 averages
+    ("fsdp_tp", 4): {"optim_equal": "sliced"},
+    ("fsdp2_tp", 4): {},
+}
+"""By parallelism and ranks: the defect that each check is subject to."""
+
+
+def on(parallel: str, size: int, folder: Path) -> Cell:
+    return bare_cell(folder, config(**SMALL, parallel=parallel), world(0, size))
+
+
+@pytest.mark.parametrize(("parallel", "size"), MARKED)
+@pytest.mark.parametrize("check", CHECKS)
+def test_what_differs_after_a_load_is_marked_where_a_defect_makes_it(
+    parallel: str, size: int, check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved, actual = {"net1.weight": 1}, {"net1.weight": 2}
+    checkpoint = Checkpoint(1, "", None, dict.fromkeys(CHECKS, saved))  # type: ignore[arg-type]
+
+    def sliced(*given: Any) -> str:
+        assert given[:3] == (FOUND, saved, actual)
+        assert given[4] == 2
+        return "sliced"
+
+    def replica(*given: Any) -> str:
+        assert given == (FOUND, saved, actual, None)
+        return "replica"
+
+    monkeypatch.setattr(known_defects, "mark_sliced", sliced)
+    monkeypatch.setattr(known_defects, "mark_replica", replica)
+    marked = known_defects.mark_restored(on(parallel, size, tmp_path), check, FOUND, checkpoint, actual)
+    assert marked == MARKED[parallel, size].get(check, FOUND)
+
+
+@pytest.mark.parametrize(("parallel", "size"), MARKED)
+def test_what_slices_have_set_is_held_against_the_whole(
+    parallel: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known_defects, "against_whole", lambda *_: "scaled")
+    scaled = known_defects.scale_resumed(on(parallel, size, tmp_path), FOUND, {})
+    assert scaled == ("scaled" if parallel == "fsdp_tp" else FOUND)
+
+
+def with_tp(cell: Cell, plan: dict[str, str]) -> Cell:
+    """The cell, with a model in which one is frozen, all sharded that fits the plan."""
+    cell.config.parallel.tp_plan = plan
+    return fine_tune._tuning(cell, 2)
+
+
+def beside(cell: Cell) -> tuple[str | None, TrainingRun | None, Oracle]:
+    """By what a difference is marked that is not there beside a run with the defect; that run; and what the
+    cell has trained, whose frozen part is of another seed."""
+    trained = build_plain(cell.config, cell.world, 11)
+    oracle = Oracle(cell, trained, batches(cell.config, cell.world.device))
+    trained.train(oracle.data, 2)
+    seen: list[TrainingRun] = []
+
+    def compare(other: TrainingRun) -> list[Finding]:
+        seen.append(other)
+        return []
+
+    (marked,) = known_defects.marked_by(cell, oracle)(FOUND, compare)
+    return marked.by, seen[0] if seen else None, oracle
+
+
+def frozen_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in named_parameters(model).items() if name.startswith("pretrain.")}
+
+
+def test_replicas_that_train_alone_are_beside_one_that_does(tmp_path: Path) -> None:
+    cell = with_tp(on("hsdp", 2, tmp_path), {})
+    by, other, oracle = beside(cell)
+    assert by == TRAINED_ALONE
+    assert other is not None
+    assert other.world is cell.world, "it sees its own share of the batch"
+    assert other.train_state.step == 2
+    theirs = frozen_of(oracle.trained.model)
+    assert len(theirs) == 4
+    for name, value in frozen_of(other.model).items():
+        assert torch.equal(value, theirs[name])
+        assert not value.requires_grad
+
+
+def test_what_tensor_parallelism_shards_is_trained_though_it_was_frozen(tmp_path: Path) -> None:
+    cell = with_tp(on("fsdp_tp", 4, tmp_path), {"net1": "colwise"})
+    by, other, oracle = beside(cell)
+    assert by == UNFROZEN
+    assert other is not None
+    assert other.world.size == 1, "it is a plain one"
+    assert other.train_state.step == 2
+    twin = frozen_of(oracle.twin.model)
+    for name, value in frozen_of(other.model).items():
+        sharded = name.startswith("pretrain.net1.")
+        assert value.requires_grad is sharded
+        assert torch.equal(value, twin[name]) is not sharded, "it began as the twin's, and was trained"
+
+
+@pytest.mark.parametrize(("parallel", "size"), [("none", 2), ("fsdp", 2), ("hsdp2", 2), ("fsdp2_tp", 4)])
+def test_other_cells_have_no_excuse(parallel: str, size: int, tmp_path: Path) -> None:
+    assert beside(with_tp(on(parallel, size, tmp_path), {"net1": "colwise"}))[:2] == (None, None)
+
+
+def test_nothing_that_is_frozen_is_no_excuse_under_tensor_parallelism(tmp_path: Path) -> None:
+    assert beside(on("fsdp_tp", 4, tmp_path))[:2] == (None, None)
+
+
+@pytest.mark.parametrize("frozen", [["0.weight"], ["1.bias"], ["0.weight", "0.bias", "1.weight", "1.bias"]])
+def test_what_is_frozen_is_copied_and_no_more(frozen: list[str]) -> None:
+    source, model = (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(2))
+    for name in frozen:
+        named_parameters(source)[name].requires_grad_(False)
+    assert known_defects._frozen(source) == frozen
+    known_defects._copy(source, model, frozen)
+    theirs, mine = named_parameters(source), named_parameters(model)
+    assert [name for name in mine if torch.equal(mine[name], theirs[name])] == frozen
+
+
+@pytest.mark.parametrize(
+    ("plan", "unfrozen"),
+    [
+        (["first"], ["first"]),
+        (["last"], ["last"]),
+        (["inner.*"], ["inner.0", "inner.1"]),
+        (["first", "inner.1", "last"], ["first", "inner.1", "last"]),
+        ([""], ["first", "inner.0", "inner.1", "last"]),
+        ([], []),
+    ],
+)
+def test_what_fits_the_plan_is_unfrozen(plan: list[str], unfrozen: list[str]) -> None:
+    inner = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    model = nn.ModuleDict({"first": nn.Linear(1, 1), "inner": inner, "last": nn.Linear(1, 1)})
+    model.requires_grad_(False)
+    known_defects._unfreeze(model, dict.fromkeys(plan, "colwise"))
+    seen = [name for name, value in model.named_parameters() if value.requires_grad]
+    assert seen == [f"{name}.{kind}" for name in unfrozen for kind in ("weight", "bias")]

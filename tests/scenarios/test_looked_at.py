@@ -1,0 +1,276 @@
+"""What a healthy cell has looked at, on one rank that is this process: by each check, at which places, and of
+what there each name. That each of them could have been seen to differ is what makes a cell pass."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dcpbench.config.schema import Config
+from dcpbench.records.rank_report import RankReport
+from dcpbench.scenarios import fine_tune, in_place
+from dcpbench.scenarios.checkpoint import FLAGS, live_state
+from dcpbench.scenarios.stateful_objects import plain_values
+from dcpbench.verify.audit import Chunk, Entry, Manifest, controls
+from dcpbench.verify.perturb import controllable
+from dcpbench.verify.process_state import snapshot_process
+from dcpbench.verify.snapshot import snapshot_nested
+from dcpbench.workloads.training_run import TrainingRun, batches, build
+from support.alone import Ran, bare_cell, config, group_of_one, run_alone, world
+
+Places = dict[tuple[str, str], set[str]]
+"""The names that are compared, by check and place."""
+
+SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 2}
+RESTORED = ("model_equal", "optim_equal", "extra_equal")
+OPEN = {"process.open_files", "process.threads", "process.descriptors"}
+FILES = {".metadata", "__0_0.distcp", "a file that went", "a file that came"}
+ONE = Manifest({"key": Entry((2,), "float32", (Chunk((0,), (2,), "file"),))}, {"file": 1}, {"file": 1})
+DAMAGES = {*controls(ONE, {}), "files that were not synced"}
+PROCESS = set(snapshot_process(world().device))
+
+
+def trained(given: Config) -> TrainingRun:
+    run = build(given, world(), given.seed)
+    run.train(batches(given, world().device), 1)
+    return run
+
+
+class Looked:
+    """What is looked at in a cell with this configuration."""
+
+    def __init__(self, given: Config) -> None:
+        self.names = {
+            check: set(controllable(leaves)) for check, leaves in live_state(trained(given)).items()
+        }
+        self.all = set.union(*self.names.values())
+        self.restored = self.all - self.names[FLAGS]
+        self.state = {name for name in self.names["optim_equal"] if name.startswith("state.")}
+        self.keys = {f"model.{name}" for name in self.names["model_equal"] if not self._is_frozen(name)}
+        self.keys |= {f"optimizer.{name}" for name in self.state}
+        self.keys |= {
+            name for name in self.names["extra_equal"] if name.startswith(("noise.", "tensor_object."))
+        }
+
+    def _is_frozen(self, name: str) -> bool:
+        return name.startswith(fine_tune.FROZEN)
+
+    def saved(self, *steps: int, first: bool = True) -> Places:
+        """In saves of these steps; with the first one of a cell nothing is counted."""
+        places: Places = {}
+        for number, step in enumerate(steps):
+            where = f"in the checkpoint of step {step}"
+            places |= {
+                ("side_effect_free", f"after the save of step {step}"): self.all | PROCESS,
+                ("side_effect_free", f"once the save of step {step} had ended"): opened(number or not first),
+                ("checkpoint_whole", where): DAMAGES,
+                ("files_equal", where): self.keys,
+                ("files_unchanged", where): FILES,
+            }
+        return places
+
+    def loaded(self, *steps: int, again: bool, source: bool = True) -> Places:
+        """In loads of these steps, whose run is in this process; the first one of the cell, or `again`."""
+        return {
+            ("side_effect_free", f"after the load of step {step}"): opened(again or number)
+            | PROCESS
+            | (self.all if source else set())
+            for number, step in enumerate(steps)
+        }
+
+    def equal(self, where: str) -> Places:
+        return {(check, where): names for check, names in self.names.items()}
+
+    def resumed(self, step: int, exactly: bool = True) -> Places:
+        where = f"after the checkpoint of step {step}"
+        loss = {f"loss of step {step + 1}"}
+        places = {("loss_twin_close", where): loss, (FLAGS, f"{where}, resumed"): self.names[FLAGS]}
+        if exactly:
+            exact = {("loss_resume_equal", where): loss, ("state_resume_equal", where): self.restored}
+            return places | exact
+        return places | {("loss_resume_close", where): loss}
+
+    def twin(self) -> Places:
+        return {
+            ("loss_twin_close", "in the uninterrupted run"): {f"loss of step {step}" for step in (1, 2, 3)},
+            ("state_twin_close", "after the uninterrupted run"): self.names["model_equal"] | self.state,
+        }
+
+    def restart(self, *steps: int) -> Places:
+        """Loads of these steps, the first in the cell, each with all that follows."""
+        places = self.loaded(*steps, again=False) | absent_key(steps[0])
+        for step in steps:
+            places |= self.equal(f"in the checkpoint of step {step}") | self.resumed(step)
+        return places
+
+
+def opened(counted: object) -> set[str]:
+    return OPEN if counted else {"process.open_files"}
+
+
+def absent_key(step: int) -> Places:
+    where = f"of a load of an absent key in the checkpoint of step {step}"
+    return {("contract_held", where): {"refusal"}}
+
+
+def places_of(report: RankReport) -> Places:
+    """What was compared on this rank."""
+    return {
+        (check, where): set(names)
+        for check, seen in report.checks.items()
+        for where, names in seen.compared.items()
+    }
+
+
+SHORT = Looked(config(**SMALL))
+
+
+def save_load(looked: Looked = SHORT) -> Places:
+    again = "in the checkpoint of step 2, saved again"
+    return {
+        **looked.saved(1, 2),
+        **looked.twin(),
+        ("save_harmless", "in the run that saved"): looked.all,
+        **looked.restart(2, 1),
+        **looked.equal(again),
+        **looked.loaded(2, again=True),
+    }
+
+
+def passed(ran: Ran) -> Ran:
+    assert ran.verdict.status == "pass", ran.verdict.reason
+    return ran
+
+
+def test_save_load() -> None:
+    ran = passed(run_alone(**SMALL))
+    (report,) = ran.reports
+    assert places_of(report) == save_load()
+    assert ran.left == ["step-0001", "step-0002"], "what was saved again is removed"
+
+
+def test_overlapping_saves_are_looked_at_as_others_are_but_for_what_is_counted() -> None:
+    ran = passed(run_alone(**SMALL, save="async", overlap_saves=True))
+    (report,) = ran.reports
+    uncounted = {place: names - (OPEN - opened(False)) for place, names in save_load().items()}
+    assert places_of(report) == uncounted
+    assert ran.uploads == [1, 2, 1, 0]
+
+
+def test_no_dist() -> None:
+    ran = passed(run_alone(**SMALL, scenario="no_dist"))
+    extra = {("contract_held", "saved and loaded"): {"empty state dict"}}
+    assert places_of(ran.reports[0]) == save_load() | extra
+    assert ran.left == ["empty", "full", "step-0001", "step-0002"]
+
+
+def fresh_process(report: RankReport) -> None:
+    where = "in the checkpoint of step 2, loaded by a fresh process"
+    expected: Places = {(check, where): SHORT.names[check] for check in RESTORED}
+    bytes_in_tensors = {"train_state.step", "train_state.current_loss"}
+    assert places_of(report) == expected | {("files_equal", where): SHORT.keys | bytes_in_tensors}
+
+
+def test_a_fresh_process_looks_at_all_that_was_saved() -> None:
+    ran = passed(run_alone(**SMALL, verify="deep"))
+    saving, fresh = ran.reports
+    assert places_of(saving) == save_load()
+    fresh_process(fresh)
+
+
+@pytest.mark.parametrize("same_layout", [True, False])
+def test_convert(same_layout: bool) -> None:
+    # A second stage on one rank of two that it says it has is one of another layout.
+    worlds = {} if same_layout else {"world_size": 2}
+    ran = run_alone(**SMALL, scenario="convert", verify="deep", **worlds)
+    saving, loading, fresh = ran.reports
+    assert places_of(saving) == SHORT.saved(1, 2) | SHORT.twin()
+    expected = SHORT.loaded(2, 1, again=False, source=False) | absent_key(2)
+    for step in (1, 2):
+        where = f"in the checkpoint of step {step}"
+        expected |= SHORT.equal(where) | SHORT.resumed(step, exactly=same_layout)
+        expected[("files_unchanged", where)] = FILES
+    assert places_of(loading) == expected
+    fresh_process(fresh)
+    assert not ran.verdict.failed
+    assert ran.verdict.status == "pass" or not same_layout
+    assert ran.left == ["handover.pt", "newest.pt", "step-0001", "step-0002"]
+
+
+def once(step: int, looked: Looked = SHORT) -> Places:
+    """A scenario that saves twice and loads once."""
+    return looked.saved(1, 2) | looked.twin() | looked.restart(step)
+
+
+def test_partial_load() -> None:
+    where = "in the checkpoint of step 2"
+    ran = passed(run_alone(**SMALL, scenario="partial_load"))
+    assert places_of(ran.reports[0]) == {
+        **once(2),
+        **SHORT.loaded(2, again=True),
+        ("model_equal", f"read by the key model {where}"): SHORT.names["model_equal"],
+        ("optim_equal", f"read by the key optimizer.state {where}"): {
+            name.removeprefix("state.") for name in SHORT.state
+        },
+        ("contract_held", f"read by the key model {where}"): {"model"},
+        ("contract_held", f"read by the key optimizer.state {where}"): {"optimizer.state"},
+        ("contract_held", f"not loaded {where}"): SHORT.restored - SHORT.names["model_equal"],
+    }
+
+
+def test_in_place() -> None:
+    target = trained(config(**SMALL))
+    paths = set(in_place._places({name: each.state_dict() for name, each in target.state().items()}))
+    ran = passed(run_alone(**SMALL, scenario="in_place"))
+    where = "after the load in the checkpoint of step 2"
+    assert places_of(ran.reports[0]) == once(2) | {("contract_held", where): paths}
+
+
+def test_overwrite() -> None:
+    ran = passed(run_alone(**SMALL, scenario="overwrite"))
+    # What was in the one place is gone, and what was elsewhere was the control.
+    expected = once(2) | SHORT.saved(3, first=False) | {("contract_held", "of the save"): {"refusal"}}
+    del expected["files_unchanged", "in the checkpoint of step 1"]
+    assert places_of(ran.reports[0]) == expected
+
+
+def test_stateful_or_not() -> None:
+    where = "in the checkpoint of step 2"
+    ran = passed(run_alone(**SMALL, scenario="stateful_or_not"))
+    plain = controllable(snapshot_nested(plain_values(world().device, 1)))
+    beside = {f"plain.{name}" for name in plain} | {"stateful.data"}
+    expected = once(2) | {("contract_held", where): {"plain", "stateful"}}
+    expected["extra_equal", where] = SHORT.names["extra_equal"] | beside
+    assert places_of(ran.reports[0]) == expected
+
+
+def test_key_order() -> None:
+    where = "in the checkpoint of step 2"
+    with group_of_one() as group:
+        ran = passed(run_alone(**SMALL, scenario="key_order", seen_by=world(group=group)))
+    beside = {f"{each}.{name}" for each in ("gathering", "summing") for name in ("data", "seen")}
+    expected = once(2)
+    expected["extra_equal", where] = SHORT.names["extra_equal"] | beside
+    assert places_of(ran.reports[0]) == expected
+
+
+@pytest.mark.parametrize("scenario", ["fine_tune", "fine_tune_submodules"])
+def test_fine_tune(scenario: str, tmp_path: Path) -> None:
+    given = config(**SMALL, scenario=scenario)
+    tuning = Looked(fine_tune._tuning(bare_cell(tmp_path, given), 3).config)
+    parameters, pretrained = tuning.names["model_equal"], SHORT.names["model_equal"]
+    expected = SHORT.saved(1) | tuning.saved(1, 2, first=False) | tuning.twin() | tuning.restart(2, 1)
+    for step in (1, 2):
+        expected[("contract_held", f"in the checkpoint of step {step}")] = parameters
+        expected[("model_equal", f"after the restart from step {step}")] = pretrained
+    del expected["contract_held", "of a load of an absent key in the checkpoint of step 2"]
+    expected |= absent_key(1) | tuning.loaded(2, 1, again=True)
+    # What both runs have looked at under one name.
+    both = ("side_effect_free", "files_equal", "state_twin_close")
+    own = SHORT.saved(1) | SHORT.twin()
+    expected |= {place: names | expected[place] for place, names in own.items() if place[0] in both}
+    expected[("side_effect_free", "after the load of step 1")] |= SHORT.all
+    for where in ("before the fine-tuning", "after the fine-tuning"):
+        expected[("model_equal", where)] = pretrained
+    ran = passed(run_alone(**SMALL, scenario=scenario))
+    assert places_of(ran.reports[0]) == expected

@@ -1,0 +1,371 @@
+"""What the scenarios beside `save_load` see, each with defects planted under it, on one rank that is this
+process; and their parts."""
+
+import io
+import threading
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dcpbench.checkpointers.dcp import DcpCheckpointer
+from dcpbench.config.groups import Verify
+from dcpbench.records.findings import Finding, Problem
+from dcpbench.scenarios import (
+    fine_tune,
+    fresh_process,
+    in_place,
+    partial_load,
+    refused_saves,
+    stateful_objects,
+    steps,
+)
+from dcpbench.scenarios.cell import Cell, Skip
+from dcpbench.scenarios.checkpoint import FLAGS, SavedCheckpoint
+from dcpbench.verify.perturb import controllable
+from dcpbench.verify.snapshot import DigestedLeaf, snapshot_nested
+from dcpbench.workloads.stateful import PartState, SubmoduleState
+from dcpbench.workloads.training_run import build
+from support.alone import Ran, alone, bare_cell, config, group_of_one, run_alone, world
+from support.planted import DEFECTS
+
+SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
+
+
+def load_adds_a_key() -> AbstractContextManager[Any]:
+    honest = DcpCheckpointer.load
+
+    def load(self: DcpCheckpointer, state: dict[str, Any], checkpoint_id: str) -> None:
+        honest(self, state, checkpoint_id)
+        if not state:
+            state["stranger"] = 1
+
+    return mock.patch.object(DcpCheckpointer, "load", load)
+
+
+def keys_come_with_a_stranger() -> AbstractContextManager[Any]:
+    honest = partial_load._load_state_dict_from_keys
+
+    def load(*arguments: Any, **options: Any) -> dict[str, Any]:
+        return {"stranger": 1, **honest(*arguments, **options)}
+
+    return mock.patch.object(partial_load, "_load_state_dict_from_keys", load)
+
+
+def key_read_wrong() -> AbstractContextManager[Any]:
+    """Of what is read by its key the last moment has another lowest bit."""
+    honest = partial_load._load_state_dict_from_keys
+
+    def load(*arguments: Any, **options: Any) -> dict[str, Any]:
+        nested: dict[str, Any] = honest(*arguments, **options)
+        if "optimizer" in nested:
+            nested["optimizer"]["state"]["net2.bias"]["exp_avg"].view(torch.int32)[0] ^= 1
+        return nested
+
+    return mock.patch.object(partial_load, "_load_state_dict_from_keys", load)
+
+
+PLANTED: dict[str, tuple[AbstractContextManager[Any], str, str, str]] = {
+    "an empty state gets a key": (load_adds_a_key(), "no_dist", "contract_held", "empty state dict"),
+    "a stranger among keys": (keys_come_with_a_stranger(), "partial_load", "contract_held", "model"),
+    "a moment read wrong": (key_read_wrong(), "partial_load", "optim_equal", "net2.bias.exp_avg"),
+    "more than was asked for": (
+        DEFECTS["touching_the_optimizer"](),
+        "partial_load",
+        "contract_held",
+        "param_groups.0.lr",
+    ),
+    "not in place": (DEFECTS["into_copies"](), "in_place", "contract_held", "state.model.net1.weight"),
+    "another object": (DEFECTS["replacing_the_stateful"](), "stateful_or_not", "contract_held", "stateful"),
+    "another type": (DEFECTS["list_to_tuple"](), "stateful_or_not", "extra_equal", "plain.list"),
+    "exchanged": (DEFECTS["swapped"](), "key_order", "extra_equal", "gathering.data"),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_defect_is_seen(name: str) -> None:
+    defect, scenario, check, seen = PLANTED[name]
+    with defect, group_of_one() if scenario == "key_order" else nullcontext() as group:
+        (report,) = run_alone(**SMALL, scenario=scenario, seen_by=world(group=group)).reports
+    assert seen in report.checks[check].names
+
+
+def test_one_process_without_a_group_has_none() -> None:
+    with group_of_one():
+        verdict, _ = alone(**SMALL, scenario="no_dist")
+    assert {one.check: one.names for one in verdict.failed} == {"contract_held": ["empty state dict"]}
+
+
+def refused(defect: AbstractContextManager[Any]) -> Ran:
+    """The scenario of a save that is refused where the group has no backend for the CPU, without a GPU: the
+    accelerator's backend is gloo, but for tensors of a GPU alone."""
+    backend = mock.patch.object(dist, "get_default_backend_for_device", return_value="cuda:gloo")
+    with backend, defect, group_of_one() as group:
+        ran = run_alone(**SMALL, scenario="no_cpu_backend", save="async", seen_by=world(group=group))
+        assert len(dist.distributed_c10d._world.pg_names) == 1, "the group without a backend is gone"
+    return ran
+
+
+def test_a_save_without_a_backend_for_the_cpu_is_refused_and_leaves_nothing() -> None:
+    ran = refused(nullcontext())
+    assert ran.verdict.status == "pass", ran.verdict.reason
+    (report,) = ran.reports
+    places = {
+        (check, where): set(names)
+        for check, seen in report.checks.items()
+        for where, names in seen.compared.items()
+    }
+    assert places == {
+        ("contract_held", "of the save"): {"refusal"},
+        ("contract_held", "after the refusal"): {"files", "threads"},
+        ("loss_twin_close", "in the uninterrupted run"): {"loss of step 1", "loss of step 2"},
+        ("state_twin_close", "after the uninterrupted run"): set(
+            report.checks["state_twin_close"].control["after the uninterrupted run"]
+        ),
+    }
+    assert ran.announced.count("train") == 2
+    assert ran.left == ["accepted"]
+
+
+def test_a_save_that_should_have_been_refused_is_seen() -> None:
+    assert {one.check for one in refused(DEFECTS["accepting"]()).verdict.failed} == {"contract_held"}
+
+
+def test_what_a_refused_save_leaves_behind_is_seen() -> None:
+    honest = DcpCheckpointer.save
+
+    def save(self: DcpCheckpointer, state: Any, checkpoint_id: str, slot: int = 0) -> Any:
+        Path(checkpoint_id).mkdir(parents=True)
+        (Path(checkpoint_id) / "half").touch()
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        return honest(self, state, checkpoint_id, slot)
+
+    (report,) = refused(mock.patch.object(DcpCheckpointer, "save", save)).reports
+    assert report.checks["contract_held"].names == ["files", "threads"]
+
+
+def test_nothing_is_left_behind_where_there_is_no_more_than_before(tmp_path: Path) -> None:
+    assert not list(refused_saves._left_behind(str(tmp_path), threading.active_count()))
+    assert not list(refused_saves._left_behind(str(tmp_path / "none"), threading.active_count() + 1))
+
+
+def test_a_checkpoint_of_a_fine_tuning_has_what_is_trained_and_nothing_that_is_frozen(tmp_path: Path) -> None:
+    tuning = fine_tune._tuning(bare_cell(tmp_path, config(**SMALL, scenario="fine_tune")), 2)
+    run = build(tuning.config, tuning.world, 0)
+    names = dict(run.model.named_parameters())
+    trained = {f"model.{name}" for name, value in names.items() if value.requires_grad}
+    assert len(trained) == 4
+    assert len(names) == 8
+
+    def found(keys: set[str]) -> list[str]:
+        cell = bare_cell(tmp_path, tuning.config)
+        fine_tune._verify_keys(cell, run, keys, "here")
+        report = cell.report.checks["contract_held"]
+        assert report.control == {"here": dict.fromkeys(names, True)}
+        return report.names
+
+    assert found(trained) == []
+    for key in trained:
+        assert found(trained - {key}) == [key.removeprefix("model.")]
+    for name, value in names.items():
+        if not value.requires_grad:
+            assert found(trained | {f"optimizer.state.{name}.exp_avg"}) == [name]
+
+
+def test_a_model_inside_another_is_sharded_as_it_was(tmp_path: Path) -> None:
+    given = config(**SMALL, scenario="fine_tune")
+    given.parallel = replace(given.parallel, tp_plan={"net1": "colwise", "net2": "rowwise"})
+    parallel = fine_tune._tuning(bare_cell(tmp_path, given), 2).config.parallel
+    assert parallel.tp_plan == {"pretrain.net1": "colwise", "pretrain.net2": "rowwise"}
+
+
+def test_a_part_is_loaded_by_the_way_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = build(config(**SMALL), world(), 0)
+    run.model = nn.ModuleDict({"pretrain": run.model})
+    assert isinstance(fine_tune._part(run, submodules=True)["model"], SubmoduleState)
+    assert isinstance(fine_tune._part(run, submodules=False)["model"], PartState)
+
+
+def test_a_torch_that_has_no_submodules_is_a_skip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fine_tune, "get_model_state_dict", lambda model, options: None)
+    built = mock.Mock(side_effect=RuntimeError("it was built"))
+    monkeypatch.setattr(fine_tune.steps, "build", built)
+    cell = bare_cell(tmp_path, config(**SMALL, scenario="fine_tune"))
+    with pytest.raises(Skip, match="no submodules="):
+        fine_tune.fine_tune(cell, 2, submodules=True)
+    with pytest.raises(RuntimeError, match="it was built"):
+        fine_tune.fine_tune(cell, 2, submodules=False)
+
+
+def test_every_dictionary_and_tensor_has_its_place() -> None:
+    first, last = torch.zeros(1), torch.zeros(2)
+    nested = {"model": {"first": first, "inner": {"last": last}}, "value": 1, "last": last[1:]}
+    places = in_place._places(nested)
+    assert places == {
+        "state": (nested, 0),
+        "state.model": (nested["model"], 0),
+        "state.model.first": (first, first.data_ptr()),
+        "state.model.inner": (nested["model"]["inner"], 0),  # type: ignore[index]
+        "state.model.inner.last": (last, last.data_ptr()),
+        "state.last": (nested["last"], last.data_ptr() + 4),
+    }
+    assert in_place._moved(places, places) == []
+    for path, (given, address) in places.items():
+        for other in ({}, {path: (object(), address)}, {path: (given, address + 4)}):
+            after = {**{name: place for name, place in places.items() if name != path}, **other}
+            assert [one.name for one in in_place._moved(places, after)] == [path]
+
+
+def test_the_values_of_a_plain_dictionary_are_of_every_kind_and_all_others_each_time() -> None:
+    one, other = (stateful_objects.plain_values(torch.device("cpu"), which) for which in (1, 2))
+    leaves, others = snapshot_nested(one), snapshot_nested(other)
+    kinds = {type(leaf).__name__ for leaf in leaves.values()}
+    assert kinds == {"int", "float", "bool", "str", "bytes", "NoneType", "list", "TensorLeaf"}
+    found = stateful_objects.compare(leaves, others)
+    assert {one.name for one in found} == set(controllable(leaves)) == leaves.keys() - {"empty"}
+
+
+def wrong(given: dict[str, Any], was_set: list[str], stateful: Any) -> list[str]:
+    recording = stateful_objects.Recording(given)
+    recording.was_set = was_set
+    return [one.name for one in stateful_objects._wrong(recording, stateful)]
+
+
+def test_what_is_wrong_with_what_a_load_did_to_its_state_dict() -> None:
+    def counting(loads: int) -> Any:
+        made = stateful_objects.Counting(0, torch.device("cpu"))
+        made.loads = loads
+        return made
+
+    mine, other = counting(1), counting(1)
+    assert wrong({"stateful": mine}, ["plain"], mine) == []
+    assert wrong({"stateful": other}, ["plain"], mine) == ["stateful"]
+    assert wrong({"stateful": mine}, ["plain", "stateful"], mine) == ["stateful"]
+    assert wrong({"stateful": mine}, [], mine) == ["plain"]
+    for loads in (0, 2):
+        again = counting(loads)
+        assert wrong({"stateful": again}, ["plain"], again) == ["stateful"]
+
+
+def test_a_recording_holds_what_is_set_and_knows_it() -> None:
+    recording = stateful_objects.Recording({"one": 1})
+    recording["other"] = 2
+    assert (recording, recording.was_set) == ({"one": 1, "other": 2}, ["other"])
+
+
+@pytest.mark.parametrize("rank", range(5))
+def test_each_rank_begins_elsewhere_with_the_same_keys(rank: int, tmp_path: Path) -> None:
+    cell = bare_cell(tmp_path, seen_by=world(rank, 5))
+    state = {"c": 3, "a": 1, "b": 2}
+    turned = stateful_objects._turned(cell, state)
+    assert turned == state
+    assert list(turned) == [*"abcabc"[rank % 3 :][:3]]
+
+
+def newest(tmp_path: Path, *keys: str) -> tuple[Cell, SavedCheckpoint]:
+    """A cell with a complete checkpoint that holds these keys of what it saved."""
+    cell = bare_cell(tmp_path, config(**SMALL, verify="deep"))
+    leaves = snapshot_nested({"first": torch.zeros(2), "middle": torch.ones(2), "last": torch.ones(3)})
+    state = {"model_equal": leaves, "extra_equal": {"number": 3, "other": 4}, FLAGS: {"first": True}}
+    saved: Any = mock.Mock(SavedCheckpoint, step=7, state=state, checkpoint_id=str(tmp_path))
+    saved.keys = dict.fromkeys(keys)
+    cell.complete.append(saved)
+    return cell, saved
+
+
+def left(cell: Cell) -> dict[str, set[str]]:
+    with torch.serialization.safe_globals([DigestedLeaf, fresh_process.Extent]):
+        step, checkpoint_id, state = torch.load(cell.folder / "newest.pt", weights_only=True)
+    assert (step, checkpoint_id) == (7, str(cell.folder))
+    return {check: set(leaves) for check, leaves in state.items()}
+
+
+ALL = ("model.first", "model.middle", "model.last", "number", "other")
+
+
+@pytest.mark.parametrize("missing", ["", *ALL])
+def test_a_fresh_process_is_left_what_the_checkpoint_holds(missing: str, tmp_path: Path) -> None:
+    cell, _ = newest(tmp_path, *(key for key in ALL if key != missing))
+    fresh_process.leave(cell)
+    names = {"model_equal": {"first", "middle", "last"}, "extra_equal": {"number", "other"}}
+    assert left(cell) == {
+        check: held - {missing.removeprefix("model.") if "model" in check else missing}
+        for check, held in names.items()
+    }
+
+
+@pytest.mark.parametrize("differing", [{"first"}, {"first", "middle", "last"}, {"last", "number", "other"}])
+def test_a_fresh_process_is_not_left_what_ranks_do_not_agree_on(
+    differing: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = fresh_process.digests
+
+    def digests(leaves: Any, group: Any) -> Any:
+        whole, _ = honest(leaves, group)
+        return whole, [Finding(name, Problem.ranks_disagree) for name in leaves if name in differing]
+
+    monkeypatch.setattr(fresh_process, "digests", digests)
+    cell, _ = newest(tmp_path, *ALL)
+    fresh_process.leave(cell)
+    agreed = {
+        "model_equal": {"first", "middle", "last"} - differing,
+        "extra_equal": {"number", "other"} - differing,
+    }
+    assert left(cell) == {check: names for check, names in agreed.items() if names}
+
+
+def test_what_is_left_is_no_longer_cached_by_rank_0_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropped: list[Path] = []
+    monkeypatch.setattr(fresh_process, "drop_pages", dropped.append)
+    cell, _ = newest(tmp_path, *ALL)
+    fresh_process.leave(replace(cell, world=world(1, 2)))
+    assert (dropped, (tmp_path / "newest.pt").exists()) == ([], False)
+    for config_without in (replace(cell.config, verify=Verify.standard),):
+        fresh_process.leave(replace(cell, config=config_without))
+    fresh_process.leave(replace(cell, complete=[]))
+    assert (dropped, (tmp_path / "newest.pt").exists()) == ([], False)
+    fresh_process.leave(cell)
+    assert dropped == [tmp_path]
+
+
+def test_where_nothing_was_left_there_is_nothing_to_load(tmp_path: Path) -> None:
+    cell = bare_cell(tmp_path, config(**SMALL, verify="deep"))
+    fresh_process.load_alone(cell)
+    assert cell.report.checks == {}
+
+
+def stream(value: Any) -> io.BytesIO:
+    made = io.BytesIO()
+    torch.save(value, made)  # which leaves it at its end
+    return made
+
+
+def test_a_loaded_value_is_looked_at_as_it_was_saved() -> None:
+    losses = [1.0, 2.0]
+    as_bytes = torch.frombuffer(bytearray(stream(losses).getvalue()), dtype=torch.uint8)
+    seen = {
+        "number": fresh_process._as_seen(3, 3),
+        "scalar": fresh_process._as_seen(torch.tensor(3), 3),
+        "stream": fresh_process._as_seen(stream(losses), losses),
+        "bytes": fresh_process._as_seen(as_bytes, losses),
+    }
+    assert seen == {"number": 3, "scalar": 3, "stream": losses, "bytes": losses}
+    assert type(seen["scalar"]) is int
+    tensor = torch.zeros(2)
+    (leaf,) = fresh_process.digests(snapshot_nested({"tensor": tensor}), None)[0].values()
+    assert fresh_process._as_seen(tensor, leaf) is tensor
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_0_alone_hands_over(rank: int, tmp_path: Path) -> None:
+    cell = bare_cell(tmp_path, config(**SMALL), seen_by=world(rank, 2))
+    steps.hand_over(cell, [], steps.Losses([], [], None, {}))  # type: ignore[arg-type]
+    assert (tmp_path / "handover.pt").exists() is (rank == 0)
