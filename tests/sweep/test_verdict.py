@@ -137,6 +137,10 @@ def test_what_every_rank_compared_at_every_place_under_a_control_is_a_pass() -> 
             lambda views: [view.control.update(elsewhere={"w": True}) for view in views],
             "rank 0 did not compare anything elsewhere",
         ),
+        (
+            lambda views: views[1].compared.update(elsewhere={"w": True}),
+            "rank 0 did not compare anything elsewhere",
+        ),
     ],
 )
 def test_what_was_left_out_is_vacuous_and_named(

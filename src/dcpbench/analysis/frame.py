@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from dcpbench.records import files
 from dcpbench.records.row import NESTED, column_types, is_ok
 from dcpbench.records.row_reader import parse
 from dcpbench.records.store import ENVIRONMENT_JSON, RESULTS_JSONL, ResultsError, read_rows
@@ -149,7 +150,7 @@ def sweeps_in(place: Path) -> Iterator[Path]:
 def _environment(folder: Path) -> tuple[dict[str, Any], list[str]]:
     path = folder / ENVIRONMENT_JSON
     try:
-        known, remarks = parse(path.read_bytes())
+        known, remarks = parse(files.read(path))
     except FileNotFoundError:
         return {}, []
     except (OSError, ValueError) as error:

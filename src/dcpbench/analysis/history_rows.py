@@ -17,6 +17,7 @@ import pandas as pd
 
 from dcpbench.analysis.cell_identity import identity_keys, override_values
 from dcpbench.analysis.frame import frame_of, short_names, sweeps_in
+from dcpbench.records import files
 from dcpbench.records.row import AXES, SCHEMA_VERSION, ColumnType, Row, column_types
 from dcpbench.records.row_reader import upgraded
 from dcpbench.records.store import RESULTS_CSV, RESULTS_JSONL, ResultsError, read_rows, stored_rows
@@ -26,6 +27,7 @@ _NEEDED = (*_LAST, "overrides", "schema_version")
 _COLUMNS = (*_NEEDED, *AXES, "config_digest", "reason", "flaky", "fault_seen", "repeat")
 _COLUMNS += ("torch_version", "git_commit")
 _LONGEST_TEXT = 2**31 - 1
+_MOST_FLAT_BYTES = 2**30
 _OF_TEXT: dict[type, Callable[[str], Any]] = {
     bool: {"True": True, "False": False}.__getitem__,
     int: int,
@@ -108,7 +110,7 @@ def _flat_rows(folder: Path, wanted: Collection[str]) -> list[dict[str, Any]]:
     try:
         if path.stat().st_mtime_ns < (folder / RESULTS_JSONL).stat().st_mtime_ns:
             raise _NotFlatError(f"{RESULTS_CSV} is older than {RESULTS_JSONL}")
-        rows = _parsed(path.read_bytes().decode(), wanted)
+        rows = _parsed(files.read(path, _MOST_FLAT_BYTES).decode(), wanted)
     except FileNotFoundError:
         raise _NotFlatError(f"no {RESULTS_CSV}") from None
     except OSError as error:
@@ -154,7 +156,7 @@ def _values(texts: Sequence[str], kind: ColumnType) -> list[Any]:
 def _last_row(path: Path) -> dict[str, Any] | None:
     """What identifies the last row of a file, of which no more is read than needed; None if it has none."""
     try:
-        with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as lines:
+        with files.open_regular(path) as file, mmap(file.fileno(), 0, access=ACCESS_READ) as lines:
             row = json.loads(lines[lines.rfind(b"\n", 0, -1) + 1 :])
         return {name: row[name] for name in _LAST}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 
 from dcpbench.executors.rank_handle import Rank
+from dcpbench.records import files
 
 _WRITTEN_S = 2.0
 _TAIL_LINES = 30
@@ -86,7 +87,7 @@ def _short(frame: Sequence[str]) -> str:
 def _text(log: Path, start: int) -> str:
     """What a log holds from a byte on, which counts from its end where it is negative."""
     try:
-        with log.open("rb") as file:
+        with files.open_regular(log) as file:
             file.seek(start if start >= 0 else max(0, _size(log) + start))
             return file.read().decode(errors="replace")
     except OSError:

@@ -7,11 +7,14 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from dcpbench.records import files
 from dcpbench.records.row import REQUIRED, SCHEMA_VERSION, ColumnType, column_types
 
 UNKNOWN = "unknown"
 """Stands for the status of a row that does not tell it; it is not ok."""
 
+_DEEPEST = 200
+"""So deep may what is read be nested: whoever walks through it has a stack of 1,000 frames."""
 _NEXT_OVERRIDE = re.compile(r"\s+(?=[+~]*[\w./@:-]+=)")
 _TYPE_NAMES = {
     bool: "true or false",
@@ -51,6 +54,8 @@ def read_row(line: bytes, number: int) -> tuple[dict[str, Any] | None, list[str]
 
 
 def _why_no_row(line: bytes, error: str) -> str:
+    if len(line) == files.LONGEST_LINE:
+        return f"longer than the {len(line):,} bytes of any row, left out, as is all that follows"
     if not line.endswith(b"\n"):
         return "not a whole row, broken off in the middle of a write, left out; resume= runs its cell again"
     if b"\0" in line:
@@ -102,6 +107,8 @@ def parse(content: bytes) -> tuple[Any, list[str]]:
             if mended != escaped:
                 value = json.loads(mended)
                 remarks.append("half a surrogate pair is no text, shown as \ufffd")
+        if text.count("{") + text.count("[") > _DEEPEST and _is_deeper(value, _DEEPEST):
+            raise RecursionError
     except RecursionError:
         raise ValueError("nested too deeply to be read") from None
     except json.JSONDecodeError as error:
@@ -111,6 +118,14 @@ def parse(content: bytes) -> tuple[Any, list[str]]:
     if no_numbers:
         remarks.append(f"{', '.join(no_numbers)} is no JSON, shown as null")
     return value, remarks
+
+
+def _is_deeper(value: Any, deepest: int) -> bool:
+    inside = [value]
+    for _ in range(deepest):
+        nested = (item for item in inside if isinstance(item, dict | list))
+        inside = [one for item in nested for one in (item.values() if isinstance(item, dict) else item)]
+    return any(isinstance(item, dict | list) for item in inside)
 
 
 def upgraded(row: Mapping[str, Any]) -> dict[str, Any]:

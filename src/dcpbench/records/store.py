@@ -11,6 +11,7 @@ one row for each cell at every moment, and keeps them in `superseded.jsonl`.
 """
 
 import csv
+import errno
 import io
 import json
 import os
@@ -20,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dcpbench.records import files
 from dcpbench.records.metrics import METRICS, Measurement
 from dcpbench.records.row import AXES, STATUSES, Row, columns
 from dcpbench.records.row_reader import UNKNOWN, read_row, value_text
@@ -31,12 +33,16 @@ SUPERSEDED_JSONL = "superseded.jsonl"
 ENVIRONMENT_JSON = "environment.json"
 SWEEP_JSON = "sweep.json"
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CELL = ("cell", "overrides", "repeat", *AXES)
 """The columns in which rows of one cell are equal."""
 
 
 class ResultsError(Exception):
-    """A results folder cannot be read or written to: one line that says which file and why."""
+    """A results folder cannot be read or written to: one line that says which file and why; `no_room` where
+    it is that the disk is full."""
+
+    no_room = False
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,7 @@ def _append(path: Path, contents: Sequence[dict[str, Any]]) -> None:
     # JSON has no NaN and no infinity: they become null, and the check that saw them says so.
     plain = json.loads(json.dumps(contents), parse_constant=lambda _: None)
     lines = "".join(json.dumps(one) + "\n" for one in plain).encode()
-    with _writing(path), path.open("ab", buffering=0) as out:
+    with _writing(path), files.open_to_append(path) as out:
         before = out.seek(0, os.SEEK_END)
         try:
             while lines:  # what is not taken at once is asked for again, to hear why
@@ -103,7 +109,7 @@ def write_csv(folder: Path) -> None:
     writer = csv.DictWriter(text, fieldnames=columns(), extrasaction="ignore")
     writer.writeheader()
     writer.writerows(row.flat() for row in stored_rows(folder))
-    _replace(folder / RESULTS_CSV, [text.getvalue().encode()])
+    write_whole(folder / RESULTS_CSV, [text.getvalue().encode()])
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -112,7 +118,7 @@ def write_json(path: Path, content: Any) -> None:
     Raises:
         ResultsError: it cannot be written.
     """
-    _replace(path, [(json.dumps(content, indent=2) + "\n").encode()])
+    write_whole(path, [(json.dumps(content, indent=2) + "\n").encode()])
 
 
 def read_rows(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
@@ -129,19 +135,18 @@ def read_rows(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     damaged: list[str] = []
     line_of: dict[tuple[object, ...], int] = {}
     try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                row, remarks = read_row(line, number)
-                if row is not None:
-                    rows.append(row)
-                    if row["status"] not in (*STATUSES, UNKNOWN):
-                        told = f"status {value_text(row['status'])} is none of {', '.join(STATUSES)}"
-                        remarks.append(f"{told}; it counts as not ok")
-                    first = line_of.setdefault(tuple(row.get(name) for name in _CELL), number)
-                    if first != number:
-                        remarks.append(f"the cell of line {first} once more; both are shown")
-                if remarks:
-                    damaged.append(f"{path}:{number}: {'; '.join(remarks)}")
+        for number, line in enumerate(files.lines(path), start=1):
+            row, remarks = read_row(line, number)
+            if row is not None:
+                rows.append(row)
+                if row["status"] not in (*STATUSES, UNKNOWN):
+                    told = f"status {value_text(row['status'])} is none of {', '.join(STATUSES)}"
+                    remarks.append(f"{told}; it counts as not ok")
+                first = line_of.setdefault(tuple(row.get(name) for name in _CELL), number)
+                if first != number:
+                    remarks.append(f"the cell of line {first} once more; both are shown")
+            if remarks:
+                damaged.append(f"{path}:{number}: {'; '.join(remarks)}")
     except OSError as error:
         why = f"no sweep here ({RESULTS_JSONL}: {error.strerror})"
         if folder.is_file():
@@ -151,10 +156,14 @@ def read_rows(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def read_lines(folder: Path, name: str = RESULTS_JSONL) -> Iterator[Line]:
-    """The lines of `results.jsonl`, or of `superseded.jsonl`, one after another; none if there is no such
-    file."""
-    with suppress(FileNotFoundError), (folder / name).open("rb") as lines:
-        for content in lines:
+    """The lines of `results.jsonl`, or of `superseded.jsonl`, one after another, up to one that is too long;
+    none if there is no such file.
+
+    Raises:
+        ResultsError: it cannot be read.
+    """
+    with suppress(FileNotFoundError), _reading(folder / name):
+        for content in files.lines(folder / name):
             row, remarks = read_row(content, 0)
             torn = not content.endswith(b"\n")
             yield Line(content, None if row is None or remarks or torn else Row.of({**row, "details": {}}))
@@ -175,8 +184,8 @@ def keep_lines(folder: Path, keep: Iterable[Line], take_out: Iterable[Line] = ()
     """
     if taken := dict.fromkeys(line.content for line in take_out):
         known = dict.fromkeys(line.content for line in read_lines(folder, SUPERSEDED_JSONL))
-        _replace(folder / SUPERSEDED_JSONL, known | taken)
-    _replace(folder / RESULTS_JSONL, (line.content for line in keep))
+        write_whole(folder / SUPERSEDED_JSONL, known | taken)
+    write_whole(folder / RESULTS_JSONL, (line.content for line in keep))
 
 
 def keep_measurements(folder: Path, cells: Collection[str]) -> None:
@@ -186,9 +195,8 @@ def keep_measurements(folder: Path, cells: Collection[str]) -> None:
         ResultsError: it cannot be written.
     """
     path = folder / MEASUREMENTS_JSONL
-    if path.exists():
-        with path.open("rb") as lines:
-            _replace(path, (line for line in lines if _cell_of(line) in cells))
+    if os.path.lexists(path):
+        write_whole(path, (line for line in files.lines(path) if _cell_of(line) in cells))
 
 
 def _cell_of(line: bytes) -> Any:
@@ -196,14 +204,14 @@ def _cell_of(line: bytes) -> Any:
         return json.loads(line)["cell"]
 
 
-def _replace(path: Path, parts: Iterable[bytes]) -> None:
-    beside = path.with_name(path.name + ".tmp")
+def write_whole(path: Path, parts: Iterable[bytes]) -> None:
+    """Write a file of a sweep's folder that is there whole or not at all.
+
+    Raises:
+        ResultsError: it cannot be written.
+    """
     with _writing(path):
-        with beside.open("wb") as out:
-            out.writelines(parts)
-            out.flush()
-            os.fsync(out.fileno())
-        beside.replace(path)
+        files.replace(path, parts)
 
 
 @contextmanager
@@ -211,4 +219,16 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ResultsError(f"{path} cannot be written to: {error.strerror}") from None
+        told = ResultsError(f"{path} cannot be written to: {error.strerror}")
+        told.no_room = error.errno in _NO_ROOM
+        raise told from None
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ResultsError(f"{path} cannot be read: {error.strerror}") from None

@@ -12,6 +12,7 @@ import pandas as pd
 
 from dcpbench.analysis.frame import records
 from dcpbench.analysis.query import QueryError
+from dcpbench.records import files
 from dcpbench.records.store import ResultsError
 from dcpbench.report.document import Content
 from dcpbench.report.rendering import markdown, rendered
@@ -86,13 +87,7 @@ def write_whole(path: Path, text: str) -> None:
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")
         return
-    beside = path.with_name(path.name + ".tmp")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise
+    files.replace(path, [text.encode()])
 
 
 def print_text(text: str) -> None:

@@ -14,7 +14,7 @@ from dcpbench.analysis.frame import Sweeps, read_sweeps, short_names
 from dcpbench.analysis.query import Condition, QueryError, known_column, known_metric, names_in, parse, select
 from dcpbench.analysis.runs import failures, of_a_kind
 from dcpbench.records.row import NESTED
-from dcpbench.records.store import RESULTS_JSONL
+from dcpbench.records.store import RESULTS_JSONL, ResultsError, write_whole
 from dcpbench.report import output
 from dcpbench.report.document import Content, Table, first_of
 from dcpbench.report.junit import junit
@@ -96,12 +96,11 @@ def write_reports(folder: Path, sweeps: Sweeps | None = None) -> None:
     """Make `report.html` and `junit.xml` again from a sweep's rows, if not given those in `sweeps`.
 
     Raises:
-        dcpbench.records.store.ResultsError: the folder holds no results.
-        OSError: one of them cannot be written, and is what it was.
+        dcpbench.records.store.ResultsError: the folder holds no results, or one of them cannot be written.
     """
     sweeps = sweeps or read_sweeps([folder])
-    output.write_whole(folder / "report.html", page(sweeps, folder.resolve().name))
-    output.write_whole(folder / "junit.xml", junit(sweeps))
+    write_whole(folder / "report.html", [page(sweeps, folder.resolve().name).encode()])
+    write_whole(folder / "junit.xml", [junit(sweeps).encode()])
 
 
 def print_report(folder: Path) -> None:
@@ -154,9 +153,8 @@ def _write_beside(places: list[Path], sweeps: Sweeps) -> None:
         return
     try:
         write_reports(places[0], sweeps)
-    except OSError as error:
-        why = f"{error.filename}: {error.strerror}"
-        sys.stderr.write(f"dcpbench.report: report.html and junit.xml are as they were: {why}\n")
+    except ResultsError as error:
+        sys.stderr.write(f"dcpbench.report: report.html and junit.xml are as they were: {error}\n")
 
 
 def _text(sweeps: Sweeps, view: View, written_as: str, file: TextIO) -> str:

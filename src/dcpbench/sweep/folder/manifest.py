@@ -4,7 +4,6 @@ What a sweep was asked for is written down before it begins, and taken again whe
 `resume=<folder>` alone stands for the whole command line, typed where it was typed.
 """
 
-import json
 import os
 import re
 import shutil
@@ -18,12 +17,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import OF_THE_SWEEP
-from dcpbench.records import lock
+from dcpbench.records import files, lock
+from dcpbench.records.row_reader import parse
 from dcpbench.records.store import RESULTS_JSONL, SWEEP_JSON, write_json
 
 _DIR = "hydra.sweep.dir"
-_BEFORE_A_SWEEP = {lock.LOCK, f"{SWEEP_JSON}.tmp"}
-"""What a driver that was killed before it had started a sweep may leave behind."""
 _OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@:-]*=")
 
 
@@ -52,7 +50,7 @@ def read(folder: Path, key: str = "resume=") -> Record:
     if not folder.is_dir():
         raise ConfigError(f"{where}: there is no such folder")
     try:
-        known = json.loads((folder / SWEEP_JSON).read_text(encoding="utf-8"))
+        known, _ = parse(files.read(folder / SWEEP_JSON))
         record = Record(**{name: known[name] for name in Record.__dataclass_fields__})
         lists = (record.arguments, record.cells, record.storage)
         if not all(isinstance(item, list) and all(isinstance(word, str) for word in item) for item in lists):
@@ -123,7 +121,7 @@ def held(folder: Path) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            if {item.name for item in folder.iterdir()} <= _BEFORE_A_SWEEP:
+            if not _used(folder):
                 shutil.rmtree(folder)
         os.close(descriptor)
 
@@ -135,7 +133,7 @@ def refuse_used(folder: Path, key: str = _DIR) -> None:
         ConfigError: it cannot be looked into, or it holds something already.
     """
     try:
-        used = {item.name for item in folder.iterdir()} - _BEFORE_A_SWEEP
+        used = _used(folder)
     except FileNotFoundError:
         return
     except OSError as error:
@@ -145,6 +143,12 @@ def refuse_used(folder: Path, key: str = _DIR) -> None:
         if RESULTS_JSONL in used or SWEEP_JSON in used:
             what = "holds another sweep; choose a folder that is new or empty, or go on with resume="
         raise ConfigError(f"{key}={folder}: {what}")
+
+
+def _used(folder: Path) -> set[str]:
+    """The names in a folder, but for what a driver that was killed before its sweep began may leave there."""
+    names = {item.name for item in folder.iterdir()}
+    return {name for name in names if name != lock.LOCK and not files.is_temporary(name)}
 
 
 def claim(folder: Path, key: str) -> None:

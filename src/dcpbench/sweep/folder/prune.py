@@ -206,7 +206,10 @@ def _stored_sweep(folder: Path) -> StoredSweep | str:
         record = manifest.read(folder, key="")
     except ConfigError as error:
         return f"{error}; left alone"
-    rows = list(stored_rows(folder))
+    try:
+        rows = list(stored_rows(folder))
+    except ResultsError as error:
+        return f"{error}; left alone"
     try:  # all of one format, in UTC
         latest = datetime.datetime.fromisoformat(max(row.started_at for row in rows if row.started_at))
     except ValueError:

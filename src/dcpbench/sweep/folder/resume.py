@@ -4,7 +4,6 @@ A row stands if it is of this configuration, this code and this torch, so that t
 was broken off and resumed are those of one that was not.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,8 +12,9 @@ from typing import Any
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Rerun
-from dcpbench.records import store
+from dcpbench.records import files, store
 from dcpbench.records.row import Row
+from dcpbench.records.row_reader import parse
 from dcpbench.sweep.folder.manifest import Record
 from dcpbench.sweep.plan.job import Job
 from dcpbench.sweep.run.worker import remove
@@ -76,9 +76,8 @@ def look(folder: Path, jobs: Iterable[Job], rerun: Rerun) -> Found:
                 why = _why_again(by_name[line.row.cell], line.row, rerun)
             found.reasons.update([why] if why else [])
             (found.superseded if why else found.standing).append(line)
-    except OSError as error:
-        where = f"resume={folder}: {store.RESULTS_JSONL}"
-        raise ConfigError(f"{where} cannot be read: {error.strerror}") from None
+    except store.ResultsError as error:
+        raise ConfigError(f"resume={folder}: {error}") from None
     return found
 
 
@@ -88,8 +87,7 @@ def take_up(folder: Path, jobs: Iterable[Job], found: Found) -> None:
     Raises:
         ConfigError: something cannot be removed.
     """
-    for item in folder.glob("*.tmp"):
-        item.unlink()
+    files.remove_temporary(folder)
     if found.superseded or found.torn:
         store.keep_lines(folder, found.standing, found.superseded)
     done = found.done
@@ -117,7 +115,7 @@ def earlier_machines(folder: Path, now: dict[str, Any]) -> list[dict[str, Any]]:
         ConfigError: it cannot be read.
     """
     try:
-        before = json.loads((folder / store.ENVIRONMENT_JSON).read_text(encoding="utf-8"))
+        before, _ = parse(files.read(folder / store.ENVIRONMENT_JSON))
         earlier = list(before.pop("earlier", []))
     except FileNotFoundError:
         return []

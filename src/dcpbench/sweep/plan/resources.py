@@ -11,6 +11,7 @@ import shutil
 import statistics
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from rich.filesize import decimal
 from dcpbench.config.cell_key import CellKey
 from dcpbench.config.groups import Sharing, StorageConfig
 from dcpbench.records.row import Row
-from dcpbench.records.store import RESULTS_JSONL, stored_rows
+from dcpbench.records.store import RESULTS_JSONL, ResultsError, stored_rows
 from dcpbench.sweep.plan.job import Job
 
 _ALIKE = (
@@ -146,10 +147,11 @@ class Costs:
 def newest_like(folder: Path, cells: list[Estimated]) -> tuple[Path, Costs] | None:
     """The newest sweep beside `folder`, itself left out, that tells of any of these cells."""
     found = [path for path in folder.parent.glob(f"*/{RESULTS_JSONL}") if path.parent != folder]
-    for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
-        costs = Costs(stored_rows(path.parent))
-        if costs.left(cells) is not None:
-            return path.parent, costs
+    for path in sorted(found, key=lambda path: path.lstat().st_mtime, reverse=True):
+        with suppress(ResultsError):  # what lies beside it may be anybody's
+            costs = Costs(stored_rows(path.parent))
+            if costs.left(cells) is not None:
+                return path.parent, costs
     return None
 
 

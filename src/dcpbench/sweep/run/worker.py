@@ -154,17 +154,34 @@ def clear(keep: KeepCheckpoints, failed: bool, checkpoints: Path) -> str | None:
 
 def remove(folder: Path) -> str | None:
     """Remove a folder, also where a cell has made parts of it read-only; a sentence if it would not go."""
-    shutil.rmtree(folder, ignore_errors=True)
-    for place, _, _ in os.walk(folder):
-        with suppress(OSError):
-            Path(place).chmod(0o700)
     try:
+        if folder.is_symlink():  # a cell has put it there: it goes, what it points to stays
+            folder.unlink()
+            return None
+        shutil.rmtree(folder, ignore_errors=True)
+        _unlock(folder.name, os.open(folder.parent, os.O_PATH))
         shutil.rmtree(folder)
     except FileNotFoundError:
         pass
     except OSError as error:
         return f"{folder} could not be removed: {error}"
     return None
+
+
+def _unlock(name: str, within: int) -> None:
+    """Make a folder, and all in it, one that can be emptied; follows no link. Closes `within`."""
+    try:
+        folder = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=within)
+    except OSError:
+        return
+    finally:
+        os.close(within)
+    with suppress(OSError):
+        Path(f"/proc/self/fd/{folder}").chmod(0o700)  # which is the folder itself, whatever has its name now
+        for item in list(os.scandir(f"/proc/self/fd/{folder}")):
+            if item.is_dir(follow_symlinks=False):
+                _unlock(item.name, os.dup(folder))
+    os.close(folder)
 
 
 def _as_expected(stage: StageConfig, outcome: Outcome) -> Outcome:

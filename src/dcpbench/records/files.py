@@ -1,0 +1,123 @@
+"""Every file of a sweep's folder is opened here: the folder may come from somebody else.
+
+No link is followed, only regular files are opened, and none that is larger than what a sweep writes. What is
+written whole first has a name beside it that cannot be guessed, so that nobody can have put a link there.
+"""
+
+import errno
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+MOST_BYTES = 2**36
+"""Larger is no file of rows: hundreds of thousands of cells, `details` included, are less."""
+LONGEST_LINE = 2**26
+MOST_JSON_BYTES = 2**26
+"""Larger is no description of a sweep or of its machine."""
+
+_TEMPORARY = re.compile(r"\.dcpbench-[0-9a-f]{32}\.tmp")
+
+
+def open_regular(path: Path, most_bytes: int = MOST_BYTES) -> BinaryIO:
+    """Open a file to read; does not wait, whatever lies there.
+
+    Raises:
+        OSError: it cannot be opened, is a link or no regular file, or has more bytes than that.
+    """
+    descriptor = _regular(path, os.O_RDONLY)
+    size = os.fstat(descriptor).st_size
+    if size > most_bytes:
+        os.close(descriptor)
+        raise OSError(
+            errno.EFBIG, f"{size:,} bytes are more than the {most_bytes:,} that it may have", str(path)
+        )
+    return os.fdopen(descriptor, "rb")
+
+
+def read(path: Path, most_bytes: int = MOST_JSON_BYTES) -> bytes:
+    """All of a file; raises what `open_regular` does."""
+    with open_regular(path, most_bytes) as file:
+        return file.read(most_bytes)
+
+
+def lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file, up to one that is too long: cut at `LONGEST_LINE` bytes it is the last.
+
+    Raises:
+        OSError: as of `open_regular`.
+    """
+    with open_regular(path) as file:
+        while line := file.readline(LONGEST_LINE):
+            yield line
+            if len(line) == LONGEST_LINE:
+                return
+
+
+def open_to_append(path: Path) -> BinaryIO:
+    """Open a file, or make it, to write without a buffer behind what it holds.
+
+    Raises:
+        OSError: it cannot be opened, is a link or no regular file, or has another name somewhere.
+    """
+    descriptor = _regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+    if os.fstat(descriptor).st_nlink != 1:
+        os.close(descriptor)
+        raise OSError(errno.EMLINK, "it has a second name (hard link), which would change too", str(path))
+    return os.fdopen(descriptor, "ab", buffering=0)
+
+
+def replace(path: Path, parts: Iterable[bytes]) -> None:
+    """Write a file whole, or leave what is there as it was; a link is replaced, not followed.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    beside = path.with_name(temporary_name())
+    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666), "wb") as out:
+        try:
+            out.writelines(parts)
+            out.flush()
+            os.fsync(out.fileno())
+            beside.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                beside.unlink()
+            raise
+
+
+def temporary_name() -> str:
+    """A name for a file that is not whole yet."""
+    return f".dcpbench-{secrets.token_hex(16)}.tmp"
+
+
+def is_temporary(name: str) -> bool:
+    """Whether `temporary_name` may have given it."""
+    return bool(_TEMPORARY.fullmatch(name))
+
+
+def remove_temporary(folder: Path) -> None:
+    """Remove the files that a process which was killed had not written whole; nothing of anybody else's."""
+    for item in folder.iterdir():
+        if is_temporary(item.name) and (item.is_symlink() or item.is_file()):
+            item.unlink()
+
+
+def _regular(path: Path, flags: int) -> int:
+    """The descriptor of a regular file, opened without waiting for whoever writes into a pipe."""
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a link, which is not followed", str(path)) from None
+        raise
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        what = "Is a directory" if stat.S_ISDIR(mode) else "it is no regular file"
+        raise OSError(errno.EINVAL, what, str(path))
+    return descriptor
