@@ -48,7 +48,7 @@ WEIGHT = Entry(
     tuple(Chunk((top, left), (2, 3), f"{top}.distcp") for top in (0, 2) for left in (0, 3)),
 )
 IN_CHUNKS = Manifest(
-    {"w": WEIGHT, "epoch": Entry()}, {"0.distcp": 48, "2.distcp": 48}, {"0.distcp": 48, "2.distcp": 48}
+    {"epoch": Entry(), "w": WEIGHT}, {"0.distcp": 48, "2.distcp": 48}, {"2.distcp": 48, "0.distcp": 48}
 )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ from dcpbench.records.findings import Finding
 from dcpbench.records.sentences import describe
 from dcpbench.verify import compare_layouts
 from dcpbench.verify.compare import Recall
-from dcpbench.verify.compare_layouts import _add_up, compare_across, digests
+from dcpbench.verify.compare_layouts import _add_up, compare_across, digests, gathered
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.perturb import controllable
 from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaves, TensorLeaf, digested
@@ -129,14 +130,14 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two threads are the ranks, and the number of one takes the place of its group."""
     barrier, values = threading.Barrier(2), [None, None]
 
-    def gathered(value: Any, rank: int) -> list[Any]:
+    def exchanged(value: Any, rank: int) -> list[Any]:
         values[rank] = value
         barrier.wait(20)
         everybody = values.copy()
         barrier.wait(20)
         return everybody
 
-    monkeypatch.setattr(compare_layouts, "gathered", gathered)
+    monkeypatch.setattr(compare_layouts, "gathered", exchanged)
 
 
 def across(saved: Leaves, restored: list[Leaves], recall: Recall | None) -> list[list[str]]:
@@ -196,3 +197,12 @@ def test_what_nobody_finds_in_its_part_is_told_as_it_is() -> None:
         found = compare_across({"w": leaf(ONES), "lr": 0.1}, restored, None, {"w": ONES}.get)
         problems = [(one.name, one.problem) for one in found]
         assert sorted(problems) == [("lr", "value"), ("w", told), ("w", "uncovered")]
+
+
+def test_every_rank_gives_something() -> None:
+    assert gathered("mine", None) == ["mine"]
+    dist.init_process_group("fake", rank=1, world_size=3)  # the others have whatever this one has
+    try:
+        assert gathered("mine", dist.group.WORLD) == ["mine"] * 3
+    finally:
+        dist.destroy_process_group()
