@@ -118,8 +118,8 @@ def _settings(device: torch.device) -> dict[str, object]:
         **hooks,
         **limits,
         **handlers,
-        "torch function modes": overrides._len_torch_function_stack(),  # type: ignore[attr-defined]
-        "dispatch modes": _python_dispatch._len_torch_dispatch_stack(),  # type: ignore[attr-defined]
+        "torch function modes": overrides._len_torch_function_stack(),
+        "dispatch modes": _python_dispatch._len_torch_dispatch_stack(),
         "threads of torch": torch.get_num_threads(),
         "folder": folder,
         "umask": umask,
