@@ -93,7 +93,7 @@ def _digest(leaf: Leaf) -> Digest | None:
     return add(*block_digests([leaf])[0]) if isinstance(leaf, TensorLeaf) else None
 
 
-def _is_what_was(saved: TensorLeaf | DigestedLeaf, held: torch.Tensor) -> bool:
+def _is_what_was(saved: Leaf, held: torch.Tensor) -> bool:
     """Whether a whole tensor has at the place of a saved part what was saved."""
     if (tuple(held.shape), held.dtype) != (saved.extent.shape, saved.dtype):
         return False
