@@ -272,7 +272,7 @@ def newest(tmp_path: Path, *keys: str) -> tuple[Cell, SavedCheckpoint]:
     """A cell with a complete checkpoint that holds these keys of what it saved."""
     cell = bare_cell(tmp_path, config(**SMALL, verify="deep"))
     leaves = snapshot_nested({"first": torch.zeros(2), "middle": torch.ones(2), "last": torch.ones(3)})
-    state = {"model_equal": leaves, "extra_equal": {"number": 3, "other": 4}, FLAGS: {"first": True}}
+    state = {"model_equal": leaves, "extra_equal": {"number": 3, "other": 4}, FLAGS: {"number": True}}
     saved: Any = mock.Mock(SavedCheckpoint, step=7, state=state, checkpoint_id=str(tmp_path))
     saved.keys = dict.fromkeys(keys)
     cell.complete.append(saved)
