@@ -36,16 +36,17 @@ def test_all_held_under_controls_is_a_pass() -> None:
     assert all(verdict.checks.values())
 
 
-def test_one_rank_is_enough_to_fail_and_is_named() -> None:
-    seen = reports()
-    seen[1].checks["model_equal"].add([finding("w", "index [3]: ...", 0.5, "at step 2")])
-    verdict = judge([seen], [2])
+@pytest.mark.parametrize("rank", range(3))
+def test_one_rank_is_enough_to_fail_and_is_named(rank: int) -> None:
+    seen = reports(3)
+    seen[rank].checks["model_equal"].add([finding("w", "index [3]: ...", 0.5, "at step 2")])
+    verdict = judge([seen], [3])
     assert verdict.status == "fail"
     assert verdict.checks["model_equal"] is False
-    assert [(one.check, one.rank, one.names) for one in verdict.failed] == [("model_equal", 1, ["w"])]
+    assert [(one.check, one.rank, one.names) for one in verdict.failed] == [("model_equal", rank, ["w"])]
     assert verdict.max_abs_diff == 0.5
-    assert verdict.first_mismatch == "rank 1: w at step 2: index [3]: ..."
-    assert verdict.reason == "model_equal: rank 1: w at step 2: index [3]: ..."
+    assert verdict.first_mismatch == f"rank {rank}: w at step 2: index [3]: ..."
+    assert verdict.reason == f"model_equal: rank {rank}: w at step 2: index [3]: ..."
 
 
 def test_what_was_found_first_is_told_whichever_rank_found_it() -> None:
@@ -129,6 +130,8 @@ def test_what_every_rank_compared_at_every_place_under_a_control_is_a_pass() -> 
         (lambda views: [view.control.pop(OLD) for view in views], f"rank 0 has no control of w {OLD}"),
         (lambda views: views[1].control.pop(NEW), f"rank 1 has no control of w {NEW}"),
         (lambda views: [view.control[OLD].update(w=False) for view in views], f"did not report w {OLD}"),
+        (lambda views: views[0].control[OLD].update(v=False), f"did not report v {OLD}"),
+        (lambda views: views[1].control[OLD].update(v=False), f"did not report v {OLD}"),
         (lambda views: [view.compared[NEW].update(w=False) for view in views], f"no rank compared w {NEW}"),
         (lambda views: [view.compared[NEW].clear() for view in views], f"no rank compared anything {NEW}"),
         (lambda views: views[0].compared[NEW].update(v=True), f"rank 0 has no control of v {NEW}"),

@@ -184,6 +184,16 @@ def test_what_the_kernel_cannot_do_torch_operations_do(
     assert triton.launched == []
 
 
+def test_the_kernel_is_for_cuda_and_where_there_is_triton(
+    triton: Triton, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    assert (module._mix(cuda), module._mix(cpu)) == (module._triton, module._eager)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    module._kernel.cache_clear()
+    assert (module._mix(cuda), module._mix(cpu)) == (module._eager, module._eager)
+
+
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize("count", [2**16 - 1, 2**16, 2**16 + 1, 2**17 + 77])
 def test_the_borders_of_chunks(count: int, offset: int) -> None:
@@ -289,6 +299,12 @@ def test_lazy_views_count_as_what_they_show() -> None:
     tensor = random([5, 3], torch.complex64)
     assert of(tensor.conj()) == of(tensor.conj().resolve_conj()) != of(tensor)
     assert of(tensor.conj().imag) == of(tensor.conj().imag.clone())
+
+
+@pytest.mark.parametrize("extent", [Extent((2, 3), (0,), (2, 3), 0, 6), Extent((2, 3), (0, 0), (6,), 0, 6)])
+def test_an_extent_of_other_dimensions_is_refused(extent: Extent) -> None:
+    with pytest.raises(ValueError, match=r"zip\(\) argument"):
+        digest(torch.zeros(6), extent)
 
 
 def test_nothing_has_the_digest_zero_and_a_wrong_extent_is_refused() -> None:

@@ -44,7 +44,7 @@ class LocalExecutor(Executor):
         """Run a stage and wait for its end, or until something has taken longer than it may.
 
         Ranks of the kind are started if there are none or one has died since the last stage; where one
-        did not report, all are ended. `on_phase` is called as they get on.
+        did not report, or is not as it was born, all are ended. `on_phase` is called as they get on.
         """
         try:
             if kind in self._groups and not self._groups[kind].usable():
@@ -56,7 +56,7 @@ class LocalExecutor(Executor):
         if self.interrupted:  # while the ranks were on their way
             return Outcome([], "error", problem="interrupted")
         outcome = self._groups[kind].run(spec, timeouts, on_phase)
-        if outcome.status:
+        if outcome.status or any(report.left_behind for report in outcome.reports):
             self._kill(kind)
         return outcome
 

@@ -19,7 +19,7 @@ kernel for CUDA. Nothing here is a defence against somebody who looks for a coll
 
 import functools
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, no_type_check
 
@@ -49,7 +49,7 @@ def digest(part: torch.Tensor, extent: Extent) -> torch.Tensor:
     size = min(part.element_size(), 4)
     per_element = part.element_size() // size
     place = _place(extent, per_element)
-    mix = _triton if part.device.type == "cuda" and _kernel() is not None else _eager
+    mix = _mix(part.device)
     for begin, piece in _contiguous(part.detach()):
         words = piece.resolve_conj().resolve_neg().view(_WORDS[size])
         total += mix(words, (extent.start + begin) * per_element, place)
@@ -141,6 +141,11 @@ def _eager(words: torch.Tensor, first: int, place: _Place) -> torch.Tensor:
             if number + 1 in ROUNDS:
                 total[ROUNDS.index(number + 1)] += (left.sum() << 32) + right.sum()
     return total
+
+
+def _mix(device: torch.device) -> Callable[[torch.Tensor, int, _Place], torch.Tensor]:
+    """The faster of the two."""
+    return _triton if device.type == "cuda" and _kernel() is not None else _eager
 
 
 @functools.cache

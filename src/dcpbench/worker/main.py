@@ -32,6 +32,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from dcpbench.records.findings import RaisedError
 from dcpbench.records.plugins import load_plugins
 from dcpbench.records.rank_report import RankReport
+from dcpbench.worker.left_behind import Fingerprint
 from dcpbench.worker.messages import OF_RANK, CellSpec, Failed, Message, PhaseBegun, RankSpec, UploadsUnderWay
 from dcpbench.worker.run_cell import run_cell
 from dcpbench.workloads.world import World
@@ -64,6 +65,7 @@ def main(spec: RankSpec, listener: socket.socket | None, connection: Connection)
     _detach()
     rank = _Rank(spec.rank, connection)
     world: World | None = None
+    born: Fingerprint | None = None
     try:
         while (cell := _next_cell(connection)) is not None:
             report = RankReport(spec.rank)
@@ -72,8 +74,10 @@ def main(spec: RankSpec, listener: socket.socket | None, connection: Connection)
             if world is None:
                 load_plugins()
                 world = _join(spec, listener)
+            born = born or Fingerprint(world.device)
             rank.announce("start")
             run_cell(cell, world, report, rank.announce, lambda since: rank.tell(UploadsUnderWay(since)))
+            report.left_behind = born.left_behind()
             rank.report = None  # it may be what cannot be sent
             rank.tell(report)
             rank.phase = "between cells"
