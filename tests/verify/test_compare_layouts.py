@@ -188,15 +188,26 @@ def test_of_several_that_drifted_each_is_told() -> None:
     )
 
 
+@pytest.mark.usefixtures("threads")
+def test_replicas_of_what_was_never_saved_so_are_told_too() -> None:
+    recall = {"v": ONES}.get
+    restored: list[Leaves] = [{"v": leaf(ONES), "w": leaf(each)} for each in (ONES, OTHER)]
+    told = [f"w replicas {DRIFTED}", "w unexpected there after the load, but never saved"]
+    assert across({"v": leaf(ONES)}, restored, recall) == [told] * 2
+    restored = [{"v": leaf(each.T)} for each in (ONES, OTHER)]
+    told = [f"v replicas {DRIFTED}", "v shape global shape: saved (2, 3), restored (3, 2)"]
+    assert across({"v": leaf(ONES)}, restored, recall) == [told] * 2
+
+
 def test_what_nobody_finds_in_its_part_is_told_as_it_is() -> None:
     """Of half a tensor that is as it was the digest differs all the same, and of a part that is not the rest
     is still not held."""
     half = Extent((2, 3), (0, 0), (1, 3), 0, 3)
-    for part, told in ((ONES[:1], "digests_differ"), (ONES[:1] + 1, "differs")):
+    uncovered, digests_differ, differs = (("w", each) for each in ("uncovered", "digests_differ", "differs"))
+    for part, told in ((ONES[:1], [uncovered, digests_differ]), (ONES[:1] + 1, [differs, uncovered])):
         restored = {"w": TensorLeaf(part, half, None), "lr": 0.2}
         found = compare_across({"w": leaf(ONES), "lr": 0.1}, restored, None, {"w": ONES}.get)
-        problems = [(one.name, one.problem) for one in found]
-        assert sorted(problems) == [("lr", "value"), ("w", told), ("w", "uncovered")]
+        assert [(one.name, one.problem) for one in found] == [*told, ("lr", "value")]
 
 
 def test_every_rank_gives_something() -> None:
