@@ -73,7 +73,7 @@ def fork_server(compiles: bool) -> ForkServerContext:
 
 
 def start(process: ForkServerProcess) -> None:
-    """Have the server fork a process. A server that does not answer, which a signal may have stopped, is ended;
+    """Have the server fork a process. A server that does not answer (a signal may have stopped it) is ended;
     the next process comes from another one.
 
     Raises:
