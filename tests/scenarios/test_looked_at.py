@@ -11,6 +11,7 @@ from dcpbench.records.rank_report import RankReport
 from dcpbench.scenarios import fine_tune, in_place
 from dcpbench.scenarios.checkpoint import FLAGS, live_state
 from dcpbench.scenarios.stateful_objects import plain_values
+from dcpbench.verify import snapshot
 from dcpbench.verify.audit import Chunk, Entry, Manifest, controls
 from dcpbench.verify.perturb import controllable
 from dcpbench.verify.process_state import snapshot_process
@@ -180,7 +181,10 @@ def test_a_fresh_process_looks_at_all_that_was_saved() -> None:
 
 
 @pytest.mark.parametrize("same_layout", [True, False])
-def test_convert(same_layout: bool) -> None:
+def test_convert(same_layout: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        snapshot, "BLOCK", 1024
+    )  # of a whole there is one digest, of its parts there are several
     # A second stage on one rank of two that it says it has is one of another layout.
     worlds = {} if same_layout else {"world_size": 2}
     ran = run_alone(**SMALL, scenario="convert", verify="deep", **worlds)

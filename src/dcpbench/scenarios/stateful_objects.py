@@ -157,7 +157,7 @@ def plain_values(device: torch.device, which: int) -> dict[str, Any]:
     return {
         "int": which,
         "float": which / 10,
-        "bool": which == 1,
+        "bool": bool(which % 2),
         "string": f"epoch {which}",
         "bytes": bytes([0, 255, which]),
         "none": None if which == 1 else which,
