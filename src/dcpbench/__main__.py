@@ -22,6 +22,7 @@ from yaml import YAMLError
 from dcpbench.config.errors import ConfigError, one_line
 from dcpbench.config.schema import Config, conf_folder
 from dcpbench.faults import registry as faults
+from dcpbench.records.files import open_standard_streams
 from dcpbench.records.plugins import PluginError, load_plugins
 from dcpbench.records.row import INTERRUPTED, WRONG_CONFIGURATION
 from dcpbench.records.store import ResultsError
@@ -55,6 +56,7 @@ def register_groups(arguments: list[str]) -> None:
 
 def main() -> None:
     """Run the command line; ends the process with its exit status."""
+    open_standard_streams()
     task = SweepTask()
     status = 1  # of an exception that nobody foresaw, whose traceback comes after the table
     try:

@@ -7,10 +7,21 @@ from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 _SHOWN = 12
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 class ConfigError(Exception):
     """What the user asked for cannot be run as it stands: one line for the terminal, exit status 2."""
+
+
+def visible(text: str, but: str = "") -> str:
+    """A text without what a terminal would obey: control characters, and those that turn the direction of
+    writing, are written as escapes, `but` for some."""
+    return _CONTROL.sub(lambda found: found[0] if found[0] in but else _escape(found[0]), text)
+
+
+def _escape(sign: str) -> str:
+    return sign.encode("unicode_escape").decode()
 
 
 def one_line(error: BaseException) -> str:
@@ -22,7 +33,7 @@ def one_line(error: BaseException) -> str:
     unknown = cause if isinstance(cause, ConfigKeyError | ConfigAttributeError) else error
     if isinstance(unknown, ConfigKeyError | ConfigAttributeError):
         line += _what_it_may_be(unknown)
-    return line
+    return visible(line)
 
 
 def _sentence(text: str) -> str:

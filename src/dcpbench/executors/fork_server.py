@@ -13,6 +13,7 @@ from multiprocessing.context import ForkServerContext
 from typing import Any
 
 from dcpbench.config.errors import ConfigError
+from dcpbench.worker.messages import SAFE_PATH
 
 _PRELOADED = (
     "torch._dynamo",
@@ -64,9 +65,21 @@ def fork_server(compiles: bool) -> ForkServerContext:
     compiler = ["dcpbench.worker.preload_compile"] if compiles else []
     context.set_forkserver_preload([*_PRELOADED, *compiler])
     # It imports while the driver composes the cells.
-    with _fixed_addresses():
+    with _safe_path(), _fixed_addresses():
         forkserver.ensure_running()
     return context
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Have processes started here not look for modules in the folder that the driver is in."""
+    name, value = SAFE_PATH
+    ours = os.environ.setdefault(name, value) == value
+    try:
+        yield
+    finally:
+        if ours:
+            del os.environ[name]
 
 
 @contextmanager

@@ -1,10 +1,14 @@
 """How statuses and tables look in the terminal. Without pandas, for what the driver prints."""
 
+import sys
 from typing import TextIO
 
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
+
+from dcpbench.config.errors import visible
 
 _UNFOLDED = 1000
 _STYLES = {
@@ -20,6 +24,16 @@ BAD = "bold red"
 def style_of(status: str) -> str:
     """The style of a status; what is not known to be harmless stands out."""
     return _STYLES.get(status, BAD)
+
+
+def text_of(words: str, style: str = "") -> Text:
+    """Words as they are shown: no markup is taken out of them, and nothing that a terminal would obey."""
+    return Text(visible(words), style)
+
+
+def complain(sentence: str) -> None:
+    """Tell on standard error what a report could not do."""
+    sys.stderr.write(f"dcpbench.report: {visible(sentence)}\n")
 
 
 def console_for(*tables: Table, file: TextIO | None = None) -> Console:

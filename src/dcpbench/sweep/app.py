@@ -12,7 +12,6 @@ from pathlib import Path
 from hydra.core.config_loader import ConfigLoader
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
-from rich.text import Text
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Rerun
@@ -20,6 +19,7 @@ from dcpbench.config.schema import OF_THE_SWEEP, REPEATS
 from dcpbench.executors import fork_server
 from dcpbench.records.row import INTERRUPTED, exit_status
 from dcpbench.records.store import ResultsError, stored_rows, write_csv
+from dcpbench.report.styles import text_of
 from dcpbench.sweep.folder import manifest, resume
 from dcpbench.sweep.plan import cells as composing
 from dcpbench.sweep.plan import dry_run, job
@@ -184,7 +184,7 @@ class SweepRun:
         self._record.write(self._folder)
 
     def _print(self, sentence: str) -> None:
-        self._console.print(Text(sentence), soft_wrap=True)
+        self._console.print(text_of(sentence), soft_wrap=True)
 
     def _end(self, sweep: driver.Sweep, status: int) -> int:
         try:
@@ -232,11 +232,16 @@ def _refuse_what_needs_all_cells(base: DictConfig, sweeper: str) -> None:
 def _resumed(base: DictConfig, folder: Path) -> manifest.Record | None:
     """The record of the sweep to go on with, if one is; refuses `resume` and `rerun` that make no sense."""
     if base.resume is None:
-        if base.rerun is not Rerun.none:
-            raise ConfigError(f"rerun={base.rerun}: says what to do with resume=<folder>, which is not set")
+        for key, null in (("rerun", Rerun.none), ("trust", False)):
+            if base[key] != null:
+                value = str(base[key]).lower()
+                raise ConfigError(f"{key}={value}: says what to do with resume=<folder>, which is not set")
         return None
     if not str(base.resume):
         raise ConfigError("resume=: names no folder")
     if Path(str(base.resume)).resolve() != folder:
         raise ConfigError(f"resume={base.resume}: hydra.sweep.dir={folder} is another folder")
-    return manifest.read(folder)
+    record = manifest.read(folder)
+    if not base.trust:
+        record.refuse_foreign(folder)
+    return record

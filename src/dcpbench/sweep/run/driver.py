@@ -17,6 +17,7 @@ from dcpbench.executors.fork_server import Machine
 from dcpbench.executors.local import LocalExecutor
 from dcpbench.records import store
 from dcpbench.records.row import Row
+from dcpbench.report.styles import text_of
 from dcpbench.sweep.plan.job import Job
 from dcpbench.sweep.plan.resources import Costs, Estimated, estimates, places, stretches
 from dcpbench.sweep.run.progress import ProgressDisplay
@@ -132,7 +133,7 @@ class Sweep:
             if not checkpoints.exists():
                 raise
             if sentence := remove(checkpoints):
-                self.console.print(sentence, soft_wrap=True)
+                self.console.print(text_of(sentence), soft_wrap=True)
             note = "(its checkpoints were removed to make room for this row)"
             store.append_measurements(self.folder, row, finished.measurements)
             store.append_row(self.folder, replace(row, reason=f"{row.reason} {note}"))

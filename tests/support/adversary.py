@@ -1,0 +1,35 @@
+"""Scenarios that do what a runner does not expect, and pass all the same if nobody minds."""
+
+import os
+import stat
+from pathlib import Path
+
+import psutil
+
+from dcpbench.scenarios.cell import Cell
+from dcpbench.scenarios.save_load import save_load
+
+ESCAPES = "\x1b[2J\x1b]0;owned\x07\x9b31m\r[9/9] pass every cell\n\u202e=1+1"
+
+
+def leaves_folder(cell: Cell) -> None:
+    """It works in another folder than the one in which it was started."""
+    os.chdir("/")
+    save_load(cell)
+
+
+def looks_at_store(cell: Cell) -> None:
+    """Where the ranks meet is a file without a name, and no port of dcpbench's or torch's own."""
+    links = list(Path("/proc/self/fd").iterdir())
+    opened = [path for path in links if path.is_symlink() and "dcpbench-store" in str(path.readlink())]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in opened] == [0o600]
+    assert not opened[0].readlink().exists()
+    listening = [one.laddr for one in psutil.Process().net_connections() if one.status == "LISTEN"]
+    assert all(address.ip == "127.0.0.1" for address in listening), "gloo's own, for its peers"
+    save_load(cell)
+
+
+def tells_escapes(cell: Cell) -> None:
+    """What it says of itself would move the cursor, ring, and write another line."""
+    with cell.phase(f"train{ESCAPES}"):
+        raise ValueError(ESCAPES)
