@@ -1,6 +1,5 @@
 """What a cell does to its own process changes neither where its files go, nor what is told of it."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ CONTROLS = [sign for sign in ESCAPES if not sign.isprintable()]
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """Into a folder that is named relative to the one that the driver is started in."""
     place = tmp_path_factory.mktemp("hostile")
-    scenarios = "scenario=leaves_folder,looks_at_store,tells_escapes"
+    scenarios = "scenario=leaves_folder,looks_at_store,tells_escapes,removes_rows"
     few = ("parallel=ddp", "world_size=2", "device=cpu", "saves=1", "retry=0", "keep_checkpoints=all", *SMALL)
     ended = run(Path("sweep"), "-m", scenarios, "storage.root=root", *few, cwd=place)
     return Finished(ended.status, ended.out, ended.err, place / "sweep")
@@ -44,4 +43,11 @@ def test_nothing_that_a_rank_says_reaches_the_terminal_as_more_than_text(sweep: 
         assert "owned" in text
         assert not [sign for sign in CONTROLS if sign in text.replace("\n", "")]
         assert not any(line.startswith("[9/9]") for line in text.splitlines())
-    assert json.loads((sweep.folder / "results.jsonl").read_text().splitlines()[-1]) == row
+
+
+def test_rows_that_a_cell_has_removed_are_written_again_and_count(sweep: Finished) -> None:
+    scenarios = ["leaves_folder", "looks_at_store", "tells_escapes", "removes_rows"]
+    assert [row["scenario"] for row in sweep.rows] == scenarios
+    assert sweep.rows[-1]["status"] == "pass"
+    assert "3 rows of this sweep had vanished from results.jsonl" in sweep.err
+    assert sweep.status == 1, "one of those that had vanished is an error"

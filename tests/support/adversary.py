@@ -29,6 +29,12 @@ def looks_at_store(cell: Cell) -> None:
     save_load(cell)
 
 
+def removes_rows(cell: Cell) -> None:
+    """It takes away what the cells before it came to."""
+    (cell.folder.parent / "results.jsonl").unlink(missing_ok=True)
+    save_load(cell)
+
+
 def tells_escapes(cell: Cell) -> None:
     """What it says of itself would move the cursor, ring, and write another line."""
     with cell.phase(f"train{ESCAPES}"):

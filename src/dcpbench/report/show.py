@@ -106,8 +106,9 @@ def write_reports(folder: Path, sweeps: Sweeps | None = None) -> None:
 
 
 def print_report(folder: Path) -> None:
-    """Print a sweep's table and what did not pass; ResultsError if the folder holds no results."""
-    output.print_text(rendered(content(read_sweeps([folder])), sys.stdout))
+    """Print a sweep's table and what did not pass; ResultsError if the folder holds no results, or standard
+    output cannot be written to."""
+    output.put_out(rendered(content(read_sweeps([folder])), sys.stdout), None)
 
 
 def content(sweeps: Sweeps, view: View = View()) -> Content:
