@@ -2,6 +2,7 @@
 
 import os
 import stat
+import sys
 from pathlib import Path
 
 import psutil
@@ -30,8 +31,10 @@ def looks_at_store(cell: Cell) -> None:
 
 
 def removes_rows(cell: Cell) -> None:
-    """It takes away what the cells before it came to."""
-    (cell.folder.parent / "results.jsonl").unlink(missing_ok=True)
+    """It takes away what the cells before it came to; its checkpoints go to `root` beside the sweep."""
+    checkpoints = cell.folder.parent
+    if cell.world.rank == 0:
+        (checkpoints.parents[1] / checkpoints.name / "results.jsonl").unlink()
     save_load(cell)
 
 
@@ -39,3 +42,20 @@ def tells_escapes(cell: Cell) -> None:
     """What it says of itself would move the cursor, ring, and write another line."""
     with cell.phase(f"train{ESCAPES}"):
         raise ValueError(ESCAPES)
+
+
+def close_descriptors() -> None:
+    """What `<&- >&- 2>&-` does to a process before it begins."""
+    for number in range(3):
+        os.close(number)
+    sys.stdin = sys.stdout = sys.stderr = None  # type: ignore[assignment]
+
+
+def fill_output(number: int) -> None:
+    """What `>/dev/full` does, or `2>/dev/full`."""
+    os.dup2(os.open("/dev/full", os.O_WRONLY), number)
+
+
+def remove_folder() -> None:
+    """The folder that the process is in goes."""
+    Path.cwd().rmdir()

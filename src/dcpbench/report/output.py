@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,9 +13,9 @@ from dcpbench.analysis.frame import records
 from dcpbench.analysis.query import QueryError
 from dcpbench.config.errors import visible
 from dcpbench.records import files
-from dcpbench.records.store import ResultsError
 from dcpbench.report.document import Content
 from dcpbench.report.rendering import markdown, rendered
+from dcpbench.report.styles import standard_output
 
 _FORMULA = (*"=+-@", *"\uff1d\uff0b\uff0d\uff20")
 """What a formula begins with in a spreadsheet; the latter are as wide as a Chinese character."""
@@ -93,18 +92,14 @@ def _csv_entry(value: object, raw: bool) -> object:
 
 def put_out(text: str, output: Path | None) -> None:
     """Write to a file or to standard output, perhaps a closed pipe; ResultsError if that cannot be done."""
-    try:
-        if output is None:
+    if output is None:
+        with standard_output():
             print_text(text)
-        else:
-            write_whole(output, text)
+        return
+    try:
+        write_whole(output, text)
     except OSError as error:
-        if output is not None:
-            raise QueryError(f"-o {output}: cannot be written: {error.strerror}") from None
-        # Python is not to try again at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):
-            raise ResultsError(f"standard output cannot be written to: {error.strerror}") from None
+        raise QueryError(f"-o {output}: cannot be written: {error.strerror}") from None
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -3,7 +3,7 @@
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib import import_module
@@ -187,13 +187,20 @@ class SweepRun:
     def _print(self, sentence: str) -> None:
         self._console.print(text_of(sentence), soft_wrap=True)
 
+    def _show(self, *ways: Callable[[Path], None]) -> None:
+        """Show the rows in these ways; what cannot be written is told, since the rows themselves decide."""
+        for way in ways:
+            try:
+                way(self._folder)
+            except ResultsError as error:
+                self._print(str(error))
+
     def _end(self, sweep: driver.Sweep, status: int) -> int:
         try:
             sweep.end()
-            if not self._broken_off:
-                if told := sweep.log.settle([job.cell.name for job in sweep.jobs]):
-                    self._print(told)
-                write_csv(self._folder)
+            told = None if self._broken_off else sweep.log.settle([job.cell.name for job in sweep.jobs])
+            if told:
+                self._print(told)
         except ResultsError as error:
             self._broken_off = self._broken_off or error
         if self._broken_off:
@@ -208,11 +215,7 @@ class SweepRun:
         if rows:
             from dcpbench.report.show import print_report, write_reports
 
-            for show in (write_reports, print_report):
-                try:
-                    show(self._folder)
-                except ResultsError as error:  # what was measured is written, and decides
-                    self._print(str(error))
+            self._show(write_csv, write_reports, print_report)
             if all(row.status == "skip" for row in rows):
                 self._print("every cell was skipped: nothing was measured")
             spent_s = time.monotonic() - self._started
