@@ -37,6 +37,7 @@ mutants: $(VENV)/.ready
 
 soak: $(VENV)/.ready
 	$(BIN)/python bench/soak.py
+	$(BIN)/python bench/leaks.py
 
 setup: $(VENV)/.ready
 

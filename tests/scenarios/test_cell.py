@@ -112,6 +112,16 @@ def test_a_check_knows_what_this_rank_had_and_where_it_found_what(tmp_path: Path
     assert [(one.name, one.where) for one in report.distinct.values()] == [("weight", "here")]
 
 
+@pytest.mark.parametrize("fired", [(True, True), (True, False), (False, True), (False, False)])
+def test_a_control_that_was_missed_once_is_not_made_up_for_at_the_same_place(
+    fired: tuple[bool, bool], tmp_path: Path
+) -> None:
+    cell = bare_cell(tmp_path)
+    for did in fired:
+        cell.control("model_equal", {"weight": did, "bias": True}, "here")
+    assert cell.report.checks["model_equal"].control == {"here": {"weight": all(fired), "bias": True}}
+
+
 MEASURED: dict[str, tuple[dict[str, Any], str, list[str]]] = {
     "sync": ({}, "save", ["save_stall_s", "save_s", "checkpoint_bytes"]),
     "async": ({"save": "async"}, "upload", ["save_stall_s", "save_s", "checkpoint_bytes"]),

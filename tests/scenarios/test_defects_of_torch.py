@@ -82,6 +82,9 @@ def beside(cell: Cell) -> tuple[str | None, TrainingRun | None, Oracle]:
     trained = build_plain(cell.config, cell.world, 11)
     oracle = Oracle(cell, trained, batches(cell.config, cell.world.device))
     trained.train(oracle.data, 2)
+    with torch.no_grad():  # what was pre-trained is not what a seed gives
+        for value in frozen_of(oracle.twin.model).values():
+            value.mul_(2)
     seen: list[TrainingRun] = []
 
     def compare(other: TrainingRun) -> list[Finding]:

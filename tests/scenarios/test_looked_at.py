@@ -147,6 +147,7 @@ def test_save_load() -> None:
     (report,) = ran.reports
     assert places_of(report) == save_load()
     assert ran.left == ["step-0001", "step-0002"], "what was saved again is removed"
+    assert ran.announced.count("load") == 4, "each checkpoint, what was saved again, and once what is there"
 
 
 def test_overlapping_saves_are_looked_at_as_others_are_but_for_what_is_counted() -> None:

@@ -253,6 +253,21 @@ def test_what_is_wrong_with_what_a_load_did_to_its_state_dict() -> None:
         assert wrong({"stateful": again}, ["plain"], again) == ["stateful"]
 
 
+def test_an_object_holds_what_it_is_given_and_meets_its_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        dist, "all_reduce", lambda total: total.mul_(3)
+    )  # as if three ranks had said the same
+    data = torch.zeros(10, 10)
+    with group_of_one():
+        gathering, summing = stateful_objects._objects(world(), 1).values()
+        counting = stateful_objects.Counting(1, data.device)
+        for each in (gathering, summing, counting):
+            assert not torch.equal(each.data, data)
+            each.load_state_dict({"data": data})
+            assert each.data is data
+    assert (gathering.seen, summing.seen, counting.loads) == ([0], [300], 1)
+
+
 def test_a_recording_holds_what_is_set_and_knows_it() -> None:
     recording = stateful_objects.Recording({"one": 1})
     recording["other"] = 2
@@ -272,7 +287,7 @@ def newest(tmp_path: Path, *keys: str) -> tuple[Cell, SavedCheckpoint]:
     """A cell with a complete checkpoint that holds these keys of what it saved."""
     cell = bare_cell(tmp_path, config(**SMALL, verify="deep"))
     leaves = snapshot_nested({"first": torch.zeros(2), "middle": torch.ones(2), "last": torch.ones(3)})
-    state = {"model_equal": leaves, "extra_equal": {"number": 3, "other": 4}, FLAGS: {"first": True}}
+    state = {"model_equal": leaves, "extra_equal": {"number": 3, "other": 4}, FLAGS: {"number": True}}
     saved: Any = mock.Mock(SavedCheckpoint, step=7, state=state, checkpoint_id=str(tmp_path))
     saved.keys = dict.fromkeys(keys)
     cell.complete.append(saved)

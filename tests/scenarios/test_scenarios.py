@@ -47,6 +47,8 @@ def test_the_experiment_of_pytorchs_own_tests(seeds: Finished) -> None:
     assert {row["scenario"] for row in seeds.rows} == {*CHECKS_OF, *more}
     unexpected = [row["cell"] for row in seeds.rows if row["status"] == "xfail" and row["parallel"] != KNOWN]
     assert unexpected == []
+    ranks = [rank for row in seeds.rows for rank in row["details"].get("ranks", [])]
+    assert not [rank["left_behind"] for rank in ranks if rank["left_behind"]]
 
 
 @pytest.mark.parametrize("scenario", CHECKS_OF)

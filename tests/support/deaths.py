@@ -154,6 +154,11 @@ def _leaves_shared_memory(cell: Cell) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _stops_server(_: Cell) -> None:
+    os.kill(os.getppid(), signal.SIGSTOP)
+    raise ValueError("planted")
+
+
 WAYS: dict[str, Callable[[Cell], None]] = {
     "raises": _raises,
     "raises_end_of_file": _raises_end_of_file,
@@ -172,6 +177,7 @@ WAYS: dict[str, Callable[[Cell], None]] = {
     "full_disk": _full_disk,
     "file_size_limit": _file_size_limit,
     "read_only": _read_only,
+    "stops_server": _stops_server,
     "kills_server": lambda _: os.kill(os.getppid(), signal.SIGKILL),
     "leaves_child": _leaves_child,
     "leaves_shared_memory": _leaves_shared_memory,

@@ -60,3 +60,14 @@ def measured(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         }
         for item in rows
     }
+
+
+def seen(row: dict[str, Any]) -> tuple[dict[str, Any], Any, list[list[Any]]]:
+    """What a cell has seen, not when and how fast, nor that it was asked for otherwise: columns, checks, and
+    the losses of each rank."""
+    asked = ("started_at", "config_digest", "cell", "overrides", "config", "details")
+    columns = {
+        name: it for name, it in row.items() if name not in asked and not name.endswith(("_s", "_bytes"))
+    }
+    ranks = row["details"].get("ranks", [])
+    return columns, row["details"].get("checks"), [[rank["losses"], rank["resumed"]] for rank in ranks]

@@ -36,16 +36,17 @@ def test_all_held_under_controls_is_a_pass() -> None:
     assert all(verdict.checks.values())
 
 
-def test_one_rank_is_enough_to_fail_and_is_named() -> None:
-    seen = reports()
-    seen[1].checks["model_equal"].add([finding("w", "index [3]: ...", 0.5, "at step 2")])
-    verdict = judge([seen], [2])
+@pytest.mark.parametrize("rank", range(3))
+def test_one_rank_is_enough_to_fail_and_is_named(rank: int) -> None:
+    seen = reports(3)
+    seen[rank].checks["model_equal"].add([finding("w", "index [3]: ...", 0.5, "at step 2")])
+    verdict = judge([seen], [3])
     assert verdict.status == "fail"
     assert verdict.checks["model_equal"] is False
-    assert [(one.check, one.rank, one.names) for one in verdict.failed] == [("model_equal", 1, ["w"])]
+    assert [(one.check, one.rank, one.names) for one in verdict.failed] == [("model_equal", rank, ["w"])]
     assert verdict.max_abs_diff == 0.5
-    assert verdict.first_mismatch == "rank 1: w at step 2: index [3]: ..."
-    assert verdict.reason == "model_equal: rank 1: w at step 2: index [3]: ..."
+    assert verdict.first_mismatch == f"rank {rank}: w at step 2: index [3]: ..."
+    assert verdict.reason == f"model_equal: rank {rank}: w at step 2: index [3]: ..."
 
 
 def test_what_was_found_first_is_told_whichever_rank_found_it() -> None:
@@ -129,12 +130,18 @@ def test_what_every_rank_compared_at_every_place_under_a_control_is_a_pass() -> 
         (lambda views: [view.control.pop(OLD) for view in views], f"rank 0 has no control of w {OLD}"),
         (lambda views: views[1].control.pop(NEW), f"rank 1 has no control of w {NEW}"),
         (lambda views: [view.control[OLD].update(w=False) for view in views], f"did not report w {OLD}"),
+        (lambda views: views[0].control[OLD].update(v=False), f"did not report v {OLD}"),
+        (lambda views: views[1].control[OLD].update(v=False), f"did not report v {OLD}"),
         (lambda views: [view.compared[NEW].update(w=False) for view in views], f"no rank compared w {NEW}"),
         (lambda views: [view.compared[NEW].clear() for view in views], f"no rank compared anything {NEW}"),
         (lambda views: views[0].compared[NEW].update(v=True), f"rank 0 has no control of v {NEW}"),
         (lambda views: views[1].compared[NEW].update(v=False), f"no rank compared v {NEW}"),
         (
             lambda views: [view.control.update(elsewhere={"w": True}) for view in views],
+            "rank 0 did not compare anything elsewhere",
+        ),
+        (
+            lambda views: views[1].compared.update(elsewhere={"w": True}),
             "rank 0 did not compare anything elsewhere",
         ),
     ],
@@ -179,7 +186,9 @@ def test_the_details_have_each_control_at_its_place_and_every_rank() -> None:
     seen = details["checks"]["model_equal"]
     assert seen["control"] == {f"w {OLD}": True, f"w {NEW}": True}
     assert (seen["held"], seen["control_missed"], seen["worst"]) == (True, [], [])
-    assert [set(rank) for rank in details["ranks"]] == [{"rank", "losses", "resumed", "compiled"}] * 2
+    assert [set(rank) for rank in details["ranks"]] == [
+        {"rank", "losses", "resumed", "compiled", "left_behind"}
+    ] * 2
     assert [rank["rank"] for rank in details["ranks"]] == [0, 1]
     missed = at_both(lambda views: [view.control[OLD].update(w=False) for view in views])
     seen = missed.details["checks"]["model_equal"]

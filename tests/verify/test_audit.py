@@ -48,7 +48,9 @@ WEIGHT = Entry(
     tuple(Chunk((top, left), (2, 3), f"{top}.distcp") for top in (0, 2) for left in (0, 3)),
 )
 IN_CHUNKS = Manifest(
-    {"w": WEIGHT, "epoch": Entry()}, {"0.distcp": 48, "2.distcp": 48}, {"0.distcp": 48, "2.distcp": 48}
+    {"epoch": Entry(), "w": WEIGHT, "lr": Entry()},
+    named={"0.distcp": 48, "2.distcp": 48, "4.distcp": 8},
+    found={"2.distcp": 48, "0.distcp": 48, "4.distcp": 8},
 )
 
 
@@ -78,14 +80,15 @@ def test_a_damaged_copy_is_whole_but_for_one_thing() -> None:
     }
 
 
-@pytest.mark.parametrize("key", ["w", "epoch"])
+@pytest.mark.parametrize("key", IN_CHUNKS.entries)
 def test_a_key_that_nobody_asked_for_is_told_wherever_it_stands(key: str) -> None:
     wanted = {name: entry for name, entry in IN_CHUNKS.entries.items() if name != key}
     assert [(found.name, found.problem) for found in audit(IN_CHUNKS, wanted)] == [(key, "not_asked_for")]
 
 
 def test_the_control_takes_a_tensor_wherever_it_stands() -> None:
-    for entries in (IN_CHUNKS.entries, dict(reversed(IN_CHUNKS.entries.items()))):
+    for order in itertools.permutations(IN_CHUNKS.entries):
+        entries = {name: IN_CHUNKS.entries[name] for name in order}
         assert all(controls(replace(IN_CHUNKS, entries=entries), entries).values())
 
 

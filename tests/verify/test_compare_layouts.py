@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ from dcpbench.records.findings import Finding
 from dcpbench.records.sentences import describe
 from dcpbench.verify import compare_layouts
 from dcpbench.verify.compare import Recall
-from dcpbench.verify.compare_layouts import _add_up, compare_across, digests
+from dcpbench.verify.compare_layouts import _add_up, compare_across, digests, gathered
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.perturb import controllable
 from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaves, TensorLeaf, digested
@@ -129,14 +130,14 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two threads are the ranks, and the number of one takes the place of its group."""
     barrier, values = threading.Barrier(2), [None, None]
 
-    def gathered(value: Any, rank: int) -> list[Any]:
+    def exchanged(value: Any, rank: int) -> list[Any]:
         values[rank] = value
         barrier.wait(20)
         everybody = values.copy()
         barrier.wait(20)
         return everybody
 
-    monkeypatch.setattr(compare_layouts, "gathered", gathered)
+    monkeypatch.setattr(compare_layouts, "gathered", exchanged)
 
 
 def across(saved: Leaves, restored: list[Leaves], recall: Recall | None) -> list[list[str]]:
@@ -187,12 +188,32 @@ def test_of_several_that_drifted_each_is_told() -> None:
     )
 
 
+@pytest.mark.usefixtures("threads")
+def test_replicas_of_what_was_never_saved_so_are_told_too() -> None:
+    recall = {"v": ONES}.get
+    restored: list[Leaves] = [{"v": leaf(ONES), "w": leaf(each)} for each in (ONES, OTHER)]
+    told = [f"w replicas {DRIFTED}", "w unexpected there after the load, but never saved"]
+    assert across({"v": leaf(ONES)}, restored, recall) == [told] * 2
+    restored = [{"v": leaf(each.T)} for each in (ONES, OTHER)]
+    told = [f"v replicas {DRIFTED}", "v shape global shape: saved (2, 3), restored (3, 2)"]
+    assert across({"v": leaf(ONES)}, restored, recall) == [told] * 2
+
+
 def test_what_nobody_finds_in_its_part_is_told_as_it_is() -> None:
     """Of half a tensor that is as it was the digest differs all the same, and of a part that is not the rest
     is still not held."""
     half = Extent((2, 3), (0, 0), (1, 3), 0, 3)
-    for part, told in ((ONES[:1], "digests_differ"), (ONES[:1] + 1, "differs")):
+    uncovered, digests_differ, differs = (("w", each) for each in ("uncovered", "digests_differ", "differs"))
+    for part, told in ((ONES[:1], [uncovered, digests_differ]), (ONES[:1] + 1, [differs, uncovered])):
         restored = {"w": TensorLeaf(part, half, None), "lr": 0.2}
         found = compare_across({"w": leaf(ONES), "lr": 0.1}, restored, None, {"w": ONES}.get)
-        problems = [(one.name, one.problem) for one in found]
-        assert sorted(problems) == [("lr", "value"), ("w", told), ("w", "uncovered")]
+        assert [(one.name, one.problem) for one in found] == [*told, ("lr", "value")]
+
+
+def test_every_rank_gives_something() -> None:
+    assert gathered("mine", None) == ["mine"]
+    dist.init_process_group("fake", rank=1, world_size=3)  # the others have whatever this one has
+    try:
+        assert gathered("mine", dist.group.WORLD) == ["mine"] * 3
+    finally:
+        dist.destroy_process_group()

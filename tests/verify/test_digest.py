@@ -1,7 +1,8 @@
 """The digest against integers in a loop, however a tensor is cut; and every small change is seen."""
 
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise, product
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from dcpbench.verify import digest as module
 from dcpbench.verify.digest import Digest, add, digest, fetch
 from dcpbench.verify.layout import Extent, whole
+from support.triton_in_numpy import Triton
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.complex64,
@@ -137,6 +139,61 @@ def test_every_word_has_its_number_in_the_whole_tensor(
     assert fetch([module._eager(words, first, place)]) == [mixed(words.tolist(), numbers)]
 
 
+@pytest.fixture
+def triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[Triton]:
+    stand_in = Triton()
+    monkeypatch.setitem(sys.modules, "triton", stand_in.module)
+    monkeypatch.setitem(sys.modules, "triton.language", stand_in.language)
+    module._kernel.cache_clear()
+    yield stand_in
+    module._kernel.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("width", "base"),
+    [(torch.uint8, 0), (torch.uint16, 5), (torch.uint32, 2**32 - 70), (torch.uint8, 2**40 - 3)],
+)
+def test_the_kernel_is_what_torch_operations_are(triton: Triton, width: torch.dtype, base: int) -> None:
+    """Of one level and of two; whole tiles and parts of them; of rows that begin within."""
+    levels: list[tuple[tuple[int, ...], tuple[int, ...]]] = [((10**6,), (1,))]
+    levels += [((run, 10**6), (1, 3 * run)) for run in (1, 3, 16, 48, 50)]
+    wanted = 0
+    for (sizes, strides), first, count in product(levels, (0, 19), (1, 16, 96, 131)):
+        words = random([count], width, seed=count)
+        place = module._Place(base, sizes, strides, base + 3 * (first + count + 50) > 2**32)
+        found = module._triton(words, first, place, tile=16)
+        assert torch.equal(found, module._eager(words, first, place)), (sizes, first, count)
+        wanted += 1
+    assert len(triton.launched) == wanted
+
+
+def test_a_program_walks_down_its_column(triton: Triton) -> None:
+    words = random([3 * 2049 * 4], torch.uint8)
+    place = module._Place(7, (2049 * 4, 9), (1, 10**5), False)
+    assert torch.equal(module._triton(words, 0, place, tile=4), module._eager(words, 0, place))
+    assert triton.launched == [2049]
+
+
+@pytest.mark.parametrize(("sizes", "count"), [((2, 3, 2), 9), ((5,), 0), ((0, 3), 0), ((2**42, 3), 5)])
+def test_what_the_kernel_cannot_do_torch_operations_do(
+    triton: Triton, sizes: tuple[int, ...], count: int
+) -> None:
+    strides = (1, 2**43, 2**44)[: len(sizes)]
+    words, place = random([count], torch.uint8), module._Place(3, sizes, strides, True)
+    assert torch.equal(module._triton(words, 1, place), module._eager(words, 1, place))
+    assert triton.launched == []
+
+
+def test_the_kernel_is_for_cuda_and_where_there_is_triton(
+    triton: Triton, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    assert (module._mix(cuda), module._mix(cpu)) == (module._triton, module._eager)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    module._kernel.cache_clear()
+    assert (module._mix(cuda), module._mix(cpu)) == (module._eager, module._eager)
+
+
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize("count", [2**16 - 1, 2**16, 2**16 + 1, 2**17 + 77])
 def test_the_borders_of_chunks(count: int, offset: int) -> None:
@@ -242,6 +299,12 @@ def test_lazy_views_count_as_what_they_show() -> None:
     tensor = random([5, 3], torch.complex64)
     assert of(tensor.conj()) == of(tensor.conj().resolve_conj()) != of(tensor)
     assert of(tensor.conj().imag) == of(tensor.conj().imag.clone())
+
+
+@pytest.mark.parametrize("extent", [Extent((2, 3), (0,), (2, 3), 0, 6), Extent((2, 3), (0, 0), (6,), 0, 6)])
+def test_an_extent_of_other_dimensions_is_refused(extent: Extent) -> None:
+    with pytest.raises(ValueError, match=r"zip\(\) argument"):
+        digest(torch.zeros(6), extent)
 
 
 def test_nothing_has_the_digest_zero_and_a_wrong_extent_is_refused() -> None:

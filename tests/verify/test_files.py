@@ -98,7 +98,8 @@ def test_whole_files_are_read_where_that_is_asked_for(folder: Path) -> None:
     assert [one.name for one in compare_files(then_whole, digest_files(folder, whole=True))] == [LARGE]
 
 
-def test_every_file_is_synced_before_its_pages_are_dropped(folder: Path) -> None:
+@pytest.mark.parametrize("below", ["", "data"])
+def test_every_file_is_synced_before_its_pages_are_dropped(folder: Path, below: str) -> None:
     """What the kernel does then cannot be seen everywhere: a file system in memory keeps its pages."""
     advised: list[tuple[int, bool]] = []
     with recorded_syncs() as synced:
@@ -109,7 +110,7 @@ def test_every_file_is_synced_before_its_pages_are_dropped(folder: Path) -> None
             advised.append((stat.st_ino, (stat.st_dev, stat.st_ino) in synced))
 
         with mock.patch.object(os, "posix_fadvise", advise):
-            drop_pages(folder)
+            drop_pages(folder / below)
     assert sorted(advised) == sorted(((folder / name).stat().st_ino, True) for name in (SMALL, LARGE))
 
 

@@ -1,16 +1,29 @@
-"""How far what is known to be wrong may be off: against what of a tensor."""
+"""What known defects make of a state is told from anything else, and how far it may be off: against what of
+a tensor."""
+
+from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from dcpbench.records.findings import Finding
+from dcpbench.records.findings import Finding, Problem
 from dcpbench.verify import known_defects
 from dcpbench.verify.compare import compare
-from dcpbench.verify.layout import Extent
-from dcpbench.verify.snapshot import Leaves, TensorLeaf
+from dcpbench.verify.known_defects import (
+    ONE_REPLICA,
+    SLICED_BY_SHARD,
+    mark_expected,
+    mark_replica,
+    mark_sliced,
+)
+from dcpbench.verify.layout import Extent, whole
+from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf, digested
 
 PEERS = 8.0
-"""The largest magnitude in the other rank's part."""
+"""The largest magnitude in the other rank's part; of all other tensors it is 0.5."""
 
 
 def part(*values: float) -> Leaves:
@@ -18,11 +31,15 @@ def part(*values: float) -> Leaves:
     return {"moment": TensorLeaf(torch.tensor(values), Extent((4,), (0,), (2,), 0, 2), None), "lr": values[0]}
 
 
-def scaled(monkeypatch: pytest.MonkeyPatch, restored: Leaves) -> dict[str, Finding]:
+def scaled(
+    monkeypatch: pytest.MonkeyPatch, restored: Leaves, saved: Leaves | None = None
+) -> dict[str, Finding]:
     """What is found of a part of which a peer has the rest, by name."""
-    monkeypatch.setattr(known_defects, "gathered", lambda mine, group: [mine, {"moment": PEERS}])
-    found = compare(part(1.0, 2.0), restored)
-    return {one.name: one for one in known_defects.against_whole(found, part(1.0, 2.0), None)}
+    saved = saved or part(1.0, 2.0)
+    peers = dict.fromkeys(saved, 0.5) | {"moment": PEERS}
+    monkeypatch.setattr(known_defects, "gathered", lambda mine, group: [mine, peers])
+    found = compare(saved, restored)
+    return {one.name: one for one in known_defects.against_whole(found, saved, None)}
 
 
 def test_a_distance_is_a_share_of_the_whole_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,8 +47,110 @@ def test_a_distance_is_a_share_of_the_whole_tensor(monkeypatch: pytest.MonkeyPat
     found = scaled(monkeypatch, part(5.0, 2.0))
     assert found["moment"].facts["share"] == 4.0 / PEERS
     assert found["lr"] == compare({"lr": 1.0}, {"lr": 5.0})[0], "what is no tensor stays as it is"
+    assert scaled(monkeypatch, part(1.0, 0.0), part(1.0, 16.0))["moment"].facts["share"] == 1.0
+    restored = {"one": part(4.0, 1.0)["moment"], **part(1.0, 2.0), "other": part(1.0, 1.0)["moment"]}
+    nowhere_else = {"one": part(2.0, 1.0)["moment"], **part(1.0, 2.0), "other": part(5.0, 1.0)["moment"]}
+    found = scaled(monkeypatch, restored, nowhere_else)
+    assert [each.facts["share"] for each in found.values()] == [2.0 / 2.0, 4.0 / 5.0]
 
 
 def test_what_is_not_a_number_has_no_share(monkeypatch: pytest.MonkeyPatch) -> None:
     found = scaled(monkeypatch, part(float("nan"), 2.0))
     assert "share" not in found["moment"].facts
+
+
+def by(marked: Iterable[Finding]) -> dict[str, str | None]:
+    return {one.name: one.by for one in marked}
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    shape=st.lists(st.integers(2, 5), min_size=1, max_size=3),
+    shards=st.integers(2, 3),
+    large=st.booleans(),
+    data=st.data(),
+)
+def test_what_slicing_by_tp_shards_makes_of_a_tensor_is_told(
+    shape: list[int], shards: int, large: bool, data: st.DataObject
+) -> None:
+    """Cut by TP in any dimension and by FSDP1 anywhere; `large` parts of which digests are retained."""
+    tensor = torch.rand(shape)
+    dimension = data.draw(st.integers(0, len(shape) - 1))
+    cuts = tensor.chunk(shards, dimension)
+    rank = data.draw(st.integers(0, len(cuts) - 1))
+    offset = [0] * len(shape)
+    offset[dimension] = sum(cut.shape[dimension] for cut in cuts[:rank])
+    start = data.draw(st.integers(0, cuts[rank].numel() - 1))
+    numel = data.draw(st.integers(1, cuts[rank].numel() - start))
+    extent = Extent(tuple(shape), tuple(offset), tuple(cuts[rank].shape), start, numel)
+    own = slice(start, start + numel)
+
+    flat = tensor.reshape(-1)
+    again = torch.cat([flat[: cut.numel()].reshape(cut.shape) for cut in cuts], dimension)
+    wrong = extent.take(tensor).clone()
+    wrong[-1] = 2.0
+    restored = {"once": flat[own], "again": again.reshape(-1)[own], "wrong": wrong}
+    live = {name: TensorLeaf(extent.take(tensor), extent, None) for name in restored}
+    saved = digested(live) if large else live
+    actual: Leaves = {name: TensorLeaf(each, extent, None) for name, each in restored.items()}
+    found = compare(saved, actual)
+    expected = {one.name: None if one.name == "wrong" else SLICED_BY_SHARD for one in found}
+    assert by(mark_sliced(found, saved, actual, lambda name: tensor, shards)) == expected
+    others = tensor + 1, tensor.view(torch.int32), torch.cat([tensor, tensor]), None
+    for other in others:
+        marked = mark_sliced(found, saved, actual, lambda name, held=other: held, shards)  # type: ignore[misc]
+        assert [*marked] == found, "the checkpoint does not hold what was saved"
+
+
+def test_of_what_no_tp_shard_is_cut_out_nothing_is_a_slice() -> None:
+    tensor = torch.arange(8.0)
+    half, all_of_it = Extent((8,), (4,), (4,), 0, 4), Extent((8,), (0,), (8,), 4, 4)
+    saved: Leaves = {
+        "w": TensorLeaf(tensor[4:], half, None),
+        "plain": TensorLeaf(tensor[4:], all_of_it, None),
+    }
+    saved |= {"nan": saved["w"], "lr": 0.1}
+    actual: Leaves = {name: replace(saved[name], local=tensor[:4]) for name in ("w", "plain", "nan")}
+    actual |= {"lr": 0.2}
+    found = [
+        replace(one, problem=Problem.nan) if one.name == "nan" else one for one in compare(saved, actual)
+    ]
+    marked = mark_sliced(found, saved, actual, lambda name: tensor, 2)
+    assert by(marked) == {"w": SLICED_BY_SHARD, "plain": None, "nan": None, "lr": None}
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("large", [False, True])
+def test_what_any_replica_had_is_told(monkeypatch: pytest.MonkeyPatch, place: int, large: bool) -> None:
+    """The peer whose values came back is the first, the second or the last rank."""
+
+    def leaves(value: float) -> Leaves:
+        tensor = torch.full((2,), value)
+        leaf = TensorLeaf(tensor, whole(tensor), None)
+        return {"first": leaf, "idle": Idle(leaf), "lr": value, "dtype": leaf, "none": leaf, "last": leaf}
+
+    saved, actual = leaves(1.0), leaves(2.0)
+    actual["none"] = replace(actual["none"], local=torch.full((2,), 3.0))
+
+    def gathered(mine: object, group: object) -> list[object]:
+        assert mine == {name: known_defects._digest(leaf) for name, leaf in saved.items()}
+        peers = {name: known_defects._digest(leaf) for name, leaf in leaves(2.0).items()}
+        ranks: list[object] = [mine, mine]
+        ranks.insert(place, peers)
+        return ranks
+
+    monkeypatch.setattr(known_defects, "gathered", gathered)
+    found = [
+        replace(one, problem=Problem.dtype) if one.name == "dtype" else one for one in compare(saved, actual)
+    ]
+    assert len(found) == len(saved)
+    marked = mark_replica(found, digested(saved) if large else saved, actual, None)
+    told = dict.fromkeys(("first", "last"), ONE_REPLICA)
+    assert by(marked) == dict.fromkeys(saved) | told
+
+
+def test_what_is_not_found_beside_a_run_with_the_defect_is_by_it() -> None:
+    beside = compare({"b": 1, "c": 1, "d": 1}, {"b": 2, "c": 2, "d": 2})
+    found = compare(dict.fromkeys("abcde", 1), dict.fromkeys("abcde", 2))
+    marked = mark_expected(found, "defect", lambda: beside)
+    assert by(marked) == {"a": "defect", "b": None, "c": None, "d": None, "e": "defect"}

@@ -1,11 +1,16 @@
 """The perturbation must reach everything, or a control would have nothing to report."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from dcpbench.verify.compare import bits, compare, same_value
+from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.perturb import (
+    all_different,
+    compared_names,
     controllable,
     perturb_model,
     perturb_optimizer,
@@ -13,7 +18,16 @@ from dcpbench.verify.perturb import (
     with_other_names,
     without_constants,
 )
-from dcpbench.verify.snapshot import below, persistent_tensors, retained, snapshot_model, snapshot_optimizer
+from dcpbench.verify.snapshot import (
+    Idle,
+    TensorLeaf,
+    below,
+    digested,
+    persistent_tensors,
+    retained,
+    snapshot_model,
+    snapshot_optimizer,
+)
 from dcpbench.verify.tolerances import compare_close
 from dcpbench.workloads.models import Mlp
 from support.models import Adversarial
@@ -43,6 +57,12 @@ def test_every_name_is_reported_after_a_perturbation() -> None:
     assert {"param_groups.0.lr", "param_groups.0.betas", "param_groups.0.amsgrad"} <= set(before[1])
 
 
+def test_hyperparameters_are_changed_wherever_they_stand() -> None:
+    optimizer = torch.optim.SGD([{"of": 1, "params": [nn.Parameter(torch.ones(1))]}], lr=0.5)
+    perturb_optimizer(optimizer, seed=1)
+    assert (optimizer.param_groups[0]["of"], optimizer.param_groups[0]["lr"]) == (0.5, 0.25)
+
+
 def test_what_is_retained_stays_as_it_was() -> None:
     model, optimizer = trained()
     saved = retained(snapshot_model(model)), retained(snapshot_optimizer(model, optimizer))
@@ -61,14 +81,48 @@ def test_a_changed_value_is_another_and_turns_nothing_on(value: object) -> None:
         assert bool(changed) <= bool(value)
 
 
+def test_a_flag_stays_one_that_a_fused_kernel_takes() -> None:
+    assert perturbed(True) is False
+    assert perturbed(False) is None
+
+
+def test_what_has_no_other_value_is_refused() -> None:
+    with pytest.raises(TypeError, match="of type set has no negative control yet"):
+        perturbed({1, 2})
+
+
 def test_every_element_of_every_dtype_becomes_another_one_again_and_again() -> None:
     model = Adversarial([4, 8, 3])
     for _ in range(3):
         before = {name: value.clone() for name, value in persistent_tensors(model).items()}
         perturb_model(model, seed=1)
         for name, value in persistent_tensors(model).items():
-            changed = bits(value) != bits(before[name])
-            assert changed.reshape(value.numel(), -1).any(dim=1).all(), name
+            assert (bits(value) != bits(before[name])).all(), name
+
+
+def test_elements_go_far_each_its_own_way_and_alike_on_every_rank_but_step_counters_together() -> None:
+    """FSDP1 refuses steps of ranks and parameters that are not the same."""
+    model, optimizer = trained()
+    before = retained(snapshot_optimizer(model, optimizer)) | retained(snapshot_model(model))
+    moved = []
+    for seed in (1, 1, 2):
+        again, other = trained()
+        perturb_model(again, seed)
+        perturb_optimizer(other, seed)
+        after = snapshot_optimizer(again, other) | snapshot_model(again)
+        tensors = {name: leaf.local for name, leaf in after.items() if isinstance(leaf, TensorLeaf)}
+        moved.append({name: local.double() - before[name].local for name, local in tensors.items()})
+    for name, distance in moved[0].items():
+        assert distance.min() > 15.9
+        assert distance.max() < 32.1
+        assert torch.equal(distance, moved[1][name])
+        if not distance.ndim:
+            assert distance == 16
+        elif distance.numel() > 4:
+            assert len(distance.round().unique()) > 2
+            assert not torch.equal(distance, moved[2][name])
+    moments = (moved[0][f"state.0.net1.weight.exp_avg{kind}"].round() for kind in ("", "_sq"))
+    assert not torch.equal(*moments), "two tensors of a shape"
 
 
 def test_what_no_seed_changes_has_a_control_of_its_own() -> None:
@@ -78,3 +132,53 @@ def test_what_no_seed_changes_has_a_control_of_its_own() -> None:
     assert reported == set(one)
     stranger = without_constants(one, other)
     assert stranger["net1.weight"] is other["net1.weight"], "it is told from another seed's as it is"
+
+
+def test_what_an_optimizer_counts_is_constant_and_a_model_s_scalar_where_it_is_the_same() -> None:
+    def leaf(value: float, *shape: int) -> TensorLeaf:
+        return TensorLeaf(torch.full(shape, value), whole(torch.empty(shape)), None)
+
+    one = {
+        "mask": leaf(1.0, 2),
+        "gain": leaf(1.0),
+        "state.w.step": leaf(1.0),
+        "state.w.exp_avg": leaf(1.0, 2),
+    }
+    other = {**one, "gain": leaf(1.5), "state.w.step": leaf(2.0), "state.w.exp_avg": leaf(1.5, 2)}
+    stranger = without_constants(one, other)
+    assert {name for name, leaf in stranger.items() if leaf is not other[name]} == {"mask", "state.w.step"}
+    assert {found.name for found in compare_close(one, stranger, 1.0)} >= {"mask", "state.w.step"}
+    assert other["mask"].local.tolist() == [1.0, 1.0], "the stranger's own is as it was"
+
+
+def test_names_of_parameters_alone_become_others() -> None:
+    one, other = "param_groups.0.params", "param_groups.1.params"
+    leaves = {one: ["w", "b"], "param_groups.0.lr": 0.1, "params": 1, other: ["c"]}
+    changed = with_other_names(leaves)
+    assert list(changed) == list(leaves)
+    assert [found.name for found in compare(leaves, changed)] == [one, other]
+
+
+def test_every_leaf_becomes_another_one() -> None:
+    leaf = snapshot_model(trained()[0])["0.net1.weight"]
+    leaves = {"first": 0.1, "w": leaf, **digested({"large": leaf}), "idle": Idle(leaf), "last": "mean"}
+    changed = all_different(leaves)
+    assert list(changed) == list(leaves)
+    assert [found.name for found in compare(leaves, changed)] == ["first", "w", "large", "last"]
+    assert changed["idle"] is leaves["idle"], "an entry that may be absent has nothing to report"
+
+
+def test_what_there_is_to_compare_and_whether_it_is_here() -> None:
+    def leaf(*extent: Any) -> TensorLeaf:
+        return TensorLeaf(torch.empty(extent[-1]), Extent(*extent), None)
+
+    leaves = {
+        "lr": 0.1,
+        "scalar": leaf((), (), (), 0, 1),
+        "here": leaf((2, 2), (0, 0), (1, 2), 0, 2),
+        "on another rank": leaf((2, 2), (2, 0), (0, 2), 0, 0),
+        "nowhere": leaf((0, 2), (0, 0), (0, 2), 0, 0),
+        "idle": Idle(0.1),
+    }
+    assert compared_names(leaves) == {"lr": True, "scalar": True, "here": True, "on another rank": False}
+    assert controllable(leaves) == ["lr", "scalar", "here"]

@@ -6,18 +6,25 @@ import pytest
 import torch
 
 from dcpbench.records.findings import Problem
+from dcpbench.verify import plain_read, snapshot
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.plain_read import StoredChunk, compare_stored
-from dcpbench.verify.snapshot import BLOCK, TensorLeaf, digested
+from dcpbench.verify.snapshot import TensorLeaf, digested
 
 CPU = torch.device("cpu")
 SMALL = torch.arange(60.0).reshape(6, 10)
 
 
-def _chunks(tensor: torch.Tensor, rows: int) -> list[StoredChunk]:
-    """Of so many rows each, as the files have them."""
+def _chunks(tensor: torch.Tensor, rows: int, read: list[int] | None = None) -> list[StoredChunk]:
+    """Of so many rows each, as the files have them; `read` gets the numbers of those that are read."""
+
+    def part_of(number: int, part: torch.Tensor) -> torch.Tensor:
+        if read is not None:
+            read.append(number)
+        return part.clone()
+
     return [
-        StoredChunk((number * rows, 0), tuple(part.shape), partial(torch.clone, part))
+        StoredChunk((number * rows, 0), tuple(part.shape), partial(part_of, number, part))
         for number, part in enumerate(tensor.split(rows))
     ]
 
@@ -40,10 +47,96 @@ def test_a_part_is_put_together_and_a_wrong_element_told(extent: Extent) -> None
     assert finding.problem is Problem.differs
 
 
-def test_of_a_large_part_one_block_is_read() -> None:
-    large = torch.arange(float(BLOCK + 100)).reshape(-1, 2)
+def test_of_a_large_part_one_block_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (snapshot, plain_read):
+        monkeypatch.setattr(module, "BLOCK", 10)
+    large = torch.arange(100.0).reshape(-1, 2)
     leaves = digested({"w": TensorLeaf(large, whole(large), None)})
-    read = compare_stored([leaves], {"w": _chunks(large, BLOCK)}, 0, 1, CPU)
+    rows: list[int] = []
+    read = compare_stored([leaves], {"w": _chunks(large, 1, rows)}, 0, 1, CPU)
     assert (read.found, read.control) == ([], {"w": True})
-    (finding,) = compare_stored([leaves], {"w": _chunks(-large, BLOCK)}, 0, 1, CPU).found
+    assert rows == list(range(rows[0], rows[0] + 5))
+    (finding,) = compare_stored([leaves], {"w": _chunks(-large, 1)}, 0, 1, CPU).found
     assert finding.problem is Problem.digests_differ
+
+
+@pytest.mark.parametrize("last", ["a", "b", "c"])
+def test_of_large_ones_the_smallest_is_read_and_all_others_are(last: str) -> None:
+    """Of each of the parts, wherever it stands."""
+    sizes = {"a": 2, "b": 6, "c": 4}
+    tensors = {name: torch.ones(rows, 3) for name, rows in sizes.items()}
+    stored = {name: _chunks(tensor, 2) for name, tensor in tensors.items()}
+    leaves = {name: TensorLeaf(tensor, whole(tensor), None) for name, tensor in tensors.items()}
+    large = digested({name: leaves[name] for name in sorted(sizes, key=last.__eq__)})
+    assert compare_stored([large], stored, 0, 1, CPU).control == {"a": True}
+    assert compare_stored([large, leaves], stored, 0, 1, CPU).control == dict.fromkeys(sizes, True)
+    assert compare_stored([{**leaves, "a": 0.1}], stored, 0, 1, CPU).control.keys() == {"b", "c"}
+
+
+def test_ranks_share_what_all_have_and_each_reads_the_rest() -> None:
+    shard, nothing = Extent((6, 10), (0, 0), (3, 10), 0, 30), Extent((6, 10), (6, 0), (0, 10), 0, 0)
+    cut = Extent((6, 10), (0, 0), (6, 10), 0, 30)
+    leaves = {
+        **{f"all{number}": TensorLeaf(SMALL, whole(SMALL), None) for number in range(9)},
+        "shard": TensorLeaf(SMALL[:3], shard, None),
+        "cut": TensorLeaf(SMALL.reshape(-1)[:30], cut, None),
+        "nothing": TensorLeaf(SMALL[:0], nothing, None),
+    }
+    stored = {name: _chunks(SMALL, 6) for name in leaves}
+    first, second = (compare_stored([leaves], stored, rank, 2, CPU) for rank in range(2))
+    assert first.found == second.found == []
+    assert first.control.keys() & second.control.keys() == {"shard", "cut"}
+    assert first.control.keys() | second.control.keys() == leaves.keys() - {"nothing"}
+    assert len(first.control) > 2
+    assert len(second.control) > 2
+
+
+def test_only_those_chunks_are_read_in_which_rows_of_the_part_lie() -> None:
+    """They may be cut in both dimensions."""
+    for extent, expected in (
+        (Extent((6, 10), (0, 0), (6, 10), 13, 20), [(1, 0), (1, 5), (2, 0), (2, 5), (3, 0), (3, 5)]),
+        (Extent((6, 10), (2, 6), (2, 4), 0, 8), [(2, 5), (3, 5)]),
+        (Extent((6, 10), (4, 0), (2, 5), 0, 10), [(4, 0), (5, 0)]),
+    ):
+        seen: list[tuple[int, int]] = []
+
+        def read(row: int, column: int, seen: list[tuple[int, int]] = seen) -> torch.Tensor:
+            seen.append((row, column))
+            return SMALL[row : row + 1, column : column + 5]
+
+        chunks = [StoredChunk((a, b), (1, 5), partial(read, a, b)) for a in range(6) for b in (0, 5)]
+        leaves = {"w": TensorLeaf(extent.take(SMALL), extent, None)}
+        assert compare_stored([leaves], {"w": chunks}, 0, 1, CPU).found == []
+        assert seen == expected
+
+
+def test_it_is_compared_where_it_lies_and_by_the_control_too() -> None:
+    """A step counter stays on the CPU when the model is elsewhere."""
+    leaves = {"w": TensorLeaf(SMALL, whole(SMALL), None)}
+    read = compare_stored([leaves], {"w": _chunks(SMALL, 6)}, 0, 1, torch.device("meta"))
+    assert (read.found, read.control) == ([], {"w": True})
+
+
+UNREADABLE: dict[str, tuple[list[StoredChunk], str]] = {
+    "raises": ([StoredChunk((0, 0), (6, 10), lambda: torch.ones(1)[2])], "IndexError: index 2 is out of"),
+    "another shape": (
+        [StoredChunk((0, 0), (6, 10), lambda: SMALL.reshape(10, 6))],
+        "a chunk of shape (10, 6) where (6, 10) is named",
+    ),
+    "more rows": (
+        [StoredChunk((0, 0), (6, 10), lambda: torch.cat([SMALL, SMALL]))],
+        "a chunk of shape (12, 10) where (6, 10) is named",
+    ),
+    "other dimensions": ([StoredChunk((0,), (60,), lambda: SMALL.reshape(-1))], "ValueError"),
+    "none": ([], "no chunk holds any of it"),
+    "elsewhere": ([StoredChunk((6, 0), (6, 10), lambda: SMALL)], "no chunk holds any of it"),
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_what_cannot_be_read_is_a_finding_and_its_own_control(case: str) -> None:
+    chunks, told = UNREADABLE[case]
+    read = compare_stored([{"w": TensorLeaf(SMALL, whole(SMALL), None)}], {"w": chunks}, 0, 1, CPU)
+    assert [one.problem for one in read.found] == [Problem.unreadable]
+    assert told in read.found[0].facts["error"]
+    assert read.control == {"w": True}

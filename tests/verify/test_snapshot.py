@@ -1,10 +1,17 @@
 """What outlives its moment: copies of small parts, digests of large ones, and what can still be told."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from dcpbench.records.sentences import describe
 from dcpbench.verify import snapshot
@@ -12,7 +19,18 @@ from dcpbench.verify.compare import compare
 from dcpbench.verify.compare_layouts import compare_across
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.perturb import made_different
-from dcpbench.verify.snapshot import DigestedLeaf, Leaves, TensorLeaf, retained
+from dcpbench.verify.snapshot import (
+    DigestedLeaf,
+    Idle,
+    Leaves,
+    TensorLeaf,
+    kind_of,
+    plain_fqn,
+    retained,
+    snapshot_model,
+    snapshot_optimizer,
+)
+from support.models import Tied
 
 WHOLE = torch.arange(4000, dtype=torch.float32).reshape(50, 80)
 COLUMNS = Extent((50, 80), (0, 20), (50, 40), 0, 2000)
@@ -31,6 +49,110 @@ def live() -> Leaves:
         "b": TensorLeaf(torch.ones(3), whole(torch.ones(3)), None, "buffer"),
         "lr": 0.1,
     }
+
+
+class Nested(nn.Module):
+    """Buffers of both kinds at the top and below, a module with two names and tied parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = self.other = nn.BatchNorm1d(3)
+        self.module = Tied(3, 2)
+        self.nothing = nn.Parameter(torch.empty(0, 3))
+        for module in (self, self.module):
+            module.register_buffer("kept", torch.ones(2))
+            module.register_buffer("table", torch.ones(2), persistent=False)
+
+
+def test_of_a_plain_model_it_has_what_its_state_dict_has_live() -> None:
+    model = Nested()
+    leaves, held = snapshot_model(model), model.state_dict(keep_vars=True)
+    assert leaves.keys() == held.keys()
+    for name, leaf in leaves.items():
+        assert leaf.local.data_ptr() == held[name].data_ptr()
+        assert leaf.kind == ("param" if isinstance(held[name], nn.Parameter) else "buffer")
+
+
+def stepped(model: nn.Module) -> torch.optim.Optimizer:
+    optimizer = torch.optim.Adam(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    return optimizer
+
+
+def test_of_an_optimizer_it_has_each_entry_by_the_first_name_of_its_parameter() -> None:
+    model = Nested()
+    optimizer = stepped(model)
+    leaves = snapshot_optimizer(model, optimizer)
+    names = [name for name, _ in model.named_parameters()]
+    entries = {f"state.{name}.{entry}" for name in names for entry in ("step", "exp_avg", "exp_avg_sq")}
+    keys = {f"param_groups.0.{key}" for key in optimizer.param_groups[0]}
+    assert leaves.keys() == entries | keys
+    assert leaves["param_groups.0.params"] == names
+    idle = {name for name, leaf in leaves.items() if isinstance(leaf, Idle)}
+    assert idle == {name for name in entries if name.startswith("state.nothing.")}
+
+
+def test_a_moment_lies_as_its_parameter_does_and_a_counter_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(2, 3, bias=False)
+    optimizer = stepped(model)
+    place = Extent((6, 2), (3, 0), (3, 2), 0, 6)
+    monkeypatch.setattr(snapshot, "parameter_extents", lambda model: {id(model.weight): place})
+    leaves = snapshot_optimizer(model, optimizer)
+    assert leaves["state.weight.exp_avg"].extent == snapshot_model(model)["weight"].extent == place
+    assert leaves["state.weight.step"].extent == whole(torch.tensor(1.0))
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    """Of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_what_torch_wraps_has_the_names_and_the_parts_of_what_is_wrapped(mesh: DeviceMesh) -> None:
+    plain = Nested()
+    expected = snapshot_model(plain)
+    assert snapshot_model(DistributedDataParallel(plain)).keys() == expected.keys()
+    assert snapshot_model(checkpoint_wrapper(plain)).keys() == expected.keys()
+    sharded = nn.ParameterDict({"w": nn.Parameter(distribute_tensor(WHOLE, mesh, [Shard(0)]))})
+    (leaf,) = snapshot_model(sharded).values()
+    assert not isinstance(leaf.local, DTensor)
+    assert torch.equal(leaf.local, WHOLE)
+    assert leaf.placements == "(Shard(dim=0),)"
+
+
+@pytest.mark.parametrize("wrapped", ["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"])
+def test_a_wrapper_is_no_part_of_a_name_wherever_it_is(wrapped: str) -> None:
+    assert plain_fqn(nn.Linear(1, 1), f"{wrapped}.module.{wrapped}.0.{wrapped}.weight") == "module.0.weight"
+
+
+@pytest.mark.parametrize(
+    ("name", "leaf", "kind"),
+    [
+        ("w", live()["w"], "param"),
+        ("w", retained(live())["w"], "param"),
+        ("state.w.exp_avg", Idle(TensorLeaf(WHOLE, whole(WHOLE), None, "exp_avg")), "exp_avg"),
+        ("state.w.step", 3, "step"),
+        ("param_groups.0.lr", 0.1, "lr"),
+        ("scheduler.last_epoch", 3, "scheduler"),
+        ("epoch", 3, "epoch"),
+        ("state", 3, "state"),
+    ],
+)
+def test_every_leaf_is_of_a_kind(name: str, leaf: object, kind: str) -> None:
+    assert kind_of(name, leaf) == kind
+
+
+def test_what_is_retained_outlives_its_moment_wherever_it_stands() -> None:
+    large = live()["w"]
+    state = {"one": large, "idle": Idle(live()["b"]), "other": large}
+    before = retained(state)
+    assert all(isinstance(before[name], DigestedLeaf) for name in ("one", "other"))
+    state["idle"].leaf.local[0] += 1
+    assert [found.name for found in compare(before, state)] == ["idle"]
 
 
 def test_small_parts_are_copied_and_large_ones_digested() -> None:

@@ -6,10 +6,17 @@ import pytest
 import torch
 from torch import nn
 
+from dcpbench.records.findings import Problem
 from dcpbench.records.sentences import describe
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
-from dcpbench.verify.tolerances import compare_close, loss_tolerance
+from dcpbench.verify.tolerances import (
+    TOLERANCES,
+    compare_close,
+    loss_tolerance,
+    losses_close,
+    losses_equal,
+)
 
 TWIN = torch.tensor([[1.0, 2.0], [3.0, 400.0]])
 ROW = Extent((2, 2), (1, 0), (1, 2), 0, 2)
@@ -46,8 +53,9 @@ def test_nan_on_one_side_is_never_close() -> None:
 
 
 def test_names_are_compared_both_ways() -> None:
-    more = {**part(TWIN[1:]), "stranger": TensorLeaf(TWIN, whole(TWIN), None)}
-    assert [found.name for found in compare_close(twin(), more, 1e-4)] == ["stranger"]
+    stranger = TensorLeaf(TWIN, whole(TWIN), None)
+    more = {"first": stranger, "lr": 0.1, **part(TWIN[1:]), "last": stranger}
+    assert [found.name for found in compare_close(twin(), more, 1e-4)] == ["first", "last"]
     fewer = {"w": part(TWIN[1:])["w"]}
     assert [found.name for found in compare_close(twin(), fewer, 1e-4)] == ["state.w.exp_avg"]
 
@@ -96,6 +104,97 @@ def test_a_loss_of_a_coarse_model_is_a_mean_and_rounds_less() -> None:
     assert loss_tolerance(1e-4, nn.Linear(2, 2)) == 1e-4
     assert loss_tolerance(1e-6, nn.Linear(2, 2)) == 1e-6
     assert 5e-4 < loss_tolerance(1e-4, nn.Linear(2, 2, dtype=torch.bfloat16)) < 1e-3
+
+
+@pytest.mark.parametrize("coarse", ["a", "c"])
+def test_the_coarsest_parameter_counts_wherever_it_stands(coarse: str) -> None:
+    names = ["a", "b", "c"]
+    dtypes = {name: torch.bfloat16 if name == coarse else torch.float32 for name in names}
+    model = nn.ParameterDict({name: nn.Parameter(torch.ones(2, dtype=dtypes[name])) for name in names})
+    assert loss_tolerance(1e-4, model) > 5e-4
+    twin = {name: TensorLeaf(model[name].detach(), whole(model[name]), None, "param") for name in names}
+    near = {**twin, **of(torch.tensor([1.0, 1.03]), name="b")}
+    assert compare_close(twin, near, 1e-4) == []
+
+
+def test_how_far_is_still_close() -> None:
+    """Of one in a million, and of one in ten thousand."""
+    for name, largest in (("strict", 1e-6), ("standard", 1e-4)):
+        one, tolerance = of(torch.ones(2, dtype=torch.float64)), TOLERANCES[name]
+        near, far = (torch.ones(2, dtype=torch.float64) + largest * times for times in (0.9, 1.5))
+        assert compare_close(one, of(near), tolerance) == []
+        assert compare_close(one, of(far), tolerance)
+
+
+def test_a_complex_tensor_has_the_magnitude_of_both_its_parts() -> None:
+    twin, near = torch.tensor([1 + 1000j]), torch.tensor([1 + 1000.05j])
+    assert compare_close(of(twin), of(near), 1e-4) == []
+    (found,) = compare_close(of(twin), of(near), 1e-5)
+    assert found.facts["share"] == pytest.approx(5e-5, rel=1e-2)
+
+
+def test_what_has_another_shape_or_is_no_tensor_is_told() -> None:
+    wider = of(torch.ones(2, 3)) | {"state.w.exp_avg": "mean"}
+    found = compare_close(twin(), wider, 1e-4)
+    assert [(one.name, one.problem, one.kind, one.facts) for one in found] == [
+        ("w", Problem.shape, "param", {"twin": (2, 2), "here": (2, 3)}),
+        ("state.w.exp_avg", Problem.shape, "exp_avg", {"twin": (2, 2), "here": "str"}),
+    ]
+
+
+def test_how_two_tensors_are_apart_is_told() -> None:
+    (far,) = compare_close(of(torch.ones(2)), of(torch.tensor([1.0, 2.0])), 1e-4)
+    (nan,) = compare_close(of(torch.ones(2)), of(torch.tensor([1.0, math.nan])), 1e-4)
+    assert (far.problem, nan.problem) == (Problem.far, Problem.nan)
+
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "close", "equal"),
+    [
+        (1.0, 1.0, True, True),
+        (1.0, 1.0 + 1e-5, True, False),
+        (-1.0, -1.0 - 1e-5, True, False),
+        (1.0, 1.001, False, False),
+        (1e-8, 1.1e-8, False, False),
+        (0.0, -0.0, True, False),
+        (0.0, 1e-9, False, False),
+        (NAN, NAN, True, True),
+        (NAN, 1.0, False, False),
+        (1.0, NAN, False, False),
+        (INF, INF, True, True),
+        (1.0, None, False, False),
+        (None, 1.0, False, False),
+        (None, NAN, False, False),
+    ],
+)
+def test_losses_are_held_against_each_other_step_by_step(
+    one: float | None, other: float | None, close: bool, equal: bool
+) -> None:
+    """A loss that one run has not is of a step that it did not take."""
+    expected, actual = ([1.0] if loss is None else [1.0, loss] for loss in (one, other))
+    distance = None if one is None or other is None else abs(one - other)
+    for found, as_it_should_be, problem in (
+        (losses_close(expected, actual, 7, 1e-4), close, Problem.far),
+        (losses_equal(expected, actual, 7), equal, Problem.value),
+    ):
+        if as_it_should_be:
+            assert found == []
+            continue
+        (finding,) = found
+        assert finding.name == "loss of step 8"
+        assert finding.max_abs_diff == pytest.approx(distance, nan_ok=True)
+        assert {repr(one), repr(other)} <= set(finding.facts.values())
+        if other is not None and math.isnan(other):
+            assert finding.problem is Problem.nan
+            assert "share" not in finding.facts
+            continue
+        assert finding.problem is problem
+        assert ("share" in finding.facts) is (distance is not None)
+        if one and distance:
+            assert finding.facts["share"] == pytest.approx(distance / abs(one), nan_ok=True)
 
 
 @pytest.mark.parametrize(

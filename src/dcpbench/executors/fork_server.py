@@ -3,13 +3,15 @@
 import ctypes
 import multiprocessing
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
 from dcpbench.config.errors import ConfigError
@@ -25,7 +27,8 @@ _PRELOADED = (
 )
 """What the server imports once, so that a rank is born with it. None of it may touch CUDA."""
 
-_PROBE_LIMIT_S = 120.0
+_ANSWER_LIMIT_S = 120.0
+"""How long the server may take to fork, with the import of torch before the first time."""
 _DETAILS_LIMIT_S = 10.0
 
 
@@ -70,6 +73,32 @@ def fork_server(compiles: bool) -> ForkServerContext:
     return context
 
 
+def start(process: ForkServerProcess) -> None:
+    """Have the server fork a process. A server that does not answer (a signal may have stopped it) is ended;
+    the next process comes from another one.
+
+    Raises:
+        OSError, EOFError: it did not answer, or died.
+    """
+    watchdog = threading.Timer(_ANSWER_LIMIT_S, end_server)
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        with _safe_path(), _fixed_addresses():  # of a server that is started here
+            process.start()
+    finally:
+        watchdog.cancel()
+
+
+def end_server() -> None:
+    """Kill the server, and with it whatever was forked from it; waits for its end, which multiprocessing sees
+    when it is asked for the next process."""
+    server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    with suppress(ProcessLookupError, ChildProcessError):
+        os.kill(server, signal.SIGKILL)
+        os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
+
+
 @contextmanager
 def _safe_path() -> Iterator[None]:
     """Have processes started here not look for modules in the folder that the driver is in."""
@@ -79,7 +108,7 @@ def _safe_path() -> Iterator[None]:
         yield
     finally:
         if ours:
-            del os.environ[name]
+            os.environ.pop(name, None)  # perhaps by another thread, which starts a process too
 
 
 @contextmanager
@@ -109,10 +138,10 @@ def probe(context: ForkServerContext) -> Machine:
     """
     here, there = context.Pipe()
     try:
-        context.Process(target=_probe, args=(there,), daemon=True).start()  # it does not outlive this one
+        start(context.Process(target=_probe, args=(there,), daemon=True))  # it does not outlive this one
         there.close()
-        if not here.poll(_PROBE_LIMIT_S):
-            raise ConfigError(f"torch did not answer within {_PROBE_LIMIT_S:.0f} s of its import")
+        if not here.poll(_ANSWER_LIMIT_S):
+            raise ConfigError(f"torch did not answer within {_ANSWER_LIMIT_S:.0f} s of its import")
         description = here.recv()
     except EOFError:
         raise ConfigError("torch cannot be imported here; see the error above") from None

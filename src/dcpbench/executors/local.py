@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 
 from dcpbench.config.groups import TimeoutsConfig
-from dcpbench.executors import cleanup
+from dcpbench.executors import cleanup, fork_server
 from dcpbench.executors.base import Executor, OnPhase, Outcome
 from dcpbench.executors.outcome import next_limit, outcome_of
 from dcpbench.executors.rank_handle import Rank
@@ -44,21 +44,27 @@ class LocalExecutor(Executor):
         """Run a stage and wait for its end, or until something has taken longer than it may.
 
         Ranks of the kind are started if there are none or one has died since the last stage; where one
-        did not report, all are ended. `on_phase` is called as they get on.
+        did not report, or is not as it was born, all are ended. `on_phase` is called as they get on.
         """
         try:
             if kind in self._groups and not self._groups[kind].usable():
                 self._kill(kind)
             if kind not in self._groups:
-                self._groups[kind] = _RankGroup(self.context, kind, self.gpus)
+                self._groups[kind] = self._started(kind)
         except (OSError, EOFError) as error:
             return Outcome([], "error", problem=f"the ranks could not be started: {error}")
         if self.interrupted:  # while the ranks were on their way
             return Outcome([], "error", problem="interrupted")
         outcome = self._groups[kind].run(spec, timeouts, on_phase)
-        if outcome.status:
+        if outcome.status or any(report.left_behind for report in outcome.reports):
             self._kill(kind)
         return outcome
+
+    def _started(self, kind: WorldKind) -> "_RankGroup":
+        try:
+            return _RankGroup(self.context, kind, self.gpus)
+        except EOFError:  # the server did not answer, or died: the next one may
+            return _RankGroup(self.context, kind, self.gpus)
 
     def keep_only(self, kinds: set[WorldKind]) -> None:
         """Have the ranks of other kinds leave: they would only take up room, or are to be fresh again."""
@@ -152,6 +158,8 @@ class _RankGroup:
         for rank in self._ranks:
             rank.process.join(1.0)
             rank.connection.close()
+        if any(rank.unreported() for rank in self._ranks):  # at exit they would be waited for, for ever
+            fork_server.end_server()
         cleanup.remove_shared_memory(cleanup.shared_memory() - self._shared_before, held, self._started)
 
     def _grace_s(self) -> float | None:
@@ -192,7 +200,7 @@ def _fork(context: ForkServerContext, spec: RankSpec) -> Rank:
         name=f"dcpbench-rank{spec.rank}",
         daemon=False,  # a daemon may have no children, which a process stager needs
     )
-    process.start()
+    fork_server.start(process)
     there.close()
     longest = struct.pack("ll", _TALK_S, 0)
     with socket.socket(fileno=os.dup(here.fileno())) as same:

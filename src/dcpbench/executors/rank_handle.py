@@ -13,6 +13,9 @@ import psutil
 from dcpbench.records.rank_report import RankReport
 from dcpbench.worker.messages import CellSpec, Failed, Message, PhaseBegun, UploadsUnderWay
 
+_REPORT_S = 1.0
+"""How long after its end a process may be taken for alive."""
+
 
 @dataclass
 class Rank:
@@ -69,10 +72,19 @@ class Rank:
 
     def stopped(self) -> bool:
         """Whether a signal has stopped its process."""
+        return self._status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+
+    def unreported(self) -> bool:
+        """Whether its process has ended, and the server that it was forked from does not say so."""
+        if not self.process.is_alive() or self._status() not in (None, psutil.STATUS_ZOMBIE):
+            return False
+        self.process.join(_REPORT_S)
+        return self.process.is_alive()
+
+    def _status(self) -> str | None:
         with suppress(psutil.Error):
-            status = psutil.Process(self.process.pid).status()
-            return status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-        return False
+            return psutil.Process(self.process.pid).status()
+        return None
 
     def ending(self) -> str:
         """How its process ended, in words."""

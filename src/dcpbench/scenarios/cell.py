@@ -106,8 +106,9 @@ class Cell:
 
     def control(self, name: str, fired: Mapping[str, bool], where: str) -> None:
         """Record for each name whether the negative control of a check was reported as different at the place
-        where it was compared."""
-        self._report_of(name).control.setdefault(where, {}).update(fired)
+        where it was compared; there each time, if it is compared there more than once."""
+        seen = self._report_of(name).control.setdefault(where, {})
+        seen.update({one: did and seen.get(one, True) for one, did in fired.items()})
 
     def _report_of(self, check: str) -> CheckReport:
         return self.report.checks.setdefault(check, CheckReport())

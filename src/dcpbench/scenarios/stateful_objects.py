@@ -56,10 +56,10 @@ def key_order(cell: Cell) -> None:
 
     def saved_state() -> dict[str, Any]:
         # dcp.save asks for state dicts in the order of each rank's keys, and only dcp.load sorts them:
-        # what meets its peers in `state_dict` (FSDP1's optimizer does) must keep its place.
+        # what meets its peers in `state_dict` (FSDP1's optimizer and model do) must keep its order.
         state = {**oracle.trained.state(), **saved}
-        last = {name: state.pop(name) for name in ("model", "optimizer")}
-        return {**_turned(cell, state), **last}
+        last = state.pop("optimizer")
+        return {**_turned(cell, state), "optimizer": last}
 
     beside = {name: leaf for name, leaf in expected.items() if name.endswith(".data")}
     checkpoint = steps.train_and_save(cell, oracle, state=saved_state, beside=beside)[-1]
@@ -156,13 +156,13 @@ def plain_values(device: torch.device, which: int) -> dict[str, Any]:
     """Nested values of every kind that a state dict may hold; each `which` has others."""
     return {
         "int": which,
-        "float": 0.1 * which,
+        "float": which / 10,
         "bool": which == 1,
         "string": f"epoch {which}",
         "bytes": bytes([0, 255, which]),
         "none": None if which == 1 else which,
-        "list": [which, [0.5 * which, f"{which}"], None],
-        "scalar": torch.tensor(1.5 * which, device=device),
+        "list": [which, [which / 2, f"{which}"], None],
+        "scalar": torch.tensor(which / 3, device=device),
         "empty": torch.empty(0, 3, device=device),
         "half": torch.full((2, 2), which, dtype=torch.bfloat16, device=device),
         "nested": {

@@ -32,15 +32,18 @@ def compare_across(
         recall: asked for what was of a tensor that differs; the ranks whose parts do then say where.
     """
     (expected, wrong), (found, also) = digests(saved, group), digests(actual, group)
-    different = [*compare(expected, found), *also]
+    different = [*also, *compare(expected, found)]
     if not different:
         return wrong
     closer: list[Finding] = []
-    for name, one in {one.name: one for one in different if one.problem in _BY_DIGEST}.items():
-        here = with_place(one, expected[name], actual.get(name), recall)
+    drifted = {one.name: one for one in also if one.problem is Problem.replicas}
+    for name, one in {one.name: one for one in different}.items():
+        if one.problem not in _BY_DIGEST:
+            continue
+        here = with_place(drifted.get(name, one), expected[name], actual.get(name), recall)
         if here:
-            drifted = one.problem is Problem.replicas and here.problem is Problem.differs
-            closer.append(replace(here, problem=Problem.replicas) if drifted else here)
+            of_replicas = name in drifted and here.problem is Problem.differs
+            closer.append(replace(here, problem=Problem.replicas) if of_replicas else here)
     told = {name for names in gathered([one.name for one in closer], group) for name in names}
     others = [one for one in different if one.name not in told or one.problem not in _BY_DIGEST]
     return [*wrong, *closer, *others]

@@ -19,7 +19,7 @@ kernel for CUDA. Nothing here is a defence against somebody who looks for a coll
 
 import functools
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, no_type_check
 
@@ -46,13 +46,10 @@ def digest(part: torch.Tensor, extent: Extent) -> torch.Tensor:
     if part.numel() != extent.numel:
         raise ValueError(f"a part of {part.numel()} elements cannot fill an extent of {extent.numel}")
     total = torch.zeros(2, dtype=torch.int64, device=part.device)
-    if not extent.numel:
-        return total
     size = min(part.element_size(), 4)
     per_element = part.element_size() // size
     place = _place(extent, per_element)
-    fused = part.device.type == "cuda" and _kernel() is not None and len(place.sizes) <= 2
-    mix = _triton if fused else _eager
+    mix = _mix(part.device)
     for begin, piece in _contiguous(part.detach()):
         words = piece.resolve_conj().resolve_neg().view(_WORDS[size])
         total += mix(words, (extent.start + begin) * per_element, place)
@@ -146,6 +143,11 @@ def _eager(words: torch.Tensor, first: int, place: _Place) -> torch.Tensor:
     return total
 
 
+def _mix(device: torch.device) -> Callable[[torch.Tensor, int, _Place], torch.Tensor]:
+    """The faster of the two."""
+    return _triton if device.type == "cuda" and _kernel() is not None else _eager
+
+
 @functools.cache
 def _kernel() -> Any:
     """The Triton kernel, or None where there is no Triton: the import needs no GPU, but takes a while."""
@@ -209,7 +211,9 @@ def _kernel() -> Any:
 
 
 def _triton(words: torch.Tensor, first: int, place: _Place, tile: int = 2048) -> torch.Tensor:
-    """Up to two levels. One level has no rows of its own: they are made as long as a tile."""
+    """Up to two levels, and some words. One level has no rows of its own: they are made as long as a tile."""
+    if len(place.sizes) > 2 or not words.numel():
+        return _eager(words, first, place)
     flat = len(place.sizes) == 1
     run, stride = (tile, tile) if flat else (place.sizes[0], place.strides[1])
     row, shift = (0, 0) if flat else divmod(first, run)

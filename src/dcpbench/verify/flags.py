@@ -13,8 +13,7 @@ def snapshot_flags(model: nn.Module, optimizer: torch.optim.Optimizer, state: Le
     parameters = named_parameters(model)
     flags: Leaves = {f"requires_grad.{name}": value.requires_grad for name, value in parameters.items()}
     for name, module in model.named_modules(remove_duplicate=False):
-        below = plain_fqn(model, f"{name}.x" if name else "x").rpartition("x")[0]
-        flags[f"training.model.{below}".rstrip(".")] = module.training
+        flags[f"training.model.{plain_fqn(model, f'{name}.')}".rstrip(".")] = module.training
     flags |= snapshot_nested(optimizer.defaults, "defaults.")
     for number, group in enumerate(optimizer.param_groups):
         flags[f"param_groups.{number}.keys"] = ", ".join(sorted(group))

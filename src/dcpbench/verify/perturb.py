@@ -33,8 +33,7 @@ def _perturb(tensors: Iterable[torch.Tensor], seed: int) -> None:
     generators: dict[torch.device, torch.Generator] = {}
     for tensor in tensors:
         local = _addable(local_part(tensor))
-        if local.is_floating_point():
-            local.nan_to_num_(0.0, 0.0, 0.0)
+        local.nan_to_num_(0.0, 0.0, 0.0)
         if local.dtype == torch.bool:
             local.logical_not_()
         elif local.ndim:

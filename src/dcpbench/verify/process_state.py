@@ -21,7 +21,12 @@ def snapshot_process(device: torch.device) -> Leaves:
     generators = {"cpu": torch.get_rng_state(), "python": f"{hash(random.getstate()):x}"}
     if device.type == "cuda":
         generators["cuda"] = torch.cuda.get_rng_state(device)
-    flags = {
+    return retained(snapshot_nested({"generator": generators, "process": process_flags(device)}))
+
+
+def process_flags(device: torch.device) -> dict[str, bool | str]:
+    """Determinism, precision, gradient mode, default dtype and device, by name."""
+    return {
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "cudnn_deterministic": torch.backends.cudnn.deterministic,
@@ -33,7 +38,6 @@ def snapshot_process(device: torch.device) -> Leaves:
         "default_dtype": str(torch.get_default_dtype()),
         "default_device": str(torch.get_default_device()),
     }
-    return retained(snapshot_nested({"generator": generators, "process": flags}))
 
 
 def snapshot_open(folder: Path, counts: bool) -> Leaves:

@@ -197,8 +197,6 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 
 def kind_of(name: str, leaf: Leaf) -> str:
     """What kind of state a leaf is: of what is no tensor a hyperparameter's key, or the object it is of."""
-    if isinstance(leaf, Idle):
-        return kind_of(name, leaf.leaf)
     if kind := getattr(leaf, "kind", None):
         return str(kind)
     first, *rest = name.split(".")

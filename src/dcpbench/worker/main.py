@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from dcpbench.records.findings import RaisedError
 from dcpbench.records.plugins import load_plugins
 from dcpbench.records.rank_report import RankReport
+from dcpbench.worker.left_behind import Fingerprint
 from dcpbench.worker.messages import (
     OF_RANK,
     SAFE_PATH,
@@ -72,6 +73,7 @@ def main(spec: RankSpec, connection: Connection) -> None:
     _detach()
     rank = _Rank(spec.rank, connection)
     world: World | None = None
+    born: Fingerprint | None = None
     try:
         while (cell := _next_cell(connection)) is not None:
             report = RankReport(spec.rank)
@@ -80,8 +82,10 @@ def main(spec: RankSpec, connection: Connection) -> None:
             if world is None:
                 load_plugins()
                 world = _join(spec)
+            born = born or Fingerprint(world.device)
             rank.announce("start")
             run_cell(cell, world, report, rank.announce, lambda since: rank.tell(UploadsUnderWay(since)))
+            report.left_behind = born.left_behind()
             rank.report = None  # it may be what cannot be sent
             rank.tell(report)
             rank.phase = "between cells"

@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import pkgutil
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def run_cell(
         Exception: whatever the scenario raised.
     """
     config = spec.config
-    _reset(world)
+    _reset(world, config.seed)
     _set_deterministic(config.deterministic)
     stage = config.stages[spec.run.stage]
     alone = stage.world is StageWorld.alone
@@ -62,8 +63,10 @@ def run_cell(
     cell.measure("peak_host_bytes", memory.peak_host_bytes())
 
 
-def _reset(world: World) -> None:
+def _reset(world: World, seed: int) -> None:
     """No cell may depend on the one before it."""
+    torch.manual_seed(seed)
+    random.seed(seed)
     gc.collect()
     # glibc keeps what cells have freed for each thread that there ever was: ranks that stay up would seem
     # to grow.

@@ -29,6 +29,8 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import Config
 
 _LONGEST_NAME = 150
+_COMPOSED_S = 5.0
+"""How long one composition may take on a machine that has much else to do."""
 _WORTH_FORKING = 12
 _MOST_WORKERS = 16
 
@@ -92,8 +94,10 @@ class Compositions:
         global _compositions
         _compositions = self
         with multiprocessing.get_context("fork").Pool(workers) as pool:
-            made = pool.imap(_compose, wanted, chunksize=4)
-            self._shared |= {choices: it for choices, it in zip(wanted, made, strict=True) if it}
+            pending = pool.map_async(_compose, wanted, chunksize=4)
+            with suppress(multiprocessing.TimeoutError):  # a process was stopped: this one composes
+                made = pending.get(_COMPOSED_S * len(wanted))
+                self._shared |= {choices: it for choices, it in zip(wanted, made, strict=True) if it}
 
     def of(self, overrides: Sequence[str]) -> DictConfig:
         """The composition of one job, its own to change.

@@ -113,7 +113,8 @@ def judge(stages: Sequence[Sequence[RankReport]], worlds: Sequence[int]) -> Verd
         seen = [(report.rank, report.checks[check]) for report in ranks if check in report.checks]
         if not seen:
             continue
-        checks[check] = not any(view.count for _, view in seen)
+        breach = _failed(check, ranks)
+        checks[check] = breach is None
         distances.append(max(view.max_abs_diff for _, view in seen))
         gaps = [gap for reports in stages for gap in gaps_of(check, reports)]
         missed = {_named(gap.name, gap.where) for gap in gaps if gap.kind is GapKind.not_reported}
@@ -135,7 +136,7 @@ def judge(stages: Sequence[Sequence[RankReport]], worlds: Sequence[int]) -> Verd
             gaps = [Gap(GapKind.no_control)]
         if gaps:
             powerless.append(powerless_sentence(check, gaps))
-        if breach := _failed(check, ranks):
+        if breach:
             failed.append(breach)
     not_compiled = [report.rank for report in ranks if report.compiled is False]
     if not_compiled:

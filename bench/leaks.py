@@ -1,0 +1,65 @@
+"""Does a cell notice what the one before it left behind in its ranks?  python bench/leaks.py
+
+Each cell of a sweep is healthy and ends by leaving something behind: a default dtype, a patched function, a
+thread that spins. The next one must see what it would have seen on fresh ranks. Printed is the matrix of what
+is left behind under warm and fresh ranks, with the cell that came next. Ends with 1 where one noticed.
+"""
+
+# ruff: noqa: T201
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+TESTS = ROOT / "tests"
+sys.path.insert(0, str(TESTS))
+
+from support.leaks import LEAKS  # noqa: E402
+from support.rows import seen  # noqa: E402
+
+CELLS = (
+    *("device=cpu", "world_size=2", "parallel=ddp", "model=short", "scenario=leaks"),
+    *("saves=1", "train_steps=1", "resume_steps=1", "retry=0"),
+)
+
+
+def rows(isolation: str, whats: list[str]) -> list[dict[str, Any]]:
+    """The rows of a sweep in which each of these is left behind, in this order."""
+    with tempfile.TemporaryDirectory() as folder:
+        what = f"scenario.options.what={','.join(whats)}"
+        words = ["--config-dir", str(TESTS / "conf"), "-m", *CELLS, what, f"isolation={isolation}"]
+        subprocess.run(
+            [sys.executable, "-m", "dcpbench", *words, f"hydra.sweep.dir={folder}/sweep"],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=False,
+        )
+        return [json.loads(line) for line in Path(folder, "sweep/results.jsonl").read_text().splitlines()]
+
+
+def main() -> int:
+    """Print the matrix; 1 if a cell noticed."""
+    (alone,) = rows("fresh", ["path"])
+    silent = blamed = told = 0
+    print(f"{'left behind':20} {'ranks':6} {'told':5} the next cell")
+    for isolation in ("warm", "fresh"):
+        swept = rows(isolation, [*LEAKS, next(iter(LEAKS))])
+        for what, culprit, after in zip(LEAKS, swept, swept[1:], strict=False):
+            is_told = all(rank["left_behind"] for rank in culprit["details"]["ranks"])
+            like = seen(after) == seen(alone)
+            silent += not like and after["status"] == "pass"
+            blamed += after["status"] != "pass"
+            told += is_told
+            saw = "as alone" if like else f"{after['status']}: {after['reason']}"[:80]
+            print(f"{what:20} {isolation:6} {'yes' if is_told else 'NO':5} {saw}")
+    print(f"{2 * len(LEAKS)} pairs: {told} told, {silent} silent differences, {blamed} wrongly blamed")
+    return 1 if silent or blamed or told < 2 * len(LEAKS) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""Whether a stage of a cell leaves its rank as it was born: what the next cell could notice of it.
+
+A fingerprint is taken once, when the rank has joined its peers. Generators are not in it, nor what each cell
+sets itself (`dcpbench.worker.run_cell`): those are set again before each stage.
+"""
+
+import gc
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import overrides
+from torch.nn.modules import module as modules
+from torch.optim import optimizer as optimizers
+from torch.utils import _python_dispatch
+
+from dcpbench.verify.process_state import process_flags
+
+_PATCHABLE = (
+    *("dcpbench", "torch._tensor", "torch.amp", "torch.autograd", "torch.distributed", "torch.functional"),
+    *("torch.nn", "torch.optim", "torch.random", "torch.serialization", "torch.utils.checkpoint"),
+)
+"""Packages and modules whose functions a cell uses; their functions and methods are looked at."""
+
+_OWN_VARIABLES = ("TORCHINDUCTOR_", "TRITON_")
+"""What the compiler sets in the environment."""
+
+_KINDS = (FunctionType, staticmethod, classmethod, property)
+
+_SETTLE_S = 2.0
+"""How long threads, processes and descriptors that are about to go may take."""
+
+
+@dataclass(frozen=True)
+class _Function:
+    """A function where it stands: in the namespace of a module or a class, under a name."""
+
+    namespace: Mapping[str, Any]
+    where: str
+    name: str
+    value: object
+    code: object
+
+    def is_another(self) -> bool:
+        """Whether another one stands there, or it does something else."""
+        now = _compiled_or_not(self.namespace.get(self.name))
+        return now is not self.value or getattr(now, "__code__", None) is not self.code
+
+
+class Fingerprint:
+    """What a process is like now; `left_behind` tells what has changed since."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._settings = _settings(device)
+        self._counts = _counts()
+        self._groups = _process_groups()
+        self._functions = list(_functions())
+
+    def left_behind(self) -> list[str]:
+        """What is not as it was, in words: settings, functions, process groups, and more threads, processes
+        or descriptors than there were, once they have settled."""
+        now = _settings(self._device)
+        changed = [
+            f"{name}: {_short(self._settings.get(name))} is now {_short(now.get(name))}"
+            for name in {**self._settings, **now}
+            if now.get(name) != self._settings.get(name)
+        ]
+        changed += [f"{each.where}.{each.name} is another" for each in self._functions if each.is_another()]
+        gone = self._groups - _process_groups()
+        return changed + [f"process group {name} is gone" for name in sorted(gone)] + self._grown()
+
+    def _grown(self) -> list[str]:
+        until = time.monotonic() + _SETTLE_S
+        while grown := {name: more for name, now in _counts().items() if (more := now - self._counts[name])}:
+            if time.monotonic() > until:
+                break
+            gc.collect()
+            time.sleep(0.01)
+        return [f"{name}: {', '.join(sorted(more))} more than before" for name, more in grown.items()]
+
+
+def _settings(device: torch.device) -> dict[str, object]:
+    """What is set for the whole process, by name."""
+    flags = {name: value for name, value in process_flags(device).items() if "deterministic" not in name}
+    hooks = {
+        f"{space.__name__}.{name}": len(value)
+        for space in (modules, optimizers)
+        for name, value in vars(space).items()
+        if name.startswith("_global_") and isinstance(value, dict)
+    }
+    limits = {
+        name: resource.getrlimit(getattr(resource, name))
+        for name in dir(resource)
+        if name.startswith("RLIMIT_")
+    }
+    handlers = {str(number): signal.getsignal(number) for number in signal.valid_signals()}
+    try:
+        folder = str(Path.cwd())
+    except OSError:
+        folder = "removed"
+    umask = os.umask(0)
+    os.umask(umask)
+    return {
+        **flags,
+        **hooks,
+        **limits,
+        **handlers,
+        "torch function modes": overrides._len_torch_function_stack(),
+        "dispatch modes": _python_dispatch._len_torch_dispatch_stack(),
+        "threads of torch": torch.get_num_threads(),
+        "folder": folder,
+        "umask": umask,
+        **{
+            f"${name}": it
+            for name, it in os.environ.items()
+            if not name.lstrip("_").startswith(_OWN_VARIABLES)
+        },
+        "sys.path": tuple(sys.path),
+        "streams": (id(sys.stdout), id(sys.stderr), id(sys.excepthook), id(threading.excepthook)),
+        "recursion limit": sys.getrecursionlimit(),
+        "garbage collection": (gc.isenabled(), gc.get_threshold(), len(gc.callbacks)),
+        "tracing": (sys.gettrace(), sys.getprofile()),
+        "warnings that raise": sum(entry[0] == "error" for entry in warnings.filters),
+    }
+
+
+def _counts() -> dict[str, set[str]]:
+    """Threads, processes and descriptors but the standard ones, each by what tells it from others."""
+    threads = {f"{one.name} ({one.native_id})" for one in threading.enumerate()}
+    children, opened = set(), set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):
+            children |= set((task / "children").read_text().split())
+    for number in os.listdir("/proc/self/fd"):  # noqa: PTH208 - it is done often, and this is the fast way
+        with suppress(OSError):  # it is closed by now, as that of the listing is
+            if int(number) > 2:
+                opened.add(f"{number} ({os.readlink(f'/proc/self/fd/{number}')})")  # noqa: PTH115
+    return {"threads": threads, "processes": children, "descriptors": opened}
+
+
+def _process_groups() -> set[str]:
+    return set(dist.distributed_c10d._world.pg_names.values()) if dist.is_initialized() else set()
+
+
+def _functions() -> Iterator[_Function]:
+    """The functions and methods of the modules that are imported now."""
+    seen: set[int] = set()
+    for name, module in list(sys.modules.items()):
+        if module is None or not any(name == one or name.startswith(f"{one}.") for one in _PATCHABLE):
+            continue
+        for owner, where in [(module, name), *_classes(module, name)]:
+            if id(owner) in seen:
+                continue
+            seen.add(id(owner))
+            for attribute, value in list(vars(owner).items()):
+                value = _compiled_or_not(value)
+                if type(value) in _KINDS:  # what only poses as one may do something when it is asked
+                    code = getattr(value, "__code__", None)
+                    yield _Function(vars(owner), where, attribute, value, code)
+
+
+def _compiled_or_not(value: Any) -> Any:
+    """The function itself where the compiler has marked it as one that it leaves alone."""
+    return getattr(value, "_torchdynamo_orig_callable", value)
+
+
+def _classes(module: ModuleType, name: str) -> list[tuple[type, str]]:
+    own = [one for one in vars(module).values() if issubclass(type(one), type) and one.__module__ == name]
+    return [(one, f"{name}.{one.__name__}") for one in own]
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]} …"

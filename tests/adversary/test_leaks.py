@@ -1,0 +1,55 @@
+"""A cell that changes its rank's process pays for it itself: the next cell has a rank as it was born."""
+
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import SMALL, run
+from support.drivers import start_server
+from support.leaks import LEAKS
+from support.rows import seen
+
+pytestmark = pytest.mark.slow
+
+ON_RANKS = ("default_dtype", "forward", "load_of_dcpbench", "thread", "destroyed_group", "child")
+"""What a sweep leaves behind here; `bench/leaks.py` has all of it, under warm and fresh ranks."""
+
+
+def left_behind(what: str, answer: Any) -> None:
+    import torch
+
+    from dcpbench.worker.left_behind import Fingerprint
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    torch.distributed.new_group([0])
+    born = Fingerprint(torch.device("cpu"))
+    answer.send(born.left_behind())
+    LEAKS[what]()
+    answer.send(born.left_behind())
+
+
+@pytest.mark.parametrize("what", LEAKS)
+def test_whatever_is_left_behind_is_seen(what: str) -> None:
+    here, there = multiprocessing.Pipe(duplex=False)
+    process = start_server().Process(target=left_behind, args=(what, there), daemon=True)
+    process.start()
+    there.close()
+    try:
+        assert here.recv() == []
+        assert len(here.recv()) >= 1
+    finally:
+        process.kill()
+        process.join()
+
+
+def test_the_next_cell_does_not_notice(tmp_path: Path) -> None:
+    """Each of these cells is the next one of another, but for the first."""
+    cells = ("-m", "scenario=leaks", f"scenario.options.what={','.join(ON_RANKS)}", "parallel=ddp", "saves=1")
+    ended = run(tmp_path / "sweep", *cells, "device=cpu", "world_size=2", "retry=0", *SMALL)
+    assert [row["status"] for row in ended.rows] == ["pass"] * len(ON_RANKS), ended.out
+    first, *others = map(seen, ended.rows)
+    assert all(other == first for other in others)
+    for row in ended.rows:
+        assert all(rank["left_behind"] for rank in row["details"]["ranks"]), row["cell"]

@@ -1,0 +1,78 @@
+"""What a cell may leave behind in its rank, each of which the next cell would notice or pay for."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from dcpbench.checkpointers.dcp import DcpCheckpointer
+from dcpbench.scenarios.cell import Cell
+from dcpbench.scenarios.save_load import save_load
+
+
+def _forward(self: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.linear(x, self.weight, self.bias) * 1.5
+
+
+def _loads_nothing(*_: object, **__: object) -> None:
+    return None
+
+
+class _Halving(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        return result * 0.5 if function is nn.functional.linear else result
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+_kept: list[Any] = []
+
+LEAKS: dict[str, Callable[[], object]] = {
+    "autocast": lambda: torch.set_autocast_enabled("cpu", True),
+    "child": lambda: _kept.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])),
+    "code_of_forward": lambda: setattr(nn.Linear.forward, "__code__", _forward.__code__),
+    "default_device": lambda: torch.set_default_device("meta"),
+    "default_dtype": lambda: torch.set_default_dtype(torch.float64),
+    "descriptor": lambda: _kept.append(open("/dev/null")),  # noqa: SIM115, PTH123
+    "destroyed_group": lambda: dist.destroy_process_group(list(dist.distributed_c10d._world.pg_names)[-1]),
+    "folder": lambda: os.chdir("/"),
+    "forward": lambda: setattr(nn.Linear, "forward", _forward),
+    "function_mode": lambda: _Halving().__enter__(),
+    "hook": lambda: nn.modules.module.register_module_forward_hook(lambda _, __, out: out * 2),
+    "limit": lambda: resource.setrlimit(
+        resource.RLIMIT_FSIZE, (4096, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    ),
+    "load_of_dcp": lambda: setattr(dcp.state_dict_loader, "load", _loads_nothing),
+    "load_of_dcpbench": lambda: setattr(DcpCheckpointer, "load", _loads_nothing),
+    "no_grad": lambda: torch.set_grad_enabled(False),
+    "path": lambda: sys.path.insert(0, "/nowhere"),
+    "recursion_limit": lambda: sys.setrecursionlimit(150),
+    "signal": lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN),
+    "stream": lambda: setattr(sys, "stdout", open(os.devnull, "w")),  # noqa: SIM115, PTH123
+    "thread": lambda: threading.Thread(target=_spin, daemon=True).start(),
+    "umask": lambda: os.umask(0o777),
+    "variable": lambda: os.environ.update(TORCH_FORCE_WEIGHTS_ONLY_LOAD="1"),
+    "warnings": lambda: warnings.simplefilter("error"),
+}
+"""By name."""
+
+
+def leaks(cell: Cell, what: str) -> None:
+    """A healthy cell that leaves something behind."""
+    save_load(cell)
+    LEAKS[what]()

@@ -1,0 +1,157 @@
+"""What neither a save nor a load may change of a process: each part of it by its name."""
+
+import gc
+import os
+import random
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO
+
+import pytest
+import torch
+
+from dcpbench.verify import process_state
+from dcpbench.verify.compare import compare
+from dcpbench.verify.process_state import left_open, snapshot_open, snapshot_process
+from dcpbench.verify.snapshot import Leaves
+
+CPU = torch.device("cpu")
+CHANGES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+    "generator.cpu": (lambda: torch.rand(1), lambda: None),
+    "generator.python": (random.random, lambda: None),
+    "process.cudnn_benchmark": (
+        lambda: setattr(torch.backends.cudnn, "benchmark", True),
+        lambda: setattr(torch.backends.cudnn, "benchmark", False),
+    ),
+    "process.float32_precision": (
+        lambda: torch.set_float32_matmul_precision("high"),
+        lambda: torch.set_float32_matmul_precision("highest"),
+    ),
+    "process.grad_mode": (lambda: torch.set_grad_enabled(False), lambda: torch.set_grad_enabled(True)),
+    "process.default_dtype": (
+        lambda: torch.set_default_dtype(torch.float64),
+        lambda: torch.set_default_dtype(torch.float32),
+    ),
+    "process.default_device": (
+        lambda: torch.set_default_device("meta"),
+        lambda: torch.set_default_device(None),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_told_by_its_name(name: str) -> None:
+    change, undo = CHANGES[name]
+    before = snapshot_process(CPU)
+    assert compare(before, snapshot_process(CPU)) == []
+    try:
+        change()
+        assert [finding.name for finding in compare(before, snapshot_process(CPU))] == [name]
+    finally:
+        undo()
+
+
+def test_a_device_has_a_generator_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = torch.arange(3, dtype=torch.uint8)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: state)
+    assert "generator.cuda" not in snapshot_process(CPU)
+    before = snapshot_process(torch.device("cuda"))
+    state[0] += 1
+    found = compare(before, snapshot_process(torch.device("cuda")))
+    assert [finding.name for finding in found] == ["generator.cuda"]
+
+
+def test_files_below_a_folder_that_are_open_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    names = [str(folder / name) for name in ("b", "c", "a")]
+    with ExitStack() as stack:
+        *files, beside = (
+            stack.enter_context(Path(name).open("w", encoding="utf-8"))
+            for name in (*names, tmp_path / "folder-beside")
+        )
+        opened = snapshot_open(folder, counts=True)
+        assert opened["process.open_files"] == ", ".join(sorted(names))
+        assert opened["process.threads"] >= 1
+        assert opened["process.descriptors"] >= 4
+        assert list(snapshot_open(folder, counts=False)) == ["process.open_files"]
+        # Whichever stands first and last; one of them is closed by now.
+        numbers = [str(file.fileno()) for file in (*files, beside)]
+        monkeypatch.setattr(os, "listdir", lambda _: [*numbers[:2], "987654", *numbers[:1:-1]])
+        assert snapshot_open(folder, counts=False) == {"process.open_files": ", ".join(sorted(names))}
+    assert snapshot_open(folder, counts=False) == {"process.open_files": ""}
+
+
+class Clock:
+    """Time that passes when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.at: tuple[float, Callable[[], object]] | None = None
+
+    def monotonic(self) -> float:
+        self.now += 1e-4
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        if self.at and self.now >= self.at[0]:
+            self.at[1]()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Without collections, which take their time where much is imported."""
+    clock = Clock()
+    monkeypatch.setattr(gc, "collect", lambda: None)
+    monkeypatch.setattr(process_state, "time", clock)
+    return clock
+
+
+def test_what_is_on_its_way_out_is_waited_for(tmp_path: Path, clock: Clock) -> None:
+    before = snapshot_open(tmp_path, counts=False)
+    with (tmp_path / "file").open("w", encoding="utf-8") as file:
+        clock.at = 0.5, file.close
+        assert left_open(tmp_path, before) == before
+    assert 0.5 <= clock.now < 0.6, "it is looked at often"
+
+
+def test_what_stays_is_told_after_a_while(tmp_path: Path, clock: Clock) -> None:
+    before = snapshot_open(tmp_path, counts=False)
+    with (tmp_path / "file").open("w", encoding="utf-8"):
+        assert left_open(tmp_path, before) == {"process.open_files": str(tmp_path / "file")}
+    assert 1 < clock.now < 5
+
+
+class Holder:
+    """A file that is closed when nobody holds it any more, and that holds itself."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self.file, self.itself = file, self
+
+    def __del__(self) -> None:
+        self.file.close()
+
+
+def test_what_only_garbage_holds_open_is_not_left_open(tmp_path: Path) -> None:
+    before = snapshot_open(tmp_path, counts=False)
+    gc.disable()
+    try:
+        Holder((tmp_path / "file").open("w", encoding="utf-8"))
+        assert snapshot_open(tmp_path, counts=False) != before
+        assert left_open(tmp_path, before) == before
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("name", ["process.open_files", "process.threads", "process.descriptors"])
+def test_more_of_one_is_told_and_less_is_not(
+    name: str, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before: Leaves = {"process.open_files": "/a", "process.threads": 5, "process.descriptors": 5}
+    less: Leaves = {"process.open_files": "", "process.threads": 4, "process.descriptors": 4}
+    more: Leaves = {"process.open_files": "/a, /b", "process.threads": 6, "process.descriptors": 6}
+    now = {**less, name: more[name]}
+    monkeypatch.setattr(process_state, "snapshot_open", lambda folder, counts: now)
+    assert left_open(tmp_path, before) == {**before, name: more[name]}
