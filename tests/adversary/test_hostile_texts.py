@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dcpbench.config.errors import visible
+from dcpbench.config.text import visible
 from dcpbench.report.__main__ import main
 from report.sweeps import cell, folder_with
 from support.adversary import ESCAPES

@@ -6,22 +6,13 @@ import re
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
+from dcpbench.config.text import visible
+
 _SHOWN = 12
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 class ConfigError(Exception):
     """What the user asked for cannot be run as it stands: one line for the terminal, exit status 2."""
-
-
-def visible(text: str, but: str = "") -> str:
-    """A text without what a terminal would obey: control characters, and those that turn the direction of
-    writing, are written as escapes, `but` for some."""
-    return _CONTROL.sub(lambda found: found[0] if found[0] in but else _escape(found[0]), text)
-
-
-def _escape(sign: str) -> str:
-    return sign.encode("unicode_escape").decode()
 
 
 def one_line(error: BaseException) -> str:

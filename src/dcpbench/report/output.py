@@ -11,7 +11,7 @@ import pandas as pd
 
 from dcpbench.analysis.frame import records
 from dcpbench.analysis.query import QueryError
-from dcpbench.config.errors import visible
+from dcpbench.config.text import visible
 from dcpbench.records import files
 from dcpbench.report.document import Content
 from dcpbench.report.rendering import markdown, rendered

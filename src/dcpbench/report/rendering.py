@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from dcpbench.config.errors import visible
+from dcpbench.config.text import visible
 from dcpbench.report.document import Content, Table
 from dcpbench.report.labels import clipped, is_metric, narrowed
 from dcpbench.report.styles import BAD, console_for, style_of, text_of

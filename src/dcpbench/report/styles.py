@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from dcpbench.config.errors import visible
+from dcpbench.config.text import visible
 from dcpbench.records.store import ResultsError
 
 _UNFOLDED = 1000

@@ -17,7 +17,7 @@ from typing import Any
 
 from dcpbench.analysis.frame import read_sweeps
 from dcpbench.config.cell_key import digest_of
-from dcpbench.config.errors import visible
+from dcpbench.config.text import visible
 from dcpbench.records.row import AXES, NESTED, Row, column_types
 from dcpbench.records.store import SUPERSEDED_JSONL, ResultsError, stored_rows
 from dcpbench.report.styles import complain

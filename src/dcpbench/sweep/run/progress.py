@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from dcpbench.config.errors import visible
+from dcpbench.config.text import visible
 from dcpbench.records.row import Row
 from dcpbench.report.styles import style_of
 from dcpbench.sweep.plan.resources import duration_text
