@@ -28,6 +28,7 @@ from yaml import YAMLError
 from dcpbench.config.errors import ConfigError, one_line
 from dcpbench.config.schema import Config, conf_folder
 from dcpbench.faults import registry as faults
+from dcpbench.records.files import Careful, open_standard_streams
 from dcpbench.records.plugins import PluginError, load_plugins
 from dcpbench.records.row import INTERRUPTED, WRONG_CONFIGURATION
 from dcpbench.records.store import ResultsError
@@ -62,6 +63,8 @@ def register_groups(arguments: list[str]) -> None:
 
 def main() -> None:
     """Run the command line; ends the process with its exit status."""
+    open_standard_streams()
+    sys.stderr = Careful(sys.stderr)
     task, signals = SweepTask(), Signals()
     status = 1  # of an exception that nobody foresaw, whose traceback comes after the table
     try:
@@ -98,6 +101,10 @@ def _run(task: SweepTask) -> int:
         if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
             itself = "dcpbench starts its ranks itself and does not run under torchrun or srun yet"
             raise ConfigError(f"RANK and WORLD_SIZE are set: {itself}")
+        try:
+            Path.cwd()
+        except FileNotFoundError:
+            raise ConfigError("the folder that this was started in is gone: change to another") from None
         load_plugins()
         sys.argv[1:] = command_line(sys.argv[1:])  # which Hydra reads
         register_groups(sys.argv[1:])

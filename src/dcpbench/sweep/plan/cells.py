@@ -159,7 +159,7 @@ class Compositions:
 
         job = composed()
         sources = job.hydra.runtime.config_sources
-        folder = Path(str(job.hydra.sweep.dir)) / str(job.hydra.sweep.subdir)
+        folder = Path(str(job.hydra.sweep.dir)).resolve() / str(job.hydra.sweep.subdir)
         if (other := self._folders.setdefault(folder, name)) != name:
             raise ConfigError(f"hydra.sweep.subdir: {other} and {name} would share {folder}")
         config_dir = next((str(one.path) for one in sources if one.provider == "command-line"), None)
