@@ -1,11 +1,17 @@
 """The command line: Hydra's overrides in, an exit status out.
 
 0: every row is pass, xfail or skip. 1: some row is not, or all were skipped. 2: the configuration is
-wrong; one line says what, and nothing was started. 130: interrupted.
+wrong; one line says what, and nothing was started. 128 + the number of a signal that asked it to end (130:
+Ctrl-C).
 """
 
-import argparse
 import os
+import signal
+
+if __name__ == "__main__":  # what follows takes a second to import
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+
+import argparse
 import random
 import sys
 from collections.abc import Iterator
@@ -27,6 +33,7 @@ from dcpbench.records.plugins import PluginError, load_plugins
 from dcpbench.records.row import INTERRUPTED, WRONG_CONFIGURATION
 from dcpbench.records.store import ResultsError
 from dcpbench.sweep.folder.manifest import command_line
+from dcpbench.sweep.signals import Signals
 from dcpbench.sweep.task import SweepTask
 
 _WRONG = (ConfigError, PluginError, ResultsError, HydraException, OmegaConfBaseException, YAMLError)
@@ -58,14 +65,18 @@ def main() -> None:
     """Run the command line; ends the process with its exit status."""
     open_standard_streams()
     sys.stderr = Careful(sys.stderr)
-    task = SweepTask()
+    task, signals = SweepTask(), Signals()
     status = 1  # of an exception that nobody foresaw, whose traceback comes after the table
     try:
+        signals.obey()
         status = _run(task)
+    except KeyboardInterrupt:
+        status = INTERRUPTED
     finally:
+        signals.hold()
         if task.sweep:
             status = task.sweep.end(status)
-    sys.exit(status)
+    sys.exit(signals.status(status))
 
 
 @contextmanager
@@ -102,7 +113,7 @@ def _run(task: SweepTask) -> int:
             app(task)()
     except KeyboardInterrupt:
         if task.sweep is None or not task.sweep.begun:
-            sys.stderr.write("dcpbench: interrupted before the first cell\n")
+            sys.stderr.write("dcpbench: interrupted before a cell was run\n")
         return INTERRUPTED
     except _WRONG as error:
         sys.stderr.write(f"dcpbench: {one_line(error)}\n")
