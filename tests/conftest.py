@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,10 @@ PARALLELISMS = ("none", "ddp", "fsdp", "hsdp", "fsdp_tp", "fsdp2", "hsdp2", "fsd
 
 # What tests compute is small, and threads that wait for each other spin on cores that ranks need.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# The key with which sweeps are signed is not the user's.
+_state = tempfile.TemporaryDirectory(prefix="dcpbench-tests-")
+os.environ["XDG_STATE_HOME"] = _state.name
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and whatever they start would too.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,11 +1,17 @@
 """The command line: Hydra's overrides in, an exit status out.
 
 0: every row is pass, xfail or skip. 1: some row is not, or all were skipped. 2: the configuration is
-wrong; one line says what, and nothing was started. 130: interrupted.
+wrong; one line says what, and nothing was started. 128 + the number of a signal that asked it to end (130:
+Ctrl-C).
 """
 
-import argparse
 import os
+import signal
+
+if __name__ == "__main__":  # what follows takes a second to import
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+
+import argparse
 import random
 import sys
 from collections.abc import Iterator
@@ -22,10 +28,12 @@ from yaml import YAMLError
 from dcpbench.config.errors import ConfigError, one_line
 from dcpbench.config.schema import Config, conf_folder
 from dcpbench.faults import registry as faults
+from dcpbench.records.files import Careful, open_standard_streams
 from dcpbench.records.plugins import PluginError, load_plugins
 from dcpbench.records.row import INTERRUPTED, WRONG_CONFIGURATION
 from dcpbench.records.store import ResultsError
 from dcpbench.sweep.folder.manifest import command_line
+from dcpbench.sweep.signals import Signals
 from dcpbench.sweep.task import SweepTask
 
 _WRONG = (ConfigError, PluginError, ResultsError, HydraException, OmegaConfBaseException, YAMLError)
@@ -55,14 +63,20 @@ def register_groups(arguments: list[str]) -> None:
 
 def main() -> None:
     """Run the command line; ends the process with its exit status."""
-    task = SweepTask()
+    open_standard_streams()
+    sys.stderr = Careful(sys.stderr)
+    task, signals = SweepTask(), Signals()
     status = 1  # of an exception that nobody foresaw, whose traceback comes after the table
     try:
+        signals.obey()
         status = _run(task)
+    except KeyboardInterrupt:
+        status = INTERRUPTED
     finally:
+        signals.hold()
         if task.sweep:
             status = task.sweep.end(status)
-    sys.exit(status)
+    sys.exit(signals.status(status))
 
 
 @contextmanager
@@ -87,6 +101,10 @@ def _run(task: SweepTask) -> int:
         if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
             itself = "dcpbench starts its ranks itself and does not run under torchrun or srun yet"
             raise ConfigError(f"RANK and WORLD_SIZE are set: {itself}")
+        try:
+            Path.cwd()
+        except FileNotFoundError:
+            raise ConfigError("the folder that this was started in is gone: change to another") from None
         load_plugins()
         sys.argv[1:] = command_line(sys.argv[1:])  # which Hydra reads
         register_groups(sys.argv[1:])
@@ -95,7 +113,7 @@ def _run(task: SweepTask) -> int:
             app(task)()
     except KeyboardInterrupt:
         if task.sweep is None or not task.sweep.begun:
-            sys.stderr.write("dcpbench: interrupted before the first cell\n")
+            sys.stderr.write("dcpbench: interrupted before a cell was run\n")
         return INTERRUPTED
     except _WRONG as error:
         sys.stderr.write(f"dcpbench: {one_line(error)}\n")

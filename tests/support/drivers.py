@@ -185,6 +185,9 @@ def _forked(_: str, arguments: list[str], kept: list[int]) -> int:
     if pid := os.fork():
         return pid
     status = 1
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):  # as after an exec
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
     try:
         first = 3
         for file in sorted(kept):

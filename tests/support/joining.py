@@ -1,6 +1,5 @@
 """A rank that never joins its peers."""
 
-import socket
 import time
 from multiprocessing.connection import Connection
 from typing import Any
@@ -9,7 +8,7 @@ from unittest import mock
 from dcpbench.worker.messages import RankSpec
 
 
-def main(spec: RankSpec, listener: socket.socket | None, connection: Connection) -> None:
+def main(spec: RankSpec, connection: Connection) -> None:
     """What a rank process runs, but rank 1 stays away."""
     from dcpbench.worker import main
 
@@ -21,4 +20,4 @@ def main(spec: RankSpec, listener: socket.socket | None, connection: Connection)
         return honest(*arguments)
 
     with mock.patch.object(main, "_join", join):
-        main.main(spec, listener, connection)
+        main.main(spec, connection)

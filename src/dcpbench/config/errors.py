@@ -6,6 +6,8 @@ import re
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
+from dcpbench.config.text import visible
+
 _SHOWN = 12
 
 
@@ -22,7 +24,7 @@ def one_line(error: BaseException) -> str:
     unknown = cause if isinstance(cause, ConfigKeyError | ConfigAttributeError) else error
     if isinstance(unknown, ConfigKeyError | ConfigAttributeError):
         line += _what_it_may_be(unknown)
-    return line
+    return visible(line)
 
 
 def _sentence(text: str) -> str:

@@ -15,6 +15,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
 from dcpbench.config.errors import ConfigError
+from dcpbench.worker.messages import SAFE_PATH
 
 _PRELOADED = (
     "torch._dynamo",
@@ -67,7 +68,7 @@ def fork_server(compiles: bool) -> ForkServerContext:
     compiler = ["dcpbench.worker.preload_compile"] if compiles else []
     context.set_forkserver_preload([*_PRELOADED, *compiler])
     # It imports while the driver composes the cells.
-    with _fixed_addresses():
+    with _safe_path(), _fixed_addresses():
         forkserver.ensure_running()
     return context
 
@@ -83,7 +84,7 @@ def start(process: ForkServerProcess) -> None:
     watchdog.daemon = True
     watchdog.start()
     try:
-        with _fixed_addresses():  # of a server that is started here
+        with _safe_path(), _fixed_addresses():  # of a server that is started here
             process.start()
     finally:
         watchdog.cancel()
@@ -96,6 +97,18 @@ def end_server() -> None:
     with suppress(ProcessLookupError, ChildProcessError):
         os.kill(server, signal.SIGKILL)
         os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Have processes started here not look for modules in the folder that the driver is in."""
+    name, value = SAFE_PATH
+    ours = os.environ.setdefault(name, value) == value
+    try:
+        yield
+    finally:
+        if ours:
+            os.environ.pop(name, None)  # perhaps by another thread, which starts a process too
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from dcpbench.executors.base import Executor, OnPhase, Outcome
 from dcpbench.executors.outcome import next_limit, outcome_of
 from dcpbench.executors.rank_handle import Rank
 from dcpbench.records.findings import RaisedError
-from dcpbench.worker.messages import CellSpec, Failed, Message, PhaseBegun, RankSpec, WorldKind
+from dcpbench.worker.messages import CellSpec, Failed, Message, PhaseBegun, RankSpec, StoreFile, WorldKind
 
 _GRACE_S = 0.5
 """How long after the first failure its peers may still tell of an earlier one."""
@@ -101,17 +101,17 @@ class _RankGroup:
         self._ranks: list[Rank] = []
         self._started = time.time()
         self._shared_before = cleanup.shared_memory()
+        store = StoreFile(os.memfd_create("dcpbench-store"))
+        os.fchmod(store.descriptor, 0o600)
         try:
-            # Listening before any rank exists leaves no moment in which the port could be taken.
-            with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
-                port = listener.getsockname()[1]
-                for number in range(kind.world_size):
-                    device = f"cuda:{gpus[number]}" if kind.device == "cuda" else kind.device
-                    spec = RankSpec(kind, number, device, port)
-                    self._ranks.append(_fork(context, spec, None if number else listener))
+            for number in range(kind.world_size):
+                device = f"cuda:{gpus[number]}" if kind.device == "cuda" else kind.device
+                self._ranks.append(_fork(context, RankSpec(kind, number, device, store)))
         except BaseException:
             self.kill()
             raise
+        finally:
+            os.close(store.descriptor)
 
     def run(self, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: OnPhase) -> Outcome:
         """Run a stage on all ranks; anything but reports leaves the group unusable: `kill` it."""
@@ -192,11 +192,11 @@ class _RankGroup:
                 on_phase(rank.number, message.content.phase)
 
 
-def _fork(context: ForkServerContext, spec: RankSpec, listener: socket.socket | None) -> Rank:
+def _fork(context: ForkServerContext, spec: RankSpec) -> Rank:
     here, there = context.Pipe()
     process = context.Process(
         target=_rank_main,
-        args=(spec, listener, there),
+        args=(spec, there),
         name=f"dcpbench-rank{spec.rank}",
         daemon=False,  # a daemon may have no children, which a process stager needs
     )
@@ -209,7 +209,7 @@ def _fork(context: ForkServerContext, spec: RankSpec, listener: socket.socket | 
     return Rank(spec.rank, process, here)
 
 
-def _rank_main(spec: RankSpec, listener: socket.socket | None, connection: Connection) -> None:
+def _rank_main(spec: RankSpec, connection: Connection) -> None:
     from dcpbench.worker.main import main
 
-    main(spec, listener, connection)
+    main(spec, connection)

@@ -9,10 +9,11 @@ import os
 import re
 import secrets
 import stat
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 MOST_BYTES = 2**36
 """Larger is no file of rows: hundreds of thousands of cells, `details` included, are less."""
@@ -21,6 +22,38 @@ MOST_JSON_BYTES = 2**26
 """Larger is no description of a sweep or of its machine."""
 
 _TEMPORARY = re.compile(r"\.dcpbench-[0-9a-f]{32}\.tmp")
+
+
+def open_standard_streams() -> None:
+    """Have descriptors 0, 1 and 2 where the process was started without them: what is opened next, a pipe to
+    a rank, say, would be taken for one of them."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            with suppress(OSError):
+                os.fstat(number)
+                continue
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+
+
+class Careful:
+    """A stream of text on which nothing that is written can fail: full, closed or broken, it takes it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def open_regular(path: Path, most_bytes: int = MOST_BYTES) -> BinaryIO:

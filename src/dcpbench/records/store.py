@@ -59,13 +59,13 @@ class Line:
         return not self.content.endswith(b"\n")
 
 
-def append_row(folder: Path, row: Row) -> None:
-    """Add one row to `results.jsonl` in a single write, and have it on disk before returning.
+def append_row(folder: Path, row: Row) -> bytes:
+    """Add one row to `results.jsonl` in a single write, and have it on disk before returning its line.
 
     Raises:
         ResultsError: it cannot be written, and nothing of it is left.
     """
-    _append(folder / RESULTS_JSONL, [row.flat()])
+    return _append(folder / RESULTS_JSONL, [row.flat()])
 
 
 def append_measurements(folder: Path, row: Row, measurements: Iterable[Measurement]) -> None:
@@ -82,12 +82,12 @@ def append_measurements(folder: Path, row: Row, measurements: Iterable[Measureme
     )
 
 
-def _append(path: Path, contents: Sequence[dict[str, Any]]) -> None:
+def _append(path: Path, contents: Sequence[dict[str, Any]]) -> bytes:
     if not contents:
-        return
+        return b""
     # JSON has no NaN and no infinity: they become null, and the check that saw them says so.
     plain = json.loads(json.dumps(contents), parse_constant=lambda _: None)
-    lines = "".join(json.dumps(one) + "\n" for one in plain).encode()
+    whole = lines = "".join(json.dumps(one) + "\n" for one in plain).encode()
     with _writing(path), files.open_to_append(path) as out:
         before = out.seek(0, os.SEEK_END)
         try:
@@ -97,6 +97,7 @@ def _append(path: Path, contents: Sequence[dict[str, Any]]) -> None:
         except OSError:
             out.truncate(before)
             raise
+    return whole
 
 
 def write_csv(folder: Path) -> None:

@@ -3,8 +3,10 @@
 import importlib
 import sys
 
+from dcpbench.records.files import open_standard_streams
 from dcpbench.records.plugins import PluginError, load_plugins
 from dcpbench.records.store import ResultsError
+from dcpbench.report.styles import complain
 
 _COMMANDS = {
     "compare": "dcpbench.report.compare",
@@ -17,13 +19,14 @@ _COMMANDS = {
 
 def main(arguments: list[str]) -> int:
     """Run what the first word names, else the tables of the sweeps; 2 for what cannot be read."""
+    open_standard_streams()
     named = bool(arguments) and arguments[0] in _COMMANDS
     module = importlib.import_module(_COMMANDS[arguments[0]] if named else "dcpbench.report.show")
     try:
         load_plugins()
         return int(module.main(arguments[named:]))
     except (PluginError, ResultsError) as error:
-        sys.stderr.write(f"dcpbench.report: {error}\n")
+        complain(str(error))
         return 2
 
 

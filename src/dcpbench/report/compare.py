@@ -29,6 +29,7 @@ from dcpbench.records.store import ResultsError
 from dcpbench.report import output
 from dcpbench.report.document import Content, Table, first_of
 from dcpbench.report.labels import quantity
+from dcpbench.report.styles import complain
 
 _FORMATS = {".txt": "table", ".md": "markdown", ".csv": "csv", ".json": "json"}
 
@@ -68,7 +69,8 @@ def main(arguments: list[str]) -> int:
         compared(names[place], old, sides[place].frame, rule, ignored, earlier.frame) for place in asked.new
     ]
     if written_as in ("csv", "json"):
-        text = output.rows_text(pd.concat([one.flat() for one in found], ignore_index=True), written_as)
+        flat = pd.concat([one.flat() for one in found], ignore_index=True)
+        text = output.rows_text(flat, written_as, asked.raw)
     else:
         damaged = [sentence for side in [*sides.values(), earlier] for sentence in side.left_out]
         differing = differences({names[place]: side for place, side in sides.items()})
@@ -81,7 +83,7 @@ def main(arguments: list[str]) -> int:
     output.put_out(text, asked.output)
     met = [name for name in fail_on if any(name in one.kinds() for one in found)]
     if met:
-        sys.stderr.write(f"dcpbench.report: found what --fail-on names: {', '.join(met)}\n")
+        complain(f"found what --fail-on names: {', '.join(met)}")
     return 1 if met else 0
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,10 +11,14 @@ import pandas as pd
 
 from dcpbench.analysis.frame import records
 from dcpbench.analysis.query import QueryError
+from dcpbench.config.text import visible
 from dcpbench.records import files
-from dcpbench.records.store import ResultsError
 from dcpbench.report.document import Content
 from dcpbench.report.rendering import markdown, rendered
+from dcpbench.report.styles import standard_output
+
+_FORMULA = (*"=+-@", *"\uff1d\uff0b\uff0d\uff20")
+"""What a formula begins with in a spreadsheet; the latter are as wide as a Chinese character."""
 
 
 def command_parser(command: str, epilog: str, description: str | None = None) -> argparse.ArgumentParser:
@@ -37,6 +40,9 @@ def add_lists(parser: argparse.ArgumentParser, *options: tuple[str, str, str]) -
 def add_output(parser: argparse.ArgumentParser, formats: Mapping[str, str], help: str) -> None:
     """The options `--format` and `-o`, for `format_of` and `put_out`; `formats` has each suffix's."""
     parser.add_argument("--format", choices=list(formats.values()), help=help)
+    if ".csv" in formats:
+        text = "csv: leave texts as they are that a spreadsheet would run (=, +, -, @)"
+        parser.add_argument("--raw", action="store_true", help=text)
     text = "write there, whole or not at all; its suffix tells the format"
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
 
@@ -59,27 +65,41 @@ def document_text(contents: Iterable[Content], written_as: str, file: TextIO) ->
     )
 
 
-def rows_text(table: pd.DataFrame, written_as: str) -> str:
-    """The rows of a table as CSV or as JSON."""
+def rows_text(table: pd.DataFrame, written_as: str, raw: bool) -> str:
+    """The rows of a table as CSV or as JSON; in CSV a text that a spreadsheet would take for a formula gets
+    an apostrophe before it, unless it is to be `raw`."""
     if written_as == "csv":
+        table = table.copy()
+        for name in table.select_dtypes(["string", "object"]):
+            entries = [_csv_entry(value, raw) for value in table[name]]
+            table[name] = pd.Series(entries, table.index, dtype=object)
         return str(table.to_csv(index=False))
     return json.dumps(records(table), indent=1, allow_nan=False) + "\n"
 
 
+def _csv_entry(value: object, raw: bool) -> object:
+    if not isinstance(value, str):
+        return value
+    shown = visible(value, but="\n\t")
+    if raw or shown.lstrip()[:1] not in _FORMULA:
+        return shown
+    try:
+        float(shown)
+    except ValueError:
+        return f"'{shown}"
+    return shown
+
+
 def put_out(text: str, output: Path | None) -> None:
     """Write to a file or to standard output, perhaps a closed pipe; ResultsError if that cannot be done."""
-    try:
-        if output is None:
+    if output is None:
+        with standard_output():
             print_text(text)
-        else:
-            write_whole(output, text)
+        return
+    try:
+        write_whole(output, text)
     except OSError as error:
-        if output is not None:
-            raise QueryError(f"-o {output}: cannot be written: {error.strerror}") from None
-        # Python is not to try again at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):
-            raise ResultsError(f"standard output cannot be written to: {error.strerror}") from None
+        raise QueryError(f"-o {output}: cannot be written: {error.strerror}") from None
 
 
 def write_whole(path: Path, text: str) -> None:

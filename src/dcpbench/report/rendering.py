@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from dcpbench.config.text import visible
 from dcpbench.report.document import Content, Table
 from dcpbench.report.labels import clipped, is_metric, narrowed
-from dcpbench.report.styles import BAD, console_for, style_of
+from dcpbench.report.styles import BAD, console_for, style_of, text_of
 
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SPECIAL = re.compile(r"([\\`*\[\]|<>&@#])")
 _REASON, _KNOWN_REASON, _MARKDOWN_REASON = 2_000, 300, 500
 _WIDTH_OF_A_FILE = 120
@@ -48,18 +48,13 @@ def rendered(content: Content, file: TextIO) -> str:
     return page.getvalue()
 
 
-def visible(text: str) -> str:
-    """A text without what a terminal would obey: control characters are written as escapes."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
-
-
 def _print(console: Console, content: Content, wrapped: int | None) -> None:
     for shown in content.tables:
         if shown.title:
-            _print_line(console, Text(visible(shown.title), style="bold"), wrapped)
+            _print_line(console, text_of(shown.title, "bold"), wrapped)
         for heading, table, below in _parts(shown):
             if heading:
-                _print_line(console, Text(visible(heading), style="bold"), wrapped)
+                _print_line(console, text_of(heading, "bold"), wrapped)
             console.print(table)
             for line in below:
                 _print_line(console, line, wrapped)
@@ -67,11 +62,11 @@ def _print(console: Console, content: Content, wrapped: int | None) -> None:
     for item in content.failures.to_dict("records"):
         _print_line(console, _failure(item), wrapped)
         if item["again"]:  # one line, to be copied as it is
-            _print_line(console, Text(f"    again: {visible(item['again'])}", style="dim"))
+            _print_line(console, text_of(f"    again: {item['again']}", "dim"))
     for sentence in content.damaged:
-        _print_line(console, Text(visible(sentence), style=BAD), wrapped)
+        _print_line(console, text_of(sentence, BAD), wrapped)
     for sentence in filter(None, [content.more, content.headline]):
-        _print_line(console, Text(visible(sentence)), wrapped)
+        _print_line(console, Text(visible(sentence, but="\n")), wrapped)
 
 
 def _print_line(console: Console, line: Text, wrapped: int | None = None) -> None:
@@ -79,7 +74,7 @@ def _print_line(console: Console, line: Text, wrapped: int | None = None) -> Non
 
 
 def _failure(item: dict[Hashable, str]) -> Text:
-    line = Text(f"{visible(item['status'])} ", style=_style(item["status"]))
+    line = text_of(f"{item['status']} ", _style(item["status"]))
     reason = clipped(item["reason"], _REASON if item["again"] else _KNOWN_REASON)
     return line.append(visible(f"{item['cell']}{_beside(item)}: {reason}"), style="default")
 
@@ -100,7 +95,7 @@ def _parts(shown: Table) -> Iterator[tuple[str, RichTable, list[Text]]]:
         own = inside.loc[rows.index]
         texts = rows[shown.below] if shown.below else ()
         below = [f"{name}: {text}" for name, text in zip(own.iloc[:, 0], texts, strict=False) if text]
-        yield str(heading), _table(shown, own, widths), [Text(visible(line)) for line in below]
+        yield str(heading), _table(shown, own, widths), [text_of(line) for line in below]
 
 
 def _table(shown: Table, rows: pd.DataFrame, widths: Sequence[int] = ()) -> RichTable:
@@ -109,7 +104,7 @@ def _table(shown: Table, rows: pd.DataFrame, widths: Sequence[int] = ()) -> Rich
     table = RichTable(box=None, pad_edge=bool(widths), header_style="bold", show_header=not widths)
     for head, width in zip_longest(heads, widths):
         side: Literal["left", "right"] = "right" if is_metric(head) else "left"
-        table.add_column(Text(visible(head)), justify=side, min_width=width, no_wrap=bool(widths))
+        table.add_column(Text(visible(head, but="\n")), justify=side, min_width=width, no_wrap=bool(widths))
     for values in rows.itertuples(index=False):
         entries = zip(heads, values, strict=True)
         table.add_row(*(_entry(value, head in shown.statuses) for head, value in entries))
@@ -174,18 +169,18 @@ def _markdown_entry(value: Any) -> str:
 
 
 def _markdown_failure(item: dict[Hashable, str]) -> str:
-    line = f"- **{item['status']}** {_code(item['cell'])}{_beside(item)}"
+    line = f"- **{_escaped(item['status'])}** {_code(item['cell'])}{_escaped(_beside(item))}"
     line += f": {_code(clipped(item['reason'], _MARKDOWN_REASON))}" if item["reason"] else ""
     return f"{line}<br>again: {_code(item['again'])}" if item["again"] else line
 
 
 def _escaped(text: str) -> str:
-    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
+    return _SPECIAL.sub(r"\\\1", visible(" ".join(text.split())))
 
 
 def _code(text: str) -> str:
     """A code span, whose fence is longer than any in the text."""
-    flat = " ".join(text.split())
+    flat = visible(" ".join(text.split()))
     fence = "`" * (max((len(run) for run in re.findall("`+", flat)), default=0) + 1)
     space = " " if len(fence) > 1 or flat[:1] == "`" else ""
     return f"{fence}{space}{flat}{space}{fence}"

@@ -20,6 +20,7 @@ from dcpbench.report.document import Content, Table, first_of
 from dcpbench.report.junit import junit
 from dcpbench.report.page import page
 from dcpbench.report.rendering import rendered
+from dcpbench.report.styles import complain
 from dcpbench.report.tables import (
     cost_pivot,
     detection,
@@ -84,11 +85,12 @@ def main(arguments: list[str]) -> int:
     written_as = output.format_of(asked, _FORMATS)
     sweeps = read_sweeps(asked.sweeps)
     file = io.StringIO() if asked.output else sys.stdout
-    output.put_out(_text(sweeps, view, written_as, file), asked.output)
+    output.put_out(_text(sweeps, view, written_as, file, asked.raw), asked.output)
     if not asked.format and not asked.output:
         _write_beside(asked.sweeps, sweeps)
     if written_as in _ROWS_ALONE:
-        sys.stderr.writelines(f"dcpbench.report: {sentence}\n" for sentence in first_of(sweeps.left_out))
+        for sentence in first_of(sweeps.left_out):
+            complain(sentence)
     return 0
 
 
@@ -104,8 +106,9 @@ def write_reports(folder: Path, sweeps: Sweeps | None = None) -> None:
 
 
 def print_report(folder: Path) -> None:
-    """Print a sweep's table and what did not pass; ResultsError if the folder holds no results."""
-    output.print_text(rendered(content(read_sweeps([folder])), sys.stdout))
+    """Print a sweep's table and what did not pass; ResultsError if the folder holds no results, or standard
+    output cannot be written to."""
+    output.put_out(rendered(content(read_sweeps([folder])), sys.stdout), None)
 
 
 def content(sweeps: Sweeps, view: View = View()) -> Content:
@@ -154,10 +157,10 @@ def _write_beside(places: list[Path], sweeps: Sweeps) -> None:
     try:
         write_reports(places[0], sweeps)
     except ResultsError as error:
-        sys.stderr.write(f"dcpbench.report: report.html and junit.xml are as they were: {error}\n")
+        complain(f"report.html and junit.xml are as they were: {error}")
 
 
-def _text(sweeps: Sweeps, view: View, written_as: str, file: TextIO) -> str:
+def _text(sweeps: Sweeps, view: View, written_as: str, file: TextIO, raw: bool) -> str:
     if written_as in ("table", "markdown"):
         return output.document_text([content(sweeps, view)], written_as, file)
     chosen = _shown(sweeps, view.where)
@@ -165,7 +168,7 @@ def _text(sweeps: Sweeps, view: View, written_as: str, file: TextIO) -> str:
         return page(chosen, ", ".join(chosen.environments))
     if written_as == "junit":
         return junit(chosen)
-    return output.rows_text(chosen.frame.drop(columns=[*NESTED]), written_as)
+    return output.rows_text(chosen.frame.drop(columns=[*NESTED]), written_as, raw)
 
 
 def _shown(sweeps: Sweeps, where: Sequence[Condition]) -> Sweeps:

@@ -1,10 +1,18 @@
 """How statuses and tables look in the terminal. Without pandas, for what the driver prints."""
 
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TextIO
 
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
+
+from dcpbench.config.text import visible
+from dcpbench.records.store import ResultsError
 
 _UNFOLDED = 1000
 _STYLES = {
@@ -20,6 +28,28 @@ BAD = "bold red"
 def style_of(status: str) -> str:
     """The style of a status; what is not known to be harmless stands out."""
     return _STYLES.get(status, BAD)
+
+
+def text_of(words: str, style: str = "") -> Text:
+    """Words as they are shown: no markup is taken out of them, and nothing that a terminal would obey."""
+    return Text(visible(words), style)
+
+
+def complain(sentence: str) -> None:
+    """Tell on standard error what a report could not do."""
+    sys.stderr.write(f"dcpbench.report: {visible(sentence)}\n")
+
+
+@contextmanager
+def standard_output() -> Iterator[None]:
+    """Write to standard output, perhaps a closed pipe; ResultsError if that cannot be done."""
+    try:
+        yield
+    except OSError as error:
+        # Python is not to try again at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise ResultsError(f"standard output cannot be written to: {error.strerror}") from None
 
 
 def console_for(*tables: Table, file: TextIO | None = None) -> Console:

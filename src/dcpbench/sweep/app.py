@@ -3,7 +3,7 @@
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib import import_module
@@ -12,14 +12,15 @@ from pathlib import Path
 from hydra.core.config_loader import ConfigLoader
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
-from rich.text import Text
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Rerun
 from dcpbench.config.schema import OF_THE_SWEEP, REPEATS
 from dcpbench.executors import fork_server
 from dcpbench.records.row import INTERRUPTED, exit_status
-from dcpbench.records.store import ResultsError, stored_rows, write_csv
+from dcpbench.records.row_log import RowLog
+from dcpbench.records.store import ResultsError, write_csv
+from dcpbench.report.styles import text_of
 from dcpbench.sweep.folder import manifest, resume
 from dcpbench.sweep.plan import cells as composing
 from dcpbench.sweep.plan import dry_run, job
@@ -95,7 +96,7 @@ class SweepRun:
                 self._broken_off = error
                 sys.exit(1)
         self._in_batch = False
-        rows = {row.cell: row for row in stored_rows(self._folder)}
+        rows = self._driver.log.rows if self._driver else {}
         return [self._value_of(rows.get(job.cell.name)) for job in jobs]
 
     def end(self, status: int) -> int:
@@ -132,8 +133,9 @@ class SweepRun:
             resume.same_matrix(folder, before, {cell.name for cell in cells})
         here = fork_server.probe(context)
         jobs = job.plan(cells, here)
-        sweep = driver.Sweep(folder, list(jobs), here, context, self._console)
         found = resume.look(folder, jobs, base.rerun) if before else None
+        log = RowLog(folder, found.standing if found else ())
+        sweep = driver.Sweep(folder, list(jobs), here, context, self._console, log)
         if base.plan:
             here.complete()
             dry_run.print_plan(folder, jobs, here.gpus, found)
@@ -169,7 +171,6 @@ class SweepRun:
         for sentence in found.sentences(len(sweep.jobs)):
             self._print(sentence)
         resume.take_up(self._folder, sweep.jobs, found)
-        sweep.done = found.done
         now = {**sweep.machine.description, "git_commit": sweep.jobs[0].columns["git_commit"]}
         sweep.earlier_machines = resume.earlier_machines(self._folder, now)
 
@@ -184,32 +185,42 @@ class SweepRun:
         self._record.write(self._folder)
 
     def _print(self, sentence: str) -> None:
-        self._console.print(Text(sentence), soft_wrap=True)
+        self._console.print(text_of(sentence), soft_wrap=True)
+
+    def _show(self, *ways: Callable[[Path], None]) -> None:
+        """Show the rows in these ways; what cannot be written is told, since the rows themselves decide."""
+        for way in ways:
+            try:
+                way(self._folder)
+            except ResultsError as error:
+                self._print(str(error))
 
     def _end(self, sweep: driver.Sweep, status: int) -> int:
         try:
             sweep.end()
-            if not self._broken_off:
-                resume.in_order(self._folder, sweep.jobs)
-                write_csv(self._folder)
+            told = None if self._broken_off else sweep.log.settle([job.cell.name for job in sweep.jobs])
+            if told:
+                self._print(told)
         except ResultsError as error:
             self._broken_off = self._broken_off or error
         if self._broken_off:
-            self._print(f"broken off: {self._broken_off}; make room, and go on with resume={self._folder}")
+            room = "make room, and " if self._broken_off.no_room else ""
+            self._print(f"broken off: {self._broken_off}; {room}go on with resume={self._folder}")
             return 1
-        rows = list(stored_rows(self._folder))
-        if status == INTERRUPTED:
-            self._print(f"interrupted: {len(rows)} of {len(sweep.jobs)} cells have a row")
+        rows = list(sweep.log.rows.values())
+        whole = len(rows) == len(sweep.jobs)
+        if status == INTERRUPTED or not whole:
+            why = "interrupted: " if status == INTERRUPTED else ""
+            self._print(f"{why}{len(rows)} of {len(sweep.jobs)} cells have a row")
         if rows:
             from dcpbench.report.show import print_report, write_reports
 
-            write_reports(self._folder)
-            print_report(self._folder)
+            self._show(write_csv, write_reports, print_report)
             if all(row.status == "skip" for row in rows):
                 self._print("every cell was skipped: nothing was measured")
             spent_s = time.monotonic() - self._started
             self._print(f"{sweep.written} cells in {spent_s:.1f} s, written to {self._folder}")
-        return status or exit_status(rows)
+        return status or (exit_status(rows) if whole else 1)
 
 
 def _of_the_cell(overrides: Sequence[str]) -> list[str]:
@@ -232,11 +243,16 @@ def _refuse_what_needs_all_cells(base: DictConfig, sweeper: str) -> None:
 def _resumed(base: DictConfig, folder: Path) -> manifest.Record | None:
     """The record of the sweep to go on with, if one is; refuses `resume` and `rerun` that make no sense."""
     if base.resume is None:
-        if base.rerun is not Rerun.none:
-            raise ConfigError(f"rerun={base.rerun}: says what to do with resume=<folder>, which is not set")
+        for key, null in (("rerun", Rerun.none), ("trust", False)):
+            if base[key] != null:
+                value = str(base[key]).lower()
+                raise ConfigError(f"{key}={value}: says what to do with resume=<folder>, which is not set")
         return None
     if not str(base.resume):
         raise ConfigError("resume=: names no folder")
     if Path(str(base.resume)).resolve() != folder:
         raise ConfigError(f"resume={base.resume}: hydra.sweep.dir={folder} is another folder")
-    return manifest.read(folder)
+    record = manifest.read(folder)
+    if not base.trust:
+        record.refuse_foreign(folder)
+    return record

@@ -14,7 +14,6 @@ import multiprocessing.util
 import os
 import shutil
 import signal
-import socket
 import sys
 import threading
 import time
@@ -33,7 +32,16 @@ from dcpbench.records.findings import RaisedError
 from dcpbench.records.plugins import load_plugins
 from dcpbench.records.rank_report import RankReport
 from dcpbench.worker.left_behind import Fingerprint
-from dcpbench.worker.messages import OF_RANK, CellSpec, Failed, Message, PhaseBegun, RankSpec, UploadsUnderWay
+from dcpbench.worker.messages import (
+    OF_RANK,
+    SAFE_PATH,
+    CellSpec,
+    Failed,
+    Message,
+    PhaseBegun,
+    RankSpec,
+    UploadsUnderWay,
+)
 from dcpbench.worker.run_cell import run_cell
 from dcpbench.workloads.world import World
 
@@ -56,7 +64,7 @@ _FULL_BYTES = 64 * 1024
 """A disk is full when no more than a few of its blocks are free: a write takes what there is."""
 
 
-def main(spec: RankSpec, listener: socket.socket | None, connection: Connection) -> None:
+def main(spec: RankSpec, connection: Connection) -> None:
     """Join, then run stages of cells until told to leave; the process ends here."""
     # What the server had imported is never garbage: not looking at it again saves every collection
     # half a second and the copying of its pages.
@@ -73,7 +81,7 @@ def main(spec: RankSpec, listener: socket.socket | None, connection: Connection)
             _log_to(Path(cell.folder) / f"rank{spec.rank}.log")
             if world is None:
                 load_plugins()
-                world = _join(spec, listener)
+                world = _join(spec)
             born = born or Fingerprint(world.device)
             rank.announce("start")
             run_cell(cell, world, report, rank.announce, lambda since: rank.tell(UploadsUnderWay(since)))
@@ -125,21 +133,14 @@ class _Rank:
         self.tell(PhaseBegun(phase))
 
 
-def _join(spec: RankSpec, listener: socket.socket | None) -> World:
+def _join(spec: RankSpec) -> World:
     device = torch.device(spec.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     kind = spec.kind
     if not kind.process_group:
         return World(spec.rank, kind.world_size, device, None)
-    store = dist.TCPStore(
-        "127.0.0.1",
-        spec.store_port,
-        kind.world_size,
-        is_master=listener is not None,
-        wait_for_workers=False,
-        master_listen_fd=listener.detach() if listener is not None else None,
-    )
+    store = dist.FileStore(f"/proc/self/fd/{spec.store.descriptor}", kind.world_size)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
         store=store,
@@ -161,6 +162,9 @@ def _detach() -> None:
     os.close(server._forkserver_alive_fd)  # type: ignore[attr-defined]
     server._forkserver_alive_fd = None  # type: ignore[attr-defined]
     os.environ[OF_RANK] = str(os.getpid())
+    name, value = SAFE_PATH
+    if os.environ.get(name) == value:  # what a cell starts finds its modules as the driver does
+        del os.environ[name]
     # The driver asks for every thread's stack this way before it ends a rank that hangs.
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)

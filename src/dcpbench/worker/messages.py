@@ -1,6 +1,8 @@
 """What driver and ranks say to each other over their pipes. Plain data; no torch."""
 
 from dataclasses import dataclass
+from multiprocessing.reduction import DupFd
+from typing import Any
 
 from dcpbench.config.schema import Config
 from dcpbench.records.findings import RaisedError
@@ -8,6 +10,10 @@ from dcpbench.records.rank_report import RankReport
 
 OF_RANK = "DCPBENCH_RANK_PID"
 """The variable in the environment of whatever a rank starts that says whose it is, once the rank is dead."""
+
+SAFE_PATH = ("PYTHONSAFEPATH", "dcpbench")
+"""A variable and its value in the environment of the fork server alone: it imports nothing from the folder in
+which the driver was started, or in which a sweep that is resumed was."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +38,28 @@ class WorldKind:
 
 
 @dataclass(frozen=True)
+class StoreFile:
+    """The file in memory at which the ranks of a group meet. It has no name and no port: nobody has it but
+    the driver and those that it is handed to, so that no other user can read or write there."""
+
+    descriptor: int
+
+    def __reduce__(self) -> Any:
+        return _received, (DupFd(self.descriptor),)
+
+
+def _received(descriptor: Any) -> StoreFile:
+    return StoreFile(descriptor.detach())
+
+
+@dataclass(frozen=True)
 class RankSpec:
-    """What a rank is born with: its number, its device, and the port of the store at which the ranks meet."""
+    """What a rank is born with: its number, its device, and where the ranks meet."""
 
     kind: WorldKind
     rank: int
     device: str
-    store_port: int
+    store: StoreFile
 
 
 @dataclass(frozen=True)

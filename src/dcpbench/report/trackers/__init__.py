@@ -9,7 +9,6 @@ this machine.
 
 import argparse
 import importlib
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,8 +17,10 @@ from typing import Any
 
 from dcpbench.analysis.frame import read_sweeps
 from dcpbench.config.cell_key import digest_of
+from dcpbench.config.text import visible
 from dcpbench.records.row import AXES, NESTED, Row, column_types
 from dcpbench.records.store import SUPERSEDED_JSONL, ResultsError, stored_rows
+from dcpbench.report.styles import complain
 
 _TRACKERS = ("tensorboard", "mlflow", "wandb")
 _PARAMETERS = (*AXES, "repeat", "overrides")
@@ -78,7 +79,7 @@ def main(arguments: list[str]) -> int:
     folder: Path = given.dir or Path("outputs") / given.to
     sweeps = read_sweeps(given.sweep)
     for sentence in sweeps.left_out:
-        sys.stderr.write(f"dcpbench.report: {sentence}\n")
+        complain(sentence)
     for place, environment in sweeps.environments.items():
         sweep = logged_sweep(Path(place), environment)
         before = tracker.log(sweep, folder, given.project)
@@ -89,7 +90,7 @@ def main(arguments: list[str]) -> int:
             counts.append(f"{replaced} replaced, which have run again")
         if same := len(sweep.cells) - len(changed):
             counts.append(f"{same} were there already")
-        print(f"{place}: {', '.join(counts)}")
+        print(visible(f"{place}: {', '.join(counts)}"))
     print(f"in {folder}; to see it: {tracker.seen_with(folder)}")
     return 0
 

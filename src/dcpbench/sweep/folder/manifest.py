@@ -4,12 +4,15 @@ What a sweep was asked for is written down before it begins, and taken again whe
 `resume=<folder>` alone stands for the whole command line, typed where it was typed.
 """
 
+import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +23,10 @@ from dcpbench.config.schema import OF_THE_SWEEP
 from dcpbench.records import files, lock
 from dcpbench.records.row_reader import parse
 from dcpbench.records.store import RESULTS_JSONL, SWEEP_JSON, write_json
+from dcpbench.sweep.folder.signature import is_own, sign
 
 _DIR = "hydra.sweep.dir"
+_FIELDS = ("arguments", "cwd", "cells", "storage")
 _OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@:-]*=")
 
 
@@ -34,10 +39,32 @@ class Record:
     cwd: str
     cells: list[str]
     storage: list[str]
+    signature: str | None = None
+    """Of the user who made the sweep, see `sweep.folder.signature`."""
 
     def write(self, folder: Path) -> None:
-        """Write it whole or not at all."""
-        write_json(folder / SWEEP_JSON, asdict(self))
+        """Write it, signed, whole or not at all."""
+        write_json(folder / SWEEP_JSON, asdict(replace(self, signature=sign(self._content))))
+
+    def refuse_foreign(self, folder: Path) -> None:
+        """Refuse to go on with a sweep that somebody else has made, or this user with another home: what it
+        names, in the folder that it names, would run.
+
+        Raises:
+            ConfigError: it says what would run.
+        """
+        if not is_own(self._content, self.signature):
+            asked = shlex.join(["python", "-m", "dcpbench", *self.arguments])
+            raise ConfigError(
+                f"resume={folder}: {SWEEP_JSON} is not signed with this user's key: somebody else may have "
+                f"made it, and going on runs what it names: `{asked}` in {self.cwd}; "
+                "if you want that, add trust=true"
+            )
+
+    @property
+    def _content(self) -> bytes:
+        """What is signed."""
+        return json.dumps([self.arguments, self.cwd, self.cells, self.storage]).encode()
 
 
 def read(folder: Path, key: str = "resume=") -> Record:
@@ -51,10 +78,12 @@ def read(folder: Path, key: str = "resume=") -> Record:
         raise ConfigError(f"{where}: there is no such folder")
     try:
         known, _ = parse(files.read(folder / SWEEP_JSON))
-        record = Record(**{name: known[name] for name in Record.__dataclass_fields__})
+        record = Record(**{name: known[name] for name in _FIELDS}, signature=known.get("signature"))
         lists = (record.arguments, record.cells, record.storage)
         if not all(isinstance(item, list) and all(isinstance(word, str) for word in item) for item in lists):
             raise ValueError("no lists of texts")
+        if "\0" in "".join([record.cwd, *chain(*lists)]):  # TypeError where one is no text
+            raise ValueError("NUL bytes")
     except FileNotFoundError:
         raise ConfigError(f"{where}: holds no sweep that could be resumed (no {SWEEP_JSON})") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -73,8 +102,8 @@ def command_line(arguments: Sequence[str]) -> list[str]:
     with what was asked for there if nothing else is said here.
 
     Raises:
-        ConfigError, hydra.errors.HydraException: `resume` names no sweep, or another one than
-            `hydra.sweep.dir`; the folder in which it was asked for is gone.
+        ConfigError, hydra.errors.HydraException: `resume` names no sweep, another one than `hydra.sweep.dir`,
+            or one of somebody else's without `trust=true`; the folder in which it was asked for is gone.
     """
     asked = _value_of("resume", arguments)
     if asked is None:
@@ -89,6 +118,8 @@ def command_line(arguments: Sequence[str]) -> list[str]:
     here += [f'resume="{quoted}"', f'{_DIR}="{quoted}"']
     if not set(words) - {"-m", "--multirun"}:
         record = read(folder)
+        if _value_of("trust", arguments) is not True:
+            record.refuse_foreign(folder)
         words = record.arguments
         try:
             os.chdir(record.cwd)

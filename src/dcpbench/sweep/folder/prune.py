@@ -18,7 +18,6 @@ import fcntl
 import os
 import shutil
 import stat
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -27,12 +26,11 @@ from pathlib import Path
 
 from rich.filesize import decimal
 from rich.table import Table
-from rich.text import Text
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.records import lock
 from dcpbench.records.store import RESULTS_JSONL, SWEEP_JSON, ResultsError, stored_rows
-from dcpbench.report.styles import BAD, console_for
+from dcpbench.report.styles import BAD, complain, console_for, text_of
 from dcpbench.sweep.folder import manifest
 
 RUBBISH = ".thinned"
@@ -183,7 +181,7 @@ def _thin(folder: Path, given: argparse.Namespace) -> int:
     except OSError as error:
         failed.append(f"{folder / RUBBISH}: not removed: {error}")
     for sentence in failed:
-        sys.stderr.write(f"dcpbench.report: {sentence}\n")
+        complain(sentence)
     print(f"{decimal(freed)} are free" if not failed else "not all of it could be done")
     return 1 if failed else 0
 
@@ -282,12 +280,12 @@ def _print_fates(fates: Sequence[Fate], sentences: Sequence[str]) -> None:
         goes = "all of it" if fate.sweep.folder in fate.goes else f"{len(fate.goes)} cells' folders"
         began = f"{fate.sweep.at:%Y-%m-%d %H:%M}"
         frees = (goes, decimal(fate.freed_bytes)) if fate.goes else ("", "")
-        table.add_row(Text(fate.sweep.folder.name), began, *frees, Text(fate.because))
+        table.add_row(text_of(fate.sweep.folder.name), began, *frees, text_of(fate.because))
     console = console_for(table)
     console.print(table)
     for sentence in sentences:
-        console.print(Text(sentence, style=BAD), soft_wrap=True)
+        console.print(text_of(sentence, BAD), soft_wrap=True)
     for fate in fates:
         for place in filter(Path.exists, fate.sweep.outside if fate.goes else ()):
             sentence = f"its checkpoints in {place} lie outside; remove them by hand"
-            console.print(f"{fate.sweep.folder.name}: {sentence}", soft_wrap=True)
+            console.print(text_of(f"{fate.sweep.folder.name}: {sentence}"), soft_wrap=True)

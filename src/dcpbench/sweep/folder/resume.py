@@ -99,15 +99,6 @@ def take_up(folder: Path, jobs: Iterable[Job], found: Found) -> None:
                 _clear(job.checkpoints(folder), within=Path(root) / folder.name)
 
 
-def in_order(folder: Path, jobs: Iterable[Job]) -> None:
-    """Put the rows into the order of the cells, as a sweep that was never broken off has them."""
-    place = {job.cell.name: number for number, job in enumerate(jobs)}
-    lines = [line for line in store.read_lines(folder) if line.row]
-    ordered = sorted(lines, key=lambda line: place[line.row.cell] if line.row else 0)
-    if ordered != lines:
-        store.keep_lines(folder, ordered)
-
-
 def earlier_machines(folder: Path, now: dict[str, Any]) -> list[dict[str, Any]]:
     """What was written down of the machine before, as far as it differs from `now`, the latest last.
 

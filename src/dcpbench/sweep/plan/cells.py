@@ -27,6 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import Config
+from dcpbench.sweep.signals import leave_to_parent
 
 _LONGEST_NAME = 150
 _COMPOSED_S = 5.0
@@ -93,7 +94,7 @@ class Compositions:
         # Forked, they have the loader and all that Hydra has registered.
         global _compositions
         _compositions = self
-        with multiprocessing.get_context("fork").Pool(workers) as pool:
+        with multiprocessing.get_context("fork").Pool(workers, leave_to_parent) as pool:
             pending = pool.map_async(_compose, wanted, chunksize=4)
             with suppress(multiprocessing.TimeoutError):  # a process was stopped: this one composes
                 made = pending.get(_COMPOSED_S * len(wanted))
@@ -158,7 +159,7 @@ class Compositions:
 
         job = composed()
         sources = job.hydra.runtime.config_sources
-        folder = Path(str(job.hydra.sweep.dir)) / str(job.hydra.sweep.subdir)
+        folder = Path(str(job.hydra.sweep.dir)).resolve() / str(job.hydra.sweep.subdir)
         if (other := self._folders.setdefault(folder, name)) != name:
             raise ConfigError(f"hydra.sweep.subdir: {other} and {name} would share {folder}")
         config_dir = next((str(one.path) for one in sources if one.provider == "command-line"), None)

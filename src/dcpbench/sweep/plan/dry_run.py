@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dcpbench.records.row import Row
-from dcpbench.report.styles import console_for, style_of
+from dcpbench.report.styles import console_for, standard_output, style_of, text_of
 from dcpbench.sweep.folder.resume import Found
 from dcpbench.sweep.plan import resources
 from dcpbench.sweep.plan.job import Job
@@ -32,17 +32,18 @@ def print_plan(folder: Path, jobs: list[Job], gpus: int, found: Found | None) ->
         would, about, because = _fate(job, done.get(job.cell.name), folder, costs, times)
         counts[would] += 1
         style = _STYLES.get(would, "default")
-        table.add_row(Text(job.cell.name), Text(would, style=style), about, Text(because))
+        table.add_row(text_of(job.cell.name), Text(would, style=style), about, text_of(because))
     console = console_for(table)
-    console.print(table)
-    console.print()
     sentences = found.sentences(len(jobs)) if found else []
     parts = [f"{counts[would]} {words}" for would, words in _WOULD.items() if counts[would]]
     sentences.append(f"{len(jobs)} cells: {', '.join(parts)}")
     if to_run:
         sentences.append(_estimate(to_run, source, times))
-    for sentence in sentences:
-        console.print(Text(sentence), soft_wrap=True)
+    with standard_output():
+        console.print(table)
+        console.print()
+        for sentence in sentences:
+            console.print(text_of(sentence), soft_wrap=True)
 
 
 def _fate(job: Job, done: Row | None, folder: Path, costs: Costs, times: Costs) -> tuple[str, str, str]:

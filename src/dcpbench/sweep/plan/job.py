@@ -60,8 +60,9 @@ class Job:
 
     def checkpoints(self, sweep: Path) -> Path:
         """Where its checkpoints go, in a sweep of that folder."""
-        root = self.config.storage.root
-        return Path(root) / sweep.name / self.cell.name if root else self.cell.folder / "checkpoints"
+        if root := self.config.storage.root:
+            return Path(root).resolve() / sweep.name / self.cell.name
+        return self.cell.folder / "checkpoints"
 
 
 def plan(cells: Sequence[SweepCell], machine: Machine) -> list[Job]:

@@ -16,7 +16,8 @@ from dcpbench.executors import cleanup
 from dcpbench.executors.fork_server import Machine
 from dcpbench.executors.local import LocalExecutor
 from dcpbench.records import store
-from dcpbench.records.row import Row
+from dcpbench.records.row_log import RowLog
+from dcpbench.report.styles import text_of
 from dcpbench.sweep.plan.job import Job
 from dcpbench.sweep.plan.resources import Costs, Estimated, estimates, places, stretches
 from dcpbench.sweep.run.progress import ProgressDisplay
@@ -25,7 +26,7 @@ from dcpbench.sweep.run.worker import Finished, Worker, remove
 
 @dataclass
 class Sweep:
-    """Runs the jobs that are not `done`, in one batch or several; a row is forgotten once it is written.
+    """Runs the jobs that have no row in the `log`, in one batch or several.
 
     Cells that need the same ranks run one after another, and at once where the machine has room
     (`dcpbench.sweep.plan.resources`): each worker has a thread, but this one alone writes rows. Ranks
@@ -37,7 +38,7 @@ class Sweep:
     machine: Machine
     context: ForkServerContext
     console: Console
-    done: dict[str, Row] = field(default_factory=dict)
+    log: RowLog
     earlier_machines: list[dict[str, Any]] = field(default_factory=list)
     written: int = 0
     _costs: Costs = field(default_factory=Costs)
@@ -51,14 +52,14 @@ class Sweep:
             KeyboardInterrupt: the user broke off; as after any exception, no rank is left behind.
         """
         for job in batch:
-            if row := self.done.get(job.cell.name):
+            if row := self.log.rows.get(job.cell.name):
                 self._costs.add(row)
-        to_run = [job for job in batch if job.cell.name not in self.done]
+        to_run = [job for job in batch if job.cell.name not in self.log.rows]
         left = estimates(to_run, self.machine.gpus)
         self._describe_machine()
         cleanup.adopt_orphans()
         try:
-            with ProgressDisplay(self.console, len(self.jobs), len(self.done) + self.written) as display:
+            with ProgressDisplay(self.console, len(self.jobs), len(self.log.rows)) as display:
                 for together in stretches(to_run):
                     self._run_together(together, display, left)
         except BaseException:
@@ -127,12 +128,12 @@ class Sweep:
         row, checkpoints = finished.row, finished.job.checkpoints(self.folder)
         try:
             store.append_measurements(self.folder, row, finished.measurements)
-            store.append_row(self.folder, row)
+            self.log.append(row)
         except store.ResultsError:
             if not checkpoints.exists():
                 raise
             if sentence := remove(checkpoints):
-                self.console.print(sentence, soft_wrap=True)
+                self.console.print(text_of(sentence), soft_wrap=True)
             note = "(its checkpoints were removed to make room for this row)"
             store.append_measurements(self.folder, row, finished.measurements)
-            store.append_row(self.folder, replace(row, reason=f"{row.reason} {note}"))
+            self.log.append(replace(row, reason=f"{row.reason} {note}"))

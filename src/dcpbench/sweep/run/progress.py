@@ -9,6 +9,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from dcpbench.config.text import visible
 from dcpbench.records.row import Row
 from dcpbench.report.styles import style_of
 from dcpbench.sweep.plan.resources import duration_text
@@ -83,7 +84,7 @@ class ProgressDisplay:
         line = Text(f"[{self._done}/{self._total}] ").append(row.status, style_of(row.status))
         line.append(f"{' (flaky)' if row.flaky else ''} {row.cell}{spent}")
         if row.reason and (row.status != "pass" or row.flaky):
-            line.append(f": {row.reason}")
+            line.append(visible(f": {row.reason}"))
         self._console.print(line, soft_wrap=True)
         # With each tenth of the sweep, and not where it is over in a moment.
         tenths = 10 * self._done // self._total
@@ -96,11 +97,11 @@ class ProgressDisplay:
         lines: list[Progress | Text] = [self._bar]
         lines += [_line(f"running  {cell}  {running}") for cell, running in list(self._running.items())]
         for status, text in self._failed[-_FAILURES_SHOWN:]:
-            lines.append(_line("").append(f"{status:8}", style_of(status)).append(text))
+            lines.append(_line("").append(f"{status:8}", style_of(status)).append(visible(text)))
         if (more := len(self._failed) - _FAILURES_SHOWN) > 0:
             lines.append(_line(f"… and {more} more before these"))
         return Group(*lines)
 
 
 def _line(text: str) -> Text:
-    return Text(text, no_wrap=True, overflow="ellipsis")
+    return Text(visible(text), no_wrap=True, overflow="ellipsis")

@@ -21,6 +21,7 @@ from dcpbench.config.schema import Config
 from dcpbench.executors.base import Executor, Outcome
 from dcpbench.records.metrics import Measurement
 from dcpbench.records.row import Row
+from dcpbench.report.styles import text_of
 from dcpbench.sweep.plan.job import Job
 from dcpbench.sweep.plan.resources import Costs, bytes_in
 from dcpbench.sweep.run.progress import ProgressDisplay
@@ -113,7 +114,7 @@ class Worker:
 
     def _print(self, *sentences: str | None) -> None:
         for sentence in filter(None, sentences):
-            self.console.print(sentence, soft_wrap=True)
+            self.console.print(text_of(sentence), soft_wrap=True)
 
 
 def is_due(tried: Try, config: Config) -> bool:

@@ -1,0 +1,58 @@
+"""The rows of a sweep as its driver knows them, whatever becomes of `results.jsonl` meanwhile."""
+
+import zlib
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from dcpbench.records.row import Row
+from dcpbench.records.store import RESULTS_JSONL, Line, ResultsError, append_row, keep_lines, read_lines
+
+
+class RowLog:
+    """Writes the rows of a sweep, and remembers each: `rows` without their `details`, by cell, and their
+    lines packed, a few kilobytes each."""
+
+    def __init__(self, folder: Path, standing: Iterable[Line] = ()) -> None:
+        """The log of a folder in which these lines stand already."""
+        self._folder = folder
+        self.rows: dict[str, Row] = {}
+        self._lines: dict[str, bytes] = {}
+        for line in standing:
+            if line.row:
+                self._remember(line.row, line.content)
+
+    def append(self, row: Row) -> None:
+        """Write a row; ResultsError if it cannot be written, and nothing of it is left."""
+        self._remember(row, append_row(self._folder, row))
+
+    def settle(self, cells: Sequence[str]) -> str | None:
+        """Have `results.jsonl` hold just the rows of these cells, in this order, and `superseded.jsonl` what
+        somebody else has put there.
+
+        Returns:
+            a sentence, if rows were missing or had been changed.
+
+        Raises:
+            ResultsError: it cannot be written.
+        """
+        known = [
+            Line(zlib.decompress(self._lines[cell]), self.rows[cell]) for cell in cells if cell in self.rows
+        ]
+        there: list[Line] = []
+        with suppress(ResultsError):  # a link, say, that is replaced
+            there = list(read_lines(self._folder))
+        if [line.content for line in known] == [line.content for line in there]:
+            return None
+        contents, found = {line.content for line in known}, {line.content for line in there}
+        foreign = [line for line in there if line.content not in contents and not line.torn]
+        keep_lines(self._folder, known, foreign)
+        lost = len(contents - found)
+        rows = "1 row" if lost == 1 else f"{lost} rows"
+        told = f"{rows} of this sweep had vanished from {RESULTS_JSONL}, or been changed: written again"
+        return told if lost else None
+
+    def _remember(self, row: Row, line: bytes) -> None:
+        self.rows[row.cell] = replace(row, details={})
+        self._lines[row.cell] = zlib.compress(line, 1)

@@ -1,0 +1,46 @@
+"""Signals that ask a sweep to end: Ctrl-C, what schedulers send, a terminal that is closed."""
+
+import signal
+from dataclasses import dataclass
+from types import FrameType
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+class Interrupted(KeyboardInterrupt):
+    """One of them came."""
+
+
+@dataclass
+class Signals:
+    """The first one is raised in the main thread as `Interrupted`, unless the sweep is ending already; the
+    others change nothing. `received` is its number."""
+
+    received: int | None = None
+    _holds: bool = False
+
+    def obey(self) -> None:
+        """From now on raise it. What this process was started to ignore (`nohup`) it goes on ignoring."""
+        for number in _ENDING:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._take)
+
+    def hold(self) -> None:
+        """From now on only note it: rows are put in order and reports written, which takes seconds."""
+        self._holds = True
+
+    def status(self, otherwise: int) -> int:
+        """The exit status that a shell expects of a process which such a signal has ended."""
+        return otherwise if self.received is None else 128 + self.received
+
+    def _take(self, number: int, _: FrameType | None) -> None:
+        if self.received is None:
+            self.received = number
+            if not self._holds:
+                raise Interrupted(signal.Signals(number).name)
+
+
+def leave_to_parent() -> None:
+    """In a process beside the main one, which ends it with SIGTERM: the terminal's signals are not for it."""
+    for number in _ENDING:
+        signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)

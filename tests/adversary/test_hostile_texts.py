@@ -1,0 +1,93 @@
+"""What rows say is text wherever it is shown: no terminal, browser of Markdown or spreadsheet obeys it."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from dcpbench.config.text import visible
+from dcpbench.report.__main__ import main
+from report.sweeps import cell, folder_with
+from support.adversary import ESCAPES
+from support.rows import row
+
+FORMULAS = (
+    "=1+1",
+    "+cmd|' /C calc'!A0",
+    "-2+3+cmd",
+    "@SUM(1)",
+    " =1",
+    "\t=1",
+    "\uff1d1+1",
+    "=\x1b[2J",
+)
+CONTROLS = [sign for sign in ESCAPES if not sign.isprintable()]
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """A row of escapes in every text, and one for each formula; the folder has a name of that kind too."""
+    fields = (
+        "cell",
+        "reason",
+        "scenario",
+        "parallel",
+        "model",
+        "overrides",
+        "torch_version",
+        "first_mismatch",
+    )
+    bad = row(**{**dict.fromkeys(fields, ESCAPES), "status": f"fail{ESCAPES}"})
+    rows = [
+        cell(str(number), reason=text, status="fail") for number, text in enumerate((*FORMULAS, "-1.5e3"))
+    ]
+    folder = folder_with(tmp_path / f"[red]sweep[/nothing]{ESCAPES}".replace("/", "|"), bad, *rows)
+    (folder / "environment.json").write_text(json.dumps({"torch": ESCAPES, ESCAPES: "=1"}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], ["--cells"], ["--format=markdown"], ["--format=csv"], ["--format=csv", "--raw"]],
+    ids=" ".join,
+)
+def test_nothing_in_a_report_is_obeyed_by_a_terminal(
+    words: list[str], sweep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(sweep), *words]) == 0
+    for text in capsys.readouterr():
+        assert not [sign for sign in CONTROLS if sign in text.replace("\n", "")]
+        assert not any(line.startswith("[9/9]") for line in text.splitlines()) or "csv" in str(words)
+
+
+@pytest.mark.parametrize("command", ["compare", "history", "thin"])
+def test_nor_in_the_other_commands(command: str, sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(
+        [
+            command,
+            *{"compare": [str(sweep)] * 2, "history": [str(sweep)], "thin": [str(sweep.parent)]}[command],
+        ]
+    )
+    for text in capsys.readouterr():
+        assert not [sign for sign in CONTROLS if sign in text.replace("\n", "")]
+
+
+def test_a_spreadsheet_runs_no_text_and_numbers_stay_numbers(
+    sweep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words, mark in (([], "'"), (["--raw"], "")):
+        main([str(sweep), "--format=csv", *words])
+        found = list(csv.DictReader(io.StringIO(capsys.readouterr().out, newline="")))[1:]
+        texts = [f"{mark}{visible(text, but=chr(9))}" for text in FORMULAS]
+        assert [one["reason"] for one in found] == [*texts, "-1.5e3"]
+        assert {one["seed"] for one in found} == {"0"}
+
+
+def test_the_flat_copy_of_the_rows_stays_plain_data(sweep: Path) -> None:
+    from dcpbench.records.store import write_csv
+
+    write_csv(sweep)
+    with (sweep / "results.csv").open(newline="") as file:
+        assert [one["reason"] for one in csv.DictReader(file)] == [ESCAPES, *FORMULAS, "-1.5e3"]

@@ -1,0 +1,93 @@
+"""A row that was written counts, whatever becomes of the file that it was written to."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dcpbench.records.row_log import RowLog
+from dcpbench.records.store import ResultsError, read_lines
+from report.sweeps import cell, line
+
+CELLS = ["a", "b", "c"]
+
+
+def deleted(path: Path) -> None:
+    path.unlink()
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-300])
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def changed(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"fail"', b'"pass"'))
+
+
+def link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def log_of(folder: Path) -> RowLog:
+    folder.mkdir()
+    log = RowLog(folder)
+    for name in reversed(CELLS):
+        log.append(cell(name, cell=name, status="fail" if name == "a" else "pass"))
+    return log
+
+
+def names(folder: Path, name: str = "results.jsonl") -> list[str]:
+    return [json.loads(one.content)["cell"] for one in read_lines(folder, name)]
+
+
+@pytest.mark.parametrize(
+    ("harm", "lost"), [(deleted, 3), (truncated, 1), (emptied, 3), (changed, 1), (link, 3), (pipe, 3)]
+)
+def test_rows_that_vanished_are_written_again_and_told(
+    harm: Callable[[Path], None], lost: int, tmp_path: Path
+) -> None:
+    log = log_of(tmp_path / "sweep")
+    harm(tmp_path / "sweep/results.jsonl")
+    rows = f"{lost} row{'s' if lost > 1 else ''}"
+    told = f"{rows} of this sweep had vanished from results.jsonl, or been changed: written again"
+    assert log.settle(CELLS) == told
+    assert names(tmp_path / "sweep") == CELLS
+    assert [one.row.status for one in read_lines(tmp_path / "sweep") if one.row] == ["fail", "pass", "pass"]
+    assert log.settle(CELLS) is None
+
+
+def test_rows_of_others_are_taken_out_and_kept(tmp_path: Path) -> None:
+    log = log_of(tmp_path / "sweep")
+    with (tmp_path / "sweep/results.jsonl").open("ab") as file:
+        file.write(line(cell="foreign") + line(cell="a"))
+    assert log.settle(CELLS) is None, "nothing is lost"
+    assert names(tmp_path / "sweep") == CELLS
+    assert names(tmp_path / "sweep", "superseded.jsonl") == ["foreign", "a"]
+
+
+def test_rows_that_stood_before_count_too(tmp_path: Path) -> None:
+    log_of(tmp_path / "sweep").settle(CELLS)
+    again = RowLog(tmp_path / "sweep", read_lines(tmp_path / "sweep"))
+    deleted(tmp_path / "sweep/results.jsonl")
+    assert again.settle(CELLS)
+    assert names(tmp_path / "sweep") == CELLS
+
+
+def test_rows_that_cannot_be_written_again_are_no_success(tmp_path: Path) -> None:
+    log = log_of(tmp_path / "sweep")
+    deleted(tmp_path / "sweep/results.jsonl")
+    (tmp_path / "sweep/results.jsonl").mkdir()
+    with pytest.raises(ResultsError, match="cannot be written to"):
+        log.settle(CELLS)
