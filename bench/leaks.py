@@ -34,7 +34,10 @@ def rows(isolation: str, whats: list[str]) -> list[dict[str, Any]]:
         words = ["--config-dir", str(TESTS / "conf"), "-m", *CELLS, what, f"isolation={isolation}"]
         subprocess.run(
             [sys.executable, "-m", "dcpbench", *words, f"hydra.sweep.dir={folder}/sweep"],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")])),
+            },
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             check=False,

@@ -332,8 +332,8 @@ def caught_by(mutant: Mutant, limits: Mapping[str, float | None]) -> str | None:
                 if tests.exitcode:
                     return step
                 continue
-            before = os.environ.get("PYTHONPATH", "")
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join([f"{scratch}/src", before])}
+            places = filter(None, [f"{scratch}/src", os.environ.get("PYTHONPATH")])
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
             try:
                 ended = subprocess.run(
                     words, cwd=scratch, env=environment, capture_output=True, timeout=limit_s, check=False

@@ -34,7 +34,8 @@ compiles = True
 
 def environment() -> dict[str, str]:
     """This process's environment, with the tests' own scenarios importable."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(_TESTS), os.environ.get("PYTHONPATH", "")])}
+    places = filter(None, (str(_TESTS), os.environ.get("PYTHONPATH")))  # an empty one would be the folder
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
 
 
 def start_server() -> ForkServerContext:
