@@ -40,7 +40,7 @@ _OWN_VARIABLES = ("TORCHINDUCTOR_", "TRITON_")
 _KINDS = (FunctionType, staticmethod, classmethod, property)
 
 _SETTLE_S = 2.0
-"""How long threads, processes and descriptors that are about to go may take."""
+"""How long threads, processes and open files that are about to go may take."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class _Function:
 
     def is_another(self) -> bool:
         """Whether another one stands there, or it does something else."""
-        now = _compiled_or_not(self.namespace.get(self.name))
+        now = _unwrapped(self.namespace.get(self.name))
         return now is not self.value or getattr(now, "__code__", None) is not self.code
 
 
@@ -71,7 +71,7 @@ class Fingerprint:
 
     def left_behind(self) -> list[str]:
         """What is not as it was, in words: settings, functions, process groups, and more threads, processes
-        or descriptors than there were, once they have settled."""
+        or open files than there were, once they have settled."""
         now = _settings(self._device)
         changed = [
             f"{name}: {_short(self._settings.get(name))} is now {_short(now.get(name))}"
@@ -138,7 +138,8 @@ def _settings(device: torch.device) -> dict[str, object]:
 
 
 def _counts() -> dict[str, set[str]]:
-    """Threads, processes and descriptors but the standard ones, each by what tells it from others."""
+    """Threads, processes and open files, each by what tells it from others. Sockets and pipes are not
+    counted: process groups of a mesh stay, for the next cell with such a mesh."""
     threads = {f"{one.name} ({one.native_id})" for one in threading.enumerate()}
     children, opened = set(), set()
     for task in Path("/proc/self/task").iterdir():
@@ -146,9 +147,10 @@ def _counts() -> dict[str, set[str]]:
             children |= set((task / "children").read_text().split())
     for number in os.listdir("/proc/self/fd"):  # noqa: PTH208 - it is done often, and this is the fast way
         with suppress(OSError):  # it is closed by now, as that of the listing is
-            if int(number) > 2:
-                opened.add(f"{number} ({os.readlink(f'/proc/self/fd/{number}')})")  # noqa: PTH115
-    return {"threads": threads, "processes": children, "descriptors": opened}
+            name = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115
+            if int(number) > 2 and name.startswith("/"):
+                opened.add(f"{number} ({name})")
+    return {"threads": threads, "processes": children, "open files": opened}
 
 
 def _process_groups() -> set[str]:
@@ -166,15 +168,17 @@ def _functions() -> Iterator[_Function]:
                 continue
             seen.add(id(owner))
             for attribute, value in list(vars(owner).items()):
-                value = _compiled_or_not(value)
+                value = _unwrapped(value)
                 if type(value) in _KINDS:  # what only poses as one may do something when it is asked
                     code = getattr(value, "__code__", None)
                     yield _Function(vars(owner), where, attribute, value, code)
 
 
-def _compiled_or_not(value: Any) -> Any:
-    """The function itself where the compiler has marked it as one that it leaves alone."""
-    return getattr(value, "_torchdynamo_orig_callable", value)
+def _unwrapped(value: Any) -> Any:
+    """The function itself where torch has marked it as one not to be compiled, or, once an optimizer of its
+    class was built, as one that calls hooks."""
+    value = getattr(value, "_torchdynamo_orig_callable", value)
+    return value.__wrapped__ if getattr(value, "hooked", False) else value
 
 
 def _classes(module: ModuleType, name: str) -> list[tuple[type, str]]:
