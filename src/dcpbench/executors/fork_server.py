@@ -3,6 +3,7 @@
 import ctypes
 import multiprocessing
 import os
+import pkgutil
 import signal
 import sys
 import threading
@@ -12,8 +13,10 @@ from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
 from typing import Any
 
+import dcpbench
 from dcpbench.config.errors import ConfigError
 from dcpbench.worker.messages import SAFE_PATH
 
@@ -25,7 +28,9 @@ _PRELOADED = (
     "torch.distributed.tensor.parallel",
     "dcpbench.worker.main",
 )
-"""What the server imports once, so that a rank is born with it. None of it may touch CUDA."""
+_OF_RANKS = ("checkpointers", "faults", "measure", "scenarios", "verify", "workloads")
+"""What the server imports once, and all modules of which packages of dcpbench, so that a rank is born with it
+and knows whether a cell has changed it. None of it may touch CUDA."""
 
 _ANSWER_LIMIT_S = 120.0
 """How long the server may take to fork, with the import of torch before the first time."""
@@ -66,7 +71,11 @@ def fork_server(compiles: bool) -> ForkServerContext:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     context = multiprocessing.get_context("forkserver")
     compiler = ["dcpbench.worker.preload_compile"] if compiles else []
-    context.set_forkserver_preload([*_PRELOADED, *compiler])
+    package = Path(dcpbench.__path__[0])
+    ours = [
+        f"dcpbench.{name}.{one.name}" for name in _OF_RANKS for one in pkgutil.iter_modules([package / name])
+    ]
+    context.set_forkserver_preload([*_PRELOADED, *ours, *compiler])
     # It imports while the driver composes the cells.
     with _safe_path(), _fixed_addresses():
         forkserver.ensure_running()
