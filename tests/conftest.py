@@ -39,8 +39,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 _state = tempfile.TemporaryDirectory(prefix="dcpbench-tests-")
 os.environ["XDG_STATE_HOME"] = _state.name
 
-# A shell that starts the tests in the background has them ignore what comes from the terminal, and whatever they
-# start would too.
+# A shell that starts the tests in the background has them ignore what comes from the terminal, and whatever
+# they start would too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
