@@ -37,6 +37,12 @@ _PATCHABLE = (
 _OWN_VARIABLES = ("TORCHINDUCTOR_", "TRITON_")
 """What the compiler sets in the environment."""
 
+_OWN_THREADS = ("tqdm_monitor",)
+"""What the compiler starts once, with its first bar of progress."""
+
+_RECURSION = 1000
+"""Python's own limit; the compiler raises it, which nobody notices."""
+
 _KINDS = (FunctionType, staticmethod, classmethod, property)
 
 _SETTLE_S = 2.0
@@ -130,7 +136,7 @@ def _settings(device: torch.device) -> dict[str, object]:
         },
         "sys.path": tuple(sys.path),
         "streams": (id(sys.stdout), id(sys.stderr), id(sys.excepthook), id(threading.excepthook)),
-        "recursion limit": sys.getrecursionlimit(),
+        "recursion limit": min(sys.getrecursionlimit(), _RECURSION),
         "garbage collection": (gc.isenabled(), gc.get_threshold(), len(gc.callbacks)),
         "tracing": (sys.gettrace(), sys.getprofile()),
         "warnings that raise": sum(entry[0] == "error" for entry in warnings.filters),
@@ -140,7 +146,9 @@ def _settings(device: torch.device) -> dict[str, object]:
 def _counts() -> dict[str, set[str]]:
     """Threads, processes and open files, each by what tells it from others. Sockets and pipes are not
     counted: process groups of a mesh stay, for the next cell with such a mesh."""
-    threads = {f"{one.name} ({one.native_id})" for one in threading.enumerate()}
+    threads = {
+        f"{one.name} ({one.native_id})" for one in threading.enumerate() if one.name not in _OWN_THREADS
+    }
     children, opened = set(), set()
     for task in Path("/proc/self/task").iterdir():
         with suppress(OSError):
