@@ -157,7 +157,7 @@ def broken_off_and_gone_on_with(nights: Nights, date: str) -> bytes:
     nights.second_cell("support.scenarios", "hangs")
     night = nights.start(date)
     try:
-        for _ in range(1200):
+        for _ in range(4000):
             if nights.rows(date):
                 break
             assert night.poll() is None, night.communicate()
