@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,6 +152,20 @@ def alive_in(folder: Path) -> list[str]:
         if any(name.startswith(str(folder)) for name in names):
             found.append(f"{process.pid}: {line}")
     return found
+
+
+def wait_for(happened: Callable[[], bool], limit_s: float = 120) -> None:
+    """Look until it has happened; AssertionError if that takes too long."""
+    deadline = time.monotonic() + limit_s
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def hanging(folder: Path) -> bool:
+    """Whether the cell of `scenario=hangs` is under way on three ranks, after another one has ended."""
+    logs = list(folder.glob("*scenario=hangs*/rank2.log"))
+    return bool(logs) and (folder / "results.jsonl").exists() and len(alive_in(folder)) >= 4
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from multiprocessing import forkserver
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from conftest import ONE_STEP, SMALL, Finished, alive_in, run, start, words_of
+from conftest import ONE_STEP, SMALL, Finished, alive_in, hanging, run, start, wait_for, words_of
 from dcpbench.__main__ import unmasked_interrupts
 
 WRONG = {
@@ -128,18 +127,6 @@ def test_help_and_configuration_need_no_torch() -> None:
         assert not imported & {"torch", "pandas", "numpy"}
 
 
-def _wait_for(happened: Callable[[], bool], limit_s: float = 60) -> None:
-    deadline = time.monotonic() + limit_s
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
-
-
-def _hanging(folder: Path) -> bool:
-    logs = list(folder.glob("*scenario=hangs*/rank2.log"))
-    return bool(logs) and (folder / "results.jsonl").exists() and len(alive_in(folder)) >= 4
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
@@ -154,7 +141,7 @@ def test_ctrl_c_keeps_the_rows_and_ends_the_ranks(tmp_path: Path, how: list[str]
     folder = tmp_path / "sweep"
     lists = ("scenario=save_load,hangs", *SMALL, *how)
     driver = start(*words_of(folder, "-m", *lists, "parallel=ddp", "device=cpu", "saves=1"), cwd=tmp_path)
-    _wait_for(lambda: _hanging(folder))
+    wait_for(lambda: hanging(folder))
     os.killpg(driver.pid, signal.SIGINT)
     out, err = driver.communicate(timeout=30)
     assert driver.returncode == 130, err
@@ -170,10 +157,10 @@ def test_ranks_do_not_outlive_a_driver_that_was_killed(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     asked = ("-m", "scenario=save_load,hangs", "parallel=ddp", "device=cpu", "saves=1", *SMALL)
     driver = start(*words_of(folder, *asked), cwd=tmp_path)
-    _wait_for(lambda: _hanging(folder))
+    wait_for(lambda: hanging(folder))
     driver.kill()
     driver.communicate(timeout=30)
-    _wait_for(lambda: not alive_in(folder), limit_s=15)
+    wait_for(lambda: not alive_in(folder), limit_s=15)
 
 
 @pytest.mark.slow

@@ -72,6 +72,8 @@ def main() -> None:
         status = _run(task)
     except KeyboardInterrupt:
         status = INTERRUPTED
+        if task.sweep is None or not task.sweep.begun:
+            sys.stderr.write("dcpbench: interrupted before a cell was run\n")
     finally:
         signals.hold()
         if task.sweep:
@@ -111,10 +113,6 @@ def _run(task: SweepTask) -> int:
         app = hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")
         with unmasked_interrupts():
             app(task)()
-    except KeyboardInterrupt:
-        if task.sweep is None or not task.sweep.begun:
-            sys.stderr.write("dcpbench: interrupted before a cell was run\n")
-        return INTERRUPTED
     except _WRONG as error:
         sys.stderr.write(f"dcpbench: {one_line(error)}\n")
         return WRONG_CONFIGURATION

@@ -3,7 +3,6 @@
 import importlib
 import os
 import signal
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from conftest import SMALL, Finished, alive_in, start, words_of
+from conftest import SMALL, Finished, alive_in, hanging, start, wait_for, words_of
 
 pytestmark = pytest.mark.slow
 
 HANGS = ("-m", "scenario=save_load,hangs", "parallel=ddp", "device=cpu", "world_size=3", "saves=1", *SMALL)
-LIMIT_S = 120.0
 
 
 @pytest.mark.parametrize(
@@ -32,12 +30,7 @@ LIMIT_S = 120.0
 def test_it_ends_with_the_rows_that_there_are(tmp_path: Path, number: signal.Signals, times: int) -> None:
     folder = tmp_path / "sweep"
     driver = start(*words_of(folder, *HANGS), cwd=tmp_path)
-    hanging = "*scenario=hangs*/rank0.log"
-    until = time.monotonic() + LIMIT_S
-    while not any(folder.glob(hanging)):
-        assert driver.poll() is None
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_for(lambda: hanging(folder))
     for _ in range(times):
         os.killpg(driver.pid, number)
     out, err = driver.communicate(timeout=60)

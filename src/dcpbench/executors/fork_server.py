@@ -26,7 +26,6 @@ _PRELOADED = (
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
-    "dcpbench.worker.main",
 )
 _OF_RANKS = ("checkpointers", "faults", "measure", "scenarios", "verify", "workloads")
 """What the server imports once, and all modules of which packages of dcpbench, so that a rank is born with it
@@ -75,7 +74,7 @@ def fork_server(compiles: bool) -> ForkServerContext:
     ours = [
         f"dcpbench.{name}.{one.name}" for name in _OF_RANKS for one in pkgutil.iter_modules([package / name])
     ]
-    context.set_forkserver_preload([*_PRELOADED, *ours, *compiler])
+    context.set_forkserver_preload([*_PRELOADED, *ours, *compiler, "dcpbench.worker.main"])
     # It imports while the driver composes the cells.
     with _safe_path(), _fixed_addresses():
         forkserver.ensure_running()

@@ -97,12 +97,12 @@ def put_out(text: str, output: Path | None) -> None:
             print_text(text)
         return
     try:
-        write_whole(output, text)
+        _put_in_place(output, text)
     except OSError as error:
         raise QueryError(f"-o {output}: cannot be written: {error.strerror}") from None
 
 
-def write_whole(path: Path, text: str) -> None:
+def _put_in_place(path: Path, text: str) -> None:
     """Write a file whole or leave it as it was (OSError); what is no file (a pipe) is simply written to."""
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")

@@ -1,10 +1,12 @@
 """A cell as its scenario sees it: the configuration, this rank's world, timed phases, a report."""
 
+import multiprocessing
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,8 @@ class Cell:
     """The newest checkpoint that is complete, once there is one."""
     synced: Synced = field(default_factory=set)
     """The files that this rank has synced."""
+    children_before: set[BaseProcess] = field(default_factory=lambda: set(multiprocessing.active_children()))
+    """The processes that this rank had started before the cell."""
 
     def vary(self, folder: str | None = None, **parts: Any) -> "Cell":
         """The same cell, its report too, with parts of its configuration replaced, and its checkpoints in a

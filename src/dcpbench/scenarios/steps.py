@@ -246,7 +246,8 @@ def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
 def _synced(cell: Cell, checkpoint: SavedCheckpoint) -> Synced | None:
     """What this rank has synced; None where it need not, or a process of its own may have done it instead."""
     raw = checkpoint.checkpointer.raw
-    return cell.synced if raw and raw.sync and not multiprocessing.active_children() else None
+    children = set(multiprocessing.active_children()) - cell.children_before
+    return cell.synced if raw and raw.sync and not children else None
 
 
 def _measure_raw(cell: Cell, checkpoint: SavedCheckpoint) -> None:

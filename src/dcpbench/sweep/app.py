@@ -111,8 +111,6 @@ class SweepRun:
         with self._claim:
             try:
                 return self._end(self._driver, status) if self._driver else status
-            except KeyboardInterrupt:
-                return INTERRUPTED
             finally:
                 if not (self.begun or self._own_sweeper):  # whose sweeper may have left it behind
                     (self._folder / _MULTIRUN_YAML).unlink(missing_ok=True)

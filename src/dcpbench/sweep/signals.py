@@ -7,14 +7,10 @@ from types import FrameType
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
-class Interrupted(KeyboardInterrupt):
-    """One of them came."""
-
-
 @dataclass
 class Signals:
-    """The first one is raised in the main thread as `Interrupted`, unless the sweep is ending already; the
-    others change nothing. `received` is its number."""
+    """The first one is raised in the main thread as `KeyboardInterrupt`, unless the sweep is ending already;
+    the others change nothing. `received` is its number."""
 
     received: int | None = None
     _holds: bool = False
@@ -37,7 +33,7 @@ class Signals:
         if self.received is None:
             self.received = number
             if not self._holds:
-                raise Interrupted(signal.Signals(number).name)
+                raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def leave_to_parent() -> None:

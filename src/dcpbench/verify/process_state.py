@@ -5,8 +5,10 @@ import os
 import random
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -42,24 +44,37 @@ def process_flags(device: torch.device) -> dict[str, bool | str]:
 
 def snapshot_open(folder: Path, counts: bool) -> Leaves:
     """Which files below `folder` are open, and, with `counts`, how many threads and descriptors there are."""
-    opened, inside = [], f"{folder.resolve()}{os.sep}"
-    descriptors = os.listdir("/proc/self/fd")  # noqa: PTH208 - it is done often, and this is the fast way
-    for one in descriptors:
-        with suppress(OSError):  # it is closed by now, as that of the listing is
-            opened.append(os.readlink(f"/proc/self/fd/{one}"))  # noqa: PTH115
-    files: Leaves = {"process.open_files": ", ".join(sorted(one for one in opened if one.startswith(inside)))}
+    inside, descriptors = f"{folder.resolve()}{os.sep}", open_descriptors()
+    names = sorted(name for name in descriptors.values() if name.startswith(inside))
+    files: Leaves = {"process.open_files": ", ".join(names)}
     if not counts:
         return files
     return files | {"process.threads": threading.active_count(), "process.descriptors": len(descriptors)}
 
 
+def open_descriptors() -> dict[int, str]:
+    """What each descriptor of this process is open on: a path, or `socket:[number]`."""
+    opened = {}
+    for number in os.listdir("/proc/self/fd"):  # noqa: PTH208 - it is done often, and this is the fast way
+        with suppress(OSError):  # it is closed by now, as that of the listing is
+            opened[int(number)] = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115
+    return opened
+
+
 def left_open(folder: Path, before: Leaves) -> Leaves:
     """The same once it has settled; what has become less counts as what it was."""
-    until = time.monotonic() + _SETTLE_S
-    while True:
+
+    def grown() -> Leaves:
         now = snapshot_open(folder, counts=len(before) > 1)
-        grown = {name: leaf for name, leaf in now.items() if leaf > before[name]}
-        if not grown or time.monotonic() > until:
-            return {**before, **grown}
+        return {name: leaf for name, leaf in now.items() if leaf > before[name]}
+
+    return {**before, **settled(grown)}
+
+
+def settled(grown: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What has grown: nothing as soon as nothing has, else what it is after a while."""
+    until = time.monotonic() + _SETTLE_S
+    while (found := grown()) and time.monotonic() <= until:
         gc.collect()
         time.sleep(0.01)
+    return found

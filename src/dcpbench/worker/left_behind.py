@@ -1,7 +1,8 @@
 """Whether a stage of a cell leaves its rank as it was born: what the next cell could notice of it.
 
-A fingerprint is taken once, when the rank has joined its peers. Generators are not in it, nor what each cell
-sets itself (`dcpbench.worker.run_cell`): those are set again before each stage.
+A fingerprint is taken once, when the rank has joined its peers; functions are noted when this module is
+imported, by the server that ranks are forked from, which is once for all of them. Generators are not in it,
+nor what each cell sets itself (`dcpbench.worker.run_cell`): those are set again before each stage.
 """
 
 import gc
@@ -10,7 +11,6 @@ import resource
 import signal
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -26,7 +26,7 @@ from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 from torch.utils import _python_dispatch
 
-from dcpbench.verify.process_state import process_flags
+from dcpbench.verify.process_state import open_descriptors, process_flags, settled
 
 _PATCHABLE = (
     *("dcpbench", "torch._tensor", "torch.amp", "torch.autograd", "torch.distributed", "torch.functional"),
@@ -45,9 +45,6 @@ _RECURSION = 1000
 
 _KINDS = (FunctionType, staticmethod, classmethod, property)
 
-_SETTLE_S = 2.0
-"""How long threads, processes and open files that are about to go may take."""
-
 
 @dataclass(frozen=True)
 class _Function:
@@ -61,7 +58,8 @@ class _Function:
 
     def is_another(self) -> bool:
         """Whether another one stands there, or it does something else."""
-        now = _unwrapped(self.namespace.get(self.name))
+        now = self.namespace.get(self.name)
+        now = _unwrapped(now) if type(now) in _KINDS else now
         return now is not self.value or getattr(now, "__code__", None) is not self.code
 
 
@@ -73,7 +71,6 @@ class Fingerprint:
         self._settings = _settings(device)
         self._counts = _counts()
         self._groups = _process_groups()
-        self._functions = list(_functions())
 
     def left_behind(self) -> list[str]:
         """What is not as it was, in words: settings, functions, process groups, and more threads, processes
@@ -84,18 +81,15 @@ class Fingerprint:
             for name in {**self._settings, **now}
             if now.get(name) != self._settings.get(name)
         ]
-        changed += [f"{each.where}.{each.name} is another" for each in self._functions if each.is_another()]
-        gone = self._groups - _process_groups()
-        return changed + [f"process group {name} is gone" for name in sorted(gone)] + self._grown()
+        changed += [f"{each.where}.{each.name} is another" for each in _BORN_WITH if each.is_another()]
+        changed += [f"process group {name} is gone" for name in sorted(self._groups - _process_groups())]
+        grown = settled(self._grown)
+        return changed + [
+            f"{name}: {', '.join(sorted(more))} more than before" for name, more in grown.items()
+        ]
 
-    def _grown(self) -> list[str]:
-        until = time.monotonic() + _SETTLE_S
-        while grown := {name: more for name, now in _counts().items() if (more := now - self._counts[name])}:
-            if time.monotonic() > until:
-                break
-            gc.collect()
-            time.sleep(0.01)
-        return [f"{name}: {', '.join(sorted(more))} more than before" for name, more in grown.items()]
+    def _grown(self) -> dict[str, set[str]]:
+        return {name: more for name, now in _counts().items() if (more := now - self._counts[name])}
 
 
 def _settings(device: torch.device) -> dict[str, object]:
@@ -149,15 +143,12 @@ def _counts() -> dict[str, set[str]]:
     threads = {
         f"{one.name} ({one.native_id})" for one in threading.enumerate() if one.name not in _OWN_THREADS
     }
-    children, opened = set(), set()
+    children = set()
     for task in Path("/proc/self/task").iterdir():
         with suppress(OSError):
             children |= set((task / "children").read_text().split())
-    for number in os.listdir("/proc/self/fd"):  # noqa: PTH208 - it is done often, and this is the fast way
-        with suppress(OSError):  # it is closed by now, as that of the listing is
-            name = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115
-            if int(number) > 2 and name.startswith("/"):
-                opened.add(f"{number} ({name})")
+    descriptors = open_descriptors().items()
+    opened = {f"{number} ({name})" for number, name in descriptors if number > 2 and name.startswith("/")}
     return {"threads": threads, "processes": children, "open files": opened}
 
 
@@ -176,8 +167,8 @@ def _functions() -> Iterator[_Function]:
                 continue
             seen.add(id(owner))
             for attribute, value in list(vars(owner).items()):
-                value = _unwrapped(value)
                 if type(value) in _KINDS:  # what only poses as one may do something when it is asked
+                    value = _unwrapped(value)
                     code = getattr(value, "__code__", None)
                     yield _Function(vars(owner), where, attribute, value, code)
 
@@ -197,3 +188,6 @@ def _classes(module: ModuleType, name: str) -> list[tuple[type, str]]:
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]} …"
+
+
+_BORN_WITH = tuple(_functions())

@@ -22,9 +22,12 @@ import torch._dynamo.backends.inductor  # noqa: E402
 import torch._functorch.aot_autograd  # noqa: E402
 import torch._inductor.codegen.cpp_wrapper_cpu  # noqa: E402
 import torch._inductor.compile_fx  # noqa: E402
+from torch._dynamo import mutation_guard  # noqa: E402
 from torch._inductor import codecache  # noqa: E402
 
 with suppress(AttributeError):
     codecache.torch_key()  # hashes torch's sources, once a process
+with suppress(AttributeError):  # the first graph would replace methods of nn.Module, as a patch does
+    mutation_guard.install_generation_tagging_init()
 if waiting.ident is not None:
     waiting.join()

@@ -64,7 +64,7 @@ class Record:
     @property
     def _content(self) -> bytes:
         """What is signed."""
-        return json.dumps([self.arguments, self.cwd, self.cells, self.storage]).encode()
+        return json.dumps([getattr(self, name) for name in _FIELDS]).encode()
 
 
 def read(folder: Path, key: str = "resume=") -> Record:
