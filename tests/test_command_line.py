@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from conftest import ONE_STEP, SMALL, Finished, alive_in, hanging, run, start, wait_for, words_of
-from dcpbench.__main__ import unmasked_interrupts
+from dcpbench.cli.run import unmasked_interrupts
 
 WRONG = {
     "unknown option": (["parallel=nope"], ["nope", "fsdp2_tp"]),
