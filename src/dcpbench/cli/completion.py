@@ -36,7 +36,7 @@ _BASH = """\
             compopt -o dirnames
         elif [[ $kind == file ]]; then
             compopt -o default
-        else
+        elif [[ $kind == plain ]]; then
             [[ $value == *[=.,/] ]] && compopt -o nospace
             COMPREPLY+=("$value")
         fi
@@ -56,7 +56,7 @@ _ZSH = """\
         case $kind in
             dir) _path_files -/ ;;
             file) _path_files -f ;;
-            *) if [[ $value == *[=.,/] ]]; then partial+=("$value"); else values+=("$value"); fi ;;
+            plain) if [[ $value == *[=.,/] ]]; then partial+=("$value"); else values+=("$value"); fi ;;
         esac
     done < <(COMP_WORDS="${words[*]}" COMP_CWORD=$((CURRENT-1)) \\
         %(complete_var)s=zsh_complete %(prog_name)s 2>/dev/null)
