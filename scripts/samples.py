@@ -3,11 +3,12 @@
     python scripts/samples.py            # writes them
     python scripts/samples.py --check    # exit status 1 where one is not what its command prints
 
-A sample is a `console` block below a comment. Each line with `$ ` is a command; what it prints to standard
-output follows. `sample` is compared as it stands; in a `timed sample` every decimal number is masked, and with
-it the width of columns; `at 100` is the width of a terminal, a file if nothing is said; `ends with 1` is the
-exit status of the last command, else 0. All commands run in one folder, tutorials first, and a command that
-stands on two pages runs once. It holds docs/, scripts/ and the files that pages show below `<!-- file: path -->`.
+A sample is a `console` block below a comment. Each line with `$ ` is a command, with the lines that `\\`
+continues; what it prints to standard output follows. `sample` is compared as it stands; in a `timed sample` every
+decimal number is masked, and with it the width of columns; `at 100` is the width of a terminal, a file if nothing
+is said; `ends with 1` is the exit status of the last command, else 0. All commands run in one folder, the
+tutorial that makes the sweeps first, and a command that stands on two pages runs once. It holds docs/, scripts/ and the files that pages show
+below `<!-- file: path -->`.
 
     <!-- timed sample at 100, ends with 1 -->
 """
@@ -27,12 +28,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+_FIRST = "resume-exact"
 _FENCED = r"\n```(?P<kind>\w+)\n(?P<text>.*?)```"
-_MARKED = re.compile(
+MARKED = re.compile(
     r"<!-- (?:file: (?P<file>\S+)|(?P<timed>timed )?sample(?: at (?P<columns>\d+))?"
     r"(?:, ends with (?P<status>\d+))?) -->" + _FENCED,
     re.DOTALL,
 )
+_COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)$", re.MULTILINE)
 _NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d+(?:e[-+]\d+)?(?![\w.])")
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -43,7 +46,7 @@ class Stale(Exception):
 
 def pages(root: Path = ROOT) -> list[Path]:
     """The Markdown files that may have samples, in the order in which these are run."""
-    found = sorted((root / "docs").rglob("*.md"), key=lambda path: ("tutorials" not in path.parts, path))
+    found = sorted((root / "docs").rglob("*.md"), key=lambda path: (path.stem != _FIRST, path))
     return [*found, root / "README.md", root / "CONTRIBUTING.md"]
 
 
@@ -58,11 +61,11 @@ class Samples:
 
     def made(self, text: str) -> str:
         """A page's text with its samples as they are now; Stale where a command ends otherwise than it says."""
-        return _MARKED.sub(self._block, text)
+        return MARKED.sub(self._block, text)
 
     def differing(self, text: str) -> Iterator[tuple[str, str]]:
         """Each sample that is not what its commands print, and what they print."""
-        for found in _MARKED.finditer(text):
+        for found in MARKED.finditer(text):
             now = self._block(found)
             masked = _masked if found["timed"] else str
             if masked(now) != masked(found[0]):
@@ -74,7 +77,7 @@ class Samples:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(found["text"])
             return found[0]
-        commands = [line[2:] for line in found["text"].splitlines() if line.startswith("$ ")]
+        commands = _COMMAND.findall(found["text"])
         shown, status = "", 0
         for command in commands:
             out, status = self._run(command, int(found["columns"] or 0))
@@ -97,9 +100,7 @@ class Samples:
         return self._ran[command, columns]
 
 
-def _printed(
-    command: str, folder: Path, environment: dict[str, str], columns: int
-) -> tuple[str, str, int]:
+def _printed(command: str, folder: Path, environment: dict[str, str], columns: int) -> tuple[str, str, int]:
     """What a command prints to standard output and to standard error, and its exit status."""
     ours, theirs = pty.openpty() if columns else os.pipe()
     if columns:

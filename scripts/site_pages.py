@@ -124,7 +124,9 @@ def _axes() -> str:
         "one: [Add your own](../extending.md). `load_parallel` has the values of `parallel`; the values of `fault` "
         "are [here](faults.md), single keys [there](keys.md)."
     ]
-    for folder in sorted(path.name for path in _CONF.iterdir() if path.is_dir() and path.name != "experiment"):
+    for folder in sorted(
+        path.name for path in _CONF.iterdir() if path.is_dir() and path.name != "experiment"
+    ):
         default = re.search(rf"^  - {folder}: (\S+)$", (_CONF / "config.yaml").read_text(), re.MULTILINE)
         assert default, folder
         rows = [(f"`{path.stem}`", comment_of(path)) for path in _values(folder)]
@@ -248,7 +250,10 @@ def _faults() -> str:
             if spec.at.value == place
         ]
         if rows:
-            parts += [f"## Planted {where}\n", _table(("fault", "what it does", "ranks", "seen by", "only with"), rows)]
+            parts += [
+                f"## Planted {where}\n",
+                _table(("fault", "what it does", "ranks", "seen by", "only with"), rows),
+            ]
     if lost := {spec.at.value for spec in specs.values()} - _PLACES.keys():
         raise PluginError(f"scripts/site_pages.py does not describe: {', '.join(lost)}")
     return _page("Faults", *parts)
