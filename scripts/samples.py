@@ -4,11 +4,11 @@
     python scripts/samples.py --check    # exit status 1 where one is not what its command prints
 
 A sample is a `console` block below a comment. Each line with `$ ` is a command, with the lines that `\\`
-continues; what it prints to standard output follows. `sample` is compared as it stands; in a `timed sample` every
-decimal number is masked, and with it the width of columns; `at 100` is the width of a terminal, a file if nothing
-is said; `ends with 1` is the exit status of the last command, else 0. All commands run in one folder, the
-tutorial that makes the sweeps first, and a command that stands on two pages runs once. It holds docs/, scripts/ and the files that pages show
-below `<!-- file: path -->`.
+continues; what it prints to standard output follows. `sample` is compared as it stands; in a `timed sample`
+every decimal number is masked, and with it the width of columns; `at 100` is the width of a terminal, a file
+if nothing is said; `ends with 1` is the exit status of the last command, else 0. All commands run in one
+folder, the tutorial that makes the sweeps first, and a command that stands on two pages runs once. The folder
+holds docs/, scripts/ and the files that pages show below `<!-- file: path -->`.
 
     <!-- timed sample at 100, ends with 1 -->
 """
@@ -40,7 +40,7 @@ _NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d+(?:e[-+]\d+)?(?![\w.])")
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-class Stale(Exception):
+class StaleError(Exception):
     """A sample whose command ended otherwise than it says."""
 
 
@@ -60,7 +60,7 @@ class Samples:
         self._ran: dict[tuple[str, int], tuple[str, int]] = {}
 
     def made(self, text: str) -> str:
-        """A page's text with its samples as they are now; Stale where a command ends otherwise than it says."""
+        """A page's text with its samples as they are now; StaleError where a command ends otherwise."""
         return MARKED.sub(self._block, text)
 
     def differing(self, text: str) -> Iterator[tuple[str, str]]:
@@ -83,18 +83,18 @@ class Samples:
             out, status = self._run(command, int(found["columns"] or 0))
             shown += f"$ {command}\n{out}"
         if status != int(found["status"] or 0):
-            raise Stale(f"{commands[-1]}: ended with {status}\n{shown}")
+            raise StaleError(f"{commands[-1]}: ended with {status}\n{shown}")
         return found[0][: found.start("text") - found.start()] + shown + "```"
 
     def _run(self, command: str, columns: int) -> tuple[str, int]:
-        """What a command prints, in a terminal of so many columns or, with 0, into a file, and how it ends."""
+        """What a command prints, in a terminal of so many columns, with 0 into a file, and how it ends."""
         if (command, columns) not in self._ran:
             beside = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
             modules = f"{self.folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
             own = {"PATH": beside, "PYTHONPATH": modules, "XDG_STATE_HOME": str(self.folder / "state")}
             text, errors, status = _printed(command, self.folder, {**os.environ, **own}, columns)
             if status not in (0, 1):
-                raise Stale(f"{command}: ended with {status}\n{errors}")
+                raise StaleError(f"{command}: ended with {status}\n{errors}")
             lines = (line.rstrip() for line in text.replace(str(self.folder), "/home/you").splitlines())
             self._ran[command, columns] = "".join(f"{line}\n" for line in lines), status
         return self._ran[command, columns]

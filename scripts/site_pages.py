@@ -120,17 +120,20 @@ def _values(folder: str) -> list[Path]:
 
 def _axes() -> str:
     parts = [
-        "The groups of `conf/`. `parallel=ddp,fsdp` names values of one; a YAML of your own, with `--config-dir`, adds "
-        "one: [Add your own](../extending.md). `load_parallel` has the values of `parallel`; the values of `fault` "
-        "are [here](faults.md), single keys [there](keys.md)."
+        "The groups of `conf/`. `parallel=ddp,fsdp` names values of one; a YAML of your own, "
+        "with `--config-dir`, adds one: [Add your own](../extending.md). `load_parallel` has the "
+        "values of `parallel`; the values of `fault` are [here](faults.md), single keys "
+        "[there](keys.md)."
     ]
-    for folder in sorted(
-        path.name for path in _CONF.iterdir() if path.is_dir() and path.name != "experiment"
-    ):
-        default = re.search(rf"^  - {folder}: (\S+)$", (_CONF / "config.yaml").read_text(), re.MULTILINE)
+    text = (_CONF / "config.yaml").read_text()
+    folders = sorted(path.name for path in _CONF.iterdir() if path.is_dir())
+    for folder in (name for name in folders if name != "experiment"):
+        default = re.search(rf"^  - {folder}: (\S+)(?: +# (.*))?$", text, re.MULTILINE)
         assert default, folder
         rows = [(f"`{path.stem}`", comment_of(path)) for path in _values(folder)]
-        parts += [f"## {folder}\n", f"Default: `{default[1]}`.\n", _table(("value", "what it is"), rows)]
+        said = f"{default[2]}. " if default[2] else ""
+        parts.append(f"## {folder}\n\n{said.capitalize()}Default: `{default[1]}`.\n")
+        parts.append(_table(("value", "what it is"), rows))
     return _page("Axes", *parts)
 
 
@@ -157,8 +160,8 @@ def _keys() -> str:
         "Keys",
         "What a command line can set beside [axes](axes.md), with its default.\n",
         _table(("key", "default", "what it says"), rows),
-        f"These say how a cell is run and not what it is: {said}. Rows that differ in nothing else are runs of "
-        "one cell, and compare.\n",
+        f"These say how a cell is run and not what it is: {said}. Rows that differ in nothing "
+        "else are runs of one cell, and compare.\n",
         *(_group(kind) for kind in (groups.StorageConfig, groups.ModelConfig, groups.OptimizerConfig)),
     )
 
@@ -191,9 +194,10 @@ def _columns() -> str:
         raise PluginError(f"scripts/site_pages.py describes what is no column: {', '.join(lost)}")
     return _page(
         "Columns of a row",
-        "A line of `results.jsonl` is a row: these columns, then `config` (the whole configuration that identifies the "
-        "cell, flat) and `details` (findings, controls, losses of each rank). `results.csv` has the columns alone. What "
-        "was not measured, or does not apply, is null. New columns are added at the end; none is renamed.\n",
+        "A line of `results.jsonl` is a row: these columns, then `config` (the whole "
+        "configuration that identifies the cell, flat) and `details` (findings, controls, losses "
+        "of each rank). `results.csv` has the columns alone. What was not measured, or does not "
+        "apply, is null. New columns are added at the end; none is renamed.\n",
         _table(("column", "holds", "what it is"), rows),
     )
 
@@ -206,8 +210,8 @@ def _metrics() -> str:
     ]
     return _page(
         "Metrics",
-        "What is measured in a cell. Each is a column; `measurements.jsonl` has every single value, with rank, phase "
-        "and save. The unit is in the name.\n",
+        "What is measured in a cell. Each is a column; `measurements.jsonl` has every single "
+        "value, with rank, phase and save. The unit is in the name.\n",
         _table(("metric", "what it is", "aggregate", "better", "in the table"), rows),
     )
 
@@ -221,8 +225,9 @@ def _checks() -> str:
     rows = [(f"`{name}`", f"`{spec.label}`", spec.help) for name, spec in CHECKS.items()]
     return _page(
         "Checks",
-        "What is verified in a cell. Each is a column: true, false, or null where it did not apply. What each proves, "
-        "and what it cannot see: [What a pass proves](../concepts/checks.md).\n",
+        "What is verified in a cell. Each is a column: true, false, or null where it did not "
+        "apply. What each proves, and what it cannot see: [What a pass "
+        "proves](../concepts/checks.md).\n",
         _table(("check", "head of its column", "holds when"), rows),
     )
 
@@ -231,7 +236,8 @@ def _statuses() -> str:
     rows = [(f"`{name}`", said) for name, said in STATUS_HELP.items()]
     return _page(
         "Statuses",
-        "What a cell may come to, the worst first. What follows from each: [Statuses](../concepts/statuses.md).\n",
+        "What a cell may come to, the worst first. What follows from each: "
+        "[Statuses](../concepts/statuses.md).\n",
         _table(("status", "meaning"), rows),
     )
 
@@ -239,9 +245,9 @@ def _statuses() -> str:
 def _faults() -> str:
     specs = {name: spec for name, spec in load_faults().items() if name != NONE}
     parts = [
-        f"The {len(specs)} defects that `fault=<name>` plants in a cell, to see that it fails. `seen by` is the check "
-        "that has to report it, or the exception that has to refuse it; any one of them is enough. "
-        "[What they have shown](../results/faults.md).\n"
+        f"The {len(specs)} defects that `fault=<name>` plants in a cell, to see that it fails. "
+        "`seen by` is the check that has to report it, or the exception that has to refuse it; "
+        "any one of them is enough. [What they have shown](../results/faults.md).\n"
     ]
     for place, where in _PLACES.items():
         rows = [
@@ -279,7 +285,7 @@ def _experiments() -> str:
     rows = [(f"`{path.stem}`", comment_of(path)) for path in _values("experiment")]
     return _page(
         "Experiments",
-        "Sweeps that are written down: `experiment=<name>`. What else the command line names chooses among their "
-        "cells; `plan=true` prints them and starts nothing.\n",
+        "Sweeps that are written down: `experiment=<name>`. What else the command line names "
+        "chooses among their cells; `plan=true` prints them and starts nothing.\n",
         _table(("experiment", "what it is"), rows),
     )

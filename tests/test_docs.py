@@ -21,7 +21,8 @@ NOTEBOOK = DOCS / "notebook.ipynb"
 def script(name: str) -> ModuleType:
     """A script that is no part of a package."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -58,12 +59,13 @@ def test_times_of_a_timed_sample_may_differ_and_its_end_may_not(tmp_path: Path) 
     samples, block = module.Samples(tmp_path), "<!-- timed sample{} -->\n```console\n$ {}\n{}```\n"
     assert list(samples.differing(block.format("", "echo took 0.25 s", "took 11.5  s\n"))) == []
     assert list(samples.differing(block.format(", ends with 1", "exit 1", ""))) == []
-    with pytest.raises(module.Stale, match="ended with 1"):
+    with pytest.raises(module.StaleError, match="ended with 1"):
         list(samples.differing(block.format("", "exit 1", "")))
 
 
 def test_a_page_brings_the_files_of_its_samples(tmp_path: Path) -> None:
-    text = "<!-- file: conf/a.yaml -->\n```yaml\na: 1\n```\n\n<!-- sample -->\n```console\n$ cat conf/a.yaml\na: 1\n```\n"
+    file = "<!-- file: conf/a.yaml -->\n```yaml\na: 1\n```\n\n"
+    text = f"{file}<!-- sample -->\n```console\n$ cat conf/a.yaml\na: 1\n```\n"
     samples = script("samples").Samples(tmp_path)
     assert samples.made(text) == text
 
