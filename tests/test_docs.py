@@ -3,11 +3,15 @@
 import ast
 import importlib.util
 import json
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 from mkdocs.exceptions import PluginError
 
 from dcpbench.analysis.frame import read_sweeps
@@ -82,6 +86,21 @@ def test_every_value_of_every_group_says_what_it_is() -> None:
     pages = script("site_pages")
     for value in conf_folder().glob("*/*.yaml"):
         assert pages.comment_of(value)[0].isalnum(), value
+
+
+def test_the_workflow_publishes_what_make_docs_builds() -> None:
+    workflow = ROOT / ".github/workflows/docs.yml"
+    schema = ["check_jsonschema", "--builtin-schema", "vendor.github-workflows", workflow]
+    done = subprocess.run([sys.executable, "-m", *schema], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    written = yaml.safe_load(workflow.read_text())
+    steps = [step for job in written["jobs"].values() for step in job["steps"]]
+    assert [step["run"] for step in steps if "run" in step] == ["make docs"]
+    used = [step["uses"] for step in steps if "uses" in step]
+    assert all(re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", one) for one in used), used
+    assert written["permissions"] == {"contents": "read"}
+    (published,) = (step["with"]["path"] for step in steps if "upload-pages" in step.get("uses", ""))
+    assert f"site_dir: {published}" in (ROOT / "mkdocs.yml").read_text()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -21,7 +20,6 @@ from dcpbench.faults.registry import load_faults
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "scripts").glob("nightly.*"))
 WORKFLOW = ROOT / ".github/workflows/nightly.yml"
-WORKFLOWS = sorted(WORKFLOW.parent.glob("*.yml"))
 
 
 def tool(name: str) -> str:
@@ -41,18 +39,14 @@ def test_scripts_are_clean(script: Path) -> None:
     linted(tool("shellcheck"), "--shell=bash", "--enable=quote-safe-variables", script)
 
 
-@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
-def test_workflows_are_clean(workflow: Path, tmp_path: Path) -> None:
-    linted(tool("check-jsonschema"), "--builtin-schema", "vendor.github-workflows", workflow)
-    written = yaml.safe_load(workflow.read_text())
-    steps = [step for job in written["jobs"].values() for step in job["steps"]]
-    for number, step in enumerate(step for step in steps if "run" in step):
+def test_the_workflow_is_one(tmp_path: Path) -> None:
+    linted(tool("check-jsonschema"), "--builtin-schema", "vendor.github-workflows", WORKFLOW)
+    (job,) = yaml.safe_load(WORKFLOW.read_text())["jobs"].values()
+    for number, step in enumerate(step for step in job["steps"] if "run" in step):
         assert "${{" not in step["run"], "what somebody types is a value in the environment, never code"
         (tmp_path / f"{number}.sh").write_text("#!/usr/bin/env bash\n" + step["run"])
         linted(tool("shellcheck"), tmp_path / f"{number}.sh")
-    used = [step["uses"] for step in steps if "uses" in step]
-    assert all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", one) for one in used), used
-    assert written["permissions"] == {"contents": "read"}
+    assert yaml.safe_load(WORKFLOW.read_text())["permissions"] == {"contents": "read"}
 
 
 def test_a_broken_workflow_would_be_seen(tmp_path: Path) -> None:
