@@ -83,7 +83,10 @@ def _phases(outcomes: Sequence[Outcome]) -> dict[str, float]:
     up."""
     seconds: dict[str, float] = {}
     for outcome in outcomes:
-        spent = [[one for one in of.measurements if one.metric == PHASE_S] for of in outcome.reports]
+        spent = [
+            [one for one in of.measurements if one.metric == PHASE_S]
+            for of in (*outcome.reports, *outcome.before)
+        ]
         for one in max(spent, key=lambda of_rank: sum(one.value for one in of_rank), default=[]):
             phase = (one.phase or "").partition("/")[0]
             seconds[phase] = seconds.get(phase, 0.0) + one.value
