@@ -11,7 +11,18 @@ from dcpbench.records.metrics import METRICS
 
 SCHEMA_VERSION = 2
 
-STATUSES = ("crash", "timeout", "error", "fail", "vacuous", "xpass", "xfail", "skip", "pass")
+STATUS_HELP = {
+    "crash": "a rank died, by a signal or its own exit",
+    "timeout": "a phase took longer than it may",
+    "error": "a rank raised",
+    "fail": "a check did not hold",
+    "vacuous": "the checks held, but one of them could not have failed, or a rank did not look",
+    "xpass": "a failure listed in known_failures.yaml did not happen any more",
+    "xfail": "a failure listed in known_failures.yaml happened, and nothing beside it",
+    "skip": "this machine or this combination cannot",
+    "pass": "every check that applies held, and each was shown to be able to fail",
+}
+STATUSES = tuple(STATUS_HELP)
 """Every status that a cell may come to, the worst first."""
 
 WRONG_CONFIGURATION = 2

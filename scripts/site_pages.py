@@ -1,0 +1,291 @@
+"""What `mkdocs build` does beside rendering `docs/`: pages made from the code, from conf/ and from the files
+at the top level. Nothing of it is committed.
+
+mkdocs.yml names it under `hooks`. A column, a status or a value of an axis that nothing describes ends the
+build.
+"""
+
+import pkgutil
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+
+from dcpbench.config import groups
+from dcpbench.config.cell_key import HOW_RUN
+from dcpbench.config.schema import OF_THE_SWEEP, Config, conf_folder
+from dcpbench.faults.registry import NONE, load_faults
+from dcpbench.records.checks import CHECKS
+from dcpbench.records.metrics import METRICS
+from dcpbench.records.row import AXES, STATUS_HELP, column_types
+
+_ROOT = Path(__file__).parents[1]
+_CONF = conf_folder()
+_AT_THE_TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+"""Files that are pages too, though they do not lie in docs/."""
+
+_COLUMNS = {
+    "cell": "the cell's name: what differs from the defaults",
+    "status": "what it came to: see [statuses](statuses.md)",
+    "reason": "why it is not a `pass`: the first thing that was found or raised, with rank and phase",
+    "overrides": "the words on the command line that ask for this cell again",
+    "powered": "every check has been shown, in this cell, to be able to fail",
+    "max_abs_diff": "the largest difference of restored state, 0 where all of it came back",
+    "first_mismatch": "the name of the first piece of state that did not come back",
+    "loss_at_save": "the loss of the newest checkpoint's step",
+    "loss_resumed": "the last loss of the run that was resumed from the newest checkpoint",
+    "loss_continued": "the loss of the same step in the uninterrupted run",
+    "loss_twin": "the loss of the same step in the unwrapped twin's run",
+    "torch_version": "of the ranks",
+    "git_commit": "of dcpbench's checkout, null for a wheel",
+    "started_at": "when the cell's first try began, UTC",
+    "schema_version": "of the row's format",
+    "fault_seen": "the planted fault was seen as it has to be; null without one",
+    "flaky": "a second try came to another status; null where there was none",
+    "config_digest": "of the cell's identity: rows compare where it is equal",
+    "expected_digest": "of the known failures listed for the cell, and of what its fault has to be seen by",
+    "code_digest": "of the sources of dcpbench and of every package that a `target` comes from",
+    "config_dir": "the folder that `--config-dir` named",
+    "repeat": "which of `repeats` runs this is",
+}
+"""What the columns hold that are neither axes, checks nor metrics."""
+
+_KINDS = {bool: "true or false", int: "integer", float: "number", str: "text"}
+_PLACES = {
+    "restored": "in what a load restored",
+    "staged": "in what is staged to be saved",
+    "written": "in the files of a checkpoint",
+    "live": "in the live state, right after a save",
+    "both": "in what is staged, and in what is restored",
+}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are not in docs/."""
+    pages: dict[str, Callable[[], str]] = {
+        "reference/axes.md": _axes,
+        "reference/keys.md": _keys,
+        "reference/columns.md": _columns,
+        "reference/metrics.md": _metrics,
+        "reference/checks.md": _checks,
+        "reference/statuses.md": _statuses,
+        "reference/faults.md": _faults,
+        "reference/experiments.md": _experiments,
+    }
+    for path, made in pages.items():
+        files.append(File.generated(config, path, content=made()))
+    for name, path in _AT_THE_TOP.items():
+        text = re.sub(r"\]\((?:docs/)?", "](", (_ROOT / name).read_text())
+        for other, page in _AT_THE_TOP.items():
+            text = text.replace(f"]({other}", f"]({page}")
+        files.append(File.generated(config, path, content=text.replace('src="docs/', 'src="')))
+    return files
+
+
+def comment_of(yaml: Path) -> str:
+    """What the comments at the top of a YAML file say; ends the build where they say nothing."""
+    lines = [line for line in yaml.read_text().splitlines() if not line.startswith("# @package")]
+    said = " ".join(line.removeprefix("#").strip() for line in _leading(lines))
+    if not said:
+        raise PluginError(f"{yaml.relative_to(_ROOT)}: no comment at its top says what it is")
+    return said
+
+
+def _leading(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        if not line.startswith("#"):
+            return
+        yield line
+
+
+def _table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    lines = [list(heads)]
+    lines += [["---"] * len(lines[0])]
+    lines += [[str(cell).replace("|", r"\|").replace("\n", " ") for cell in row] for row in rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _page(title: str, *parts: str) -> str:
+    return f"# {title}\n\n" + "\n".join(part if part.endswith("\n") else f"{part}\n" for part in parts)
+
+
+def _values(folder: str) -> list[Path]:
+    return sorted((_CONF / folder).glob("*.yaml"))
+
+
+def _axes() -> str:
+    parts = [
+        "The groups of `conf/`. `parallel=ddp,fsdp` names values of one; a YAML of your own, "
+        "with `--config-dir`, adds one: [Add your own](../extending.md). `load_parallel` has the "
+        "values of `parallel`; the values of `fault` are [here](faults.md), single keys "
+        "[there](keys.md)."
+    ]
+    text = (_CONF / "config.yaml").read_text()
+    folders = sorted(path.name for path in _CONF.iterdir() if path.is_dir())
+    for folder in (name for name in folders if name != "experiment"):
+        default = re.search(rf"^  - {folder}: (\S+)(?: +# (.*))?$", text, re.MULTILINE)
+        assert default, folder
+        rows = [(f"`{path.stem}`", comment_of(path)) for path in _values(folder)]
+        said = f"{default[2]}. " if default[2] else ""
+        parts.append(f"## {folder}\n\n{said.capitalize()}Default: `{default[1]}`.\n")
+        parts.append(_table(("value", "what it is"), rows))
+    return _page("Axes", *parts)
+
+
+def _keys() -> str:
+    """The keys of config.yaml that are no groups, with the comments that stand beside them."""
+    rows, inside = [], ""
+    for line in (_CONF / "config.yaml").read_text().splitlines():
+        found = re.fullmatch(r"(  )?(\w+):(?: ([^#\s]\S*))?(?:\s+# (.*))?", line)
+        if line == "hydra:":
+            break
+        if not found or line == "defaults:":
+            continue
+        nested, key, default, said = found.groups()
+        inside = inside if nested else key
+        name = f"{inside}.{key}" if nested else key
+        if default is not None:
+            rows.append((f"`{name}`", f"`{default}`", said or ""))
+    known = {item.name for item in fields(Config)}
+    if lost := {row[0].strip("`").partition(".")[0] for row in rows} - known:
+        raise PluginError(f"conf/config.yaml: no keys: {', '.join(sorted(lost))}")
+    how = sorted(item.name for item in fields(Config) if item.metadata.get(HOW_RUN))
+    said = ", ".join(f"`{name}`" for name in how if name not in OF_THE_SWEEP)
+    return _page(
+        "Keys",
+        "What a command line can set beside [axes](axes.md), with its default.\n",
+        _table(("key", "default", "what it says"), rows),
+        f"These say how a cell is run and not what it is: {said}. Rows that differ in nothing "
+        "else are runs of one cell, and compare.\n",
+        *(_group(kind) for kind in (groups.StorageConfig, groups.ModelConfig, groups.OptimizerConfig)),
+    )
+
+
+def _group(kind: type) -> str:
+    name = kind.__name__.removesuffix("Config").lower()
+    own = [item.name for item in fields(kind) if item.name not in ("name", "target", "options")]
+    said = re.sub(r"`dcpbench[\w.]*\.(\w+)`", r"`\1`", re.sub(r"\s+", " ", kind.__doc__ or ""))
+    keys = ", ".join(f"`{name}.{key}`" for key in own)
+    return f"## {name}\n\n{said}\n\nKeys: {keys}, `{name}.options`.\n"
+
+
+def _columns() -> str:
+    rows = []
+    for name, kind in column_types().items():
+        if name in CHECKS:
+            said = f"check: {CHECKS[name].help}"
+        elif name in METRICS:
+            said = f"metric: {METRICS[name].help}"
+        elif name in AXES:
+            said = "axis"
+        elif kind.python is dict:
+            continue
+        elif name not in _COLUMNS:
+            raise PluginError(f"column {name}: scripts/site_pages.py does not describe it")
+        else:
+            said = _COLUMNS[name]
+        rows.append((f"`{name}`", _KINDS[kind.python], said))
+    if lost := _COLUMNS.keys() - column_types().keys():
+        raise PluginError(f"scripts/site_pages.py describes what is no column: {', '.join(lost)}")
+    return _page(
+        "Columns of a row",
+        "A line of `results.jsonl` is a row: these columns, then `config` (the whole "
+        "configuration that identifies the cell, flat) and `details` (findings, controls, losses "
+        "of each rank). `results.csv` has the columns alone. What was not measured, or does not "
+        "apply, is null. New columns are added at the end; none is renamed.\n",
+        _table(("column", "holds", "what it is"), rows),
+    )
+
+
+def _metrics() -> str:
+    shown = {"always": "yes", "measured": "where it was measured", "asked": "with `--metric`"}
+    rows = [
+        (f"`{name}`", spec.help, _aggregate(spec), spec.better or "-", shown[spec.shown])
+        for name, spec in METRICS.items()
+    ]
+    return _page(
+        "Metrics",
+        "What is measured in a cell. Each is a column; `measurements.jsonl` has every single "
+        "value, with rank, phase and save. The unit is in the name.\n",
+        _table(("metric", "what it is", "aggregate", "better", "in the table"), rows),
+    )
+
+
+def _aggregate(spec: Any) -> str:
+    over_saves = "sum of the phase" if spec.whole_phase else f"{spec.over_saves} of the saves"
+    return f"{over_saves}, {spec.over_ranks} of the ranks"
+
+
+def _checks() -> str:
+    rows = [(f"`{name}`", f"`{spec.label}`", spec.help) for name, spec in CHECKS.items()]
+    return _page(
+        "Checks",
+        "What is verified in a cell. Each is a column: true, false, or null where it did not "
+        "apply. What each proves, and what it cannot see: [What a pass "
+        "proves](../concepts/checks.md).\n",
+        _table(("check", "head of its column", "holds when"), rows),
+    )
+
+
+def _statuses() -> str:
+    rows = [(f"`{name}`", said) for name, said in STATUS_HELP.items()]
+    return _page(
+        "Statuses",
+        "What a cell may come to, the worst first. What follows from each: "
+        "[Statuses](../concepts/statuses.md).\n",
+        _table(("status", "meaning"), rows),
+    )
+
+
+def _faults() -> str:
+    specs = {name: spec for name, spec in load_faults().items() if name != NONE}
+    parts = [
+        f"The {len(specs)} defects that `fault=<name>` plants in a cell, to see that it fails. "
+        "`seen by` is the check that has to report it, or the exception that has to refuse it; "
+        "any one of them is enough. [What they have shown](../results/faults.md).\n"
+    ]
+    for place, where in _PLACES.items():
+        rows = [
+            (f"`{name}`", _what(spec), "one" if spec.on_one_rank else "all", _seen_by(spec), _only(spec))
+            for name, spec in specs.items()
+            if spec.at.value == place
+        ]
+        if rows:
+            parts += [
+                f"## Planted {where}\n",
+                _table(("fault", "what it does", "ranks", "seen by", "only with"), rows),
+            ]
+    if lost := {spec.at.value for spec in specs.values()} - _PLACES.keys():
+        raise PluginError(f"scripts/site_pages.py does not describe: {', '.join(lost)}")
+    return _page("Faults", *parts)
+
+
+def _what(spec: groups.FaultConfig) -> str:
+    """What the docstring of the function that plants it says; of one for several faults, with its options."""
+    said = " ".join((pkgutil.resolve_name(str(spec.target)).__doc__ or "").partition("\n\n")[0].split())
+    options = ", ".join(f"`{key}={value}`" for key, value in spec.options.items())
+    return f"{said} ({options})" if options else said
+
+
+def _seen_by(spec: groups.FaultConfig) -> str:
+    seen = (f"`{one.check or one.error or 'an error'}`" for one in spec.expects)
+    return ", ".join(dict.fromkeys(seen))
+
+
+def _only(spec: groups.FaultConfig) -> str:
+    return "; ".join(f"`{key}={','.join(only.values)}`" for key, only in spec.only.items())
+
+
+def _experiments() -> str:
+    rows = [(f"`{path.stem}`", comment_of(path)) for path in _values("experiment")]
+    return _page(
+        "Experiments",
+        "Sweeps that are written down: `experiment=<name>`. What else the command line names "
+        "chooses among their cells; `plan=true` prints them and starts nothing.\n",
+        _table(("experiment", "what it is"), rows),
+    )

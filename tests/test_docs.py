@@ -1,0 +1,135 @@
+"""What the docs show is what dcpbench does, and the site is made of what there is."""
+
+import ast
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+from mkdocs.exceptions import PluginError
+
+from dcpbench.analysis.frame import read_sweeps
+from dcpbench.config.schema import conf_folder
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+NOTEBOOK = DOCS / "notebook.ipynb"
+
+
+def script(name: str) -> ModuleType:
+    """A script that is no part of a package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+def test_samples_are_what_their_commands_print(tmp_path: Path) -> None:
+    samples = script("samples")
+    running, shown = samples.Samples(tmp_path), 0
+    for page in samples.pages():
+        text = page.read_text()
+        shown += len(samples.MARKED.findall(text))
+        assert list(running.differing(text)) == [], f"{page}: make samples"
+    assert shown >= 12
+
+
+@pytest.mark.parametrize(
+    ("marked", "was", "now"),
+    [
+        ("sample", "printf 'save_s 0.1\\n'", "printf 'save_s 0.2\\n'"),
+        ("timed sample", "echo pass 0.1", "echo fail 0.1"),
+        ("timed sample at 100", "echo 2 cells", "echo 3 cells"),
+    ],
+)
+def test_a_stale_sample_is_seen(marked: str, was: str, now: str, tmp_path: Path) -> None:
+    samples = script("samples").Samples(tmp_path)
+    made = samples.made(f"<!-- {marked} -->\n```console\n$ {was}\n```\n")
+    assert list(samples.differing(made)) == []
+    assert len(list(samples.differing(made.replace(was, now)))) == 1
+
+
+def test_times_of_a_timed_sample_may_differ_and_its_end_may_not(tmp_path: Path) -> None:
+    module = script("samples")
+    samples, block = module.Samples(tmp_path), "<!-- timed sample{} -->\n```console\n$ {}\n{}```\n"
+    assert list(samples.differing(block.format("", "echo took 0.25 s", "took 11.5  s\n"))) == []
+    assert list(samples.differing(block.format(", ends with 1", "exit 1", ""))) == []
+    with pytest.raises(module.StaleError, match="ended with 1"):
+        list(samples.differing(block.format("", "exit 1", "")))
+
+
+def test_a_page_brings_the_files_of_its_samples(tmp_path: Path) -> None:
+    file = "<!-- file: conf/a.yaml -->\n```yaml\na: 1\n```\n\n"
+    text = f"{file}<!-- sample -->\n```console\n$ cat conf/a.yaml\na: 1\n```\n"
+    samples = script("samples").Samples(tmp_path)
+    assert samples.made(text) == text
+
+
+def test_a_column_that_nothing_describes_ends_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = script("site_pages")
+    assert "| `flaky` | true or false |" in pages._columns()
+    monkeypatch.delitem(pages._COLUMNS, "flaky")
+    with pytest.raises(PluginError, match="flaky"):
+        pages._columns()
+
+
+def test_every_value_of_every_group_says_what_it_is() -> None:
+    pages = script("site_pages")
+    for value in conf_folder().glob("*/*.yaml"):
+        assert pages.comment_of(value)[0].isalnum(), value
+
+
+def test_the_workflow_publishes_what_make_docs_builds() -> None:
+    workflow = ROOT / ".github/workflows/docs.yml"
+    schema = ["check_jsonschema", "--builtin-schema", "vendor.github-workflows", workflow]
+    done = subprocess.run([sys.executable, "-m", *schema], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    written = yaml.safe_load(workflow.read_text())
+    steps = [step for job in written["jobs"].values() for step in job["steps"]]
+    assert [step["run"] for step in steps if "run" in step] == ["make docs"]
+    used = [step["uses"] for step in steps if "uses" in step]
+    assert all(re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", one) for one in used), used
+    assert written["permissions"] == {"contents": "read"}
+    (published,) = (step["with"]["path"] for step in steps if "upload-pages" in step.get("uses", ""))
+    assert f"site_dir: {published}" in (ROOT / "mkdocs.yml").read_text()
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(DOCS / "sample-sweep", tmp_path / "docs" / "sample-sweep")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_notebook_runs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each code cell; the value of its last expression is something to look at."""
+    monkeypatch.chdir("docs")
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert cells[0]["source"][0] == "from dcpbench.report import read_sweeps\n"
+    known: dict[str, object] = {}
+    for cell in cells:
+        tree = ast.parse("".join(cell["source"]))
+        last = tree.body.pop()
+        assert isinstance(last, ast.Expr), "a cell ends with what it shows"
+        exec(compile(tree, "notebook", "exec"), known)
+        shown = eval(compile(ast.Expression(last.value), "notebook", "eval"), known)
+        assert len(shown) > 0
+        (output,) = [item for item in cell["outputs"] if item["output_type"] == "execute_result"]
+        assert output["data"]["text/plain"], (
+            "jupyter nbconvert --to notebook --execute --inplace docs/notebook.ipynb"
+        )
+
+
+def test_the_notebook_is_small_and_of_the_sample() -> None:
+    assert NOTEBOOK.stat().st_size < 200_000
+    sample = read_sweeps([DOCS / "sample-sweep"])
+    assert (len(sample.frame), sample.left_out) == (40, [])
