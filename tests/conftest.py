@@ -191,8 +191,10 @@ def show(browser: "Browser", tmp_path: Path) -> "Callable[..., Browser]":
     """Open the report page of a sweep of these rows; what it tells the console or asks for is an error."""
     from support.pages import write_page
 
-    def opened(rows: list[Any], title: str = "sweep", **how: Any) -> "Browser":
-        browser.open(write_page(tmp_path, rows, title), **how)
+    def opened(
+        rows: list[Any], title: str = "sweep", before: Any = None, environment: Any = None, **how: Any
+    ) -> "Browser":
+        browser.open(write_page(tmp_path, rows, title, before, environment), **how)
         assert browser.console() == []
         assert browser.requests() == []
         return browser

@@ -36,7 +36,7 @@ def test_a_square_is_a_cell_with_the_worst_of_its_runs(show: Callable[..., Brows
         "fsdp, sync: pass, 2 runs",
         "fsdp, async: fail, 1 of 2 runs",
     ]
-    assert browser.text("#verdict") == "8 runs of 4 cells: 1 not as it should be."
+    assert browser.text("#verdict") == "8 runs of 4 cells: 1 not as it should be (1 fail)."
     assert browser.all("#matrix .s-fail")[0].text == "F1/2"
     assert "optim_equal: rank 0: it differs" in browser.text("#findings")
 
@@ -134,7 +134,7 @@ def test_a_cell_opens_by_mouse_and_closes_back_to_its_square(show: Callable[...,
     browser.all("#findings .link")[0].click()
     browser.driver.back()
     assert browser.all("#cell") == [], "Back closes what was opened"
-    assert browser.focused() == "parallel=fsdp,save=async,repeat=1", "it was opened by its name"
+    assert browser.focused() == "fsdp \u00b7 async", "it was opened by its name"
 
 
 def test_everything_can_be_done_by_keyboard(show: Callable[..., Browser]) -> None:

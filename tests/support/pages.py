@@ -1,13 +1,14 @@
 """Rows as sweeps leave them, for pages: every status, repeats, long details."""
 
 import itertools
+import json
 import random
 from pathlib import Path
 from typing import Any
 
 from dcpbench.analysis.frame import read_sweeps
 from dcpbench.records.row import Row
-from dcpbench.records.store import append_row
+from dcpbench.records.store import RESULTS_JSONL
 from dcpbench.report.page import page
 from support.rows import row
 
@@ -61,16 +62,30 @@ def all_statuses() -> list[Row]:
     return rows
 
 
-def write_page(folder: Path, rows: list[Row], title: str = "sweep") -> Path:
-    """The page of a sweep of these rows."""
-    sweep = folder / "sweep"
-    sweep.mkdir()
-    (sweep / "results.jsonl").touch()
-    for one in rows:
-        append_row(sweep, one)
+def write_page(
+    folder: Path,
+    rows: list[Row],
+    title: str = "sweep",
+    before: list[Row] | None = None,
+    environment: dict[str, Any] | None = None,
+) -> Path:
+    """The page of a sweep of these rows, and perhaps of one before it."""
+    earlier = read_sweeps([_sweep(folder / "before", before)]) if before is not None else None
+    sweep = _sweep(folder / "sweep", rows)
+    if environment:
+        (sweep / "environment.json").write_text(json.dumps(environment))
     written = folder / "report.html"
-    written.write_text(page(read_sweeps([sweep]), title), encoding="utf-8")
+    written.write_text(page(read_sweeps([sweep]), title, earlier), encoding="utf-8")
     return written
+
+
+def _sweep(folder: Path, rows: list[Row]) -> Path:
+    folder.mkdir()
+    # As `append_row` writes them, all at once.
+    plain = [json.loads(json.dumps(one.flat()), parse_constant=lambda _: None) for one in rows]
+    lines = [json.dumps(one) + "\n" for one in plain]
+    (folder / RESULTS_JSONL).write_text("".join(lines))
+    return folder
 
 
 def four_cells() -> list[Row]:
@@ -101,6 +116,34 @@ def many_axes() -> list[Row]:
         planted = {"parallel": parallel, "fault": fault, "model": "even", "world_size": 4}
         rows.append(_named(planted | {"status": "fail", "fault_seen": True}))
     return rows
+
+
+def many_scenarios() -> list[Row]:
+    """A night: scenarios that differ along axes of their own, twelve axes and some hundred cells in all."""
+    parallel = ("none", "ddp", "fsdp", "hsdp", "fsdp_tp", "fsdp2", "hsdp2", "fsdp2_tp")
+    alone = [
+        {"scenario": name, "model": "nested"} for name in ("partial_load", "in_place", "fine_tune_submodules")
+    ]
+    axes = {
+        "save_load": itertools.product(
+            ("even", "uneven", "dummy", "medium"), ("sync", "async", "async_cached"), (False, True)
+        ),
+        "overwrite": itertools.product(("dummy",), ("sync",), (False, True)),
+    }
+    kinds = [
+        {"scenario": scenario, "model": model, "save": save, "compile": compiled}
+        for scenario, chosen in axes.items()
+        for model, save, compiled in chosen
+    ]
+    kinds += [{"scenario": "convert", "load_parallel": name} for name in parallel]
+    kinds += [
+        {"scenario": "save_load", "optimizer": "sgd", "storage": "memory", "checkpointer": "torch_save"}
+    ]
+    kinds += [
+        {"scenario": "save_load", "saves": 1, "overlap_saves": True},
+        {"scenario": "no_dist", "world_size": 1},
+    ]
+    return [_named({"parallel": name, **kind}) for name in parallel for kind in (*kinds, *alone)]
 
 
 def _named(values: dict[str, Any]) -> Row:

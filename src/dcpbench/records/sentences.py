@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from string import Formatter
+from typing import Any
 
+from dcpbench.records.checks import CHECKS
 from dcpbench.records.findings import (
     Cause,
     Finding,
@@ -107,6 +109,37 @@ def check_sentence(check: str, rank: int, first: Finding, names: Sequence[str]) 
     more = f", and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     others = f" (differing: {', '.join(names[:_LISTED])}{more})" if len(names) > 1 else ""
     return f"{check}: rank {rank}: {finding_sentence(first)}{others}"
+
+
+def short_reason(row: Mapping[str, Any]) -> str:
+    """One line of a flat row's reason: the first check that did not hold, what differs most, one number and a
+    rank; of a known failure its id; else what the reason begins with."""
+    reason = str(row.get("reason") or "")
+    failed = [check for check in CHECKS if row.get(check) is False]
+    if row.get("status") == "xfail":
+        return reason.partition(":")[0]
+    if row.get("status") != "fail" or not failed:
+        return reason.partition(" (before that ")[0].partition("; stacks are ")[0]
+    seen = _mapping(_mapping(_mapping(row.get("details")).get("checks")).get(failed[0]))
+    listed = seen.get("worst")
+    worst = _mapping(listed[0] if isinstance(listed, list) and listed else None)
+    if not worst:
+        return reason
+    problem = str(worst.get("problem", Problem.differs))
+    text = f"{failed[0]}: {worst.get('name')} "
+    text += (
+        "differs" if problem in (Problem.differs, Problem.value, Problem.far) else problem.replace("_", " ")
+    )
+    text += f" by {distance:.3g}" if isinstance(distance := worst.get("max_abs_diff"), int | float) else ""
+    text += f", rank {worst['rank']}" if "rank" in worst else ""
+    more = seen.get("mismatch_count")
+    text += f" (+{more - 1} more)" if isinstance(more, int) and more > 1 else ""
+    return text + (f", also {', '.join(failed[1:])}" if failed[1:] else "")
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    """A row may come from anybody: what is no mapping says nothing."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def powerless_sentence(check: str, gaps: Sequence[Gap]) -> str:

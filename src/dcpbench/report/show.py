@@ -19,6 +19,7 @@ from dcpbench.report import output
 from dcpbench.report.document import Content, Table, first_of
 from dcpbench.report.junit import junit
 from dcpbench.report.page import page
+from dcpbench.report.page.changes import sweep_before
 from dcpbench.report.rendering import rendered
 from dcpbench.report.styles import complain
 from dcpbench.report.tables import (
@@ -101,7 +102,8 @@ def write_reports(folder: Path, sweeps: Sweeps | None = None) -> None:
         dcpbench.records.store.ResultsError: the folder holds no results, or one of them cannot be written.
     """
     sweeps = sweeps or read_sweeps([folder])
-    write_whole(folder / "report.html", [page(sweeps, folder.resolve().name).encode()])
+    before = sweep_before(folder, sweeps.frame)
+    write_whole(folder / "report.html", [page(sweeps, folder.resolve().name, before).encode()])
     write_whole(folder / "junit.xml", [junit(sweeps).encode()])
 
 

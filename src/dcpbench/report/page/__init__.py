@@ -11,10 +11,12 @@ import html
 import json
 from importlib.resources import files
 from string import Template
+from typing import Any
 
 import pandas as pd
 
 from dcpbench.analysis.frame import Sweeps, is_true, ok
+from dcpbench.report.page.changes import changes
 from dcpbench.report.page.rows import LIMITS, compact, cut
 from dcpbench.report.tables import counts, detection
 
@@ -22,9 +24,11 @@ _SCRIPTS = (
     "dom.js",
     "runs.js",
     "state.js",
+    "summary.js",
     "filters.js",
     "matrix.js",
     "findings.js",
+    "checks.js",
     "costs.js",
     "losses.js",
     "cell.js",
@@ -38,8 +42,9 @@ _PLAIN_ROWS, _PLAIN_REASON = 200, 300
 _PLAIN = ["status", "cell", "reason"]
 
 
-def page(sweeps: Sweeps, title: str) -> str:
-    """The text of a page that shows these sweeps, ASCII alone; with several, `sweep` is one more axis.
+def page(sweeps: Sweeps, title: str, before: Sweeps | None = None) -> str:
+    """The text of a page that shows these sweeps, ASCII alone; with several, `sweep` is one more axis, with
+    the one `before` it says what changed.
 
     Up to about 1,000 rows it stays below 1 MB: what is long is shortened until it fits, and says so.
     """
@@ -53,7 +58,7 @@ def page(sweeps: Sweeps, title: str) -> str:
         title=_text(title),
         css=css,
         script=script,
-        rows=_packed(sweeps),
+        rows=_packed(sweeps, changes(before, sweeps) if before else None),
         plain=_plain(sweeps.frame),
     )
 
@@ -66,11 +71,13 @@ def _hash(inline: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()}'"
 
 
-def _packed(sweeps: Sweeps) -> str:
-    """The rows as JSON, gzip and base64, as generously as there is room for."""
+def _packed(sweeps: Sweeps, changed: dict[str, Any] | None) -> str:
+    """The rows as JSON, gzip and base64, as generously as there is room for, and what changed."""
     packed = ""
     for limits in LIMITS:
-        text = json.dumps(compact(sweeps, limits), allow_nan=False, separators=(",", ":"))
+        text = json.dumps(
+            compact(sweeps, limits) | {"before": changed}, allow_nan=False, separators=(",", ":")
+        )
         packed = base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
         if len(packed) <= _PACKED_BYTES:
             break

@@ -27,21 +27,21 @@ function drawCell(app) {
 
 function cellParts(app, run) {
   return [
-    el("header", { class: `cell-head s-${run.kind.name}` },
+    el("div", { class: `cell-head s-${run.kind.name}` },
       el("p", { class: "came-to" }, badge(run.kind), ` ${run.kind.label} `, el("small", {}, run.kind.means)),
       button("Close", () => byId("cell").close(), { class: "close", "aria-label": "Close", title: "Close (Escape)" })),
     el("h2", { id: "cell-title", tabindex: "-1" }, ...breakable(run.cell)),
     siblings(app, run),
     part("Reason", run.reason && el("p", { class: "reason" }, visible(run.reason))),
-    part("First mismatch", firstMismatch(run)),
-    part("Run it again", againLine(run)),
     part("Where its ranks were", places(run)),
-    part("End of the log", logTail(run.ending.log_tail)),
+    part("Trace", logTail(run.ending.log_tail), logPath(app, run)),
+    part("Run it again", againLine(run)),
     part("First try", firstTry(run)),
     part("Checks", checkTable(app, run)),
     part("Losses", lossChart(run.losses), facts(run, LOSSES, (value) => String(value))),
     el("div", { class: "pair" },
-      part("Times, slowest rank", timeTable(run, metricsIn(app, ["s"]))),
+      part("cell_s by phases", phaseTable(run)),
+      part("Times, slowest rank", facts(run, metricsIn(app, ["s"]), seconds)),
       part("Sizes", facts(run, metricsIn(app, ["bytes"]), bytes)),
       part("Other metrics", facts(run, metricsIn(app, [""]), number))),
     part("Configuration", configurationOf(app, run)),
@@ -49,10 +49,13 @@ function cellParts(app, run) {
   ].filter(Boolean);
 }
 
-// Where the reason does not tell it already.
-function firstMismatch(run) {
-  const first = run.first_mismatch;
-  return first && !String(run.reason).includes(first) ? el("p", { class: "reason" }, visible(first)) : null;
+// Beside this page, as long as it lies in the folder of the sweep.
+function logPath(app, run) {
+  if (run.status === "skip") return null;
+  const path = `${run.cell}/rank${run.ending.rank ?? 0}.log`;
+  const href = `./${path.split("/").map(encodeURIComponent).join("/")}`;
+  const sweep = app.axes.get("sweep");
+  return el("p", {}, "Log: ", sweep.length > 1 ? el("code", {}, visible(`${run.sweep}/${path}`)) : el("a", { href }, visible(path)));
 }
 
 function part(title, ...content) {
@@ -107,7 +110,7 @@ function checkTable(app, run) {
   const note = rest.length ? el("p", { class: "note" }, `Did not apply: ${rest.join(", ")}.`) : null;
   if (!applied.length) return note && el("p", { class: "note" }, "No check was made.");
   return el("div", {},
-    el("div", { class: "scrolls" }, el("table", { class: "plain checks" },
+    scroller("Checks", el("table", { class: "plain checks" },
       el("thead", {}, el("tr", {}, columnHeads(["check", "held", "could be seen to differ", "mismatches"]))),
       el("tbody", {}, ...applied.flatMap((check) => checkLines(app, run, check))))),
     note);
@@ -118,12 +121,17 @@ function checkLines(app, run, check) {
   const held = run[check];
   return [
     el("tr", {}, el("th", { scope: "row", title: app.checks.find(({ name }) => name === check).help }, check),
-      el("td", {}, held ? "yes" : el("strong", { class: "no" }, "NO")),
+      el("td", {}, held ? "yes" : el("strong", { class: run.status === "xfail" ? null : "no" }, "NO")),
       el("td", {}, power(seen)),
       el("td", {}, isMeasured(seen.mismatches) ? String(seen.mismatches) : DASH)),
     seen.missed.length ? under(`Not seen by its control: ${missedNames(seen)}`) : null,
-    ...seen.worst.map((one) => under(mismatch(one))),
+    ...seen.worst.filter((one) => !isTold(run, one)).map((one) => under(mismatch(one))),
   ];
+}
+
+// What the reason says is not said again.
+function isTold(run, one) {
+  return [one.name, one.where, one.what].every((text) => !isThere(text) || String(run.reason).includes(text));
 }
 
 function power(seen) {
@@ -142,12 +150,12 @@ function under(text) {
 
 function mismatch(one) {
   const ranks = Array.isArray(one.ranks) ? one.ranks : isMeasured(one.rank) ? [one.rank] : [];
-  const isTold = !isMeasured(one.max_abs_diff) || String(one.what).includes("at most");
+  const told = !isMeasured(one.max_abs_diff) || String(one.what).includes("at most");
   const parts = [
     [one.name, one.where].filter(Boolean).join(" "),
     one.what,
     ranks.length ? `rank ${ranks.join(", ")}` : null,
-    isTold ? null : `at most ${number(one.max_abs_diff)} apart`,
+    told ? null : `at most ${number(one.max_abs_diff)} apart`,
   ];
   return visible(parts.filter(Boolean).join("; "));
 }
@@ -156,13 +164,18 @@ function metricsIn(app, units) {
   return app.metrics.filter(({ unit }) => units.includes(unit)).map(({ name }) => name);
 }
 
-function timeTable(run, names) {
-  const known = names.filter((name) => isMeasured(run[name]));
-  const high = known.reduce((most, name) => Math.max(most, run[name]), 0) || 1;
-  return known.length ? el("table", { class: "plain times" }, el("tbody", {}, ...known.map((name) => el("tr", {},
-    el("th", { scope: "row" }, name), el("td", { class: "n" }, seconds(run[name])),
-    el("td", { class: "bar" }, svg("svg", { class: "strip", "aria-hidden": "true" },
-      svg("rect", { x: 0, y: 4, height: 8, width: `${((100 * run[name]) / high).toFixed(1)}%` }))))))) : null;
+// The phases of the rank that was in them longest; what else a try takes is the start of ranks and the ends of stages.
+function phaseTable(run) {
+  const phases = Object.entries(run.ending.phases ?? {}).filter(([, value]) => Number.isFinite(value));
+  const total = run.cell_s ?? run.shared_cell_s;
+  if (!phases.length || !isMeasured(total)) return null;
+  const rest = total - phases.reduce((sum, [, value]) => sum + value, 0);
+  const line = ([name, value], foot) => el("tr", {}, el("th", { scope: "row" }, visible(name)), el("td", { class: "n" }, `${value.toFixed(3)} s`),
+    el("td", { class: "bar" }, foot ? null : svg("svg", { class: "strip", "aria-hidden": "true" },
+      svg("rect", { x: 0, y: 4, height: 8, width: `${Math.max(0, (100 * value) / total).toFixed(1)}%` }))));
+  return el("table", { class: "plain times" },
+    el("tbody", {}, ...[...phases, ["starting ranks, and all else", rest]].map((one) => line(one))),
+    el("tfoot", {}, line(["cell_s", total], true)));
 }
 
 function firstTry(run) {
@@ -173,18 +186,14 @@ function firstTry(run) {
     el("p", {}, badge(kindOf(first.status)), ` ${plain(first.status)}`,
       isMeasured(first.cell_s) ? ` after ${seconds(first.cell_s)}` : "",
       checks.length ? `; did not hold: ${checks.join(", ")}` : ""),
-    first.reason ? el("p", { class: "reason" }, visible(first.reason)) : null,
+    first.reason && !String(run.reason).includes(first.reason) ? el("p", { class: "reason" }, visible(first.reason)) : null,
     logTail(first.log_tail));
 }
 
+// The last line of each rank that was to be seen when a limit was reached.
 function places(run) {
-  const { doing, rank, phase, limit, upload_under_way: upload } = run.ending;
-  const saving = upload ? ", while a save was still being written" : "";
-  const first = isMeasured(phase) ? el("p", {}, `First: rank ${plain(rank)} in ${plain(phase)}${saving}.`) : null;
-  const ran = isMeasured(limit) ? el("p", {}, `Limit: ${plain(limit)}.`) : null;
-  const ranks = Object.entries(doing ?? {});
-  const list = ranks.length ? factList(ranks.map(([name, frame]) => [`rank ${plain(name)}`, plain(frame)])) : null;
-  return first || ran || list ? el("div", {}, first, ran, list) : null;
+  const ranks = Object.entries(run.ending.doing ?? {});
+  return ranks.length ? factList(ranks.map(([name, frame]) => [`rank ${plain(name)}`, plain(frame)])) : null;
 }
 
 function logTail(lines) {

@@ -1,21 +1,22 @@
 // What a checkpoint costs: each run a dot, their median a bar, one line for each configuration.
 
 const LINES_SHOWN = 40;
+const TICKS = 4;
+const DECADES = 100;
 const BYTES_PER_GB = 1e9;
 // Rates are made of metrics: `limit` is what plain files reached.
 const RATES = [
-  { name: "save_gb_s", label: "save rate", means: "checkpoint bytes / save_s",
+  { name: "save_gb_s", label: "checkpoint_bytes / save_s", means: "bytes per second of a save",
     of: (run) => rate(run, run.save_s), limit: (run) => rate(run, run.raw_write_s), text: throughput },
-  { name: "load_gb_s", label: "load rate", means: "checkpoint bytes / load_s",
+  { name: "load_gb_s", label: "checkpoint_bytes / load_s", means: "bytes per second of a load",
     of: (run) => rate(run, run.load_s), limit: (run) => rate(run, run.raw_read_s), text: throughput },
 ];
 const TEXTS = { s: seconds, bytes };
 
 // The metrics that are headlines, then rates; `of` a run, `text` says it in the unit that fits.
 function costsOf(app) {
-  const label = ({ name, unit }) => name.replace(unit && new RegExp(`_${unit}$`), "").replaceAll("_", " ");
   const headlines = app.metrics.filter((metric) => metric.headline).map((metric) => ({
-    name: metric.name, label: label(metric), means: metric.help, of: (run) => run[metric.name], text: textOf(metric),
+    name: metric.name, label: metric.name, means: metric.help, of: (run) => run[metric.name], text: textOf(metric),
   }));
   return [...headlines, ...RATES];
 }
@@ -43,24 +44,25 @@ function drawCosts(app, shown) {
   if (section.hidden) return;
   const cells = [...groupBy(shown, (run) => run.place).values()];
   const lines = cells.filter((runs) => costs.some((cost) => measuredIn(runs, cost.of).length));
+  const along = telling(lines.flat(), app.varying);
   const scales = new Map(costs.map((cost) => {
-    const together = costs.filter((other) => shareScale(cost, other));
+    const together = costs.filter((other) => other.text === cost.text);
     const limits = together.flatMap((other) => (other.limit ? measuredIn(shown, other.limit) : []));
     return [cost.name, scaleFor([...together.flatMap((other) => other.all), ...limits], app.state.log)];
   }));
   const { sort } = app.state;
   const sorted = sortLines(lines, costs.find((cost) => sort.replace("-", "") === cost.name), sort.startsWith("-"));
-  const line = (runs) => costLine(app, runs, costs, scales);
+  const line = (runs) => costLine(app, runs, costs, scales, along);
   fill(section,
-    el("div", { class: "heading" }, el("h2", { id: "costs-title" }, "Costs"), logChoice(app)),
+    el("div", { class: "heading" }, el("h2", { id: "costs-title" }, "Costs"), logChoice(app, scales)),
     el("p", { class: "note" },
       "A dot is one run (hollow: not as it should be), the bar their median; the slowest rank, one checkpoint. ",
-      "Times share one scale, rates another",
+      "Seconds share one axis, bytes per second another",
       costs.some((cost) => cost.limit && measuredIn(shown, cost.limit).length)
         && "; the dashed mark is what plain files of as many bytes reached", "."),
-    el("div", { class: "scrolls" }, el("table", { class: "plain costs" },
+    scroller(null, el("table", { class: "plain costs" },
       el("thead", {}, el("tr", {},
-        el("th", { scope: "col" }, app.varying.join(" \u00b7 ") || "cell"),
+        el("th", { scope: "col" }, along.join(" \u00b7 ") || "cell"),
         el("th", { scope: "col", class: "n" }, "runs"),
         ...costs.map((cost) => costHeader(app, cost, scales.get(cost.name))))),
       el("tbody", {}, ...firstOf(sorted, LINES_SHOWN, line, (rest) => `Show ${rest} more`).map(asRow)))));
@@ -70,16 +72,29 @@ function measuredIn(runs, of) {
   return runs.map(of).filter(isMeasured);
 }
 
-function shareScale(cost, other) {
-  return cost.text === other.text;
+// From 0, or in powers of ten: unless the reader has chosen, where the values span two of them.
+function scaleFor(all, choice) {
+  const positive = all.filter((value) => value > 0);
+  const high = positive.reduce((a, b) => Math.max(a, b), 0) || 1;
+  const low = positive.reduce((a, b) => Math.min(a, b), high);
+  const log = choice ?? high / low >= DECADES;
+  const ticks = log ? powersOfTen(low, high) : roundNumbers(high);
+  const [first, last] = [ticks[0], ticks.at(-1)];
+  const at = log ? (value) => Math.log(Math.max(value, first) / first) / Math.log(last / first) : (value) => value / last;
+  return { log, ticks, percent: (value) => `${(3 + 94 * at(value)).toFixed(2)}%` };
 }
 
-function scaleFor(all, log) {
-  const high = all.reduce((a, b) => Math.max(a, b), 0) || 1;
-  const positive = all.filter((value) => value > 0).reduce((a, b) => Math.min(a, b), high);
-  const low = log ? Math.min(positive, high / 10) : 0;
-  const at = log ? (value) => Math.log(Math.max(value, low) / low) / Math.log(high / low) : (value) => value / high;
-  return { low, high, percent: (value) => `${(3 + 94 * at(value)).toFixed(2)}%` };
+function powersOfTen(low, high) {
+  const first = Math.floor(Math.log10(low));
+  const last = Math.max(Math.ceil(Math.log10(high)), first + 1);
+  const every = Math.ceil((last - first) / TICKS);
+  return Array.from({ length: Math.ceil((last - first) / every) + 1 }, (_, i) => 10 ** (first + i * every));
+}
+
+function roundNumbers(high) {
+  const power = 10 ** Math.floor(Math.log10(high / TICKS));
+  const step = power * [1, 2, 5, 10].find((times) => times * power * TICKS >= high);
+  return Array.from({ length: Math.ceil(high / step) + 1 }, (_, i) => i * step);
 }
 
 function sortLines(lines, cost, descending) {
@@ -103,24 +118,28 @@ function costHeader(app, cost, scale) {
     byId("costs").querySelector(`[data-sort="${cost.name}"]`)?.focus();
   };
   const mark = { none: "", ascending: " \u2191", descending: " \u2193" }[now];
+  const short = (value) => (value ? cost.text(value).replace(/\.0+ /, " ") : "0");
+  const last = scale.ticks.length - 1;
+  const anchors = { 0: "start", [last / 2]: "middle", [last]: "end" };
   return el("th", { scope: "col", "aria-sort": now },
     button(cost.label + mark, press, { class: "link", "data-sort": cost.name, title: `${cost.means}; sort` }),
-    el("span", { class: "ends scale" },
-      el("span", {}, scale.low ? cost.text(scale.low) : "0"), el("span", {}, cost.text(scale.high))));
+    el("div", { class: "cost" }, svg("svg", { class: "strip axis" }, ...scale.ticks.map((tick, i) => anchors[i] && svg("text", {
+      x: scale.percent(tick), y: "12", "text-anchor": anchors[i],
+    }, short(tick))))));
 }
 
-function logChoice(app) {
+function logChoice(app, scales) {
   const box = el("input", { type: "checkbox", id: "log", change: () => {
     app.change((state) => { state.log = box.checked; });
     byId("log").focus();
   } });
-  box.checked = app.state.log;
+  box.checked = [...scales.values()].some((scale) => scale.log);
   return el("label", { class: "choice" }, box, " log scale");
 }
 
-function costLine(app, runs, costs, scales) {
+function costLine(app, runs, costs, scales, along) {
   return el("tr", {},
-    el("th", { scope: "row" }, button(nameOf(app, runs[0]), () => app.open(runs[0]), { class: "link" })),
+    el("th", { scope: "row" }, button(nameOf(app, runs[0], along), () => app.open(runs[0]), { class: "link", title: plain(runs[0].cell) })),
     el("td", { class: "n" }, String(runs.length)),
     ...costs.map((cost) => costCell(runs, cost, scales.get(cost.name))));
 }
@@ -134,7 +153,7 @@ function costCell(runs, cost, scale) {
   const limit = limits.length ? median(limits) : null;
   const share = limit && `${number(100 * middle / limit, 2)} % of raw`;
   const range = `${cost.text(Math.min(...values))} to ${cost.text(Math.max(...values))}`;
-  const title = values.length > 1 ? `median, ${range} in ${values.length} runs` : "one run";
+  const title = values.length > 1 ? `${cost.label}: median ${cost.text(middle)}, ${range} in ${values.length} runs` : `${cost.label}: ${cost.text(middle)}, one run`;
   return el("td", { title }, el("div", { class: "cost" },
     strip(measured, cost, scale, middle, limit),
     el("span", { class: "n" }, cost.text(middle), share && el("small", {}, share))));
@@ -144,17 +163,13 @@ function strip(runs, cost, scale, middle, limit) {
   const at = (value) => scale.percent(value);
   const values = runs.map(cost.of);
   return svg("svg", { class: "strip", "aria-hidden": "true" },
-    svg("line", { class: "ground", x1: "0", x2: "100%", y1: "50%", y2: "50%" }),
+    ...scale.ticks.map((tick) => svg("line", { class: "ground", x1: at(tick), x2: at(tick), y1: "0", y2: "16" })),
     svg("line", { class: "range", x1: at(Math.min(...values)), x2: at(Math.max(...values)), y1: "50%", y2: "50%" }),
     runs.length > 1 ? svg("line", { class: "median", x1: at(middle), x2: at(middle), y1: "2", y2: "14" }) : null,
     limit && svg("line", { class: "limit", x1: at(limit), x2: at(limit), y1: "0", y2: "16" }),
     ...runs.map((run) => svg("circle", {
       class: run.ok ? "dot" : "dot hollow", cx: at(cost.of(run)), cy: "50%", r: "3",
-    })));
-}
-
-function nameOf(app, run) {
-  return app.varying.length ? app.varying.map((axis) => plain(valueOf(run, axis))).join(" \u00b7 ") : plain(run.cell);
+    }, svg("title", {}, `${cost.label} ${cost.text(cost.of(run))}, ${run.kind.label}${runs.length > 1 ? `, repeat ${plain(run.repeat)}` : ""}`))));
 }
 
 function asRow(line) {

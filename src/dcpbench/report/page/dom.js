@@ -3,6 +3,7 @@
 const byId = (id) => document.getElementById(id);
 const DASH = "\u2013";
 const TIMES = "\u00d7";
+const ARROW = "\u2192";
 
 function el(name, attributes, ...children) {
   return build(document.createElement(name), attributes, children);
@@ -34,6 +35,11 @@ function isThere(child) {
 
 function columnHeads(names) {
   return names.map((name) => el("th", { scope: "col" }, name));
+}
+
+// What is wider than the page is moved by itself, by keyboard too.
+function scroller(label, table) {
+  return el("div", label ? { class: "scrolls", tabindex: "0", role: "region", "aria-label": `${label}: table` } : { class: "scrolls" }, table);
 }
 
 // Pairs of a name and what is known of it.
@@ -109,12 +115,12 @@ function counted(count, noun) {
 // The first few of many, and a button that shows the rest in their place.
 function firstOf(items, few, draw, more) {
   const rest = items.slice(few);
-  if (rest.length < 2) return items.map(draw);
+  if (rest.length < 2) return items.map((item) => draw(item));
   const show = button(more(rest.length), () => {
-    const drawn = rest.map(draw);
+    const drawn = rest.map((item) => draw(item));
     const holder = show.closest("[data-more]") ?? show;
     holder.replaceWith(...drawn);
     drawn[0].querySelector("button, summary")?.focus();
   }, { class: "quiet more" });
-  return [...items.slice(0, few).map(draw), show];
+  return [...items.slice(0, few).map((item) => draw(item)), show];
 }

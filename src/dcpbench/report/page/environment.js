@@ -8,7 +8,7 @@ function drawEnvironment(app) {
   if (!names.length) {
     section.append(el("p", { class: "note" }, "Not recorded: there is no environment.json that can be read."));
   } else {
-    section.append(el("div", { class: "scrolls" }, el("table", { class: "plain environment" },
+    section.append(scroller("Environment", el("table", { class: "plain environment" },
       columns.length > 1 && el("thead", {}, el("tr", {}, el("td"), columnHeads(columns.map(({ title }) => visible(title))))),
       el("tbody", {}, ...names.map((name) => environmentLine(name, columns))))));
   }

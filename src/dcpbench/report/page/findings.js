@@ -3,6 +3,7 @@
 const FINDINGS_SHOWN = 6;
 const KNOWN_SHOWN = 12;
 const CELLS_SHOWN = 4;
+const NUMBERS = /[+-]?\d[\d.]*(?:e[+-]?\d+|x[0-9a-f]+)?/g;
 
 function drawFindings(app, shown) {
   const groups = alike(shown.filter((run) => !run.ok));
@@ -16,16 +17,15 @@ function drawKnown(app, shown) {
   fill(byId("known"), el("h2", { id: "known-title" }, "Known failures and skips"), listOf(app, groups, KNOWN_SHOWN));
 }
 
-// Runs that came out alike for the same reason; of a known failure, its name is the reason.
+// Runs that came out alike for the same reason, numbers aside.
 function alike(runs) {
-  const why = (run) => (run.kind.name === "xfail" ? String(run.reason).split(":")[0] : run.reason);
-  const groups = [...groupBy(runs, (run) => `${run.kind.name}\u0000${why(run)}`).values()];
+  const groups = [...groupBy(runs, (run) => `${run.kind.name}\u0000${run.short.replace(NUMBERS, "#")}`).values()];
   return groups.sort((a, b) => a[0].kind.rank - b[0].kind.rank);
 }
 
 function listOf(app, groups, most) {
-  return el("ul", { class: "findings" },
-    ...firstOf(groups, most, (runs) => finding(app, runs), (rest) => `Show ${rest} more`));
+  const lines = firstOf(groups, most, (runs) => finding(app, runs), (rest) => `Show ${rest} more`);
+  return el("ul", { class: "findings" }, ...lines.map((line) => (line.matches("li") ? line : el("li", { "data-more": true }, line))));
 }
 
 // Runs that ended alike for the same reason are one finding.
@@ -33,11 +33,11 @@ function finding(app, runs) {
   const cells = [...groupBy(runs, (run) => run.place).values()];
   const times = (same) => same.length > 1 && el("span", { class: "times-run" }, ` ${TIMES}${same.length}`);
   const link = (same) => el("span", {},
-    button([...breakable(same[0].cell), times(same)], () => app.open(same[0]), { class: "link" }));
+    button([nameOf(app, same[0]), times(same)], () => app.open(same[0]), { class: "link", title: plain(same[0].cell) }));
   return el("li", {},
     el("div", { class: "finding-head" },
       badge(runs[0].kind), el("b", {}, runs[0].kind.label), runs.length > 1 ? counted(runs.length, "run") : null),
-    runs[0].reason ? el("p", { class: "reason clamped" }, visible(runs[0].reason)) : null,
+    runs[0].short ? el("p", { class: "reason clamped" }, visible(runs[0].short)) : null,
     el("div", { class: "cells" }, ...firstOf(cells, CELLS_SHOWN, link, (rest) => `and ${rest} more`)));
 }
 
@@ -52,15 +52,10 @@ function drawFaults(app, shown) {
   fill(byId("faults"),
     el("h2", { id: "faults-title" }, "Planted faults"),
     el("p", {}, `${seen} of ${planted.length} were seen for what they are.`),
-    ...matrixOfFaults(app, shown.filter(isPlanted)),
-    el("div", { class: "scrolls" }, el("table", { class: "plain" },
-      el("thead", {}, el("tr", {}, columnHeads(["fault", "seen", "seen by"]))),
-      el("tbody", {}, ...lines))));
-}
-
-function matrixOfFaults(app, runs) {
-  const { apart, planted } = layoutsOf(app);
-  return apart ? matrixOf(app, planted, runs, "faults-title") : [];
+    ...(layoutsOf(app).planted ? matrixOf(app, layoutsOf(app).planted, shown) : []),
+    el("details", {}, el("summary", {}, "What saw which fault"), scroller("What saw which fault", el("table", { class: "plain" },
+      el("thead", {}, el("tr", {}, columnHeads(["fault", "fault_seen", "seen by"]))),
+      el("tbody", {}, ...lines)))));
 }
 
 function seenBy(app, run) {

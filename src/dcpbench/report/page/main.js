@@ -27,8 +27,8 @@ function makeApp(data) {
   const axes = axesOf(data.axes, runs);
   for (const run of runs) run.place = configuration(run, data.axes);
   const app = {
-    runs, axes, names: data.axes, varying: varying(axes), checks: data.checks, metrics: data.metrics,
-    environments: data.environments, leftOut: data.left_out, layouts: chooseLayouts(runs, axes),
+    runs, axes, names: data.axes, varying: varying(axes), telling: telling(runs, varying(axes)), checks: data.checks, metrics: data.metrics,
+    environments: data.environments, leftOut: data.left_out, before: data.before, layouts: chooseLayouts(runs, axes),
     state: readState(location.hash), opener: null,
   };
   // What is typed or ticked replaces the address; what is opened can be left with Back.
@@ -82,26 +82,10 @@ function draw(app) {
   updateFilters(app, shown);
   drawMatrix(app, shown);
   drawFindings(app, shown);
+  drawChecks(app, shown);
   drawKnown(app, shown);
   drawFaults(app, shown);
   drawCosts(app, shown);
-}
-
-function describeSweep(app) {
-  const { runs } = app;
-  const places = new Set(runs.map((run) => run.place)).size;
-  const bad = runs.filter((run) => !run.ok).length;
-  const cells = counted(places, "cell");
-  const size = places === runs.length ? cells : `${counted(runs.length, "run")} of ${cells}`;
-  const ran = runs.some((run) => run.status !== "skip");
-  const verdict = byId("verdict");
-  verdict.classList.toggle("bad", bad > 0 || !ran);
-  if (!runs.length) verdict.textContent = "This sweep has no rows yet.";
-  else if (!ran) verdict.textContent = `${size}: all were skipped.`;
-  else verdict.textContent = `${size}: ${bad || "all"}${bad ? " not" : ""} as ${bad === 1 ? "it" : "they"} should be.`;
-  byId("matrix-section").hidden = runs.length === 0;
-  const same = [...app.axes].filter(([axis, values]) => values.length === 1 && values[0] !== DASH && axis !== "sweep");
-  fill(byId("constants"), ...same.map(([axis, [value]]) => el("span", {}, `${axis} `, el("b", {}, plain(value)))));
 }
 
 function say(text) {

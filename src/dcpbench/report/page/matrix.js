@@ -4,22 +4,27 @@ const ROW_AXES = ["fault", "scenario", "parallel", "model"];
 const IMPORTANT = [...ROW_AXES, "load_parallel", "save", "compile", "storage", "optimizer"];
 const FOLDED = "folded";
 const COLUMNS_AT_MOST = 24;
-const COLUMN_AXES_AT_MOST = 3;
-const AXES_AT_A_GLANCE = 4;
+const COLUMN_AXES_AT_MOST = 2;
+const AXES_AT_A_GLANCE = 2;
+const FULL = 0.5;
 
 // Few and full rows and columns read best; a column costs more than a row, since pages are taller than wide.
 // Where all axes together would be too wide for any page, the least important ones are folded.
 function chooseLayout(runs, axes) {
-  const place = (axis) => (IMPORTANT.includes(axis) ? IMPORTANT.indexOf(axis) : IMPORTANT.length);
   const names = varying(axes).filter((axis) => tells(runs, [], axis));
-  let kept = [...names].sort((a, b) => place(a) - place(b));
-  // An axis that follows from others says nothing that these do not.
-  if (kept.length > AXES_AT_A_GLANCE) kept = kept.filter((axis, i) => tells(runs, kept.slice(0, i), axis));
+  const kept = names.length > AXES_AT_A_GLANCE ? telling(runs, names) : [...names];
   for (;;) {
     const layout = bestLayout(runs, names.filter((axis) => kept.includes(axis)));
     if (layout.fits || kept.length === 0) return { rows: layout.rows, columns: layout.columns };
     kept.pop();
   }
+}
+
+// The axes by their importance, without those that follow from others and so say nothing that these do not.
+function telling(runs, names) {
+  const place = (axis) => (IMPORTANT.includes(axis) ? IMPORTANT.indexOf(axis) : IMPORTANT.length);
+  return [...names].sort((a, b) => place(a) - place(b))
+    .reduce((kept, axis) => (tells(runs, kept, axis) ? [...kept, axis] : kept), []);
 }
 
 // Whether runs that are alike along some axes differ in one more.
@@ -43,38 +48,60 @@ function bestLayout(runs, names) {
   return best;
 }
 
-// Runs with a planted fault would stand among the others as if they were some: they have a matrix of their own.
+// Scenarios have axes of their own: in one matrix most squares would be empty. Those that differ along the same
+// axes share one; and what has a planted fault would stand among the others as if it were one of them.
 function chooseLayouts(runs, axes) {
-  const [others, planted] = [(run) => run.fault === null, isPlanted].map((chosen) => runs.filter(chosen));
-  const apart = others.length > 0 && planted.length > 0;
+  const planted = runs.filter(isPlanted);
+  const others = planted.length && planted.length < runs.length ? runs.filter((run) => !isPlanted(run)) : runs;
+  const apart = others.length < runs.length;
+  const whole = chooseLayout(others, axes);
+  const parts = isFull(others, whole) ? [] : byScenario(others, axes);
   return {
-    apart, main: chooseLayout(apart ? others : runs, axes), planted: apart ? chooseLayout(planted, axes) : null,
+    whole, main: (parts.length > 1 ? parts : [whole]).map((part) => ({ ...part, planted: apart ? false : null })),
+    planted: apart ? { ...chooseLayout(planted, axes), planted: true } : null,
   };
+}
+
+function isFull(runs, { rows, columns }) {
+  const count = (along) => new Set(runs.map((run) => configuration(run, along))).size;
+  return count([...rows, ...columns]) >= FULL * count(rows) * count(columns);
+}
+
+function byScenario(runs, axes) {
+  const alone = [...groupBy(runs, (run) => valueOf(run, "scenario"))].map(([scenario, of]) => ({ scenario, of }));
+  const along = ({ of }) => varying(axes).filter((axis) => tells(of, [], axis)).join();
+  return [...groupBy(alone, along).values()].map((alike) => ({
+    ...chooseLayout(alike.flatMap(({ of }) => of), axes), scenarios: alike.map(({ scenario }) => scenario),
+  }));
 }
 
 function isPlanted(run) {
   return run.fault !== null;
 }
 
-// What the reader arranges is the main matrix, and the only one as soon as faults have a place in it.
+function isIn(run, { planted, scenarios }) {
+  return (planted === null || planted === isPlanted(run)) && (!scenarios || scenarios.includes(valueOf(run, "scenario")));
+}
+
+// What the reader arranges is one matrix, and the only one as soon as faults have a place in it.
 function layoutsOf(app) {
   const known = (axes) => axes.filter((axis) => app.varying.includes(axis));
   const { rows, columns } = app.state;
   if (!rows && !columns) return app.layouts;
-  const main = { rows: known(rows ?? []), columns: known(columns ?? []).filter((axis) => !rows?.includes(axis)) };
-  const withFaults = [...main.rows, ...main.columns].includes("fault");
-  return withFaults ? { apart: false, main, planted: null } : { ...app.layouts, main };
+  const whole = { rows: known(rows ?? []), columns: known(columns ?? []).filter((axis) => !rows?.includes(axis)) };
+  const withFaults = [...whole.rows, ...whole.columns].includes("fault");
+  const planted = withFaults ? null : app.layouts.planted;
+  return { whole, main: [{ ...whole, planted: planted ? false : null }], planted };
 }
 
 // The matrix in which a run stands, and whether its square there has another run too.
 function placeOf(app, run) {
-  const { apart, main, planted } = layoutsOf(app);
-  const inFaults = apart && isPlanted(run);
-  const { rows, columns } = inFaults ? planted : main;
-  const square = configuration(run, [...rows, ...columns]);
-  const hasToo = (other) => (!apart || isPlanted(other) === inFaults)
-    && configuration(other, [...rows, ...columns]) === square;
-  return { id: inFaults ? "faults" : "matrix", hasToo };
+  const { main, planted } = layoutsOf(app);
+  const layout = [...main, ...(planted ? [planted] : [])].find((one) => isIn(run, one));
+  const along = [...layout.rows, ...layout.columns];
+  const square = configuration(run, along);
+  const hasToo = (other) => isIn(other, layout) && configuration(other, along) === square;
+  return { id: layout === planted ? "faults" : "matrix", hasToo };
 }
 
 function makeArrange(app) {
@@ -94,7 +121,7 @@ function forgetLayout(state) {
 }
 
 function arrange(app, axis, place) {
-  const { main: now } = layoutsOf(app);
+  const { whole: now } = layoutsOf(app);
   app.change((state) => {
     state.rows = now.rows.filter((name) => name !== axis);
     state.columns = now.columns.filter((name) => name !== axis);
@@ -104,35 +131,43 @@ function arrange(app, axis, place) {
 }
 
 function drawMatrix(app, shown) {
-  const { apart, main } = layoutsOf(app);
+  const { main, whole } = layoutsOf(app);
   for (const select of byId("arrange").querySelectorAll("select")) {
-    select.value = ["rows", "columns"].find((place) => main[place].includes(select.dataset.axis)) ?? FOLDED;
+    select.value = ["rows", "columns"].find((place) => whole[place].includes(select.dataset.axis)) ?? FOLDED;
   }
-  const runs = apart ? shown.filter((run) => !isPlanted(run)) : shown;
-  byId("matrix-section").hidden = runs.length === 0;
-  fill(byId("matrix"), ...matrixOf(app, main, runs, "matrix-title"));
+  const parts = main.map((layout) => matrixOf(app, layout, shown)).filter((part) => part.length);
+  byId("matrix-section").hidden = parts.length === 0;
+  fill(byId("matrix"), ...parts.map((part) => el("div", { class: "part" }, ...part)));
+  if (byId("matrix").querySelector(".gap")) {
+    byId("matrix").append(el("p", { class: "note" }, "Where a square is empty, the sweep has no such cell",
+      shown.length < app.runs.length && ", or the filters hide it", "."));
+  }
 }
 
-// The matrix of some runs, and what is folded in it.
-function matrixOf(app, layout, runs, title) {
+// The matrix of those runs that stand in it, and what is folded in it.
+function matrixOf(app, layout, shown) {
+  const runs = shown.filter((run) => isIn(run, layout));
+  if (!runs.length) return [];
   const rows = combinations(app, runs, layout.rows);
   const columns = combinations(app, runs, layout.columns);
-  const squares = groupBy(runs, (run) => `${configuration(run, layout.rows)}\u0001${configuration(run, layout.columns)}`);
-  const of = (row, column) => squares.get(`${row.join("\u0000")}\u0001${column.join("\u0000")}`);
+  const placed = [...layout.rows, ...layout.columns];
+  const squares = groupBy(runs, (run) => configuration(run, placed));
+  const of = (values) => squares.get(values.join("\u0000"));
   const body = rows.map((row, number) => el("tr", {},
     ...rowHeaders(rows, number),
     layout.rows.length === 0 && el("th", { scope: "row" }, "all"),
-    ...columns.map((column) => el("td", {}, square(app, of(row, column), [...row, ...column])))));
+    ...columns.map((column) => el("td", {}, square(app, of([...row, ...column]), [...row, ...column])))));
+  const title = layout.planted ? "Planted faults" : layout.scenarios?.join(", ") ?? "Matrix";
   const table = el("table", {
     class: `matrix ${sizeFor(columns.length)} ${rows.length > 30 ? "dense" : ""}`,
-    role: "grid", "aria-labelledby": title, keydown: walk,
+    role: "grid", "aria-label": title, keydown: walk,
   }, el("thead", {}, ...headers(layout, columns)), el("tbody", {}, ...body));
   table.querySelector(".square")?.setAttribute("tabindex", "0");
-  const placed = [...layout.rows, ...layout.columns];
   const folded = app.varying.filter((axis) => !placed.includes(axis) && tells(runs, placed, axis));
   return [
+    layout.scenarios && el("h3", {}, el("span", {}, "scenario "), visible(title)),
     folded.length > 0 && el("p", { class: "note" }, `Folded: ${folded.join(", ")}. A square shows the worst of its runs.`),
-    el("div", { class: "scrolls" }, table),
+    scroller(null, table),
   ];
 }
 
@@ -178,6 +213,7 @@ function headers(layout, columns) {
       const span = spanAt(columns, number, depth);
       return span > 0 && el("th", {
         scope: span > 1 ? "colgroup" : "col", colspan: span, class: upright(depth) && span === 1 && "upright",
+        title: plain(column[depth]),
       }, el("span", {}, plain(column[depth])));
     })));
   const status = el("th", { scope: "col" }, el("span", { class: "hidden" }, "status"));
@@ -192,7 +228,7 @@ function corners(rows, column) {
 }
 
 function square(app, runs, values) {
-  if (!runs) return el("span", { class: "gap" }, el("span", { class: "hidden" }, "no run"));
+  if (!runs) return el("span", { class: "gap" }, el("span", { class: "hidden" }, "no such cell"));
   const kind = worst(runs);
   const alike = runs.filter((run) => run.kind === kind || run.kind.name === kind.name).length;
   const mixed = alike < runs.length;

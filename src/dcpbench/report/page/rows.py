@@ -13,13 +13,14 @@ from dcpbench.records.checks import CHECKS
 from dcpbench.records.findings import Finding, Problem
 from dcpbench.records.metrics import METRICS
 from dcpbench.records.row import AXES, columns
-from dcpbench.records.sentences import describe
+from dcpbench.records.sentences import describe, short_reason
 from dcpbench.records.store import RESULTS_JSONL
 
 _POINTS = 200
 _DIGITS = 10
 _MISSED = 20
-_ENDING: tuple[str, ...] = ("rank", "phase", "limit", "doing", "upload_under_way")
+_SHORT = 300
+_ENDING: tuple[str, ...] = ("rank", "doing", "phases")
 _NOT_KEPT = ("schema_version", "config_dir")
 
 
@@ -47,6 +48,9 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
     values["ok"] = ok(frame).tolist()
     values["again"] = [again(*one) for one in zip(frame["overrides"], frame["config_dir"], strict=True)]
     details = [_dict(value) for value in frame["details"]]
+    values["short"] = [
+        short_reason({**row, "details": of})[:_SHORT] for row, of in zip(rows, details, strict=True)
+    ]
     values["losses"] = [_losses(one) for one in details]
     for name, of in (("check_details", _checks), ("ending", _ending)):
         values[name] = [_clean(of(one, limits), limits) for one in details]
@@ -130,7 +134,7 @@ def _described(finding: object) -> object:
             facts=finding,
         )
         return {**finding, "what": describe(known)}
-    except (KeyError, TypeError, ValueError):  # not as this version writes them
+    except (KeyError, StopIteration, TypeError, ValueError):  # not as this version writes them
         return {**finding, "what": str(finding.get("problem"))}
 
 

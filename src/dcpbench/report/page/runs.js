@@ -69,6 +69,14 @@ function varying(axes) {
   return [...axes.keys()].filter((axis) => axes.get(axis).length > 1);
 }
 
+// A configuration by the axes along which the sweep differs and that say something of it; a value that does not speak
+// for itself comes with the name of its axis.
+function nameOf(app, run, axes = app.telling) {
+  const known = axes.filter((axis) => valueOf(run, axis) !== DASH);
+  const text = (axis, value) => (/^(true|false|[\d.]*)$/i.test(value) ? `${axis}=${value}` : visible(value));
+  return known.map((axis) => text(axis, valueOf(run, axis))).join(" \u00b7 ") || plain(run.cell);
+}
+
 function describe(run, axes) {
   return axes.map((axis) => `${axis} ${plain(valueOf(run, axis))}`).join(", ");
 }

@@ -3,7 +3,7 @@
 const AXIS = "axis.";
 
 function emptyState() {
-  return { text: "", statuses: new Set(), values: new Map(), rows: null, columns: null, sort: "", log: false, cell: "" };
+  return { text: "", statuses: new Set(), values: new Map(), rows: null, columns: null, sort: "", log: null, cell: "" };
 }
 
 function readState(hash) {
@@ -31,7 +31,7 @@ function writeState(state) {
     for (const axis of axes?.length === 0 ? [""] : axes ?? []) parts.append(name, axis);
   }
   if (state.sort) parts.append("sort", state.sort);
-  if (state.log) parts.append("scale", "log");
+  if (state.log !== null) parts.append("scale", state.log ? "log" : "linear");
   if (state.cell) parts.append("cell", state.cell);
   return String(parts);
 }

@@ -1,0 +1,52 @@
+// Check by cell: which check did not hold, or could not have failed, where; without opening a cell.
+
+const CELLS_WITH_CHECKS = 25;
+const KNOWN_CELLS_WITH_CHECKS = 5;
+const MARKS = {
+  fail: { letter: "F", means: "did not hold" },
+  xfail: { letter: "x", means: "did not hold, as is known" },
+  vacuous: { letter: "V", means: "held, but could not have failed" },
+  pass: { letter: "P", means: "held" },
+};
+
+function drawChecks(app, shown) {
+  const runs = shown.filter((run) => run.fault === null || !run.ok);
+  const cells = [...groupBy(runs, (run) => run.place).values()].filter((of) => of.some((run) => app.checks.some((check) => isBad(run, check))))
+    .sort((a, b) => worst(a).rank - worst(b).rank);
+  const few = Math.min(CELLS_WITH_CHECKS, Math.max(KNOWN_CELLS_WITH_CHECKS, cells.filter((of) => of.some((run) => !run.ok)).length));
+  const made = app.checks.filter(({ name }) => runs.some((run) => run[name] !== null));
+  const bad = made.filter((check) => runs.some((run) => isBad(run, check)));
+  byId("checks").hidden = made.length === 0;
+  const held = made.filter((check) => !bad.includes(check)).map((check) => el("code", { title: check.help }, check.name));
+  const line = (of) => el("tr", {},
+    el("th", { scope: "row" }, nameOf(app, of[0])), ...bad.map((check) => el("td", {}, checkSquare(app, of, check))));
+  fill(byId("checks"), el("h2", { id: "checks-title" }, `Check ${TIMES} cell`),
+    held.length > 0 && el("p", { class: "note" }, `${bad.length ? "These held" : `All ${held.length} checks held`} wherever they were made: `,
+      ...held.flatMap((name, i) => (i ? [", ", name] : [name])), "."),
+    bad.length > 0 && scroller(null, el("table", { class: "matrix small checked", role: "grid", "aria-labelledby": "checks-title", keydown: walk },
+      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "cell"), ...bad.map((check) => checkHead(runs, check)))),
+      el("tbody", {}, ...firstOf(cells, few, line, (rest) => `Show ${rest} more cells`).map(asRow)))));
+  byId("checks").querySelector(".square")?.setAttribute("tabindex", "0");
+}
+
+// A check that held in a cell known to fail may still be the one that had no power: its control says so.
+function isBad(run, { name }) {
+  return run[name] === false || (run[name] === true && run.status === "vacuous" && run.check_details[name]?.missed_count > 0);
+}
+
+function checkHead(runs, check) {
+  const made = runs.filter((run) => run[check.name] !== null);
+  const bad = made.filter((run) => isBad(run, check)).length;
+  return el("th", { scope: "col", title: check.help }, ...check.name.split(/(?<=_)/).flatMap((part) => [el("wbr"), part]),
+    el("small", {}, ` ${bad} of ${made.length}`));
+}
+
+function checkSquare(app, runs, check) {
+  const made = runs.filter((run) => run[check.name] !== null);
+  if (!made.length) return el("span", { class: "gap", title: `${check.name} did not apply` }, el("span", { class: "hidden" }, "did not apply"));
+  const bad = made.filter((run) => isBad(run, check));
+  const kind = !bad.length ? "pass" : bad.every((run) => run.status === "xfail") ? "xfail" : bad.some((run) => run[check.name] === false) ? "fail" : "vacuous";
+  const label = `${nameOf(app, runs[0])}: ${check.name} ${MARKS[kind].means}${bad.length && made.length > 1 ? ` in ${bad.length} of ${made.length} runs` : ""}`;
+  const open = bad[0] ?? made[0];
+  return button([MARKS[kind].letter], () => app.open(open), { class: `square s-${kind}`, "aria-label": label, title: label, tabindex: "-1", "data-key": open.key });
+}

@@ -1,0 +1,249 @@
+"""What report.html answers before a cell is opened: the verdict, what changed, which check failed where; that
+it fits a phone; and that axe finds nothing in it that keeps anybody from reading it."""
+
+import json
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dcpbench.records.findings import Finding, Problem
+from dcpbench.records.row import Row
+from dcpbench.records.sentences import check_sentence
+from dcpbench.records.store import write_csv
+from dcpbench.report.show import write_reports
+from report.sweeps import folder_with
+from support.browser import Browser
+from support.pages import all_statuses, cell, four_cells, many_axes, many_scenarios
+
+pytestmark = pytest.mark.browser
+
+ENVIRONMENT = {"torch": "2.13.0", "gpus": ["NVIDIA H200"] * 4, "cpu_cores": 64}
+DAY = {
+    "torch_version": "2.13.0",
+    "git_commit": "932aa6fc48021cb68b2f07b8b484c45faa766cd1-dirty",
+    "cell_s": 60.0,
+}
+FOUND = Finding("net1.weight", Problem.value, "param", 0.5, {"saved": 1.0, "restored": 1.5}, "in step 4")
+_FITS = """
+const wide = [];
+for (const scroller of document.querySelectorAll(".scrolls")) {
+  scroller.scrollLeft = scroller.scrollWidth;
+  const right = (one) => one.getBoundingClientRect().right;
+  wide.push(Math.max(...[...scroller.querySelectorAll("tr > :last-child")].map(right)) - right(scroller));
+}
+return [document.documentElement.scrollWidth, Math.max(0, ...wide)];
+"""
+
+
+def failing(**values: Any) -> Row:
+    worst = [{**FOUND.plain(), "rank": 1}]
+    seen = {"held": False, "control": {"a": True}, "worst": worst, "mismatch_count": 3}
+    reason = check_sentence("optim_equal", 1, FOUND, ["net1.weight"])
+    of = {
+        "status": "fail",
+        "optim_equal": False,
+        "reason": reason,
+        "details": {"checks": {"optim_equal": seen}},
+    }
+    return cell("fsdp", "async", **{**of, **values})
+
+
+def axe(browser: Browser) -> list[str]:
+    """What axe-core finds: each rule with the first element that breaks it."""
+    browser.js((files("axe_core_python") / "axe.min.js").read_text(encoding="utf-8"))
+    browser.driver.set_script_timeout(120)
+    found: list[str] = browser.driver.execute_async_script(
+        "const done = arguments[0]; axe.run().then(({ violations }) => done(violations.map("
+        "({ id, nodes }) => `${id}: ${nodes[0].html}`)), (error) => done([String(error)]))"
+    )
+    return found
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1440, False), (390, True)])
+def test_axe_finds_no_violation(show: Callable[..., Browser], width: int, dark: bool) -> None:
+    rows = [*all_statuses(), failing(cell="f", seed=1), *many_axes()[-9:]]
+    browser = show(rows, before=rows[1:4], environment=ENVIRONMENT, width=width, dark=dark)
+    assert axe(browser) == []
+    browser.js("document.querySelector('#matrix .s-fail').click()")
+    assert axe(browser) == []
+    browser.js("document.querySelector('h1').innerHTML = ''; document.querySelector('main').remove()")
+    assert axe(browser) != [], "it would find one"
+
+
+def test_on_a_phone_nothing_moves_sideways_and_every_column_is_reached(show: Callable[..., Browser]) -> None:
+    browser = show(many_scenarios(), before=four_cells(), environment=ENVIRONMENT, width=390, height=844)
+    assert browser.js(_FITS) == [390, 0]
+    assert any(
+        browser.js("return [...document.querySelectorAll('.scrolls')].map((it) => it.scrollWidth > 390)")
+    )
+
+
+def test_twelve_axes_fit(show: Callable[..., Browser]) -> None:
+    rows = [one for one in many_scenarios() if (one.parallel, one.scenario) != ("none", "in_place")]
+    browser = show(rows, width=1440)
+    assert len(browser.all("#axis-filters details")) == 12
+    heads = browser.js("return [...document.querySelectorAll('#matrix thead')].map((it) => it.offsetHeight)")
+    assert len(heads) > 1, "scenarios along other axes stand apart"
+    assert max(heads) < 140
+    labels = [one.accessible_name for one in browser.all("#matrix .square")]
+    assert sum(int(label.split()[-2]) if label.endswith(" runs") else 1 for label in labels) == len(rows)
+    gaps = browser.js("return document.querySelectorAll('#matrix .gap').length")
+    assert gaps < len(labels) / 4
+    assert "Where a square is empty, the sweep has no such cell." in browser.text("#matrix")
+    assert " \u2013 " not in browser.text("main")
+    browser.all("#matrix .square")[-1].click()
+    assert browser.focused() == browser.text("#cell-title")
+
+
+def test_the_head_says_what_when_and_where(show: Callable[..., Browser]) -> None:
+    starts = ("2026-11-20T02:00:00+00:00", "2026-11-20T02:40:00+00:00")
+    rows = [cell("ddp", started_at=starts[0], **DAY), failing(started_at=starts[1], **DAY)]
+    known = cell("hsdp", status="xfail", reason="known failure a-b: because", optim_equal=False, **DAY)
+    browser = show([*rows, known], environment=ENVIRONMENT)
+    assert browser.text("#verdict") == "3 cells: 1 not as it should be (1 fail); of the others 1 xfail."
+    told = [one.text for one in browser.all("#origin span")]
+    assert told == [
+        "2026-11-20 02:00 UTC",
+        "41 min",
+        "torch 2.13.0",
+        "4 \u00d7 NVIDIA H200",
+        "commit 932aa6fc4802-dirty",
+    ]
+    assert browser.text("#against") == "There is no sweep before it with the same cells."
+    assert browser.all("#changes") == []
+
+
+def test_what_changed_since_the_sweep_before_stands_on_top(show: Callable[..., Browser]) -> None:
+    before = [
+        cell(
+            "ddp",
+            repeat=n,
+            started_at="2026-11-19T02:00:00+00:00",
+            torch_version="2.12.0",
+            save_s=0.2 + n / 1e4,
+        )
+        for n in range(5)
+    ]
+    old = [*before, failing(status="pass", optim_equal=True), cell("hsdp", status="fail")]
+    now = [cell("ddp", repeat=n, torch_version="2.13.0", save_s=0.3 + n / 1e4) for n in range(5)]
+    browser = show([*now, failing(), cell("hsdp")], before=old)
+    lines = [one.text.split("\n") for one in browser.all("#changes tbody tr")]
+    texts = [" ".join(line) for line in lines]
+    assert "newly failing fsdp pass \u2192 fail" in texts
+    assert "newly passing hsdp fail \u2192 pass" in texts
+    assert "save_s slower ddp 0.200 s \u2192 0.300 s" in texts
+    assert texts.index("newly passing hsdp fail \u2192 pass") == len(texts) - 1
+    against = browser.text("#against")
+    assert against.startswith("Against before of 2026-11-19: 1 newly failing, 1 newly passing, ")
+    assert "torch 2.12.0 \u2192 2.13.0" in against
+    browser.all("#changes .link")[0].click()
+    assert browser.text("#cell-title") == "parallel=fsdp,save=async,repeat=0"
+
+
+def test_the_sweep_before_is_found_beside_it(browser: Browser, tmp_path: Path) -> None:
+    days = {"first": 18, "last": 19, "other": 20, "own": 21, "later": 22}
+    for name, day in days.items():
+        began = f"2026-11-{day}T02:00:00+00:00"
+        rows = [cell("ddp", started_at=began), cell("fsdp", started_at=began)]
+        if name == "other":
+            rows = [cell("hsdp", started_at=began), cell("ddp", save="async", started_at=began)]
+        write_csv(folder_with(tmp_path / name, *rows))
+    (tmp_path / "own" / "results.jsonl").touch()
+    write_reports(tmp_path / "own")
+    browser.open(tmp_path / "own" / "report.html")
+    assert browser.text("#against") == (
+        "Against last of 2026-11-19: no status changed, and no cost beyond noise; "
+        "costs of single cells need 3 runs of each to be compared (repeats=5)."
+    )
+
+
+def test_check_by_cell_shows_which_check_failed_where(show: Callable[..., Browser]) -> None:
+    vacuous = {"checks": {"model_equal": {"control": {"a": False}, "control_missed": ["a"]}}}
+    rows = [
+        *four_cells()[:4],
+        failing(seed=1, cell="a"),
+        cell("hsdp", status="vacuous", powered=False, details=vacuous),
+        cell("ddp", seed=2, status="xfail", reason="known failure x: y", extra_equal=False, cell="b"),
+        cell("ddp", seed=3, fault="lr", fault_seen=True, status="fail", loss_twin_close=False, cell="c"),
+    ]
+    browser = show(rows)
+    head = [one.text.replace("\n", " ") for one in browser.all("#checks thead th")]
+    assert head == ["cell", "model_equal 1 of 7", "optim_equal 1 of 7", "extra_equal 1 of 1"]
+    labels = [one.accessible_name for one in browser.all("#checks .square")]
+    assert "fsdp \u00b7 async \u00b7 seed=1: optim_equal did not hold" in labels
+    assert "hsdp \u00b7 sync \u00b7 seed=0: model_equal held, but could not have failed" in labels
+    assert "ddp \u00b7 sync \u00b7 seed=2: extra_equal did not hold, as is known" in labels
+    assert len(browser.all("#checks tbody tr")) == 3, "a planted fault that was seen is none"
+    assert [one.text for one in browser.all("#checks .s-fail")] == ["F"]
+    browser.one("#checks .s-fail").click()
+    assert browser.text("#cell-title") == "a"
+
+
+def test_where_all_checks_held_they_are_named(show: Callable[..., Browser]) -> None:
+    browser = show([cell("ddp")])
+    assert (
+        browser.text("#checks .note")
+        == "All 2 checks held wherever they were made: model_equal, optim_equal."
+    )
+    assert browser.all("#checks table") == []
+
+
+def test_a_cell_says_why_once_and_its_phases_add_up(show: Callable[..., Browser]) -> None:
+    phases = {"build": 1.0, "save": 2.25, "load": 0.5}
+    rows = [failing(cell_s=5.0), cell("hsdp")]
+    rows[0] = failing(
+        cell_s=5.0, details={**rows[0].details, "phases": phases, "rank": 1, "log_tail": ["Traceback", "x"]}
+    )
+    browser = show(rows)
+    assert "optim_equal: net1.weight differs by 0.5, rank 1 (+2 more)" in browser.text("#findings .reason")
+    browser.one("#matrix .s-fail").click()
+    told = browser.text("#cell")
+    assert told.count("saved 1, restored 1.5") + told.count("saved 1.0, restored 1.5") == 1
+    assert told.count("net1.weight") == 1
+    times = [one.text for one in browser.all("#cell .times td.n")]
+    assert times == ["1.000 s", "2.250 s", "0.500 s", "1.250 s", "5.000 s"]
+    assert "Traceback\nx" in told
+    log = browser.one("#cell a")
+    assert log.text == "parallel=fsdp,save=async,repeat=0/rank1.log"
+    assert log.get_dom_attribute("href") == "./parallel%3Dfsdp%2Csave%3Dasync%2Crepeat%3D0/rank1.log"
+
+
+def test_costs_have_axes_with_numbers(show: Callable[..., Browser]) -> None:
+    rows = [cell("ddp", save_s=0.002), cell("fsdp", save_s=3.0), cell("fsdp", repeat=1, save_s=2.0)]
+    browser = show(rows)
+    names = [one.text.split(" \u2191")[0] for one in browser.all("#costs [data-sort]")]
+    assert names[:3] == ["save_s", "save_stall_s", "load_s"], "as in results.csv"
+    axis = """const [, , cost] = document.querySelectorAll("#costs thead th");
+    return [...cost.querySelectorAll("text")].map((it) => it.textContent)"""
+    assert browser.js(axis) == ["1 ms", "100 ms", "10 s"], "they span more than two powers of ten"
+    assert browser.one("#log").is_selected()
+    tips = browser.js(
+        "return [...document.querySelectorAll('#costs .dot title')].map((it) => it.textContent)"
+    )
+    assert "save_s 2.00 ms, pass" in tips
+    assert "save_s 2.00 s, pass, repeat 1" in tips
+    assert [one.text for one in browser.all("#costs tbody th")] == ["ddp", "fsdp"], (
+        "what is constant is left out"
+    )
+    browser.one("#log").click()
+    assert browser.js(axis)[0] == "0"
+    assert "scale=linear" in browser.js("return location.hash")
+
+
+def test_the_page_of_five_thousand_rows_is_small_and_drawn(
+    show: Callable[..., Browser], tmp_path: Path
+) -> None:
+    rows = [one for seed in range(16) for one in _seeded(seed)]
+    assert len(rows) > 5000
+    browser = show(rows, width=1440)
+    assert (tmp_path / "report.html").stat().st_size < 1_000_000
+    assert browser.js("return document.querySelectorAll('*').length") < 20_000
+    assert browser.text("#shown") == f"{len(rows)} runs"
+
+
+def _seeded(seed: int) -> list[Row]:
+    rows = (json.loads(json.dumps(one.flat())) for one in many_scenarios())
+    return [Row.of({**one, "seed": seed, "cell": f"{one['cell']},seed={seed}"}) for one in rows]
