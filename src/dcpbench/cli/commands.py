@@ -310,3 +310,11 @@ _add(
     _flag("--all", "Every key and every finding, however many there are."),
     click.Option(["--json", "as_json"], is_flag=True, help="All of it as JSON."),
 )
+_add(
+    "doctor",
+    "dcpbench.cli.doctor",
+    """Tell whether this machine can run what it should: torch, GPUs and their links, memory, disk, compiler,
+    loopback, limits; and how to mend what is missing. Ends with 1 when something is bad.""",
+    click.Option(["--folder"], type=_FOLDER, metavar="FOLDER", help="Where checkpoints would go (outputs)."),
+    click.Option(["--json", "as_json"], is_flag=True, help="All of it as JSON."),
+)

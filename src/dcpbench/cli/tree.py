@@ -25,6 +25,7 @@ _EXAMPLES = (
     ("dcpbench report outputs/<sweep> --where status!=pass", "what did not pass"),
     ("dcpbench compare outputs/<old> outputs/<new>", "what changed"),
     ("dcpbench audit checkpoints/step-1000", "is this checkpoint whole?"),
+    ("dcpbench doctor", "can this machine run it?"),
 )
 _RUN_EXAMPLES = (
     ("dcpbench run parallel=fsdp save=async", "one cell: one value for each axis"),
