@@ -182,7 +182,7 @@ def _columns() -> str:
         elif name in METRICS:
             said = f"metric: {METRICS[name].help}"
         elif name in AXES:
-            said = "axis"
+            said = "[axis](axes.md)"
         elif kind.python is dict:
             continue
         elif name not in _COLUMNS:

@@ -12,11 +12,14 @@ import psutil
 import pytest
 
 from conftest import ONE_STEP, SMALL, Finished, alive_in, hanging, run, start, wait_for, words_of
-from dcpbench.__main__ import unmasked_interrupts
+from dcpbench.cli.run import unmasked_interrupts
 
 WRONG = {
     "unknown option": (["parallel=nope"], ["nope", "fsdp2_tp"]),
     "unknown group": (["colour=red"], ["colour"]),
+    "unknown option of ours": (["--multrun", "parallel=ddp"], ["--multrun", "did you mean --multirun?"]),
+    "bare word": (["parallel=ddp", "hsdp2"], ["hsdp2", "did you mean parallel=hsdp2?"]),
+    "command that is late": (["parallel=ddp", "report"], ["report: is a command, and stands first"]),
     "unknown key": (["trainsteps=3"], ["trainsteps", "train_steps"]),
     "unknown key in a group": (["parallel.tensor=2"], ["tensor", "tp"]),
     "wrong type": (["train_steps=many"], ["train_steps", "many"]),
@@ -117,14 +120,29 @@ def test_users_own_groups_are_taken_from_config_dir(sweep: Callable[..., Finishe
 
 
 @pytest.mark.slow
-def test_help_and_configuration_need_no_torch() -> None:
-    for option in (["--help"], ["--cfg", "job"]):
-        program = [sys.executable, "-X", "importtime", "-m", "dcpbench", *option]
-        ended = subprocess.run(program, capture_output=True, text=True, check=True)
-        assert "parallel:" in ended.stdout
-        imported = {line.rsplit("|", 1)[-1].strip() for line in ended.stderr.splitlines()}
-        assert "dcpbench.config.schema" in imported
-        assert not imported & {"torch", "pandas", "numpy"}
+@pytest.mark.parametrize(
+    ("words", "told", "status"),
+    [
+        (["--help"], "  compare  what changed", 0),
+        (["run", "--help"], "parallel=fsdp: how", 0),
+        (["--version"], "torch 2", 0),
+        (["--cfg", "job"], "parallel:", 0),
+        (["run", "--cfg", "job"], "parallel:", 0),
+        (["compre"], "did you mean dcpbench compare?", 2),
+        (["report", "compre"], "did you mean dcpbench compare?", 2),
+        (["parallel=ddp", "fsdp"], "did you mean parallel=fsdp?", 2),
+    ],
+)
+def test_help_and_configuration_need_no_torch(words: list[str], told: str, status: int) -> None:
+    program = [sys.executable, "-X", "importtime", "-m", "dcpbench", *words]
+    ended = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert ended.returncode == status
+    lines = [line for line in ended.stderr.splitlines() if not line.startswith("import time:")]
+    assert told in (ended.stdout if status == 0 else lines[0])
+    assert len(lines) == (status == 2)
+    imported = {line.rsplit("|", 1)[-1].strip() for line in ended.stderr.splitlines()}
+    assert "dcpbench.config.schema" in imported
+    assert not imported & {"torch", "pandas", "numpy"}
 
 
 @pytest.mark.slow

@@ -1,128 +1,24 @@
-"""The command line: Hydra's overrides in, an exit status out.
-
-0: every row is pass, xfail or skip. 1: some row is not, or all were skipped. 2: the configuration is
-wrong; one line says what, and nothing was started. 128 + the number of a signal that asked it to end (130:
-Ctrl-C).
-"""
+"""`python -m dcpbench`, and the console script `dcpbench`: what is typed in, an exit status out."""
 
 import os
 import signal
-
-if __name__ == "__main__":  # what follows takes a second to import
-    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
-
-import argparse
-import random
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-
-import hydra
-from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
-from dcpbench.config.errors import ConfigError, one_line
-from dcpbench.config.schema import Config, conf_folder
-from dcpbench.faults import registry as faults
-from dcpbench.records.files import Careful, open_standard_streams
-from dcpbench.records.plugins import PluginError, load_plugins
-from dcpbench.records.row import INTERRUPTED, WRONG_CONFIGURATION
-from dcpbench.records.store import ResultsError
-from dcpbench.sweep.folder.manifest import command_line
-from dcpbench.sweep.signals import Signals
-from dcpbench.sweep.task import SweepTask
-
-_WRONG = (ConfigError, PluginError, ResultsError, HydraException, OmegaConfBaseException, YAMLError)
-"""Whose text says what is wrong with the configuration."""
-
-
-def random_seeds(count: int) -> str:
-    """Different seeds, as a list on the command line; each cell's row and name have its own."""
-    return ",".join(map(str, random.SystemRandom().sample(range(1_000_000), count)))
-
-
-def register_groups(arguments: list[str]) -> None:
-    """Tell Hydra the schema, that every parallelism is a value of `load_parallel` too, and how an
-    experiment asks for random seeds and all faults: `${random_seeds:10}`, `${faults:}`."""
-    OmegaConf.register_new_resolver("random_seeds", random_seeds, use_cache=True, replace=True)
-    OmegaConf.register_new_resolver("faults", faults.listed, replace=True)
-    store = ConfigStore.instance()
-    store.store(name="schema", node=Config)
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config-dir", "-cd", type=Path)
-    given = parser.parse_known_args(arguments)[0].config_dir
-    for folder in (conf_folder(), given):
-        for path in sorted(folder.glob("parallel/*.yaml")) if folder else ():
-            same = {"defaults": [{"/parallel@_here_": path.stem}, "_self_"]}
-            store.store(group="load_parallel", name=path.stem, node=same)
+from typing import Any
 
 
 def main() -> None:
     """Run the command line; ends the process with its exit status."""
-    open_standard_streams()
-    sys.stderr = Careful(sys.stderr)
-    task, signals = SweepTask(), Signals()
-    status = 1  # of an exception that nobody foresaw, whose traceback comes after the table
-    try:
-        signals.obey()
-        status = _run(task)
-    except KeyboardInterrupt:
-        status = INTERRUPTED
-        if task.sweep is None or not task.sweep.begun:
-            sys.stderr.write("dcpbench: interrupted before a cell was run\n")
-    finally:
-        signals.hold()
-        if task.sweep:
-            status = task.sweep.end(status)
-    sys.exit(signals.status(status))
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # while everything is imported
+    from dcpbench.cli.commands import main as commands
+
+    sys.exit(commands(sys.argv[1:]))
 
 
-@contextmanager
-def unmasked_interrupts() -> Iterator[None]:
-    """An interrupt that a library's cleanup turned into another error, as OmegaConf's does, is one again."""
-    try:
-        yield
-    except Exception as error:
-        cause: BaseException | None = error
-        while cause is not None:
-            if isinstance(cause, KeyboardInterrupt):
-                raise KeyboardInterrupt from error
-            cause = cause.__context__
-        raise
+def __getattr__(name: str) -> Any:
+    # What was here before the command line became a package.
+    from dcpbench.cli import run
 
-
-def _run(task: SweepTask) -> int:
-    """Have Hydra run the sweep; the exit status, 0 if it depends on the rows alone."""
-    # Hydra then raises instead of printing its own, longer, message.
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    try:
-        if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
-            itself = "dcpbench starts its ranks itself and does not run under torchrun or srun yet"
-            raise ConfigError(f"RANK and WORLD_SIZE are set: {itself}")
-        try:
-            Path.cwd()
-        except FileNotFoundError:
-            raise ConfigError("the folder that this was started in is gone: change to another") from None
-        load_plugins()
-        sys.argv[1:] = command_line(sys.argv[1:])  # which Hydra reads
-        register_groups(sys.argv[1:])
-        app = hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")
-        with unmasked_interrupts():
-            app(task)()
-    except _WRONG as error:
-        sys.stderr.write(f"dcpbench: {one_line(error)}\n")
-        return WRONG_CONFIGURATION
-    except Exception as error:
-        if task.sweep is None or not task.sweep.is_left_to_sweeper:
-            raise
-        what = f"{type(error).__name__}: {one_line(error)}"
-        sys.stderr.write(f"dcpbench: hydra/sweeper={task.sweep.sweeper} gave up: {what}\n")
-        return 1 if task.sweep.begun else WRONG_CONFIGURATION
-    return 0
+    return getattr(run, name)
 
 
 if __name__ == "__main__":

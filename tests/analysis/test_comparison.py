@@ -233,7 +233,7 @@ def test_sweeps_without_a_common_cell_say_in_what_they_differ(
     [
         (["--fail-on", "slow"], "slow is no kind of change; the kinds are newly-failing"),
         (["--metric", "status"], "status is not compared; the metrics are save_s"),
-        (["--least-effect", "5"], "must be a share"),
+        (["--least-effect", "5"], "5.0 is not in the range 0<=x<1"),
         (["-o", "x.pdf"], "say with --format"),
     ],
 )

@@ -133,5 +133,5 @@ def test_a_plugin_that_is_not_there_is_one_line(sweeps: Path) -> None:
         check=False,
     )
     assert ended.returncode == 2
-    assert ended.stderr.startswith("dcpbench.report: plug-in nowhere.to_be_found cannot be imported")
+    assert ended.stderr.startswith("dcpbench: plug-in nowhere.to_be_found cannot be imported")
     assert ended.stderr.count("\n") == 1

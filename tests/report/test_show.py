@@ -289,7 +289,7 @@ def test_a_single_sweep_gets_its_files_again(matrix: Path, capsys: pytest.Captur
     assert main([str(matrix)]) == 0
     said = capsys.readouterr()
     assert "4 cells in 12 runs" in said.out
-    assert said.err.startswith("dcpbench.report: report.html and junit.xml are as they were: ")
+    assert said.err.startswith("dcpbench: report.html and junit.xml are as they were: ")
 
 
 def test_a_command_to_run_again_is_ready_for_a_shell() -> None:
@@ -355,7 +355,7 @@ def test_a_reader_that_leaves_early_hears_no_complaint(matrix: Path) -> None:
 def test_a_full_disk_is_one_line(matrix: Path) -> None:
     with Path("/dev/full").open("w") as full:
         ended = run_report(matrix, full.fileno())
-    assert ended.stderr == "dcpbench.report: standard output cannot be written to: No space left on device\n"
+    assert ended.stderr == "dcpbench: standard output cannot be written to: No space left on device\n"
     assert ended.returncode == 2
 
 

@@ -46,7 +46,7 @@ def start_server() -> ForkServerContext:
     if forkserver._forkserver._forkserver_pid is not None:
         return multiprocessing.get_context("forkserver")
     imported = [
-        "hydra.main",
+        "dcpbench.cli.run",
         "dcpbench.sweep.app",
         "dcpbench.report.rendering",
         "dcpbench.report.show",

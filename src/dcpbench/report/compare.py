@@ -1,6 +1,5 @@
-"""`python -m dcpbench.report compare OLD NEW...`: which statuses changed, and which costs beyond noise."""
+"""`dcpbench compare OLD NEW...`: which statuses changed, and which costs beyond noise."""
 
-import argparse
 import io
 import sys
 from collections.abc import Iterable, Sequence
@@ -26,9 +25,9 @@ from dcpbench.analysis.frame import Sweeps, read_sweeps, short_names
 from dcpbench.analysis.query import QueryError, names_in
 from dcpbench.records.metrics import METRICS
 from dcpbench.records.store import ResultsError
-from dcpbench.report import output
 from dcpbench.report.document import Content, Table, first_of
 from dcpbench.report.labels import quantity
+from dcpbench.report.output import document_text, format_of, put_out, rows_text
 from dcpbench.report.styles import complain
 
 _FORMATS = {".txt": "table", ".md": "markdown", ".csv": "csv", ".json": "json"}
@@ -37,57 +36,69 @@ _MOST_OF_A_KIND = 20
 _EXPLAINED = (NEWLY_FAILING, "flaky", OTHER_CONFIGURATION)
 _NAMED_CELLS = 3
 
-_EPILOG = f"""\
-A side that is a folder of sweeps is all of their rows: more runs of the same cells. Cells are
-matched by their axes, by overrides that are no axis, and by their whole configuration. The rule
-by which a cost is called another one stands below the tables, and in docs/compare.md.
 
---fail-on takes one or several of {", ".join(FAIL_ON[:7])},
-{", ".join(FAIL_ON[7:])}.
-"""
-
-
-def main(arguments: list[str]) -> int:
-    """Compare sweeps; 1 if something is found that `--fail-on` names, ResultsError if that cannot be done."""
-    asked = _parser().parse_args(arguments)
+def main(
+    old: Path,
+    new: Sequence[Path],
+    earlier: Sequence[Path] = (),
+    all: bool = False,
+    metric: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    fail_on: Sequence[str] = (),
+    least_effect: float | None = None,
+    drift: float | None = None,
+    false_alarms: float | None = None,
+    format: str | None = None,
+    raw: bool = False,
+    output: Path | None = None,
+) -> int:
+    """Compare sweeps; 1 if something is found that `fail_on` names, ResultsError if that cannot be done."""
     metrics = list(dict.fromkeys([*always_compared(), *METRICS]))
-    chosen = _known("--metric", names_in(asked.metric), metrics, "is not compared; the metrics")
-    rule = Rule(asked.false_alarms, asked.least_effect, asked.drift, chosen or always_compared())
-    for option in ("false-alarms", "least-effect", "drift"):
-        if not 0 <= (value := getattr(rule, option.replace("-", "_"))) < 1:
-            raise QueryError(f"--{option} {value}: must be a share, at least 0 and less than 1")
-    ignored = names_in(asked.ignore)
-    fail_on = _known("--fail-on", names_in(asked.fail_on), FAIL_ON, "is no kind of change; the kinds")
-    written_as = output.format_of(asked, _FORMATS)
-    sides = {place: read_sweeps([place]) for place in dict.fromkeys([asked.old, *asked.new])}
-    earlier = _earlier(asked.earlier, sides.values())
+    chosen = _known("--metric", names_in(metric), metrics, "is not compared; the metrics")
+    shares = {"least_effect": least_effect, "drift": drift, "false_alarms": false_alarms}
+    given = {name: share for name, share in shares.items() if share is not None}
+    rule = Rule(**given, metrics=chosen or always_compared())
+    ignored = names_in(ignore)
+    kinds = _known("--fail-on", names_in(fail_on), FAIL_ON, "is no kind of change; the kinds")
+    written_as = format_of(format, output, _FORMATS)
+    sides = {place: read_sweeps([place]) for place in dict.fromkeys([old, *new])}
+    before = _earlier(earlier, sides.values())
     names = {Path(place): name for place, name in short_names([str(place) for place in sides]).items()}
     if not any(len(side.frame) for side in sides.values()):
         raise ResultsError(f"{', '.join(map(str, sides))}: no rows yet, so there is nothing to compare")
-    old = sides[asked.old].frame
-    found = [
-        compared(names[place], old, sides[place].frame, rule, ignored, earlier.frame) for place in asked.new
-    ]
+    first = sides[old].frame
+    found = [compared(names[place], first, sides[place].frame, rule, ignored, before.frame) for place in new]
     if written_as in ("csv", "json"):
         flat = pd.concat([one.flat() for one in found], ignore_index=True)
-        text = output.rows_text(flat, written_as, asked.raw)
+        text = rows_text(flat, written_as, raw)
     else:
-        damaged = [sentence for side in [*sides.values(), earlier] for sentence in side.left_out]
+        damaged = [sentence for side in [*sides.values(), before] for sentence in side.left_out]
         differing = differences({names[place]: side for place, side in sides.items()})
         contents = [_environments(differing, damaged, found)]
         for one in found:
-            contents.append(_statuses(one, asked.all))
-            contents += [_configurations(one, asked.all)] if len(one.configurations) else []
-            contents += [_costs(one, rule, asked.all)] if len(one.costs) else []
-        text = output.document_text(contents, written_as, io.StringIO() if asked.output else sys.stdout)
-    output.put_out(text, asked.output)
-    met = [name for name in fail_on if any(name in one.kinds() for one in found)]
+            contents.append(_statuses(one, all))
+            contents += [_configurations(one, all)] if len(one.configurations) else []
+            contents += [_costs(one, rule, all)] if len(one.costs) else []
+        text = document_text(contents, written_as, io.StringIO() if output else sys.stdout)
+    put_out(text, output)
+    met = [name for name in kinds if any(name in one.kinds() for one in found)]
     if met:
         complain(f"found what --fail-on names: {', '.join(met)}")
     return 1 if met else 0
 
 
-def _earlier(places: list[Path], sides: Iterable[Sweeps]) -> Sweeps:
+def epilog() -> str:
+    """What ends the help."""
+    metrics, kinds = ", ".join(always_compared()), ", ".join(FAIL_ON)
+    return f"""\
+A side that is a folder of sweeps is all of their rows: more runs of the same cells. Cells are
+matched by their axes, by overrides that are no axis, and by their whole configuration. The rule by
+which a cost is called another one stands below the tables, and in docs/compare.md.
+
+Without --metric: {metrics}. --fail-on takes one or several of {kinds}."""
+
+
+def _earlier(places: Sequence[Path], sides: Iterable[Sweeps]) -> Sweeps:
     """The sweeps before the old one, without those that are compared: they may lie in the same folder."""
     if not places:
         return Sweeps(pd.DataFrame(), {}, [])
@@ -95,42 +106,6 @@ def _earlier(places: list[Path], sides: Iterable[Sweeps]) -> Sweeps:
     compared_ones = {Path(folder).resolve() for side in sides for folder in side.environments}
     others = read.frame["sweep"].map(lambda folder: Path(folder).resolve() not in compared_ones)
     return replace(read, frame=read.frame[others.astype(bool)])
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = output.command_parser(" compare", _EPILOG)
-    parser.add_argument("old", type=Path, help="folder of the sweep to compare with, or of several")
-    parser.add_argument(
-        "new", type=Path, nargs="+", help="what to judge; each of several is compared with OLD"
-    )
-    parser.add_argument(
-        "--earlier",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="SWEEP",
-        help="a sweep before OLD (several times): its costs count with OLD's, its statuses do not; with five "
-        "or more sweeps before NEW it is seen, and not assumed, how far equal ones drift apart",
-    )
-    parser.add_argument(
-        "--all", action="store_true", help="every cell and every group of cells, also where nothing changed"
-    )
-    ignore = "match cells whatever these axes or overrides are: to compare two models, two storages"
-    output.add_lists(
-        parser,
-        ("--metric", "NAME,...", f"instead of {', '.join(always_compared())}"),
-        ("--ignore", "AXIS,...", ignore),
-        ("--fail-on", "KIND,...", "exit with 1 where there is such a change"),
-    )
-    drift = "how far equal sweeps may differ as a whole (0.03); with six or more sweeps, that is seen"
-    for option, default, text in (
-        ("--least-effect", Rule.least_effect, "0.05: less than 5 %% is no change"),
-        ("--drift", Rule.drift, drift),
-        ("--false-alarms", Rule.false_alarms, "chance of any false call (0.01)"),
-    ):
-        parser.add_argument(option, type=float, default=default, metavar="SHARE", help=text)
-    output.add_output(parser, _FORMATS, "table, or what the suffix of -o says")
-    return parser
 
 
 def _known(option: str, names: Sequence[str], known: Sequence[str], otherwise: str) -> tuple[str, ...]:

@@ -1,6 +1,5 @@
-"""`python -m dcpbench.report history <folder>...`: how cells went, one sign a sweep, the newest right."""
+"""`dcpbench history <folder>...`: how cells went, one sign a sweep, the newest right."""
 
-import argparse
 import io
 import json
 import sys
@@ -22,9 +21,9 @@ from dcpbench.analysis.frame import records
 from dcpbench.analysis.history_rows import read_history
 from dcpbench.analysis.query import QueryError, known_metric, names_in, parse, select
 from dcpbench.records.metrics import METRICS
-from dcpbench.report import output
 from dcpbench.report.document import Content, Table, first_of
 from dcpbench.report.labels import change_style, clipped, plain, quantity
+from dcpbench.report.output import document_text, format_of, put_out
 from dcpbench.report.rendering import width_of
 from dcpbench.report.styles import style_of
 
@@ -45,67 +44,52 @@ _NEWEST_CHANGES = 5
 _COLUMNS = ["cell", "", "newest right", "now", "last change"]
 _REASON = 200
 
-_EPILOG = f"""\
-Cells are matched by their axes, other overrides and configuration; of runs of one cell (repeats=N)
-it is the worst status and the median cost. A change of a cost is shown where a test finds one, of
-{LEAST_EFFECT:.0%} at least; in at most {FALSE_ALARMS:.0%} of histories there is one that is none:
-docs/history.md.
-"""
 
-
-def main(arguments: list[str]) -> int:
+def main(
+    folders: Sequence[Path],
+    where: Sequence[str] = (),
+    metric: Sequence[str] = (),
+    last: int | None = None,
+    all: bool = False,
+    format: str | None = None,
+    output: Path | None = None,
+) -> int:
     """Show how cells went over many sweeps; ResultsError if that cannot be done."""
-    asked = _parser().parse_args(arguments)
-    conditions = [parse(condition) for condition in asked.where]
-    metrics = tuple(dict.fromkeys(map(known_metric, names_in(asked.metric)))) or default_metrics()
-    written_as = output.format_of(asked, _FORMATS)
-    rows = read_history(asked.folders, [*metrics, *(one.column for one in conditions)])
+    conditions = [parse(condition) for condition in where]
+    metrics = tuple(dict.fromkeys(map(known_metric, names_in(metric)))) or default_metrics()
+    written_as = format_of(format, output, _FORMATS)
+    rows = read_history(folders, [*metrics, *(one.column for one in conditions)])
     frame = select(rows.frame, conditions)
     if frame.empty:
         number, sweeps = len(rows.frame), len(rows.folders)
         raise QueryError(f"no row of {number:,} in {sweeps:,} sweeps meets every --where")
-    found = history(replace(rows, frame=frame), metrics, asked.last)
+    found = history(replace(rows, frame=frame), metrics, last)
     if written_as == "json":
         text = _json(found, rows.remarks)
     else:
-        out = io.StringIO() if asked.output else sys.stdout
+        out = io.StringIO() if output else sys.stdout
         in_markdown = min(_MARKDOWN_STRIP, len(found.sweeps))
         strip = in_markdown if written_as == "markdown" else strip_length(found, width_of(out))
-        parts = contents(found, first_of(rows.remarks), asked.all, strip)
-        text = output.document_text(parts, written_as, out)
-    output.put_out(text, asked.output)
+        parts = contents(found, first_of(rows.remarks), all, strip)
+        text = document_text(parts, written_as, out)
+    put_out(text, output)
     return 0
+
+
+def epilog() -> str:
+    """What ends the help."""
+    metrics = ", ".join(default_metrics())
+    return f"""\
+Cells are matched by their axes, other overrides and configuration; of runs of one cell (repeats=N) it is the
+worst status and the median cost. A change of a cost is shown where a test finds one, of {LEAST_EFFECT:.0%} at
+least; in at most {FALSE_ALARMS:.0%} of histories there is one that is none: docs/history.md.
+
+Without --metric: {metrics}."""
 
 
 def default_metrics() -> tuple[str, ...]:
     """The metrics that are shown without being asked for."""
     return tuple(spec.name for spec in METRICS.values() if spec.history)
-
-
-def _parser() -> argparse.ArgumentParser:
-    show = output.command_parser(
-        " history", _EPILOG, "How the status and the costs of each cell went over the sweeps of a folder."
-    )
-    show.add_argument(
-        "folders", type=Path, nargs="+", metavar="folder", help="folder of sweeps, as outputs/nightly"
-    )
-    output.add_lists(
-        show,
-        ("--where", "COND", "only such rows: parallel=fsdp2, sweep~2026-11 (several: all must hold)"),
-        ("--metric", "NAME,...", f"which costs, instead of {', '.join(default_metrics())}"),
-    )
-    show.add_argument("--last", type=_count, metavar="N", help="the newest N sweeps alone")
-    show.add_argument(
-        "--all", action="store_true", help="also the cells that are ok and in which nothing changed"
-    )
-    output.add_output(show, _FORMATS, "json: always all cells")
-    return show
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number, 1 or more")
-    return int(text)
 
 
 def _json(found: History, remarks: Sequence[str]) -> str:

@@ -1,6 +1,5 @@
 """What the commands of a report have in common: their options, and where their text goes."""
 
-import argparse
 import json
 import sys
 from collections.abc import Iterable, Mapping
@@ -21,37 +20,10 @@ _FORMULA = (*"=+-@", *"\uff1d\uff0b\uff0d\uff20")
 """What a formula begins with in a spreadsheet; the latter are as wide as a Chinese character."""
 
 
-def command_parser(command: str, epilog: str, description: str | None = None) -> argparse.ArgumentParser:
-    """A parser whose epilog keeps its line breaks."""
-    return argparse.ArgumentParser(
-        prog=f"python -m dcpbench.report{command}",
-        description=description,
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-
-
-def add_lists(parser: argparse.ArgumentParser, *options: tuple[str, str, str]) -> None:
-    """Options that may be given several times: the name, what is to be given, and the help of each."""
-    for option, metavar, text in options:
-        parser.add_argument(option, action="append", default=[], metavar=metavar, help=text)
-
-
-def add_output(parser: argparse.ArgumentParser, formats: Mapping[str, str], help: str) -> None:
-    """The options `--format` and `-o`, for `format_of` and `put_out`; `formats` has each suffix's."""
-    parser.add_argument("--format", choices=list(formats.values()), help=help)
-    if ".csv" in formats:
-        text = "csv: leave texts as they are that a spreadsheet would run (=, +, -, @)"
-        parser.add_argument("--raw", action="store_true", help=text)
-    text = "write there, whole or not at all; its suffix tells the format"
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
-
-
-def format_of(asked: argparse.Namespace, formats: Mapping[str, str]) -> str:
+def format_of(asked: str | None, output: Path | None, formats: Mapping[str, str]) -> str:
     """The format that was asked for, or that the suffix stands for (else QueryError)."""
-    output: Path | None = asked.output
-    if asked.format or output is None:
-        return asked.format or "table"
+    if asked or output is None:
+        return asked or "table"
     if output.suffix in formats:
         return formats[output.suffix]
     known = ", ".join(formats)

@@ -1,6 +1,5 @@
-"""`python -m dcpbench.report <sweep>...`: cells one by one or as a pivot, and what did not pass."""
+"""`dcpbench report <sweep>...`: cells one by one or as a pivot, and what did not pass."""
 
-import argparse
 import io
 import sys
 from collections.abc import Sequence
@@ -15,9 +14,9 @@ from dcpbench.analysis.query import Condition, QueryError, known_column, known_m
 from dcpbench.analysis.runs import failures, of_a_kind
 from dcpbench.records.row import NESTED
 from dcpbench.records.store import RESULTS_JSONL, ResultsError, write_whole
-from dcpbench.report import output
 from dcpbench.report.document import Content, Table, first_of
 from dcpbench.report.junit import junit
+from dcpbench.report.output import document_text, format_of, put_out, rows_text
 from dcpbench.report.page import page
 from dcpbench.report.page.changes import sweep_before
 from dcpbench.report.rendering import rendered
@@ -47,13 +46,6 @@ _FORMATS = {
 _ROWS_ALONE = ("csv", "json", "junit")
 """The formats that have no place for what is damaged."""
 
-_EPILOG = f"""\
-Up to {MOST_CELLS} cells are shown one a line, more as a pivot; --rows, --columns and --metric ask for
-a pivot, --cells for a line a cell. Runs of one cell (repeats=N) are one line: their worst
-status, their median times. Without --format and -o, report.html and junit.xml in the folder of
-a single sweep are made again.
-"""
-
 
 @dataclass(frozen=True)
 class View:
@@ -71,28 +63,46 @@ class View:
         return bool(self.rows or self.columns or self.metrics)
 
 
-def main(arguments: list[str]) -> int:
+def main(
+    sweeps: Sequence[Path],
+    where: Sequence[str] = (),
+    rows: Sequence[str] = (),
+    columns: Sequence[str] = (),
+    metric: Sequence[str] = (),
+    cells: bool = False,
+    format: str | None = None,
+    raw: bool = False,
+    output: Path | None = None,
+) -> int:
     """Show sweeps; ResultsError if that cannot be done."""
-    asked = _parser().parse_args(arguments)
     view = View(
-        where=tuple(map(parse, asked.where)),
-        rows=_names(asked.rows, "--rows"),
-        columns=_names(asked.columns, "--columns"),
-        metrics=tuple(map(known_metric, names_in(asked.metric))),
-        cells=asked.cells,
+        where=tuple(map(parse, where)),
+        rows=_names(rows, "--rows"),
+        columns=_names(columns, "--columns"),
+        metrics=tuple(map(known_metric, names_in(metric))),
+        cells=cells,
     )
     if view.cells and view.is_pivot:
         raise QueryError("--cells is a line a cell; --rows, --columns and --metric are a pivot: ask for one")
-    written_as = output.format_of(asked, _FORMATS)
-    sweeps = read_sweeps(asked.sweeps)
-    file = io.StringIO() if asked.output else sys.stdout
-    output.put_out(_text(sweeps, view, written_as, file, asked.raw), asked.output)
-    if not asked.format and not asked.output:
-        _write_beside(asked.sweeps, sweeps)
+    written_as = format_of(format, output, _FORMATS)
+    read = read_sweeps(sweeps)
+    file = io.StringIO() if output else sys.stdout
+    put_out(_text(read, view, written_as, file, raw), output)
+    if not format and not output:
+        _write_beside(sweeps, read)
     if written_as in _ROWS_ALONE:
-        for sentence in first_of(sweeps.left_out):
+        for sentence in first_of(read.left_out):
             complain(sentence)
     return 0
+
+
+def epilog() -> str:
+    """What ends the help."""
+    return f"""\
+Up to {MOST_CELLS} cells are shown one a line, more as a pivot; --rows, --columns and --metric ask
+for a pivot, --cells for a line a cell. Runs of one cell (repeats=N) are one line: their worst
+status, their median times. Without --format and -o, report.html and junit.xml in the folder of a
+single sweep are made again."""
 
 
 def write_reports(folder: Path, sweeps: Sweeps | None = None) -> None:
@@ -110,7 +120,7 @@ def write_reports(folder: Path, sweeps: Sweeps | None = None) -> None:
 def print_report(folder: Path) -> None:
     """Print a sweep's table and what did not pass; ResultsError if the folder holds no results, or standard
     output cannot be written to."""
-    output.put_out(rendered(content(read_sweeps([folder])), sys.stdout), None)
+    put_out(rendered(content(read_sweeps([folder])), sys.stdout), None)
 
 
 def content(sweeps: Sweeps, view: View = View()) -> Content:
@@ -131,29 +141,11 @@ def content(sweeps: Sweeps, view: View = View()) -> Content:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
-    show = output.command_parser("", _EPILOG)
-    show.add_argument(
-        "sweeps", type=Path, nargs="+", metavar="sweep", help="folder of a sweep, or of several"
-    )
-    where = "only such rows: status!=pass, save_s>=0.1, model=null, reason~Error (several: all must hold)"
-    output.add_lists(
-        show,
-        ("--where", "COND", where),
-        ("--rows", "AXIS,...", "what a pivot has down its side"),
-        ("--columns", "AXIS,...", "what it has along its top"),
-        ("--metric", "NAME,...", "a pivot of medians of save_stall_s, load_s, checkpoint_bytes, ..."),
-    )
-    show.add_argument("--cells", action="store_true", help="a line a cell, however many there are")
-    output.add_output(show, _FORMATS, "csv and json: the rows, without details")
-    return show
-
-
-def _names(asked: list[str], option: str) -> tuple[str, ...]:
+def _names(asked: Sequence[str], option: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(known_column(name, option) for name in names_in(asked)))
 
 
-def _write_beside(places: list[Path], sweeps: Sweeps) -> None:
+def _write_beside(places: Sequence[Path], sweeps: Sweeps) -> None:
     if len(places) != 1 or not (places[0] / RESULTS_JSONL).exists():
         return
     try:
@@ -164,13 +156,13 @@ def _write_beside(places: list[Path], sweeps: Sweeps) -> None:
 
 def _text(sweeps: Sweeps, view: View, written_as: str, file: TextIO, raw: bool) -> str:
     if written_as in ("table", "markdown"):
-        return output.document_text([content(sweeps, view)], written_as, file)
+        return document_text([content(sweeps, view)], written_as, file)
     chosen = _shown(sweeps, view.where)
     if written_as == "html":
         return page(chosen, ", ".join(chosen.environments))
     if written_as == "junit":
         return junit(chosen)
-    return output.rows_text(chosen.frame.drop(columns=[*NESTED]), written_as, raw)
+    return rows_text(chosen.frame.drop(columns=[*NESTED]), written_as, raw)
 
 
 def _shown(sweeps: Sweeps, where: Sequence[Condition]) -> Sweeps:

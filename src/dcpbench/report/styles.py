@@ -35,9 +35,9 @@ def text_of(words: str, style: str = "") -> Text:
     return Text(visible(words), style)
 
 
-def complain(sentence: str) -> None:
-    """Tell on standard error what a report could not do."""
-    sys.stderr.write(f"dcpbench.report: {visible(sentence)}\n")
+def complain(sentence: str, command: str = "dcpbench") -> None:
+    """Tell on standard error what a command could not do."""
+    sys.stderr.write(f"{command}: {visible(sentence)}\n")
 
 
 @contextmanager

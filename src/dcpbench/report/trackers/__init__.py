@@ -1,4 +1,4 @@
-"""`python -m dcpbench.report log <sweep>... --to <tracker>`: the rows, where a team looks at its runs anyway.
+"""`dcpbench log <sweep>... --to <tracker>`: the rows, where a team looks at its runs anyway.
 
 Logging a sweep again adds nothing that is there: cells that have run again since replace their earlier runs.
 A module here for each tracker has `log(sweep, folder, project)`, which writes the cells that have `changed`
@@ -7,22 +7,21 @@ imported, and with it the package that it needs. None of them opens a connection
 this machine.
 """
 
-import argparse
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from dcpbench.analysis.frame import read_sweeps
+from dcpbench.analysis.query import QueryError
 from dcpbench.config.cell_key import digest_of
 from dcpbench.config.text import visible
 from dcpbench.records.row import AXES, NESTED, Row, column_types
 from dcpbench.records.store import SUPERSEDED_JSONL, ResultsError, stored_rows
 from dcpbench.report.styles import complain
 
-_TRACKERS = ("tensorboard", "mlflow", "wandb")
 _PARAMETERS = (*AXES, "repeat", "overrides")
 _OUTCOME = ("status", "reason", "first_mismatch")
 _ORIGIN = ("torch_version", "git_commit", "started_at", "config_digest", "code_digest")
@@ -63,26 +62,28 @@ class LoggedSweep:
         return [cell for cell in self.cells if before.get(cell.key) != cell.digest]
 
 
-def main(arguments: list[str]) -> int:
+def main(sweeps: Sequence[Path], to: str, dir: Path | None = None, project: str = "dcpbench") -> int:
     """Log sweeps to a tracker.
 
     Raises:
-        dcpbench.records.store.ResultsError: a folder holds no results, or the tracker's package is missing.
+        dcpbench.records.store.ResultsError: a folder holds no results, the tracker's package is missing, or
+            the project's name is none.
     """
-    given = _parser().parse_args(arguments)
+    if not project or "/" in project or project.startswith("."):
+        raise QueryError(f"--project: {project!r} is no name")
     try:
-        tracker = importlib.import_module(f"dcpbench.report.trackers.{given.to}")
+        tracker = importlib.import_module(f"dcpbench.report.trackers.{to}")
     except ModuleNotFoundError as error:
         raise ResultsError(
-            f"--to {given.to}: the package {error.name} is not installed: pip install 'dcpbench[{given.to}]'"
+            f"--to {to}: the package {error.name} is not installed: pip install 'dcpbench[{to}]'"
         ) from None
-    folder: Path = given.dir or Path("outputs") / given.to
-    sweeps = read_sweeps(given.sweep)
-    for sentence in sweeps.left_out:
+    folder = dir or Path("outputs") / to
+    read = read_sweeps(sweeps)
+    for sentence in read.left_out:
         complain(sentence)
-    for place, environment in sweeps.environments.items():
+    for place, environment in read.environments.items():
         sweep = logged_sweep(Path(place), environment)
-        before = tracker.log(sweep, folder, given.project)
+        before = tracker.log(sweep, folder, project)
         changed = sweep.changed(before)
         new = sum(cell.key not in before for cell in changed)
         counts = [f"{new} cells logged"]
@@ -93,29 +94,6 @@ def main(arguments: list[str]) -> int:
         print(visible(f"{place}: {', '.join(counts)}"))
     print(f"in {folder}; to see it: {tracker.seen_with(folder)}")
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    log = argparse.ArgumentParser(
-        prog="python -m dcpbench.report log",
-        description="Write the rows of sweeps as runs of a tracker, on this machine; nothing is sent.",
-    )
-    log.add_argument("sweep", type=Path, nargs="+", help="a sweep's folder, or one that holds sweeps")
-    log.add_argument("--to", choices=_TRACKERS, required=True)
-    log.add_argument("--dir", type=Path, help="where to write (outputs/<tracker>)")
-    log.add_argument(
-        "--project",
-        type=_name,
-        default="dcpbench",
-        help="the project (wandb), experiment (mlflow) or folder (tensorboard) of the runs (%(default)s)",
-    )
-    return log
-
-
-def _name(text: str) -> str:
-    if not text or "/" in text or text.startswith("."):
-        raise argparse.ArgumentTypeError(f"{text!r} is no name")
-    return text
 
 
 def logged_sweep(folder: Path, environment: dict[str, Any]) -> LoggedSweep:

@@ -112,10 +112,10 @@ def command_line(arguments: Sequence[str]) -> list[str]:
     own = _value_of(_DIR, arguments)
     if own is not None and Path(str(own)).resolve() != folder:
         raise ConfigError(f"resume={asked}: {_DIR}={own} is another folder; leave one of them out")
-    quoted = str(folder).replace('"', '\\"')  # absolute, since the words may be taken from another place
     words = own_words(arguments)
     here = [word for word in arguments if word not in words and not word.startswith(("resume=", _DIR))]
-    here += [f'resume="{quoted}"', f'{_DIR}="{quoted}"']
+    absolute = quoted(str(folder))  # since the words may be taken from another place
+    here += [f"resume={absolute}", f"{_DIR}={absolute}"]
     if not set(words) - {"-m", "--multirun"}:
         record = read(folder)
         if _value_of("trust", arguments) is not True:
@@ -128,9 +128,19 @@ def command_line(arguments: Sequence[str]) -> list[str]:
                 f"resume={asked}: it was asked for in {record.cwd}, which cannot be entered "
                 f"({error.strerror}); give the sweep's own overrides again beside resume="
             ) from None
-    # Overrides stand together: Hydra's options may come before or after them, not between.
+    return with_overrides(words, here)
+
+
+def quoted(text: str) -> str:
+    """A text as the value of an override."""
+    return '"' + text.replace('"', '\\"') + '"'
+
+
+def with_overrides(words: Sequence[str], more: Sequence[str]) -> list[str]:
+    """A command line with more overrides. They stand together: Hydra's options may come before or after
+    them, not between."""
     place = max((number for number, word in enumerate(words, 1) if _OVERRIDE.match(word)), default=len(words))
-    return [*words[:place], *here, *words[place:]]
+    return [*words[:place], *more, *words[place:]]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`python -m dcpbench.report thin <folder>`: what old sweeps hold beside their rows goes, when asked to.
+"""`dcpbench thin <folder>`: what old sweeps hold beside their rows goes, when asked to.
 
 Rows, the environment and the pages stay, so that a thinned sweep can be compared with, plotted and
 resumed as before: what goes are the folders of its cells, with logs and checkpoints. With `--remove` an
@@ -12,7 +12,6 @@ A crash leaves no folder half there: what goes is first renamed, whole, into a f
 and emptied from there. What a crash leaves in that folder goes with the next removal.
 """
 
-import argparse
 import datetime
 import fcntl
 import os
@@ -23,6 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.filesize import decimal
 from rich.table import Table
@@ -62,18 +62,28 @@ class Fate:
     freed_bytes: int = 0
 
 
-def main(arguments: list[str]) -> int:
-    """Thin the old sweeps of a folder, or say what would be; 1 if some could not be.
+@dataclass(frozen=True)
+class Policy:
+    """What stays: see `kept`; whether what goes is a whole sweep (`remove`), and whether it is to be done."""
+
+    keep_days: int = 30
+    keep_weekly: int = 0
+    keep_failed: bool = False
+    remove: bool = False
+    yes: bool = False
+
+
+def main(folder: Path, **policy: Any) -> int:
+    """Thin the old sweeps of a folder by a `Policy`, or say what would be; 1 if some could not be.
 
     Raises:
         ResultsError: the folder cannot be looked into, or is a sweep itself.
     """
-    given = _parser().parse_args(arguments)
-    folder: Path = given.folder.resolve()
+    folder = folder.resolve()
     if (folder / RESULTS_JSONL).exists():
         raise ResultsError(f"{folder}: is a sweep itself; name the folder that holds the sweeps")
     with _alone_in(folder):
-        return _thin(folder, given)
+        return _thin(folder, Policy(**policy))
 
 
 def kept(
@@ -123,29 +133,6 @@ def freed_by(folders: Iterable[Path], names_seen: Counter[tuple[int, int]]) -> i
     return freed_bytes
 
 
-def _parser() -> argparse.ArgumentParser:
-    thin = argparse.ArgumentParser(
-        prog="python -m dcpbench.report thin",
-        description="Remove the cells' folders (logs, checkpoints) of old sweeps; rows and pages stay.",
-        epilog="The newest sweep, and one that is running, always stay whole. Prints only, without --yes.",
-    )
-    option = thin.add_argument
-    option("folder", type=Path, help="the folder that holds the sweeps, as outputs/nightly")
-    days, weeks = "every sweep of D days", "before that the newest of each of N weeks that have any"
-    option("--keep-days", type=_count, default=30, metavar="D", help=f"{days} (%(default)s)")
-    option("--keep-weekly", type=_count, default=0, metavar="N", help=f"{weeks} (%(default)s)")
-    option("--keep-failed", action="store_true", help="also those with a cell that did not come out")
-    option("--remove", action="store_true", help="remove the sweeps altogether, rows included")
-    option("--yes", action="store_true", help="do it")
-    return thin
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number, 0 or more")
-    return int(text)
-
-
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
     """Be the only process that thins a folder; leaves nothing there."""
@@ -162,17 +149,17 @@ def _alone_in(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _thin(folder: Path, given: argparse.Namespace) -> int:
+def _thin(folder: Path, policy: Policy) -> int:
     found = list(_stored_sweeps(folder))
     sweeps = sorted((one for one in found if isinstance(one, StoredSweep)), key=lambda sweep: sweep.at)
     names_seen: Counter[tuple[int, int]] = Counter()
     freed = freed_by(folder.glob(RUBBISH), names_seen)
     now = datetime.datetime.now(datetime.UTC)
-    stay = kept(sweeps, now, given.keep_days, given.keep_weekly, given.keep_failed)
-    fates = [_fate(sweep, stay.get(sweep.folder), given.remove, names_seen) for sweep in sweeps]
+    stay = kept(sweeps, now, policy.keep_days, policy.keep_weekly, policy.keep_failed)
+    fates = [_fate(sweep, stay.get(sweep.folder), policy.remove, names_seen) for sweep in sweeps]
     _print_fates(fates, [item for item in found if isinstance(item, str)])
     freed += sum(fate.freed_bytes for fate in fates)
-    if not given.yes:
+    if not policy.yes:
         print(f"{decimal(freed)} would be free; nothing was changed: add --yes to do it")
         return 0
     failed = [sentence for fate in fates if fate.goes and (sentence := _do(fate))]

@@ -1,0 +1,299 @@
+"""The commands: what each takes, and the module whose `main` it calls, imported when it is run."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import click
+
+from dcpbench.cli import completion, described
+from dcpbench.cli.tree import PURPOSE, Command, Run, Tree
+from dcpbench.config.errors import ConfigError
+from dcpbench.config.text import visible
+from dcpbench.records.files import open_standard_streams
+from dcpbench.records.metrics import METRICS
+from dcpbench.records.plugins import PluginError, load_plugins
+from dcpbench.records.row import INTERRUPTED, NESTED, WRONG_CONFIGURATION, column_types
+from dcpbench.records.store import ResultsError
+from dcpbench.report.styles import complain
+
+_HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+_AS_TYPED = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+_FOLDER = click.Path(path_type=Path)
+_SHARE = click.FloatRange(0, 1, max_open=True)
+_NUMBER = click.IntRange(0)
+
+
+def main(words: Sequence[str]) -> int:
+    """Do what these words ask for; the exit status."""
+    open_standard_streams()
+    try:
+        return int(tree.main([*words], "dcpbench", "_DCPBENCH_COMPLETE", standalone_mode=False) or 0)
+    except click.Abort:
+        return INTERRUPTED
+    except click.ClickException as error:
+        at = getattr(error, "ctx", None)
+        complain(" ".join(error.format_message().split()), at.command_path if at else "dcpbench")
+        return WRONG_CONFIGURATION
+    except (ConfigError, PluginError, ResultsError) as error:
+        complain(str(error))
+        return WRONG_CONFIGURATION
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked and not ctx.resilient_parsing:
+        from importlib.metadata import PackageNotFoundError, version
+
+        import dcpbench
+
+        try:
+            torch = version("torch")
+        except PackageNotFoundError:
+            torch = "is not installed"
+        click.echo(f"dcpbench {dcpbench.__version__}\ntorch {torch}")
+        ctx.exit()
+
+
+def _print_completion(ctx: click.Context, _: click.Parameter, shell: str | None) -> None:
+    if shell and not ctx.resilient_parsing:
+        click.echo(completion.source(tree, shell), nl=False)
+        ctx.exit()
+
+
+@click.group(cls=Tree, help=PURPOSE, context_settings=_HELP)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version,
+    help="The versions of dcpbench and torch.",
+)  # fmt: skip
+@click.option(
+    "--completion", type=click.Choice(completion.SHELLS), is_eager=True, expose_value=False,
+    callback=_print_completion, help="Print the script that has a shell complete.",
+)  # fmt: skip
+def tree() -> None:
+    """The commands."""
+
+
+def _run(words: Sequence[str], ctx: click.Context) -> int:
+    """Have a sweep run, unless its help is asked for or an option is none."""
+    if {"-h", "--help"} & {*words}:
+        ctx.params["overrides"] = tuple(words)
+        load_plugins()
+        click.echo(ctx.get_help())
+        return 0
+    if wrong := described.wrong_option(words):
+        raise ConfigError(wrong)
+    from dcpbench.cli import run
+
+    return run.main(words)
+
+
+def _add_run(name: str, help: str, words_of: Callable[[tuple[str, ...]], Sequence[str]]) -> None:
+    """Add a command whose words `words_of` turns into those of a run."""
+
+    @click.pass_context
+    def callback(ctx: click.Context, overrides: tuple[str, ...]) -> int:
+        asks = {"-h", "--help"} & {*overrides}
+        return _run(overrides if asks else words_of(overrides), ctx)
+
+    typed = click.Argument(
+        ["overrides"], nargs=-1, type=click.UNPROCESSED, shell_complete=completion.override
+    )
+    tree.add_command(Run(name, context_settings=_AS_TYPED, callback=callback, params=[typed], help=help))
+
+
+def _planned(words: Sequence[str]) -> Sequence[str]:
+    from dcpbench.sweep.folder.manifest import with_overrides
+
+    return with_overrides(words, ["plan=true"])
+
+
+def _resumed(words: Sequence[str]) -> Sequence[str]:
+    from dcpbench.sweep.folder.manifest import quoted, with_overrides
+
+    if not words or words[0].startswith("-"):
+        raise ConfigError("resume: name the folder of the sweep first: dcpbench resume outputs/<sweep>")
+    return with_overrides(words[1:], [f"resume={quoted(words[0])}"])
+
+
+def _add(name: str, module: str, help: str, *params: click.Parameter) -> None:
+    """Add a command that `module.main` does."""
+    command = Command(name, params=[*params], help=help)
+    command.module = module
+    tree.add_command(command)
+
+
+def _several(option: str, metavar: str, help: str, known: completion.Names) -> click.Option:
+    """An option that may be given several times."""
+    complete = completion.listed(known)
+    return click.Option([option], multiple=True, metavar=metavar, help=help, shell_complete=complete)
+
+
+def _flag(option: str, help: str) -> click.Option:
+    return click.Option([option], is_flag=True, help=help)
+
+
+def _kinds_of_change() -> Sequence[str]:
+    from dcpbench.analysis.comparison import FAIL_ON
+
+    return FAIL_ON
+
+
+def _output(formats: Sequence[str], help: str) -> list[click.Parameter]:
+    """Where text goes and as what, for `dcpbench.report.output`."""
+    raw = "csv: leave texts as they are that a spreadsheet would run (=, +, -, @)."
+    return [
+        click.Option(["--format"], type=click.Choice(formats), help=help),
+        *([_flag("--raw", raw)] if "csv" in formats else []),
+        click.Option(
+            ["-o", "--output"],
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="Write there, whole or not at all; its suffix tells the format.",
+        ),
+    ]
+
+
+def _no_command(_: click.Context, __: click.Parameter, places: tuple[Path, ...]) -> tuple[Path, ...]:
+    """A command's name that stands where a sweep does is told as such."""
+    for place in places:
+        meant = described.did_you_mean(str(place), [*described.COMMANDS])
+        if meant and not place.exists():
+            raise click.UsageError(
+                f"{visible(str(place))}: no such folder{meant.replace('mean ', 'mean dcpbench ')}"
+            )
+    return places
+
+
+def _places(name: str, *metavar: str) -> click.Argument:
+    how = {"metavar": metavar[0]} if metavar else {}
+    return click.Argument([name], type=_FOLDER, nargs=-1, required=True, callback=_no_command, **how)
+
+
+_COLUMNS = ["sweep", *(name for name in column_types() if name not in NESTED)]
+_NUMBERS = [name for name, kind in column_types().items() if kind.python in (int, float)]
+_WHERE = "Only such rows: status!=pass, save_s>=0.1, model=null, reason~Error (several: all must hold)."
+
+_add_run(
+    "run",
+    """Run cells: one value for each axis is one cell, lists are their product.
+
+    Ends with 0 when every row is pass, xfail or skip, with 1 when any is not, with 2 when the configuration
+    is wrong and nothing was started.""",
+    lambda words: words,
+)
+_add_run("plan", "Tell what a run would do and how long it would take, and start nothing.", _planned)
+_add_run(
+    "resume",
+    """Go on with the sweep in FOLDER: cells whose row stands do not run again.
+
+    What was asked for there is taken again; rerun=failed runs cells again that did not come out as they
+    should.""",
+    _resumed,
+)
+_add(
+    "report",
+    "dcpbench.report.show",
+    """Show sweeps: cells one by one or as a pivot, and what did not pass. SWEEP is a sweep's folder, or one
+    that holds several.""",
+    _places("sweeps", "SWEEP..."),
+    _several("--where", "COND", _WHERE, [f"{name}=" for name in _COLUMNS]),
+    _several("--rows", "AXIS,...", "What a pivot has down its side.", _COLUMNS),
+    _several("--columns", "AXIS,...", "What it has along its top.", _COLUMNS),
+    _several("--metric", "NAME,...", "A pivot of medians of save_stall_s, load_s, ...", _NUMBERS),
+    _flag("--cells", "A line a cell, however many there are."),
+    *_output(
+        ["table", "markdown", "csv", "json", "html", "junit"], "csv and json: the rows, without details."
+    ),
+)
+_add(
+    "compare",
+    "dcpbench.report.compare",
+    """Tell which statuses changed from OLD to NEW, and which costs beyond noise. Ends with 1 where something
+    is found that --fail-on names.""",
+    click.Argument(["old"], type=_FOLDER),
+    _places("new", "NEW..."),
+    click.Option(
+        ["--earlier"],
+        type=_FOLDER,
+        multiple=True,
+        metavar="SWEEP",
+        help="""A sweep before OLD (several times): its costs count with OLD's, its statuses do not; with five
+        or more sweeps before NEW it is seen, and not assumed, how far equal ones drift apart.""",
+    ),
+    _flag("--all", "Every cell and every group of cells, also where nothing changed."),
+    _several("--metric", "NAME,...", "Which costs, instead of those always compared.", list(METRICS)),
+    _several(
+        "--ignore",
+        "AXIS,...",
+        "Match cells whatever these axes or overrides are: to compare two models, two storages.",
+        _COLUMNS,
+    ),
+    _several("--fail-on", "KIND,...", "Exit with 1 where there is such a change.", _kinds_of_change),
+    click.Option(["--least-effect"], type=_SHARE, metavar="SHARE", help="0.05: less than 5 % is no change."),
+    click.Option(
+        ["--drift"],
+        type=_SHARE,
+        metavar="SHARE",
+        help="How far equal sweeps may differ as a whole (0.03); with six or more sweeps, that is seen.",
+    ),
+    click.Option(["--false-alarms"], type=_SHARE, metavar="SHARE", help="Chance of any false call (0.01)."),
+    *_output(["table", "markdown", "csv", "json"], "Table, or what the suffix of -o says."),
+)
+_add(
+    "history",
+    "dcpbench.report.history",
+    """Show how the status and the costs of each cell went over the sweeps in FOLDER, one sign a sweep, the
+    newest right.""",
+    _places("folders", "FOLDER..."),
+    _several(
+        "--where",
+        "COND",
+        "Only such rows: parallel=fsdp2, sweep~2026-11 (several: all must hold).",
+        [f"{name}=" for name in _COLUMNS],
+    ),
+    _several("--metric", "NAME,...", "Which costs, instead of those always shown.", _NUMBERS),
+    click.Option(["--last"], type=click.IntRange(1), metavar="N", help="The newest N sweeps alone."),
+    _flag("--all", "Also the cells that are ok and in which nothing changed."),
+    *_output(["table", "markdown", "json"], "json: always all cells."),
+)
+_add(
+    "log",
+    "dcpbench.report.trackers",
+    "Write the rows of sweeps as runs of a tracker, on this machine; nothing is sent.",
+    _places("sweeps", "SWEEP..."),
+    click.Option(
+        ["--to"], type=click.Choice(["tensorboard", "mlflow", "wandb"]), required=True, help="The tracker."
+    ),
+    click.Option(["--dir"], type=_FOLDER, metavar="FOLDER", help="Where to write (outputs/<tracker>)."),
+    click.Option(
+        ["--project"],
+        default="dcpbench",
+        show_default=True,
+        help="The project (wandb), experiment (mlflow) or folder (tensorboard) of the runs.",
+    ),
+)
+_add(
+    "thin",
+    "dcpbench.sweep.folder.prune",
+    """Remove the cells' folders (logs, checkpoints) of old sweeps in FOLDER; rows and pages stay. The newest
+    sweep, and one that is running, always stay whole. Prints only, without --yes.""",
+    click.Argument(["folder"], type=_FOLDER),
+    click.Option(
+        ["--keep-days"],
+        type=_NUMBER,
+        default=30,
+        show_default=True,
+        metavar="D",
+        help="Every sweep of D days.",
+    ),
+    click.Option(
+        ["--keep-weekly"],
+        type=_NUMBER,
+        default=0,
+        show_default=True,
+        metavar="N",
+        help="Before that the newest of each of N weeks that have any.",
+    ),
+    _flag("--keep-failed", "Also those with a cell that did not come out."),
+    _flag("--remove", "Remove the sweeps altogether, rows included."),
+    _flag("--yes", "Do it."),
+)

@@ -1,0 +1,212 @@
+"""What a run can be asked for, as its help, the completion and corrections tell it: read from the comments of
+`conf/` and from the dataclasses of the schema, without composing anything, which takes Hydra a second."""
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import EnumType
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from dcpbench.config.schema import Config, conf_folder
+from dcpbench.config.text import visible
+from dcpbench.faults.registry import load_faults
+from dcpbench.records.metrics import METRICS
+
+COMMANDS: dict[str, str] = {
+    "run": "run cells: one, or the product of lists",
+    "plan": "what a run would do, and how long it would take; starts nothing",
+    "resume": "go on with a sweep that was broken off",
+    "report": "the tables of sweeps again, from their rows; report.html and junit.xml too",
+    "compare": "what changed from one sweep to another: statuses, and costs beyond noise",
+    "history": "how each cell went over many sweeps",
+    "log": "rows to TensorBoard, MLflow or W&B, offline",
+    "thin": "remove logs and checkpoints of old sweeps; rows and pages stay",
+}
+"""The commands and what they are for, in the order in which they are shown."""
+
+OPTIONS: dict[str, tuple[str | None, str]] = {
+    "-m, --multirun": (None, "as before every run; lists make a sweep without it too"),
+    "-cd, --config-dir": ("DIR", "a folder with groups of your own, laid out like conf/"),
+    "-c, --cfg": ("job|hydra|all", "print the configuration of a cell and start nothing"),
+    "--resolve": (None, "with --cfg: with interpolations filled in"),
+    "-p, --package": ("KEY", "with --cfg: only this part of it"),
+    "-i, --info": ("WHAT", "what Hydra knows: all, config, defaults, defaults-tree, plugins, searchpath"),
+    "--hydra-help": (None, "help on Hydra itself"),
+    "-cn, --config-name": ("NAME", "another file than config.yaml"),
+    "-cp, --config-path": ("DIR", "another folder than conf/"),
+    "-r, --run": (None, "refused: dcpbench runs cells with its own launcher"),
+    "-sc, --shell-completion": (None, "Hydra's own completion"),
+    "--experimental-rerun": ("FILE", "Hydra's; refused"),
+}
+"""Hydra's options, each with what follows it."""
+
+_LINE = re.compile(r"( *)(?:- )?(\w+):(?: ([^#]*?))?(?: +# (.*))?")
+"""A line of config.yaml: its indentation, a key, its value and its comment."""
+
+
+_FLAG = ("true", "false")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A group of `conf/`: its values, each with what it is."""
+
+    name: str
+    text: str
+    default: str
+    values: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key with one value: its default, what it is, and the values that it may have if they are few."""
+
+    name: str
+    text: str
+    default: str
+    values: tuple[str, ...]
+
+    @property
+    def help(self) -> str:
+        """What it is, and its values where that does not name them."""
+        told = self.values == _FLAG or all(value in self.text for value in self.values)
+        return self.text if told or self.name == "objective" else f"{self.text} ({', '.join(self.values)})"
+
+
+@dataclass(frozen=True)
+class Described:
+    """All that an override may name."""
+
+    axes: dict[str, Axis] = field(default_factory=dict)
+    keys: dict[str, Key] = field(default_factory=dict)
+
+
+def config_dir(words: Sequence[str]) -> Path | None:
+    """The folder that `--config-dir` names, if it is there."""
+    for word, following in pairwise([*words, ""]):
+        name, equals, value = word.partition("=")
+        if name in ("--config-dir", "-cd"):
+            return Path(value if equals else following)
+    return None
+
+
+def described(words: Sequence[str] = ()) -> Described:
+    """What there is, with the groups of `--config-dir` if these words name one."""
+    own = config_dir(words)
+    folders = [conf_folder(), *([own] if own else [])]
+    found = Described()
+    parent, part = "", ""
+    for line in (conf_folder() / "config.yaml").read_text(encoding="utf-8").splitlines():
+        matched = _LINE.fullmatch(line)
+        if not matched:
+            continue
+        indent, name, value, text = (item or "" for item in matched.groups())
+        part = name if not indent and not value else part if indent else ""
+        if part == "hydra":
+            break
+        if part == "defaults" and value:
+            found.axes[name] = Axis(name, text or _what(name), value, _values(name, folders))
+        elif part == name:
+            parent = f"{name}."
+        elif value:
+            key = f"{parent}{name}" if indent else name
+            found.keys[key] = Key(key, text, value, _choices(key))
+    return found
+
+
+def known_options() -> list[str]:
+    """Every spelling of every option of a run."""
+    return ["--help", "-h", *(name for names in OPTIONS for name in names.split(", "))]
+
+
+def wrong_option(words: Sequence[str]) -> str | None:
+    """What is wrong with the first option that is none, if one is not."""
+    known = known_options()
+    for word in words:
+        name = word.partition("=")[0]
+        if not name.startswith("-") or name in known:
+            continue
+        if name.startswith("--") and any(one.startswith(name) for one in known):
+            continue
+        if not name.startswith("--") and any(name.startswith(one) for one in known if one[1] != "-"):
+            continue  # as -cdFOLDER
+        return f"{visible(name)}: no such option{did_you_mean(name, known)}"
+    return None
+
+
+def did_you_mean(word: str, known: Sequence[str]) -> str:
+    """`; did you mean parallel?`, or nothing where nothing is close."""
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def instead_of(word: str, words: Sequence[str] = ()) -> str:
+    """What is wrong with a word that stands where `key=value` has to, and what may have been meant."""
+    text = f"{visible(word)}: is neither a command nor key=value"
+    if word in COMMANDS:
+        return f"{word}: is a command, and stands first: dcpbench {word} ..."
+    there = described(words)
+    meant = {name: f"dcpbench {name}" for name in COMMANDS}
+    meant |= {name: f"{name}={key.default}" for name, key in there.keys.items()}
+    meant |= {name: f"{name}={axis.default}" for name, axis in there.axes.items()}
+    axes = [axis for axis in reversed(there.axes.values()) if axis.name != "load_parallel"]
+    meant |= {value: f"{axis.name}={value}" for axis in axes for value in axis.values}
+    close = difflib.get_close_matches(word, meant, n=1)
+    if close:
+        return f"{text}; did you mean {meant[close[0]]}?"
+    return f"{text}; dcpbench --help tells what there is"
+
+
+def _what(axis: str) -> str:
+    """The first words of the docstring of a group's class."""
+    doc = "".join(one.__doc__ or "" for one in _classes(axis))
+    return re.split(r"[:.,](?:\s|$)", " ".join(doc.split()), maxsplit=1)[0]
+
+
+def _classes(axis: str) -> list[Any]:
+    """The class of a group, if that is one."""
+    hint = get_type_hints(Config).get(axis)
+    hints: list[Any] = [hint, *get_args(hint)]
+    return [one for one in hints if is_dataclass(one)]
+
+
+def _values(axis: str, folders: Sequence[Path]) -> dict[str, str]:
+    if axis == "fault":
+        return dict.fromkeys(load_faults(), "")
+    group = "parallel" if axis == "load_parallel" else axis
+    found = (path for folder in folders for path in sorted(folder.glob(f"{group}/*.yaml")))
+    return {path.stem: _comment(path) for path in found}
+
+
+def _comment(path: Path) -> str:
+    """What a file says of itself in the comment that it begins with."""
+    lines: list[str] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        if not line.startswith("# @package"):
+            lines.append(line.strip("# "))
+    return " ".join(lines)
+
+
+def _choices(key: str) -> tuple[str, ...]:
+    """The values of a switch."""
+    hint: Any = Config
+    for name in key.split("."):
+        hint = get_type_hints(hint).get(name) if is_dataclass(hint) else None
+    if hint is bool:
+        return _FLAG
+    if key == "objective":
+        return tuple(METRICS)
+    members: Mapping[str, Any] = hint.__members__ if isinstance(hint, EnumType) else {}
+    return tuple(one.value for one in members.values())
+
+
+def dotted_keys() -> Iterator[str]:
+    """The keys of groups, as `parallel.tp`."""
+    for name in get_type_hints(Config):
+        for one in _classes(name):
+            yield from (f"{name}.{item.name}" for item in fields(one))

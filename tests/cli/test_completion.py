@@ -1,0 +1,110 @@
+"""Completion in a real, interactive bash, whose words break at `=`."""
+
+import os
+import pty
+import re
+import select
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not shutil.which("bash"), reason="no bash here")
+
+_PROMPT = "ready> "
+
+
+class Bash:
+    """An interactive bash on a terminal of its own that has read what `dcpbench --completion bash` prints."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "bin").mkdir()
+        command = folder / "bin" / "dcpbench"
+        command.write_text(f'#!/bin/sh\nexec {sys.executable} -m dcpbench "$@"\n')
+        command.chmod(0o755)
+        for name in ("sweeps/old", "sweeps/new"):
+            (folder / name).mkdir(parents=True)
+        self.pid, self._terminal = pty.fork()
+        if not self.pid:
+            os.chdir(folder)
+            path = f"{folder / 'bin'}:{os.environ['PATH']}"
+            given = {**os.environ, "PATH": path, "PS1": _PROMPT, "INPUTRC": "/dev/null", "TERM": "dumb"}
+            os.execvpe("bash", ["bash", "--norc", "--noprofile", "-i"], given)
+        settings = ("bell-style none", "show-all-if-ambiguous on", "completion-query-items 0")
+        quiet = "; ".join(f"bind 'set {setting}'" for setting in settings)
+        self._read(_PROMPT)
+        self._send(f"stty columns 200; {quiet}; eval \"$(dcpbench --completion bash)\"; echo do''ne\n")
+        self._read(f"done\r\n{_PROMPT}")
+
+    def typed(self, line: str) -> tuple[str, list[str]]:
+        """What the line has become after a TAB, and what was offered."""
+        self._send(f"{line}\t")
+        # What follows is not completed; bash shows the line as it is then.
+        self._send("\x05|\x15echo do''ne\n")
+        shown = self._read(f"done\r\n{_PROMPT}")
+        shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+        *offered, last = shown.partition("|")[0].replace(_PROMPT, "").split("\r\n")
+        while "\x08" in last:
+            last = re.sub(r"[^\x08]\x08", "", last, count=1)
+        return last, " ".join(offered[1:]).split()
+
+    def end(self) -> None:
+        self._send("\x15exit\n")
+        os.waitpid(self.pid, 0)
+        os.close(self._terminal)
+
+    def _send(self, text: str) -> None:
+        os.write(self._terminal, text.encode())
+
+    def _read(self, until: str) -> str:
+        shown, deadline = "", time.monotonic() + 60
+        while not shown.endswith(until):
+            assert time.monotonic() < deadline, shown
+            if select.select([self._terminal], [], [], 0.2)[0]:
+                shown += os.read(self._terminal, 65536).decode()
+        return shown
+
+
+@pytest.fixture(scope="module")
+def bash(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], tuple[str, list[str]]]]:
+    shell = Bash(tmp_path_factory.mktemp("home"))
+    yield shell.typed
+    shell.end()
+
+
+def test_what_bash_makes_of_a_tab(bash: Callable[[str], tuple[str, list[str]]]) -> None:
+    assert bash("dcpbench comp") == ("dcpbench compare ", [])
+    assert bash("dcpbench re") == ("dcpbench re", ["resume", "report"])
+    assert bash("dcpbench run paral") == ("dcpbench run parallel=", [])
+    fsdp = ["fsdp", "fsdp2", "fsdp2_tp", "fsdp_tp"]
+    line, offered = bash("dcpbench run parallel=fs")
+    assert (line, sorted(offered)) == ("dcpbench run parallel=fsdp", fsdp)
+    line, offered = bash("dcpbench parallel=fs")
+    assert (line, sorted(offered)) == ("dcpbench parallel=fsdp", fsdp)
+    assert bash("dcpbench plan -m parallel=ddp,hsdp,fsdp2_") == (
+        "dcpbench plan -m parallel=ddp,hsdp,fsdp2_tp ",
+        [],
+    )
+    assert bash("dcpbench run 'parallel=fsdp2_") == ("dcpbench run 'parallel=fsdp2_tp' ", [])
+    assert bash("dcpbench run compile=t") == ("dcpbench run compile=true ", [])
+    assert bash("dcpbench run load_parallel=fsdp2_") == ("dcpbench run load_parallel=fsdp2_tp ", [])
+    assert bash("dcpbench run fault=lr_next") == ("dcpbench run fault=lr_next_float ", [])
+    assert bash("dcpbench run timeouts.sa") == ("dcpbench run timeouts.save_s=", [])
+    assert bash("dcpbench run parallel.dp_r") == ("dcpbench run parallel.dp_replicate=", [])
+    assert bash("dcpbench run --config-d") == ("dcpbench run --config-dir ", [])
+    assert bash("dcpbench resume sweeps/ol") == ("dcpbench resume sweeps/old/", [])
+    assert bash("dcpbench run resume=sweeps/ne") == ("dcpbench run resume=sweeps/new/", [])
+    assert bash("dcpbench report --whe") == ("dcpbench report --where ", [])
+    assert bash("dcpbench report sweeps/old --format mark") == (
+        "dcpbench report sweeps/old --format markdown ",
+        [],
+    )
+    assert bash("dcpbench report x --rows parallel,comp") == (
+        "dcpbench report x --rows parallel,compile ",
+        [],
+    )
+    assert bash("dcpbench compare a b --fail-on reg") == ("dcpbench compare a b --fail-on regressions ", [])
+    assert bash("dcpbench xyzzy") == ("dcpbench xyzzy", [])
