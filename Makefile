@@ -46,6 +46,7 @@ mutants: $(VENV)/.ready
 soak: $(VENV)/.ready
 	$(BIN)/python bench/soak.py
 	$(BIN)/python bench/leaks.py
+	$(BIN)/python bench/signals.py
 
 setup: $(VENV)/.ready
 

@@ -7,7 +7,7 @@ build.
 
 import pkgutil
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,16 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
+from dcpbench.cli.described import described
 from dcpbench.config import groups
 from dcpbench.config.cell_key import HOW_RUN
-from dcpbench.config.schema import OF_THE_SWEEP, Config, conf_folder
+from dcpbench.config.schema import OF_THE_SWEEP, Config
 from dcpbench.faults.registry import NONE, load_faults
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.metrics import METRICS
 from dcpbench.records.row import AXES, STATUS_HELP, column_types
 
 _ROOT = Path(__file__).parents[1]
-_CONF = conf_folder()
 _AT_THE_TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """Files that are pages too, though they do not lie in docs/."""
 
@@ -87,22 +87,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def comment_of(yaml: Path) -> str:
-    """What the comments at the top of a YAML file say; ends the build where they say nothing."""
-    lines = [line for line in yaml.read_text().splitlines() if not line.startswith("# @package")]
-    said = " ".join(line.removeprefix("#").strip() for line in _leading(lines))
-    if not said:
-        raise PluginError(f"{yaml.relative_to(_ROOT)}: no comment at its top says what it is")
-    return said
-
-
-def _leading(lines: Iterable[str]) -> Iterator[str]:
-    for line in lines:
-        if not line.startswith("#"):
-            return
-        yield line
-
-
 def _table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     lines = [list(heads)]
     lines += [["---"] * len(lines[0])]
@@ -114,46 +98,30 @@ def _page(title: str, *parts: str) -> str:
     return f"# {title}\n\n" + "\n".join(part if part.endswith("\n") else f"{part}\n" for part in parts)
 
 
-def _values(folder: str) -> list[Path]:
-    return sorted((_CONF / folder).glob("*.yaml"))
+def values_of(axis: str) -> list[tuple[str, str]]:
+    """The values of an axis, and what each is; ends the build where that is nowhere said."""
+    values = described().axes[axis].values
+    if silent := [name for name, said in values.items() if not said]:
+        raise PluginError(f"conf/{axis}: no comment at the top says what {', '.join(silent)} is")
+    return [(f"`{name}`", said) for name, said in values.items()]
 
 
 def _axes() -> str:
     parts = [
-        "The groups of `conf/`. `parallel=ddp,fsdp` names values of one; a YAML of your own, "
-        "with `--config-dir`, adds one: [Add your own](../extending.md). `load_parallel` has the "
-        "values of `parallel`; the values of `fault` are [here](faults.md), single keys "
-        "[there](keys.md)."
+        "The groups of `conf/`. `parallel=ddp,fsdp` names values of one; a YAML of your own, with "
+        "`--config-dir`, adds one: [Add your own](../extending.md). `load_parallel` has the values "
+        "of `parallel`; the values of `fault` are [here](faults.md), those of `experiment` "
+        "[here](experiments.md), single keys [there](keys.md).\n"
     ]
-    text = (_CONF / "config.yaml").read_text()
-    folders = sorted(path.name for path in _CONF.iterdir() if path.is_dir())
-    for folder in (name for name in folders if name != "experiment"):
-        default = re.search(rf"^  - {folder}: (\S+)(?: +# (.*))?$", text, re.MULTILINE)
-        assert default, folder
-        rows = [(f"`{path.stem}`", comment_of(path)) for path in _values(folder)]
-        said = f"{default[2]}. " if default[2] else ""
-        parts.append(f"## {folder}\n\n{said.capitalize()}Default: `{default[1]}`.\n")
-        parts.append(_table(("value", "what it is"), rows))
+    for axis in described().axes.values():
+        parts.append(f"## {axis.name}\n\nDefault: `{axis.default}`. {axis.text[0].upper()}{axis.text[1:]}.\n")
+        if axis.name not in ("load_parallel", "fault", "experiment"):
+            parts.append(_table(("value", "what it is"), values_of(axis.name)))
     return _page("Axes", *parts)
 
 
 def _keys() -> str:
-    """The keys of config.yaml that are no groups, with the comments that stand beside them."""
-    rows, inside = [], ""
-    for line in (_CONF / "config.yaml").read_text().splitlines():
-        found = re.fullmatch(r"(  )?(\w+):(?: ([^#\s]\S*))?(?:\s+# (.*))?", line)
-        if line == "hydra:":
-            break
-        if not found or line == "defaults:":
-            continue
-        nested, key, default, said = found.groups()
-        inside = inside if nested else key
-        name = f"{inside}.{key}" if nested else key
-        if default is not None:
-            rows.append((f"`{name}`", f"`{default}`", said or ""))
-    known = {item.name for item in fields(Config)}
-    if lost := {row[0].strip("`").partition(".")[0] for row in rows} - known:
-        raise PluginError(f"conf/config.yaml: no keys: {', '.join(sorted(lost))}")
+    rows = [(f"`{key.name}`", f"`{key.default}`", key.help) for key in described().keys.values()]
     how = sorted(item.name for item in fields(Config) if item.metadata.get(HOW_RUN))
     said = ", ".join(f"`{name}`" for name in how if name not in OF_THE_SWEEP)
     return _page(
@@ -282,10 +250,9 @@ def _only(spec: groups.FaultConfig) -> str:
 
 
 def _experiments() -> str:
-    rows = [(f"`{path.stem}`", comment_of(path)) for path in _values("experiment")]
     return _page(
         "Experiments",
         "Sweeps that are written down: `experiment=<name>`. What else the command line names "
-        "chooses among their cells; `plan=true` prints them and starts nothing.\n",
-        _table(("experiment", "what it is"), rows),
+        "chooses among their cells; `dcpbench plan experiment=<name>` prints them and starts nothing.\n",
+        _table(("experiment", "what it is"), values_of("experiment")),
     )

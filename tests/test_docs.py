@@ -15,7 +15,7 @@ import yaml
 from mkdocs.exceptions import PluginError
 
 from dcpbench.analysis.frame import read_sweeps
-from dcpbench.config.schema import conf_folder
+from dcpbench.cli.described import Axis, Described
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -82,10 +82,13 @@ def test_a_column_that_nothing_describes_ends_the_build(monkeypatch: pytest.Monk
         pages._columns()
 
 
-def test_every_value_of_every_group_says_what_it_is() -> None:
+def test_a_value_that_nothing_describes_ends_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
     pages = script("site_pages")
-    for value in conf_folder().glob("*/*.yaml"):
-        assert pages.comment_of(value)[0].isalnum(), value
+    assert "`ddp`" in dict(pages.values_of("parallel"))
+    mute = Axis("parallel", "", "ddp", {"ddp": "DDP.", "mute": ""})
+    monkeypatch.setattr(pages, "described", lambda: Described({"parallel": mute}))
+    with pytest.raises(PluginError, match="mute"):
+        pages.values_of("parallel")
 
 
 def test_the_workflow_publishes_what_make_docs_builds() -> None:

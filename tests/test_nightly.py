@@ -59,7 +59,8 @@ def test_a_broken_workflow_would_be_seen(tmp_path: Path) -> None:
 def test_the_experiment_names_values_that_there_are() -> None:
     """Composing all of its cells takes a minute: here only the names in its lists are looked up."""
     conf, faults = conf_folder(), load_faults()
-    blocks = yaml.safe_load((conf / "experiment/nightly.yaml").read_text())["hydra"]["sweeper"]["matrix"]
+    night = yaml.safe_load((conf / "experiment/nightly.yaml").read_text())
+    blocks = night["hydra"]["sweeper"]["matrix"]
     groups = {path.name for path in conf.iterdir() if path.is_dir()}
     for name, block in blocks.items():
         for key, values in block.items():
@@ -67,7 +68,8 @@ def test_the_experiment_names_values_that_there_are() -> None:
             for value in str(values).split(",") if folder in (*groups, "fault") else ():
                 known = value.strip() in faults or (conf / folder / f"{value.strip()}.yaml").is_file()
                 assert known, (name, key, value)
-        assert block["sharing"] == ("none" if name.startswith("costs_") else "correctness")
+        sharing = block.get("sharing", night["sharing"])
+        assert sharing == ("none" if name.startswith("costs_") else "correctness")
         assert "scenario" in block, "or scenario=... on the command line would be taken for the block's own"
         assert ("repeats" in block) == name.startswith("costs_")
 

@@ -3,12 +3,15 @@
 import os
 import stat
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
+from dcpbench.records.rank_report import RankReport
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.save_load import save_load
+from dcpbench.worker.messages import Message
 
 ESCAPES = "\x1b[2J\x1b]0;owned\x07\x9b31m\r[9/9] pass every cell\n\u202e=1+1"
 
@@ -36,6 +39,16 @@ def removes_rows(cell: Cell) -> None:
     if cell.world.rank == 0:
         (checkpoints.parents[1] / checkpoints.name / "results.jsonl").unlink()
     save_load(cell)
+
+
+def speaks_for_others(cell: Cell) -> None:
+    """Rank 0 reports what another rank, and another cell, came to: what a process may do that it forked."""
+    save_load(cell)
+    rank = cell.announce.__self__  # type: ignore[attr-defined]
+    if cell.world.rank == 0:
+        other_cell = replace(rank.cell.run, cell="another")
+        rank.connection.send(Message(rank.cell.run, 1, RankReport(1)))
+        rank.connection.send(Message(other_cell, 0, RankReport(0)))
 
 
 def tells_escapes(cell: Cell) -> None:

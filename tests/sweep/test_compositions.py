@@ -12,8 +12,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from dcpbench.__main__ import register_groups
 from dcpbench.config.schema import conf_folder
-from dcpbench.sweep.plan import cells
-from dcpbench.sweep.plan.cells import Compositions, typed
+from dcpbench.sweep.plan import forked_map
+from dcpbench.sweep.plan.cells import typed
+from dcpbench.sweep.plan.composition import Compositions
 
 pytestmark = pytest.mark.slow
 
@@ -87,8 +88,8 @@ def test_a_wrong_value_is_refused_in_hydras_words(wrong: list[str], hydra_loader
 def test_many_choices_are_composed_beside_each_other_alike(
     hydra_loader: ConfigLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cells, "_WORTH_FORKING", 1)
-    monkeypatch.setattr(cells.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(forked_map, "_WORTH_S", 0.01)
+    monkeypatch.setattr(forked_map.os, "sched_getaffinity", lambda _: {0, 1})
     base = sweep(hydra_loader)
     jobs = [[f"parallel={name}", f"seed={seed}"] for name in ("ddp", "hsdp", "none") for seed in (1, 2)]
     wrong = ["parallel=none_such"]

@@ -18,8 +18,8 @@ class Outcome:
     """How a stage ended: with a report of every rank, or with a `status` and its `cause`.
 
     `raised` is what each rank raised that raised by itself; `before` is what those that raised had reported
-    until then; `details` is more for the row's details. Where no rank could be started, `status` is `error`
-    and `problem` says why.
+    until then; `details` is more for the row's details; `dropped` tells of messages that came meanwhile and
+    were not about the stage. Where no rank could be started, `status` is `error` and `problem` says why.
     """
 
     reports: list[RankReport]
@@ -29,6 +29,7 @@ class Outcome:
     raised: tuple[RaisedError, ...] = ()
     before: list[RankReport] = field(default_factory=list)
     details: dict[str, Any] = field(default_factory=dict)
+    dropped: tuple[str, ...] = ()
 
 
 class Executor(Protocol):

@@ -34,12 +34,20 @@ def end_families(leaders: Collection[int | None]) -> None:
 
 
 def end_orphans() -> None:
-    """End what was started by ranks that are no more; only where no rank runs any longer."""
+    """End what was started by ranks that are no more; only where no rank runs any longer.
+
+    Python's own helpers end when this process does, but for one that a signal has stopped.
+    """
     helpers = {
         forkserver._forkserver._forkserver_pid,  # type: ignore[attr-defined]
         resource_tracker._resource_tracker._pid,  # type: ignore[attr-defined]
     }
-    _end(lambda: _with_descendants(lambda child: child.ppid() == os.getpid() and child.pid not in helpers))
+
+    def is_orphan(child: psutil.Process) -> bool:
+        helps = child.pid in helpers and child.status() != psutil.STATUS_STOPPED
+        return child.ppid() == os.getpid() and not helps
+
+    _end(lambda: _with_descendants(is_orphan))
 
 
 def shared_memory() -> set[str]:

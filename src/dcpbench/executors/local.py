@@ -5,7 +5,7 @@ import socket
 import struct
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 
@@ -132,7 +132,8 @@ class _RankGroup:
                 break
             self._listen(min(deadline - now, _LISTEN_S), on_phase)
             limit_at, phase = next_limit(limits, began, self._ranks)
-        return outcome_of(self._ranks, phase, limits[phase])
+        dropped = [told for rank in self._ranks for told in rank.dropped]
+        return replace(outcome_of(self._ranks, phase, limits[phase]), dropped=tuple(dropped))
 
     def usable(self) -> bool:
         """Whether every rank still runs, as far as one can see from outside."""

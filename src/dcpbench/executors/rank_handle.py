@@ -35,6 +35,7 @@ class Rank:
     report: RankReport | None = None
     failed: Failed | None = None
     gone_at: float | None = None
+    dropped: list[str] = field(default_factory=list)
 
     @property
     def waiting(self) -> bool:
@@ -51,14 +52,18 @@ class Rank:
         self.stage = stage
         self.report = self.failed = None
         self.uploads = ()
+        self.dropped = []
         if self.phase != "join":
             self.phase, self.since = "start", time.monotonic()
 
     def take(self, message: Message) -> bool:
-        """Note what it has to say; whether it is about the running stage. What is about another one (a
-        process that a stage before this one had forked, say) is dropped."""
+        """Note what it has to say; whether it is about the running stage. What is about another one (of a
+        process that a stage before this one had forked, say) is dropped, and told."""
         content = message.content
         if message.rank != self.number or message.run not in (None, self.stage.run) or not self.waiting:
+            of = f"{message.run.cell}, try {message.run.attempt + 1}" if message.run else "no cell"
+            what = f"{type(content).__name__} of rank {message.rank}, {of}"
+            self.dropped.append(f"rank {self.number}: what came from it was dropped: {what}")
             return False
         if isinstance(content, PhaseBegun):
             self.phase, self.since = content.phase, time.monotonic()

@@ -53,7 +53,7 @@ class SweepRun:
         self.sweeper = str(base.hydra.runtime.choices["hydra/sweeper"])
         self._folder = Path(str(base.hydra.sweep.dir)).resolve()
         self._value_of = objective_of(base)
-        self._compositions = composing.Compositions(loader, base)
+        self._cells = composing.CellMaker(loader, base)
         self._console = Console(stderr=True)
         self._claim = ExitStack()
         self._record = manifest.Record(manifest.own_words(sys.argv[1:]), str(Path.cwd()), [], [])
@@ -126,7 +126,10 @@ class SweepRun:
         elif before is not None and not base.plan:
             self._claim.enter_context(manifest.held(folder))
         context = fork_server.fork_server(compiles=composing.may_compile(base, batch))
-        cells = self._compositions.cells(batch)
+        if self._console.is_terminal:  # until the first rank runs there is nothing else to see
+            doing = "planning" if base.plan else "starting ranks"
+            self._print(f"{len(batch)} cell{'s' if len(batch) > 1 else ''}: {doing} ...")
+        cells = self._cells.cells(batch)
         if before is not None:
             resume.same_matrix(folder, before, {cell.name for cell in cells})
         here = fork_server.probe(context)
@@ -150,7 +153,7 @@ class SweepRun:
 
     def _next(self, sweep: driver.Sweep, batch: list[list[str]]) -> list[job.Job]:
         """The jobs of another batch."""
-        jobs = job.plan(self._compositions.cells(batch), sweep.machine)
+        jobs = job.plan(self._cells.cells(batch), sweep.machine)
         sweep.jobs += jobs
         self._write_record(sweep)
         return jobs

@@ -37,8 +37,8 @@ _WRITES_ALIKE = (
 )
 """Those in which they have to agree to write as much."""
 
-_AT_ONCE = 4
-"""Cells that share GPUs, or a CPU, where only their verdicts matter."""
+_AT_ONCE = {"cuda": 4, "cpu": 16}
+"""The most cells that share GPUs, or a CPU, where only their verdicts matter."""
 
 
 def stretches(jobs: Iterable[Job]) -> list[list[Job]]:
@@ -62,7 +62,7 @@ def places(jobs: Sequence[Job], gpus: int) -> list[tuple[int, ...]]:
     size = max(job.world_size for job in jobs)
     everywhere = tuple(range(gpus)) if device == "cuda" else ()
     if sharing is Sharing.correctness:
-        at_once = max(2, min(_AT_ONCE, (os.cpu_count() or 1) // size))
+        at_once = max(2, min(_AT_ONCE[device], (os.cpu_count() or 1) // size))
         found = [everywhere[worker:] + everywhere[:worker] for worker in range(at_once)]
     elif everywhere and sharing is Sharing.disjoint:
         found = [everywhere[first : first + size] for first in range(0, gpus - size + 1, size)]

@@ -54,6 +54,8 @@ def row_of(job: Job, tries: Sequence[Try], shared: bool = False) -> Row:
     first, last = tries[0], tries[-1]
     verdict, reason = last.verdict, last.verdict.reason
     details, flaky = dict(verdict.details), None
+    if dropped := [told for one in tries for outcome in one.outcomes for told in outcome.dropped]:
+        details["dropped_messages"] = dropped
     if first is not last:
         flaky = first.verdict.status != verdict.status
         details["first_try"] = _first_try(first)

@@ -91,6 +91,7 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - a scenario's report may hold anything
             text = f"{type(error).__name__}: {error}"
             verdict = Verdict("error", f"the ranks' reports cannot be judged: {text}")
+        self._print(*(f"{job.cell.name}: {told}" for outcome in outcomes for told in outcome.dropped))
         disk_bytes, cell_s = bytes_in(checkpoints), time.monotonic() - started
         tried = Try(verdict, started_at, outcomes, cell_s, disk_bytes)
         # A planted fault that was seen did its damage to the cell's own state only.

@@ -1,0 +1,154 @@
+"""Drivers that are sent signals at a known moment: they, or a rank, wait there until that has happened."""
+
+import importlib
+import json
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from conftest import SMALL, start, wait_for, words_of
+from dcpbench.scenarios.cell import Cell
+from dcpbench.scenarios.save_load import save_load
+from support.drivers import plant
+
+IN_DRIVER = {
+    "composing": ("dcpbench.sweep.plan.cells", "CellMaker.cells"),
+    "probe": ("dcpbench.executors.fork_server", "probe"),
+    "planning": ("dcpbench.sweep.plan.job", "plan"),
+    "begin": ("dcpbench.sweep.folder.manifest", "Record.write"),
+    "join": ("dcpbench.executors.local", "_fork"),
+    "row": ("dcpbench.records.row_log", "RowLog.append"),
+    "end of ranks": ("dcpbench.sweep.run.driver", "Sweep.end"),
+    "report": ("dcpbench.report.show", "write_reports"),
+    "exit": ("dcpbench.sweep.app", "exit_status"),
+}
+"""Moments of the driver, each named by a function that it calls then."""
+
+IN_RANK = ("build", "train", "save", "upload", "load", "verify")
+"""Phases of the second cell of two."""
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_LONGEST_S = 60.0
+_REPORTS = ("results.csv", "report.html", "junit.xml")
+
+
+def pause(marker: Path) -> None:
+    """Wait until what `marker` asks for has happened, or the wait is interrupted."""
+    marker.touch()
+    until = time.monotonic() + _LONGEST_S
+    while marker.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+def pauses(cell: Cell, phase: str, marker: str) -> None:
+    """`save_load`, in which rank 0 waits in a phase, the first time that it comes to it."""
+    waits = [phase] if cell.world.rank == 0 else []
+
+    def announce(name: str) -> None:
+        cell.announce(name)
+        if name in waits:
+            waits.remove(name)
+            pause(Path(marker))
+
+    save_load(replace(cell, announce=announce))
+
+
+def pause_driver(module: str, name: str, marker: Path) -> None:
+    """Have the driver wait where it first calls a function."""
+    tempfile.tempdir = None  # where the server of the tests has its own files
+    place: Any = importlib.import_module(module)
+    *outer, name = name.split(".")
+    for one in outer:
+        place = getattr(place, one)
+    function = getattr(place, name)
+    waited: list[bool] = []
+
+    def waits(*arguments: Any, **named: Any) -> Any:
+        if not waited:
+            waited.append(True)
+            pause(marker)
+        return function(*arguments, **named)
+
+    setattr(place, name, waits)
+
+
+def problems(folder: Path, moment: str, number: signal.Signals, times: int) -> list[str]:
+    """Run a sweep of two cells into a folder that is made below this one, send its driver and all that is in
+    its process group a signal at a moment, so often, and let them go on; what of its end is not right."""
+    marker, sweep = folder / "pauses", folder / "sweep"
+    phase = moment if moment in IN_RANK else "none"
+    cells = (f"scenario.options.phase=none,{phase}" if moment in IN_RANK else "seed=1,2", "scenario=pauses")
+    few = ("parallel=ddp", "device=cpu", "world_size=2", "saves=1", "save=async", "retry=0", *SMALL)
+    words = words_of(sweep, "-m", *cells, f"scenario.options.marker={marker}", *few)
+    prepare = partial(pause_driver, *IN_DRIVER[moment], marker) if moment in IN_DRIVER else None
+    driver = start(*words, cwd=folder, prepare=prepare)
+    wait_for(lambda: marker.exists() or driver.poll() is not None)
+    started = psutil.Process(driver.pid).children(recursive=True)
+    for _ in range(times):
+        os.killpg(driver.pid, number)
+        time.sleep(0.01)  # or several are one
+    marker.unlink(missing_ok=True)
+    out, err = driver.communicate(timeout=120)
+    return [*_wrong(sweep, driver.returncode, number, out, err), *_left(started)]
+
+
+def stopped(folder: Path, which: int) -> tuple[str, list[str]] | None:
+    """Run a sweep of two cells, one of whose processes is stopped for good while the second trains; which one
+    it was, and what of the end is not right. None where it has no more processes than `which`."""
+    marker, sweep = folder / "pauses", folder / "sweep"
+    limits = ("timeouts.cell_s=20", "timeouts.join_s=20", "retry=0")
+    few = ("parallel=ddp", "device=cpu", "world_size=2", "saves=1", *limits, *SMALL)
+    cells = ("scenario=pauses", "scenario.options.phase=none,train", f"scenario.options.marker={marker}")
+    soon = partial(plant, "dcpbench.executors.fork_server", "_ANSWER_LIMIT_S", 20.0)
+    driver = start(*words_of(sweep, "-m", *cells, *few), cwd=folder, prepare=soon)
+    wait_for(marker.exists)
+    started = psutil.Process(driver.pid).children(recursive=True)
+    if which >= len(started):
+        driver.close()
+        return None
+    process = started[which]
+    helper = "fork server" if process.children() else "resource tracker"
+    name = helper if process.ppid() == driver.pid else "rank"
+    process.suspend()
+    marker.unlink()
+    out, err = driver.communicate(timeout=120)
+    found = [] if driver.returncode in (0, 1) else [f"exit status {driver.returncode}"]
+    if "2 cells: " not in out or "Traceback" in err:
+        found.append(f"it said {err.strip().splitlines()[-1]}")
+    return name, [*found, *_left(started)]
+
+
+def _wrong(folder: Path, status: int | None, number: signal.Signals, out: str, err: str) -> Iterator[str]:
+    path = folder / "results.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if status != 128 + number:
+        yield f"exit status {status}"
+    if "Traceback" in out + err:
+        yield "a traceback"
+    if any(row["status"] != "pass" for row in rows):
+        yield f"rows {[row['status'] for row in rows]}"
+    last = err.strip().splitlines()[-1]
+    said = f"{len(rows)} cells in " if rows else "interrupted before a cell was run"
+    if said not in last and f"{len(rows)} of 2 cells have a row" not in last:
+        yield f"its last line with {len(rows)} rows: {last}"
+    if rows and f"{len(rows)} cells: {len(rows)} pass" not in out:
+        yield "no table"
+    missing = [name for name in _REPORTS if rows and not (folder / name).exists()]
+    if missing:
+        yield f"no {', '.join(missing)}"
+
+
+def _left(started: list[psutil.Process]) -> Iterator[str]:
+    # A server that was still at its imports sees only after them that nobody needs it.
+    for process in psutil.wait_procs(started, timeout=_LONGEST_S)[1]:
+        with suppress(psutil.Error):
+            yield f"process {process.pid} is left: {' '.join(process.cmdline())[:80]}"
