@@ -8,7 +8,7 @@ continues; what it prints to standard output follows. `sample` is compared as it
 every decimal number is masked, and with it the width of columns; `at 100` is the width of a terminal, a file
 if nothing is said; `ends with 1` is the exit status of the last command, else 0. All commands run in one
 folder, the tutorial that makes the sweeps first, and a command that stands on two pages runs once. The folder
-holds docs/, scripts/ and the files that pages show below `<!-- file: path -->`.
+holds bench/, docs/ and the files that pages show below `<!-- file: path -->`.
 
     <!-- timed sample at 100, ends with 1 -->
 """
@@ -55,7 +55,7 @@ class Samples:
 
     def __init__(self, folder: Path, root: Path = ROOT) -> None:
         self.folder = folder
-        for name in ("docs", "scripts"):
+        for name in ("bench", "docs"):
             shutil.copytree(root / name, folder / name, ignore=shutil.ignore_patterns("*.png", "*.md"))
         self._ran: dict[tuple[str, int], tuple[str, int]] = {}
 

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.checkpoint import FileSystemReader
 
-from dcpbench.checkpointers.dcp import manifest_of
+from dcpbench.checkpointers.dcp_metadata import manifest_of
 from dcpbench.records.sentences import describe
-from dcpbench.verify.audit import Chunk, Entry, Manifest, audit, controls, damaged_copies, expected_of
+from dcpbench.verify.audit import Chunk, Entry, Manifest, audit, controls, damaged_copies
 from dcpbench.verify.layout import whole
-from dcpbench.verify.snapshot import Idle, TensorLeaf
+from dcpbench.verify.snapshot import Idle, TensorLeaf, expected_of
 
 
 @pytest.fixture

@@ -1,13 +1,11 @@
 """`torch.distributed.checkpoint`, in all its ways of saving (a function each) and on every storage."""
 
 import io
-import pickle
 import pkgutil
 import threading
 import time
 import zipfile
 from collections import defaultdict
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,14 +14,15 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import StorageReader, StorageWriter
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks
+from dcpbench.checkpointers.dcp_metadata import METADATA, manifest_of, read_metadata
 from dcpbench.checkpointers.storage import Storage
 from dcpbench.checkpointers.torch_file import stored_in
 from dcpbench.config.schema import Config
-from dcpbench.verify.audit import Chunk, Entry, Manifest
+from dcpbench.verify.audit import Manifest
 from dcpbench.verify.plain_read import Stored, StoredChunk
 
 
@@ -104,41 +103,17 @@ def asynchronous(
     return PendingSave(started, time.perf_counter(), upload=upload)
 
 
-def manifest_of(metadata: Metadata, lengths: Mapping[str, int]) -> Manifest:
-    """A checkpoint's metadata, and the bytes of its files by their paths, as a manifest."""
-    stored = metadata.storage_data or {}
-    named: dict[str, int] = {}
-    for place in stored.values():
-        named[place.relative_path] = max(named.get(place.relative_path, 0), place.offset + place.length)
-    files = {index: place.relative_path for index, place in stored.items()}
-    entries: dict[str, Entry] = {}
-    claimed: set[MetadataIndex] = set()
-    for key, entry in metadata.state_dict_metadata.items():
-        if isinstance(entry, TensorStorageMetadata):
-            chunks = [
-                Chunk(tuple(one.offsets), tuple(one.sizes), files.get(MetadataIndex(key, one.offsets)))
-                for one in entry.chunks
-            ]
-            claimed.update(MetadataIndex(key, one.offsets) for one in entry.chunks)
-            entries[key] = Entry(tuple(entry.size), str(entry.properties.dtype), tuple(chunks))
-        else:
-            entries[key] = Entry(None, None, (Chunk((), (), files.get(MetadataIndex(key))),))
-            claimed.add(MetadataIndex(key))
-    unclaimed = tuple(f"{one.fqn} at {[*(one.offset or ())]}" for one in stored if one not in claimed)
-    return Manifest(entries, named, lengths, frozenset([".metadata"]), unclaimed)
-
-
 def stored_chunks(folder: Path) -> Stored:
     """What lies in DCP's files by the byte ranges that `.metadata` names, each the output of a `torch.save`.
-    `.metadata` is a pickle, and one that this cell wrote. What is compressed cannot be read so."""
-    path = folder / ".metadata"
+    What is compressed cannot be read so."""
+    path = folder / METADATA
     if not path.exists():
         return {}
-    metadata = pickle.loads(path.read_bytes())  # noqa: S301
+    metadata = read_metadata(path)
     stored: defaultdict[str, list[StoredChunk]] = defaultdict(list)
     for index, place in metadata.storage_data.items():
         entry = metadata.state_dict_metadata.get(index.fqn)
-        if not isinstance(entry, TensorStorageMetadata) or place.transform_descriptors:
+        if not hasattr(entry, "chunks") or place.transform_descriptors:
             continue
         sizes = [tuple(one.sizes) for one in entry.chunks if one.offsets == index.offset]
         read = partial(_read_range, folder / place.relative_path, place.offset, place.length)

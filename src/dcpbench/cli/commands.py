@@ -297,3 +297,24 @@ _add(
     _flag("--remove", "Remove the sweeps altogether, rows included."),
     _flag("--yes", "Do it."),
 )
+_add(
+    "audit",
+    "dcpbench.cli.audit",
+    """Tell whether checkpoint folders of torch.distributed.checkpoint are whole, whoever wrote them: files
+    short or missing, keys, shapes, dtypes, chunks that overlap or leave holes. No data is loaded, and nothing
+    that stands in them is run.
+
+    Ends with 0 when all are whole, with 1 when one is torn or damaged, with 2 when one is no checkpoint.""",
+    _places("checkpoints", "CHECKPOINT..."),
+    _flag("--newest", "Print the newest whole checkpoint below these folders instead."),
+    _flag("--all", "Every key and every finding, however many there are."),
+    click.Option(["--json", "as_json"], is_flag=True, help="All of it as JSON."),
+)
+_add(
+    "doctor",
+    "dcpbench.cli.doctor",
+    """Tell whether this machine can run what it should: torch, GPUs and their links, memory, disk, compiler,
+    loopback, limits; and how to mend what is missing. Ends with 1 when something is bad.""",
+    click.Option(["--folder"], type=_FOLDER, metavar="FOLDER", help="Where checkpoints would go (outputs)."),
+    click.Option(["--json", "as_json"], is_flag=True, help="All of it as JSON."),
+)

@@ -24,6 +24,8 @@ COMMANDS: dict[str, str] = {
     "history": "how each cell went over many sweeps",
     "log": "rows to TensorBoard, MLflow or W&B, offline",
     "thin": "remove logs and checkpoints of old sweeps; rows and pages stay",
+    "audit": "whether a checkpoint folder is whole, whoever wrote it",
+    "doctor": "whether this machine can run what it should, and how to mend what it lacks",
 }
 """The commands and what they are for, in the order in which they are shown."""
 

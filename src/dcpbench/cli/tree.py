@@ -24,6 +24,8 @@ _EXAMPLES = (
     ("dcpbench resume outputs/<sweep>", "go on with one that was broken off"),
     ("dcpbench report outputs/<sweep> --where status!=pass", "what did not pass"),
     ("dcpbench compare outputs/<old> outputs/<new>", "what changed"),
+    ("dcpbench audit checkpoints/step-1000", "is this checkpoint whole?"),
+    ("dcpbench doctor", "can this machine run it?"),
 )
 _RUN_EXAMPLES = (
     ("dcpbench run parallel=fsdp save=async", "one cell: one value for each axis"),

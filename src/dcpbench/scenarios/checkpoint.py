@@ -9,13 +9,14 @@ import torch.distributed as dist
 from dcpbench.checkpointers.base import Checkpointer, PendingSave
 from dcpbench.records.findings import Finding
 from dcpbench.verify import snapshot
-from dcpbench.verify.audit import Entry, expected_of
+from dcpbench.verify.audit import Entry
 from dcpbench.verify.compare import Recall, compare
 from dcpbench.verify.compare_layouts import compare_across
 from dcpbench.verify.files import FileDigests
 from dcpbench.verify.flags import snapshot_flags
 from dcpbench.verify.snapshot import (
     Leaves,
+    expected_of,
     named_parameters,
     retained,
     snapshot_model,

@@ -20,6 +20,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from dcpbench.verify.audit import Entry
 from dcpbench.verify.digest import Digest, digest, fetch
 from dcpbench.verify.layout import Extent, extent_of, parameter_extents
 
@@ -213,3 +214,15 @@ def _leaf(value: Any, kind: str, extent: Extent | None = None) -> Leaf:
         placements=str(value.placements) if isinstance(value, DTensor) else None,
         kind=kind,
     )
+
+
+def expected_of(leaves: Leaves, prefix: str = "") -> dict[str, Entry]:
+    """What a rank's snapshot promises of a checkpoint's keys. What it looks at as a number the state dict may
+    still hold as a tensor without dimensions."""
+    return {
+        f"{prefix}{name}": Entry(leaf.extent.shape, str(leaf.dtype))
+        if isinstance(leaf, TensorLeaf | DigestedLeaf)
+        else Entry()
+        for name, leaf in leaves.items()
+        if not isinstance(leaf, Idle)
+    }

@@ -1,0 +1,177 @@
+"""What `.metadata` of DCP says, read without torch and without running anything: it is a pickle, and perhaps
+somebody else's.
+
+The classes that DCP's metadata is made of are stood for by plain records, made anew for each file; whatever
+else a pickle may name is refused.
+"""
+
+import io
+import os
+import pickle
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dcpbench.records import files
+from dcpbench.verify.audit import Chunk, Entry, Manifest
+
+METADATA = ".metadata"
+MOST_BYTES = 2**30
+"""Larger is no metadata: of a checkpoint of ten thousand ranks it is less."""
+
+_DTYPE = re.compile(r"bool|(bfloat|bits|complex|float|q?u?int)\d\w*")
+_DAMAGED = (
+    pickle.UnpicklingError,
+    *(AttributeError, EOFError, ImportError, LookupError, MemoryError, OverflowError),
+    *(RecursionError, TypeError, ValueError),
+)
+"""What unpickling something else may raise, or looking at it."""
+
+
+class _Record:
+    """An object of which the attributes are known and nothing else; one that has none of them keeps what it
+    was made with to itself."""
+
+    def __init__(self, *_: Any) -> None: ...
+
+
+class _Properties(_Record):
+    dtype: str
+
+    def __setstate__(self, state: Any) -> None:
+        self.dtype, *_ = state if isinstance(state, tuple) else (state["dtype"],)
+
+
+class _Index(_Record):
+    fqn: str
+    offset: tuple[int, ...] | None = None
+
+    def __hash__(self) -> int:
+        return hash((self.fqn, self.offset))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Index) and (self.fqn, self.offset) == (other.fqn, other.offset)
+
+
+class _Place(_Record):
+    transform_descriptors = None
+
+
+_OF_METADATA = {
+    "Metadata": _Record,
+    "MetadataIndex": _Index,
+    "TensorProperties": _Properties,
+    "TensorStorageMetadata": _Record,
+    "BytesStorageMetadata": _Record,
+    "ChunkStorageMetadata": _Record,
+    "StorageMeta": _Record,
+    "_MEM_FORMAT_ENCODING": _Record,
+}
+_OF_SHARDS = {"TensorProperties": _Properties, "MEM_FORMAT_ENCODING": _Record}
+_OF_FILES = {"_StorageInfo": _Place, "_StoragePrefix": _Record}
+_PATHS = dict.fromkeys(("Path", "PosixPath", "PurePath", "PurePosixPath", "WindowsPath"), _Record)
+_KNOWN: Mapping[str, Mapping[str, type]] = {
+    "torch.distributed.checkpoint.metadata": _OF_METADATA,
+    "torch.distributed._shard.sharded_tensor.metadata": _OF_SHARDS,  # before torch 2.3
+    "torch.distributed.checkpoint.filesystem": _OF_FILES,
+    "torch.serialization": {"_get_layout": _Record},
+    "pathlib": _PATHS,
+    "pathlib._local": _PATHS,  # of Python 3.13
+}
+_BUILT_IN = {("torch", "Size"): tuple, ("collections", "OrderedDict"): dict}
+
+
+class _Reader(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self._made: dict[str, type] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch" and _DTYPE.fullmatch(name):
+            return f"torch.{name}"
+        if (module, name) in _BUILT_IN:
+            return _BUILT_IN[module, name]
+        known = _KNOWN.get(module, {}).get(name)
+        if known is None:
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint needs")
+        # A pickle may set attributes of a class too: of one that nobody else has.
+        return self._made.setdefault(f"{module}.{name}", type(name, (known,), {}))
+
+
+class MetadataError(Exception):
+    """A file of metadata is not what DCP writes: why, in one line."""
+
+
+def read_metadata(path: Path) -> Any:
+    """What stands in a file of metadata, with attributes named as torch's.
+
+    Raises:
+        OSError: it cannot be read, is a link or no regular file, or too large.
+        MetadataError: it is not what DCP writes.
+    """
+    try:
+        metadata = _Reader(io.BytesIO(files.read(path, MOST_BYTES))).load()
+    except _DAMAGED as error:
+        raise MetadataError(f"{type(error).__name__}: {error}") from None
+    if not isinstance(getattr(metadata, "state_dict_metadata", None), dict):
+        raise MetadataError("it holds no metadata of a checkpoint")
+    return metadata
+
+
+def manifest_of(metadata: Any, lengths: Mapping[str, int], own: str = METADATA) -> Manifest:
+    """A checkpoint's metadata, torch's or as it is read here, and the bytes of its files by their paths."""
+    stored = {(one.fqn, _shape(one.offset)): place for one, place in (metadata.storage_data or {}).items()}
+    named: dict[str, int] = {}
+    for place in stored.values():
+        named[place.relative_path] = max(named.get(place.relative_path, 0), place.offset + place.length)
+    path_of = {index: place.relative_path for index, place in stored.items()}
+    entries: dict[str, Entry] = {}
+    claimed: set[tuple[str, tuple[int, ...] | None]] = set()
+    for key, entry in metadata.state_dict_metadata.items():
+        if hasattr(entry, "chunks"):
+            places = [(key, _shape(one.offsets)) for one in entry.chunks]
+            chunks = [
+                Chunk(tuple(one.offsets), tuple(one.sizes), path_of.get(place))
+                for one, place in zip(entry.chunks, places, strict=True)
+            ]
+            claimed.update(places)
+            entries[key] = Entry(tuple(entry.size), str(entry.properties.dtype), tuple(chunks))
+        else:
+            entries[key] = Entry(None, None, (Chunk((), (), path_of.get((key, None))),))
+            claimed.add((key, None))
+    unclaimed = tuple(
+        f"{fqn} at {[*(offset or ())]}" for fqn, offset in stored if (fqn, offset) not in claimed
+    )
+    return Manifest(entries, named, lengths, frozenset([own]), unclaimed)
+
+
+def foreign_manifest(folder: Path, lengths: Mapping[str, int], own: str = METADATA) -> Manifest:
+    """The manifest of a folder that anybody may have written, whose files have these bytes.
+
+    Raises:
+        OSError, MetadataError: as of `read_metadata`.
+    """
+    try:
+        manifest = manifest_of(read_metadata(Path(os.path.realpath(folder / own))), lengths, own)
+        for key, entry in manifest.entries.items():
+            _check(key, entry)
+        for path, length in manifest.named.items():
+            if not isinstance(path, str) or type(length) is not int:
+                raise MetadataError(f"a file is named {path!r}, with {length!r} bytes")
+    except _DAMAGED as error:
+        raise MetadataError(f"{type(error).__name__}: {error}") from None
+    return manifest
+
+
+def _check(key: object, entry: Entry) -> None:
+    """Refuse, as a MetadataError, what is no entry: shapes are numbers, chunks have as many dimensions."""
+    shapes = [one for chunk in entry.chunks for one in (chunk.offsets, chunk.sizes)]
+    whole = entry.shape or ()
+    numbers = all(type(size) is int and 0 <= size < 2**63 for one in (whole, *shapes) for size in one)
+    if not isinstance(key, str) or not numbers or any(len(one) != len(whole) for one in shapes):
+        raise MetadataError(f"{key!r} has shapes that are none")
+
+
+def _shape(offset: Any) -> tuple[int, ...] | None:
+    return None if offset is None else tuple(offset)

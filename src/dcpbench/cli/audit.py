@@ -1,0 +1,212 @@
+"""`dcpbench audit CHECKPOINT...`: whether a checkpoint of DCP is whole, whoever wrote it."""
+
+import io
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+
+from dcpbench.checkpointers.dcp_metadata import METADATA, MetadataError, foreign_manifest
+from dcpbench.records.findings import Finding, Problem
+from dcpbench.records.sentences import finding_sentence
+from dcpbench.records.store import ResultsError
+from dcpbench.report.styles import complain, console_for, standard_output, style_of, text_of
+from dcpbench.verify.audit import Entry, Manifest, audit
+
+_OF_A_RANK = re.compile(r"__\d+\.metadata")
+"""Metadata of one rank, where each saved for itself (`use_collectives=False`)."""
+_UNFINISHED = re.compile(r".*\.distcp|(__\d+)?\.metadata\.tmp")
+"""What a save that was broken off leaves."""
+_MOST_SHOWN = 20
+_STATUS = {"whole": 0, "damaged": 1, "torn": 1, "none": 2}
+
+
+@dataclass
+class Audited:
+    """What a folder is: `whole`, `damaged`, `torn` (its save never ended) or `none` (no checkpoint), and why.
+    `beside` are files that no entry names; a checkpoint is whole with them."""
+
+    folder: Path
+    state: str
+    because: str = ""
+    entries: dict[str, Entry] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    files: dict[str, int] = field(default_factory=dict)
+    beside: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """The bytes of its files."""
+        return sum(self.files.values()) - sum(self.beside.values())
+
+
+def main(checkpoints: Sequence[Path], newest: bool = False, all: bool = False, as_json: bool = False) -> int:
+    """Look at checkpoints: 0 if all are whole, 1 if one is not, 2 if one is none. With `newest`, print the
+    newest whole one below these folders instead: 1 if none is whole, 2 if there is none."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names may be anything
+    if newest:
+        return _print_newest(checkpoints)
+    seen = [audited(folder) for folder in checkpoints]
+    with standard_output():
+        if as_json:
+            print(json.dumps([_plain(one) for one in seen], indent=1))
+        else:
+            for one in seen:
+                _show(one, all)
+    return max(_STATUS[one.state] for one in seen)
+
+
+def audited(folder: Path) -> Audited:
+    """What a folder is."""
+    try:
+        files = lengths(folder)
+    except OSError as error:
+        return Audited(folder, "none", f"cannot be looked into: {error.strerror}")
+    own = sorted(name for name in files if name == METADATA or _OF_A_RANK.fullmatch(name))
+    if os.path.lexists(folder / METADATA):
+        own = [METADATA]
+    if not own:
+        if not any(map(_UNFINISHED.fullmatch, files)):
+            return Audited(
+                folder, "none", f"holds no checkpoint of torch.distributed.checkpoint (no {METADATA})"
+            )
+        because = f"no {METADATA}, which is written last: its save did not end"
+        return Audited(folder, "torn", because, files=files)
+    found = Audited(folder, "whole", files=files)
+    named: set[str] = {*own}
+    for name in own:
+        try:
+            manifest = foreign_manifest(folder, files, name)
+        except OSError as error:
+            return Audited(folder, "damaged", f"{name}: cannot be read: {error.strerror}", files=files)
+        except MetadataError as error:
+            return Audited(folder, "damaged", f"{name}: is not what DCP writes: {error}", files=files)
+        _add(found, manifest, "" if name == METADATA else name.removesuffix(METADATA).strip("_"))
+        named |= {*manifest.named}
+    found.beside = {path: size for path, size in files.items() if path not in named}
+    found.state = "damaged" if found.findings else "whole"
+    return found
+
+
+def _add(found: Audited, manifest: Manifest, rank: str) -> None:
+    """Add what one file of metadata says; `rank` is whose it is, if it is one rank's."""
+    told = [one for one in audit(manifest, manifest.entries) if one.problem is not Problem.stray]
+    found.findings += told
+    prefix = f"rank {rank}: " if rank else ""
+    found.entries |= {f"{prefix}{key}": entry for key, entry in manifest.entries.items()}
+
+
+def lengths(folder: Path) -> dict[str, int]:
+    """The bytes of each regular file below a folder by its relative path; links to files are followed, those
+    to folders are not.
+
+    Raises:
+        OSError: the folder is none, or cannot be looked into.
+    """
+    found: dict[str, int] = {}
+    for item in sorted(folder.iterdir()):
+        if item.is_dir() and not item.is_symlink():
+            found |= {f"{item.name}/{name}": size for name, size in lengths(item).items()}
+        elif item.is_file():
+            found[item.name] = item.stat().st_size
+    return found
+
+
+def _print_newest(folders: Iterable[Path]) -> int:
+    places = [place for folder in folders for place in _checkpoints_below(folder)]
+    if not places:
+        raise ResultsError(f"{', '.join(map(str, folders))}: no checkpoint here, nor in a folder below")
+    for _, place in sorted(places, reverse=True):
+        one = audited(place)
+        if one.state == "whole":
+            with standard_output():
+                print(place)
+            return 0
+        complain(f"{place}: {one.state}: {_why(one)}")
+    return 1
+
+
+def _checkpoints_below(folder: Path) -> Iterator[tuple[float, Path]]:
+    """The folders below one that hold metadata or what a broken save leaves, and when they were written."""
+    for place, _, names in os.walk(folder):
+        written = [name for name in names if name == METADATA or _OF_A_RANK.fullmatch(name)]
+        written = written or [name for name in names if _UNFINISHED.fullmatch(name)]
+        if written:
+            yield max((Path(place) / name).lstat().st_mtime for name in written), Path(place)
+
+
+def _why(one: Audited) -> str:
+    if one.because:
+        return one.because
+    more = f" (and {len(one.findings) - 1} more)" if len(one.findings) > 1 else ""
+    return f"{finding_sentence(one.findings[0])}{more}" if one.findings else ""
+
+
+def _show(one: Audited, all_keys: bool) -> None:
+    console = Console(soft_wrap=True)
+    style = style_of("pass" if one.state == "whole" else "fail")
+    told = {"none": "no checkpoint"}.get(one.state, one.state)
+    console.print(text_of(f"{one.folder}: {told}{f': {one.because}' if one.because else ''}", style))
+    if one.entries:
+        tensors = [entry for entry in one.entries.values() if entry.shape is not None]
+        elements = sum(math.prod(entry.shape or ()) for entry in tensors)
+        files, values = len(one.files) - len(one.beside), len(one.entries) - len(tensors)
+        counted = f"{_count(len(tensors), 'tensor')} with {elements:,} elements, {_count(values, 'value')}"
+        console.print(f"  {decimal(one.size)} in {_count(files, 'file')}; {counted}")
+    for finding in one.findings[: None if all_keys else _MOST_SHOWN]:
+        console.print(text_of(f"  {finding_sentence(finding)}"))
+    if not all_keys and len(one.findings) > _MOST_SHOWN:
+        console.print(f"  and {len(one.findings) - _MOST_SHOWN} more: --all shows them")
+    if one.beside:
+        names = ", ".join([*one.beside][:3]) + (", ..." if len(one.beside) > 3 else "")
+        console.print(text_of(f"  beside it {decimal(sum(one.beside.values()))} that no key names: {names}"))
+    _show_keys(one, all_keys)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _show_keys(one: Audited, all_keys: bool) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("  key", "dtype", "shape", "chunks"):
+        table.add_column(column, justify="right" if column == "chunks" else "left")
+    for key, entry in [*one.entries.items()][: None if all_keys else _MOST_SHOWN]:
+        shape = "" if entry.shape is None else str([*entry.shape])
+        dtype = (entry.dtype or "value").removeprefix("torch.")
+        table.add_row(text_of(f"  {key}"), text_of(dtype), shape, str(len(entry.chunks)))
+    if one.entries:
+        console_for(table).print(table)
+    if not all_keys and len(one.entries) > _MOST_SHOWN:
+        print(f"  and {len(one.entries) - _MOST_SHOWN} more: --all shows them")
+
+
+def _plain(one: Audited) -> dict[str, Any]:
+    """For JSON."""
+    return {
+        "checkpoint": str(one.folder),
+        "state": one.state,
+        "because": _why(one) or None,
+        "bytes": one.size,
+        "files": one.files,
+        "beside": [*one.beside],
+        "findings": [{**finding.plain(), "text": finding_sentence(finding)} for finding in one.findings],
+        "keys": {
+            key: {
+                "dtype": entry.dtype,
+                "shape": entry.shape,
+                "chunks": [{"offsets": c.offsets, "sizes": c.sizes, "file": c.file} for c in entry.chunks],
+            }
+            for key, entry in one.entries.items()
+        },
+    }

@@ -1,0 +1,248 @@
+"""`dcpbench doctor`: whether this machine can run what it should, and how to mend what it lacks."""
+
+import json
+import os
+import platform
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+from typing import Any
+
+import psutil
+from packaging.requirements import Requirement
+from packaging.version import Version
+from rich.console import Console
+from rich.filesize import decimal
+from rich.text import Text
+
+from dcpbench.config.errors import ConfigError
+from dcpbench.config.groups import StorageConfig
+from dcpbench.executors import fork_server
+from dcpbench.report.styles import standard_output, style_of, text_of
+
+RANKS = 4
+"""Of a cell, unless its configuration says otherwise."""
+_RANK_BYTES = 2**30
+"""What a rank with torch takes up before it has a model, generously."""
+_LEAST_SHARED_BYTES = 2**28
+_LEAST_OPEN = 1024
+"""Of files that a process may have open, and of processes."""
+_STYLES = {"ok": "pass", "warning": "xfail", "bad": "fail"}
+_REMOTE = ("nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs")
+_HEADERS = "#include <Python.h>\n#include <omp.h>\n"
+"""What the code of torch.compile for the CPU includes."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """What was looked at, whether it is `ok`, a `warning` or `bad`, what was seen, and how to mend it."""
+
+    what: str
+    state: str
+    seen: str
+    mend: str = ""
+
+
+def main(folder: Path | None = None, as_json: bool = False) -> int:
+    """Look at this machine; 1 if something is bad. Checkpoints would go to `folder`."""
+    lines = []
+    console = Console(soft_wrap=True)
+    with standard_output():
+        for line in examined(folder or Path("outputs")):
+            lines.append(line)
+            if not as_json:
+                seen = f"{line.seen}{f': {line.mend}' if line.mend else ''}"
+                state = Text(f"{line.state:9}", style_of(_STYLES[line.state]))
+                console.print(Text(f"{line.what:15}") + state + text_of(seen))
+        if as_json:
+            print(json.dumps([asdict(line) for line in lines], indent=1))
+    return int(any(line.state == "bad" for line in lines))
+
+
+def examined(folder: Path) -> Iterator[Line]:
+    """What was found, line by line; torch comes last, whose import goes on meanwhile."""
+    context = fork_server.fork_server(compiles=False)
+    yield _processors()
+    yield _memory()
+    yield _shared_memory()
+    yield _disk(folder)
+    yield _compiler()
+    yield _loopback()
+    yield _limit("open files", resource.RLIMIT_NOFILE, _LEAST_OPEN, "ulimit -n 65536")
+    yield _limit("processes", resource.RLIMIT_NPROC, _LEAST_OPEN, "ulimit -u 65536")
+    try:
+        machine = fork_server.probe(context)
+    except ConfigError as error:
+        yield Line("torch", "bad", str(error), "pip install torch")
+        return
+    machine.complete()
+    yield _torch(machine.description)
+    yield _gpus(machine.description)
+
+
+def _torch(description: dict[str, Any]) -> Line:
+    version = description["torch"]
+    needed = next((one for one in _requirements() if one.name == "torch"), None)
+    seen = f"{version} on Python {platform.python_version()}"
+    if needed and not needed.specifier.contains(Version(version), prereleases=True):
+        return Line("torch", "bad", f"{seen}; {needed} is needed", f"pip install '{needed}'")
+    return Line("torch", "ok", f"{seen} ({needed.specifier} is supported)" if needed else seen)
+
+
+def _requirements() -> list[Requirement]:
+    with suppress(PackageNotFoundError):
+        return [Requirement(one) for one in requires("dcpbench") or ()]
+    return []
+
+
+def _gpus(description: dict[str, Any]) -> Line:
+    count, known = description["gpu_count"], _nvidia_smi("-L")
+    if not count:
+        if not known:
+            return Line("gpus", "ok", "none: cells run on the CPU")
+        seen = f"the driver knows {len(known)}, torch {description['torch']} none"
+        mend = "install a CUDA build of torch" if not description["cuda"] else "look at CUDA_VISIBLE_DEVICES"
+        return Line("gpus", "warning", seen, mend)
+    names = ", ".join(dict.fromkeys(description.get("gpus", ())))
+    versions = f"CUDA {description['cuda']}, NCCL {description.get('nccl')}"
+    seen = f"{count} × {names}, {versions}"
+    if count < RANKS:
+        mend = f"world_size={count} where all of it is to run there"
+        return Line("gpus", "warning", f"{seen}; a cell on {RANKS} ranks has no room", mend)
+    links = links_of(_nvidia_smi("topo", "-m"))
+    if not links:
+        return Line("gpus", "warning", f"{seen}; how they are linked is not known", "nvidia-smi topo -m")
+    linked = f"{seen}, linked by {', '.join(links)}"
+    if any(not link.startswith("NV") for link in links):
+        return Line("gpus", "warning", linked, "without NVLink between all of them collectives are slow")
+    return Line("gpus", "ok", linked)
+
+
+def _nvidia_smi(*words: str) -> list[str]:
+    try:
+        asked = ["nvidia-smi", *words]
+        ended = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return ended.stdout.splitlines()
+
+
+def links_of(topology: list[str]) -> list[str]:
+    """How GPUs are linked to each other by `nvidia-smi topo -m`: NV18, PIX, SYS, ..., each once."""
+    rows = [re.sub(r"\x1b\[\d*m", "", line).split() for line in topology]
+    rows = [row for row in rows if row and re.fullmatch(r"GPU\d+", row[0]) and "X" in row]
+    found = (link for row in rows for link in row[1 : 1 + len(rows)] if link != "X")
+    return list(dict.fromkeys(found))
+
+
+def _processors() -> Line:
+    cores = len(os.sched_getaffinity(0))
+    seen = f"{cores} core{'s' if cores > 1 else ''}, {platform.machine()}"
+    if cores < 2:
+        return Line("cores", "warning", seen, f"{RANKS} ranks share it, and every cell takes longer")
+    return Line("cores", "ok", seen)
+
+
+def _memory() -> Line:
+    memory = psutil.virtual_memory()
+    seen = f"{decimal(memory.available)} of {decimal(memory.total)} are free"
+    if memory.available < RANKS * _RANK_BYTES:
+        needed = decimal(RANKS * _RANK_BYTES)
+        return Line("memory", "warning", seen, f"{RANKS} ranks take about {needed}; end what else runs")
+    return Line("memory", "ok", seen)
+
+
+def _shared_memory(place: Path = Path("/dev/shm")) -> Line:  # noqa: S108
+    mend = "mount it larger; in a container: docker run --ipc=host or --shm-size=8g"
+    try:
+        free = shutil.disk_usage(place).free
+    except OSError as error:
+        return Line("shared memory", "bad", f"{place}: {error.strerror}", mend)
+    if not os.access(place, os.W_OK):
+        return Line("shared memory", "bad", f"{place} cannot be written to", f"chmod 1777 {place}")
+    if free < _LEAST_SHARED_BYTES:
+        return Line("shared memory", "warning", f"only {decimal(free)} are free in {place}", mend)
+    return Line("shared memory", "ok", f"{decimal(free)} are free in {place}")
+
+
+def _disk(folder: Path) -> Line:
+    """Where checkpoints go: the nearest folder that is there decides."""
+    place = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.exists())
+    elsewhere = "start it elsewhere, or name another folder with hydra.sweep.dir= or storage.root="
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        return Line("disk", "bad", f"{place} cannot be written to: {error.strerror}", elsewhere)
+    free, least = shutil.disk_usage(place).free, StorageConfig().keep_free_bytes
+    kind = _file_system(place)
+    seen = f"{decimal(free)} are free in {place} ({kind})"
+    if free < least:
+        stays = f"{decimal(least)} are to stay free (storage.keep_free_bytes)"
+        return Line("disk", "bad", f"{seen}, and {stays}", elsewhere)
+    if kind == "tmpfs":
+        return Line(
+            "disk", "warning", seen, "that is memory: times of saves are no disk's, and ranks need it"
+        )
+    if kind in _REMOTE:
+        return Line("disk", "warning", seen, "that is over the network: others change its times")
+    return Line("disk", "ok", seen)
+
+
+def _file_system(place: Path) -> str:
+    """The type of the file system that a folder is on."""
+    mounts = [part for part in psutil.disk_partitions(all=True) if place.is_relative_to(part.mountpoint)]
+    return max(mounts, key=lambda part: len(part.mountpoint)).fstype if mounts else "unknown"
+
+
+def _compiler() -> Line:
+    """What torch.compile needs on a CPU; on GPUs Triton brings its own, but needs a C compiler too."""
+    name = next((one for one in (os.environ.get("CXX"), "g++", "clang++") if one and shutil.which(one)), None)
+    packages = "apt-get install g++ python3-dev, or leave compile=true out"
+    if name is None:
+        return Line("compiler", "warning", "no g++: cells with compile=true end as error", packages)
+    words = [name, "-fsyntax-only", "-fopenmp", f"-I{sysconfig.get_path('include')}", "-x", "c++", "-"]
+    try:
+        tried = subprocess.run(words, input=_HEADERS, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.SubprocessError) as error:
+        return Line("compiler", "warning", f"{name} does not run: {error}", packages)
+    if tried.returncode:
+        why = next((line for line in tried.stderr.splitlines() if "error" in line), "it failed")
+        return Line("compiler", "warning", f"{name} cannot compile for Python: {why.strip()}", packages)
+    return Line("compiler", "ok", f"{shutil.which(name)}, with Python.h and OpenMP")
+
+
+def _loopback() -> Line:
+    """Ranks meet over TCP on this host: gloo on the interface `lo`."""
+    mend = "ip link set lo up; in a sandbox allow sockets on 127.0.0.1"
+    wanted = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+    if wanted not in psutil.net_if_addrs():
+        return Line("loopback", "bad", f"there is no interface {wanted} (GLOO_SOCKET_IFNAME)", mend)
+    try:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname(), timeout=5),
+        ):
+            port = server.getsockname()[1]
+    except OSError as error:
+        return Line("loopback", "bad", f"no connection to 127.0.0.1: {error}", mend)
+    return Line("loopback", "ok", f"interface {wanted}, a port was free ({port})")
+
+
+def _limit(what: str, number: int, least: int, mend: str) -> Line:
+    soft, hard = resource.getrlimit(number)
+    of = "unlimited" if hard == resource.RLIM_INFINITY else f"{hard:,}"
+    if soft == resource.RLIM_INFINITY:
+        return Line(what, "ok", "unlimited")
+    if soft < least:
+        return Line(what, "warning", f"at most {soft:,} (this user may ask for {of})", mend)
+    return Line(what, "ok", f"at most {soft:,}")

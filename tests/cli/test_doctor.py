@@ -1,0 +1,185 @@
+"""What the machine lacks is told with how to mend it; what it has is ok."""
+
+import json
+import os
+import resource
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+
+from dcpbench.cli import doctor
+from dcpbench.cli.commands import main
+from dcpbench.config.errors import ConfigError
+from dcpbench.executors import fork_server
+
+LINKED = """
+\t\x1b[4mGPU0\tGPU1\tGPU2\tCPU Affinity\tNUMA Affinity\x1b[0m
+GPU0\t X \tNV18\tNV18\t0-47\t0
+GPU1\tNV18\t X \t{link}\t0-47\t0
+GPU2\tNV18\t{link}\t X \t0-47\t0
+NIC0\tSYS\tSYS\tSYS\t\t
+
+Legend:
+
+  X    = Self
+"""
+
+
+class Usage(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+def of_torch(**other: Any) -> dict[str, Any]:
+    return {"torch": "2.13.0", "gpu_count": 0, "cuda": None, **other}
+
+
+def test_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which runs the tests."""
+    status = main(["doctor", "--folder", str(tmp_path / "later")])
+    shown = capsys.readouterr().out
+    assert 8 <= shown.count("\n") <= 12
+    assert main(["doctor", "--json", "--folder", str(tmp_path)]) == status == 0
+    lines = {line["what"]: line for line in json.loads(capsys.readouterr().out)}
+    assert [*lines] == [line[:15].strip() for line in shown.splitlines()]
+    assert {line["state"] for line in lines.values()} <= {"ok", "warning"}
+    assert all(bool(line["mend"]) is (line["state"] != "ok") for line in lines.values())
+    assert lines["torch"]["state"] == "ok"
+    assert str(tmp_path) in lines["disk"]["seen"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_torch_it_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def gone(_: object) -> None:
+        raise ConfigError("torch cannot be imported here; see the error above")
+
+    monkeypatch.setattr(fork_server, "fork_server", lambda compiles: None)
+    monkeypatch.setattr(fork_server, "probe", gone)
+    assert main(["doctor"]) == 1
+    assert "torch          bad      torch cannot be imported here" in capsys.readouterr().out
+
+
+def test_a_torch_that_is_too_old_is_bad() -> None:
+    line = doctor._torch(of_torch(torch="2.4.1+cu121"))
+    assert (line.state, line.mend) == ("bad", "pip install 'torch>=2.11'")
+    assert doctor._torch(of_torch(torch="2.14.0a0+git1234")).state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("known", "link", "state", "told"),
+    [
+        (of_torch(), None, "ok", "none: cells run on the CPU"),
+        (
+            of_torch(),
+            "NV18",
+            "warning",
+            "the driver knows 3, torch 2.13.0 none: install a CUDA build of torch",
+        ),
+        (of_torch(cuda="13.0"), "NV18", "warning", "look at CUDA_VISIBLE_DEVICES"),
+        (of_torch(gpu_count=4, gpus=["H200"] * 4, cuda="13.0", nccl="2.28"), "NV18", "ok", "linked by NV18"),
+        (of_torch(gpu_count=4, gpus=["H200"] * 4), "SYS", "warning", "linked by NV18, SYS: without NVLink"),
+        (of_torch(gpu_count=4, gpus=["H200"] * 4), None, "warning", "how they are linked is not known"),
+        (of_torch(gpu_count=1, gpus=["H200"]), "NV18", "warning", "world_size=1"),
+    ],
+)
+def test_gpus(
+    known: dict[str, Any],
+    link: str | None,
+    state: str,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By what a program named nvidia-smi prints, if there is one."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if link:
+        program = tmp_path / "nvidia-smi"
+        listed = "GPU 0: H200\nGPU 1: H200\nGPU 2: H200"
+        text = LINKED.format(link=link)
+        program.write_text(f"#!/bin/sh\nif [ $1 = -L ]; then echo '{listed}'; else echo '{text}'; fi\n")
+        program.chmod(0o755)
+    line = doctor._gpus(known)
+    assert (line.state, told in f"{line.seen}: {line.mend}") == (state, True), line
+
+
+def test_a_disk_that_is_full_remote_or_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor._disk(tmp_path).state == "ok"
+    for kind, state in (("tmpfs", "warning"), ("nfs4", "warning"), ("xfs", "ok")):
+        monkeypatch.setattr(doctor, "_file_system", lambda _, kind=kind: kind)
+        assert doctor._disk(tmp_path).state == state
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(2**40, 2**40, 2**20))
+    line = doctor._disk(tmp_path / "not" / "there")
+    assert line.state == "bad"
+    assert "1.0 MB are free" in line.seen
+    assert "storage.keep_free_bytes" in line.seen
+
+
+def test_a_folder_that_takes_nothing_is_bad() -> None:
+    line = doctor._disk(Path("/proc/sys"))
+    assert (line.state, "cannot be written to" in line.seen) == ("bad", True)
+
+
+def test_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor._shared_memory(tmp_path).state == "ok"
+    assert doctor._shared_memory(tmp_path / "nowhere").state == "bad"
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(2**26, 0, 2**26))
+    line = doctor._shared_memory(tmp_path)
+    assert (line.state, "--shm-size" in line.mend) == ("warning", True)
+
+
+def test_a_compiler_that_is_not_there_or_no_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    if shutil.which("g++"):
+        assert doctor._compiler().state == "ok"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "no g++" in doctor._compiler().seen
+    program = tmp_path / "g++"
+    program.write_text("#!/bin/sh\necho 'fatal error: Python.h: No such file' >&2\nexit 1\n")
+    program.chmod(0o755)
+    line = doctor._compiler()
+    assert (line.state, "Python.h: No such file" in line.seen) == ("warning", True)
+    program.write_text("no program")
+    assert "does not run" in doctor._compiler().seen
+
+
+def test_no_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor._loopback().state == "ok"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth77")
+    assert "there is no interface eth77" in doctor._loopback().seen
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(socket, "create_server", refused)
+    line = doctor._loopback()
+    assert (line.state, "Operation not permitted" in line.seen) == ("bad", True)
+
+
+def test_what_is_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = psutil.virtual_memory()._replace(available=2**30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    assert (doctor._memory().state, "1.1 GB of" in doctor._memory().seen) == ("warning", True)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    assert doctor._processors().state == "warning"
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
+    line = doctor._limit("open files", resource.RLIMIT_NOFILE, 1024, "ulimit -n 65536")
+    assert (line.state, line.seen) == ("warning", "at most 256 (this user may ask for 4,096)")
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
+    assert doctor._limit("open files", 7, 1024, "").seen == "unlimited"
+
+
+def test_an_nvidia_smi_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hangs(*words: object, **how: Any) -> None:
+        raise subprocess.TimeoutExpired("nvidia-smi", how["timeout"])
+
+    monkeypatch.setattr(subprocess, "run", hangs)
+    assert doctor._nvidia_smi("-L") == []

@@ -1,0 +1,380 @@
+"""Checkpoints that plain `dcp.save` writes, damaged in every way: told, and nothing of them is ever run."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+from dcpbench.checkpointers.dcp_metadata import foreign_manifest, manifest_of
+from dcpbench.cli import audit
+from dcpbench.cli.commands import main
+from support.gloo_ranks import WORLD_SIZE, Ask
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool, torch.complex64)
+
+
+def save(folder: Path) -> None:
+    """What one process without a process group saves."""
+    tensors = {f"of {dtype}": torch.zeros(2, 3, dtype=dtype) for dtype in DTYPES}
+    state = {"model": {"weight": torch.rand(4, 6), **tensors}, "epoch": 7, "empty": torch.rand(0, 3)}
+    with warnings.catch_warnings(action="ignore"):
+        dcp.save(state, checkpoint_id=folder, no_dist=True)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved") / "step-1"
+    save(folder)
+    return folder
+
+
+@pytest.fixture
+def checkpoint(saved: Path, tmp_path: Path) -> Path:
+    """One to damage."""
+    folder = tmp_path / "step-1"
+    folder.mkdir()
+    for item in saved.iterdir():
+        (folder / item.name).write_bytes(item.read_bytes())
+    return folder
+
+
+def looked_at(*words: str | Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[dict]]:
+    status = main(["audit", "--json", *map(str, words)])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def test_a_whole_one(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, (seen,) = looked_at(checkpoint, capsys=capsys)
+    assert (status, seen["state"], seen["because"], seen["findings"]) == (0, "whole", None, [])
+    assert seen["bytes"] == sum(item.stat().st_size for item in checkpoint.iterdir())
+    weight = seen["keys"]["model.weight"]
+    chunk = {"offsets": [0, 0], "sizes": [4, 6], "file": "__0_0.distcp"}
+    assert weight == {"dtype": "torch.float32", "shape": [4, 6], "chunks": [chunk]}
+    assert [seen["keys"][f"model.of {dtype}"]["dtype"] for dtype in DTYPES] == list(map(str, DTYPES))
+    assert seen["keys"]["epoch"] == {
+        "dtype": None,
+        "shape": None,
+        "chunks": [{"offsets": [], "sizes": [], "file": "__0_0.distcp"}],
+    }
+    assert main(["audit", str(checkpoint)]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith(f"{checkpoint}: whole\n")
+    assert "8 tensors with 60 elements, 1 value\n" in told
+    assert "model.of torch.bfloat16       bfloat16       [2, 3]       1" in told
+
+
+def test_it_is_read_as_torch_reads_it(saved: Path) -> None:
+    found = audit.lengths(saved)
+    assert foreign_manifest(saved, found) == manifest_of(FileSystemReader(saved).read_metadata(), found)
+
+
+def test_it_needs_no_torch(saved: Path) -> None:
+    program = [sys.executable, "-X", "importtime", "-m", "dcpbench", "audit", str(saved)]
+    ended = subprocess.run(program, capture_output=True, text=True, check=True)
+    assert "| torch\n" not in ended.stderr
+    assert "| pandas\n" not in ended.stderr
+
+
+def rewritten(change: Callable[[Metadata], object]) -> Callable[[Path], None]:
+    """Damage to what `.metadata` says."""
+
+    def damage(folder: Path) -> None:
+        path = folder / ".metadata"
+        metadata = pickle.loads(path.read_bytes())
+        change(metadata)
+        path.write_bytes(pickle.dumps(metadata))
+
+    return damage
+
+
+def chunked(*chunks: tuple[tuple[int, ...], tuple[int, ...]]) -> Callable[[Path], None]:
+    """`model.weight` in these chunks (offsets, sizes), all of them stored."""
+
+    def change(metadata: Metadata) -> None:
+        entry = metadata.state_dict_metadata["model.weight"]
+        place = metadata.storage_data.pop(MetadataIndex("model.weight", (0, 0)))
+        entry.chunks = [ChunkStorageMetadata(torch.Size(at), torch.Size(size)) for at, size in chunks]
+        for at, _ in chunks:
+            metadata.storage_data[MetadataIndex("model.weight", at)] = place
+
+    return rewritten(change)
+
+
+def cut(name: str, left: float) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        os.truncate(folder / name, int((folder / name).stat().st_size * left))
+
+    return damage
+
+
+def removed(*names: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        for name in names:
+            (folder / name).unlink()
+
+    return damage
+
+
+def replaced(name: str, make: Callable[[Path], object]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        (folder / name).unlink()
+        make(folder / name)
+
+    return damage
+
+
+def sparse(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 2**42)
+
+
+DATA, METADATA = "__0_0.distcp", ".metadata"
+DAMAGED = {
+    "data short": (cut(DATA, 0.5), "damaged", "bytes by .metadata"),
+    "data missing": (removed(DATA), "damaged", "no such file"),
+    "data a pipe": (replaced(DATA, os.mkfifo), "damaged", "no such file"),
+    "data a folder": (replaced(DATA, Path.mkdir), "damaged", "no such file"),
+    "data huge": (replaced(DATA, sparse), "damaged", "bytes by .metadata, 4398046511104"),
+    "no metadata": (removed(METADATA), "torn", "its save did not end"),
+    "unfinished metadata": (lambda at: (at / METADATA).rename(at / ".metadata.tmp"), "torn", "did not end"),
+    "nothing": (removed(METADATA, DATA), "none", "holds no checkpoint"),
+    "metadata short": (cut(METADATA, 0.9), "damaged", ".metadata: is not what DCP writes"),
+    "metadata empty": (cut(METADATA, 0), "damaged", "EOFError"),
+    "metadata a pipe": (replaced(METADATA, os.mkfifo), "damaged", "it is no regular file"),
+    "metadata a folder": (replaced(METADATA, Path.mkdir), "damaged", "Is a directory"),
+    "metadata huge": (replaced(METADATA, sparse), "damaged", "bytes are more than"),
+    "metadata a loop": (replaced(METADATA, lambda at: at.symlink_to(at)), "damaged", "cannot be read"),
+    "metadata nowhere": (replaced(METADATA, lambda at: at.symlink_to("/nowhere")), "damaged", "No such file"),
+    "metadata a device": (replaced(METADATA, lambda at: at.symlink_to("/dev/zero")), "damaged", "no regular"),
+    "metadata text": (lambda at: (at / METADATA).write_text("hello"), "damaged", "is not what DCP writes"),
+    "metadata a list": (lambda at: (at / METADATA).write_bytes(pickle.dumps([1])), "damaged", "no metadata"),
+    "chunks overlap": (chunked(((0, 0), (3, 6)), ((2, 0), (2, 6))), "damaged", "[0, 0] and [2, 0] overlap"),
+    "a column twice": (chunked(((0, 0), (4, 4)), ((0, 3), (4, 3))), "damaged", "overlap"),
+    "a hole": (chunked(((0, 0), (2, 6)), ((3, 0), (1, 6))), "damaged", "hold 18 of 24 elements"),
+    "beyond": (chunked(((0, 0), (4, 7))), "damaged", "reaches beyond"),
+    "other dimensions": (chunked(((0,), (24,))), "damaged", "shapes that are none"),
+    "negative": (chunked(((0, 0), (4, -6))), "damaged", "shapes that are none"),
+    "not stored": (
+        rewritten(lambda of: of.storage_data.pop(MetadataIndex("model.weight", (0, 0)))),
+        "damaged",
+        "nothing is stored for the chunk at [0, 0]",
+    ),
+    "no key": (
+        rewritten(lambda of: of.state_dict_metadata.pop("model.weight")),
+        "damaged",
+        "it is stored, but no key has it",
+    ),
+    "key a number": (
+        rewritten(lambda of: of.state_dict_metadata.update({7: BytesStorageMetadata()})),
+        "damaged",
+        "is not what DCP writes",
+    ),
+    "no storage": (rewritten(lambda of: setattr(of, "storage_data", None)), "damaged", "nothing is stored"),
+    "no places": (
+        rewritten(lambda of: setattr(of, "storage_data", [1])),
+        "damaged",
+        "is not what DCP writes",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_every_damage_is_told(case: str, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    damage, state, told = DAMAGED[case]
+    damage(checkpoint)
+    status, (seen,) = looked_at(checkpoint, capsys=capsys)
+    assert (status, seen["state"]) == ({"torn": 1, "damaged": 1, "none": 2}[state], state)
+    assert told in seen["because"].replace("(", "[").replace(")", "]")
+    assert main(["audit", str(checkpoint)]) == status
+    shown = capsys.readouterr()
+    assert shown.out.startswith(f"{checkpoint}: {'no checkpoint' if state == 'none' else state}")
+    assert told in shown.out.replace("(", "[").replace(")", "]")
+    assert shown.err == ""
+
+
+class Calls:
+    """A pickle that calls something."""
+
+    def __init__(self, function: Callable, *arguments: object) -> None:
+        self._made = function, arguments
+
+    def __reduce__(self) -> tuple:
+        return self._made
+
+
+def in_metadata(thing: object) -> bytes:
+    return pickle.dumps(Metadata({"w": BytesStorageMetadata()}, planner_data=thing))
+
+
+MALICIOUS = {
+    "a command": pickle.dumps(Calls(os.system, "touch ran")),
+    "within metadata": in_metadata(Calls(os.system, "touch ran")),
+    "an open": in_metadata(Calls(open, "ran", "w")),
+    "an eval": pickle.dumps(Calls(eval, "open('ran', 'w')")),
+    "by way of torch": b"\x80\x04\x8c\x05torch\x8c\tos.system\x93\x8c\ttouch ran\x85R.",
+    "by way of a dtype": b"\x80\x04\x8c\x05torch\x8c\rfloat32.__new_\x93.",
+    "by way of a class": b"\x80\x04\x8c%torch.distributed.checkpoint.metadata\x8c\x0cos.system.__\x93.",
+    "an old way": b"cposix\nsystem\n(S'touch ran'\ntR.",
+    "an instance": b"(S'touch ran'\niposix\nsystem\n.",
+    "an extension": b"\x80\x02\x82\x01.",
+    "a persistent id": b"Pnumber\n.",
+}
+
+
+@pytest.mark.parametrize("case", MALICIOUS)
+def test_nothing_is_run(
+    case: str, checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(checkpoint.parent)
+    (checkpoint / METADATA).write_bytes(MALICIOUS[case])
+    assert main(["audit", str(checkpoint)]) == 1
+    said = capsys.readouterr()
+    assert said.out.count("\n") == 1
+    assert ".metadata: is not what DCP writes" in said.out
+    assert not Path("ran").exists()
+
+
+def test_a_class_that_is_changed_is_nobody_elses(checkpoint: Path, tmp_path: Path) -> None:
+    """BUILD with slots sets attributes of whatever stands on the stack, of a class too."""
+    before = (checkpoint / METADATA).read_bytes()
+    build = (
+        b"\x80\x04\x8c%torch.distributed.checkpoint.metadata\x8c\x08Metadata\x93N}\x8c\x05stateK\x01s\x86b."
+    )
+    (checkpoint / METADATA).write_bytes(build)
+    assert audit.audited(checkpoint).state == "damaged"
+    assert not hasattr(Metadata, "state")
+    (checkpoint / METADATA).write_bytes(before)
+    assert audit.audited(checkpoint).state == "whole"
+
+
+def test_names_that_a_terminal_would_obey_or_that_are_none(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (checkpoint / os.fsdecode(b"\xff\x1b[31m")).write_text("stray")
+    rewritten(lambda of: of.state_dict_metadata.update({"\x1b]0;title\x07\ud800": BytesStorageMetadata()}))(
+        checkpoint
+    )
+    assert main(["audit", str(checkpoint)]) == 1
+    said = capsys.readouterr()
+    assert "\x1b" not in said.out + said.err
+    assert r"\x1b]0;title\x07" in said.out
+    assert main(["audit", "--json", str(checkpoint)]) == 1
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_other_files_may_lie_beside(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (checkpoint / "trainer").mkdir()
+    (checkpoint / "trainer" / "config.json").write_text("{}")
+    status, (seen,) = looked_at(checkpoint, capsys=capsys)
+    assert (status, seen["state"], seen["beside"]) == (0, "whole", ["trainer/config.json"])
+
+
+def test_a_tensor_in_very_many_chunks(tmp_path: Path) -> None:
+    """Of 20,000 chunks not every two are held against each other."""
+    rows = 20_000
+    chunks = [ChunkStorageMetadata(torch.Size((row, 0)), torch.Size((1, 8))) for row in range(rows)]
+    save(tmp_path)
+    metadata = FileSystemReader(tmp_path).read_metadata()
+    weight = metadata.state_dict_metadata["model.weight"]
+    place = metadata.storage_data[MetadataIndex("model.weight", (0, 0))]
+    metadata.state_dict_metadata = {
+        "w": TensorStorageMetadata(weight.properties, torch.Size((rows, 8)), chunks)
+    }
+    metadata.storage_data = {MetadataIndex("w", (row, 0)): place for row in range(rows)}
+    (tmp_path / METADATA).write_bytes(pickle.dumps(metadata))
+    found = [one for one in audit.audited(tmp_path).findings if one.name == "w"]
+    assert found == []
+
+
+def test_the_newest_whole_one(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, name in enumerate(("step-10", "run/step-20", "run/step-30", "step-40")):
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        for item in saved.iterdir():
+            (folder / item.name).write_bytes(item.read_bytes())
+        for item in folder.iterdir():
+            os.utime(item, (1e9 + number, 1e9 + number))
+    (tmp_path / "run/step-30" / DATA).unlink()
+    (tmp_path / "step-40" / METADATA).unlink()
+    assert main(["audit", "--newest", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert said.out == f"{tmp_path / 'run/step-20'}\n"
+    assert f"{tmp_path / 'step-40'}: torn" in said.err
+    assert f"{tmp_path / 'run/step-30'}: damaged" in said.err
+    assert main(["audit", "--newest", str(tmp_path / "run/step-30")]) == 1
+    assert main(["audit", "--newest", str(tmp_path / "nowhere")]) == 2
+
+
+def test_several_at_once(checkpoint: Path, saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cut(DATA, 0.5)(checkpoint)
+    status, seen = looked_at(saved, checkpoint, capsys=capsys)
+    assert (status, [one["state"] for one in seen]) == (1, ["whole", "damaged"])
+    assert main(["audit", str(saved), str(checkpoint), "/nowhere"]) == 2
+
+
+def save_sharded(folder: str, of_pairs: bool) -> int:
+    """Save a model and its optimizer, sharded over all ranks or over the first two, on each rank; the number
+    of ranks that saved."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 10), torch.nn.Linear(10, 3))
+    whole = init_device_mesh(
+        "cpu", (2, 2) if of_pairs else (WORLD_SIZE,), mesh_dim_names=("a", "b")[: 1 + of_pairs]
+    )
+    mesh = whole["b"] if of_pairs else whole
+    if of_pairs:
+        wrapped = FullyShardedDataParallel(
+            model, device_id=torch.device("cpu"), process_group=mesh.get_group(), use_orig_params=True
+        )
+    else:
+        wrapped = fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.Adam(wrapped.parameters())
+    wrapped(torch.rand(4, 6)).sum().backward()
+    optimizer.step()
+    states = dict(zip(("model", "optimizer"), get_state_dict(wrapped, optimizer), strict=True))
+    if of_pairs and dist.get_rank() >= 2:
+        return mesh.size()
+    dcp.save(states, checkpoint_id=folder, process_group=mesh.get_group() if of_pairs else None)
+    return mesh.size()
+
+
+@pytest.mark.parametrize("of_pairs", [True, False], ids=["FSDP1 on two ranks", "FSDP2 on four"])
+def test_what_sharded_ranks_save(
+    of_pairs: bool, ask: Ask, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ask(save_sharded, str(tmp_path / "ck"), of_pairs)
+    status, (seen,) = looked_at(tmp_path / "ck", capsys=capsys)
+    assert (status, seen["findings"]) == (0, [])
+    assert len(seen["keys"]["model.0.weight"]["chunks"]) == sizes[0]
+    assert seen["keys"]["optimizer.state.0.weight.exp_avg"]["shape"] == [10, 6]
+    one = next(path for path in (tmp_path / "ck").glob("*.distcp"))
+    os.truncate(one, one.stat().st_size - 1)
+    assert looked_at(tmp_path / "ck", capsys=capsys)[0] == 1
+
+
+def test_each_rank_for_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without collectives each rank has metadata of its own."""
+    save(tmp_path)
+    (tmp_path / METADATA).rename(tmp_path / "__0.metadata")
+    status, (seen,) = looked_at(tmp_path, capsys=capsys)
+    assert (status, seen["state"]) == (0, "whole")
+    assert "rank 0: model.weight" in seen["keys"]
