@@ -7,7 +7,7 @@ A sample is a `console` block below a comment. Each line with `$ ` is a command,
 continues; what it prints to standard output follows. `sample` is compared as it stands; in a `timed sample`
 every decimal number is masked, and with it the width of columns; `at 100` is the width of a terminal, a file
 if nothing is said; `ends with 1` is the exit status of the last command, else 0. All commands run in one
-folder, the tutorial that makes the sweeps first, and a command that stands on two pages runs once. The folder
+folder, the tutorial that makes the sweeps first, and a sample that stands on two pages runs once. The folder
 holds bench/, docs/ and the files that pages show below `<!-- file: path -->`.
 
     <!-- timed sample at 100, ends with 1 -->
@@ -57,7 +57,7 @@ class Samples:
         self.folder = folder
         for name in ("bench", "docs"):
             shutil.copytree(root / name, folder / name, ignore=shutil.ignore_patterns("*.png", "*.md"))
-        self._ran: dict[tuple[str, int], tuple[str, int]] = {}
+        self._ran: dict[tuple[tuple[str, ...], int], tuple[str, int]] = {}
 
     def made(self, text: str) -> str:
         """A page's text with its samples as they are now; StaleError where a command ends otherwise."""
@@ -77,27 +77,29 @@ class Samples:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(found["text"])
             return found[0]
-        commands = _COMMAND.findall(found["text"])
-        shown, status = "", 0
-        for command in commands:
-            out, status = self._run(command, int(found["columns"] or 0))
-            shown += f"$ {command}\n{out}"
+        commands = (*_COMMAND.findall(found["text"]),)
+        asked = commands, int(found["columns"] or 0)
+        if asked not in self._ran:
+            self._ran[asked] = self._run(*asked)
+        shown, status = self._ran[asked]
         if status != int(found["status"] or 0):
             raise StaleError(f"{commands[-1]}: ended with {status}\n{shown}")
         return found[0][: found.start("text") - found.start()] + shown + "```"
 
-    def _run(self, command: str, columns: int) -> tuple[str, int]:
-        """What a command prints, in a terminal of so many columns, with 0 into a file, and how it ends."""
-        if (command, columns) not in self._ran:
-            beside = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-            modules = f"{self.folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-            own = {"PATH": beside, "PYTHONPATH": modules, "XDG_STATE_HOME": str(self.folder / "state")}
+    def _run(self, commands: tuple[str, ...], columns: int) -> tuple[str, int]:
+        """Commands with what each prints, in a terminal of so many columns, with 0 into a file, and how the
+        last one ends."""
+        beside = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        modules = f"{self.folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+        own = {"PATH": beside, "PYTHONPATH": modules, "XDG_STATE_HOME": str(self.folder / "state")}
+        shown, status = "", 0
+        for command in commands:
             text, errors, status = _printed(command, self.folder, {**os.environ, **own}, columns)
             if status not in (0, 1):
                 raise StaleError(f"{command}: ended with {status}\n{errors}")
-            lines = (line.rstrip() for line in text.replace(str(self.folder), "/home/you").splitlines())
-            self._ran[command, columns] = "".join(f"{line}\n" for line in lines), status
-        return self._ran[command, columns]
+            lines = text.replace(str(self.folder), "/home/you").splitlines()
+            shown += f"$ {command}\n" + "".join(f"{line.rstrip()}\n" for line in lines)
+        return shown, status
 
 
 def _printed(command: str, folder: Path, environment: dict[str, str], columns: int) -> tuple[str, str, int]:
@@ -132,17 +134,19 @@ def main() -> int:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--check", action="store_true", help="compare, and write nothing")
     asked = ask.parse_args()
-    stale = 0
+    made, stale = {}, 0
     with tempfile.TemporaryDirectory(prefix="dcpbench-samples-") as folder:
         samples = Samples(Path(folder))
         for page in pages():
             text = page.read_text()
             if not asked.check:
-                page.write_text(samples.made(text))
+                made[page] = samples.made(text)
                 continue
             for shown, now in samples.differing(text):
                 stale += 1
                 print(f"{page.relative_to(ROOT)} shows\n{shown}\nand it prints\n{now}\n")
+    for page, text in made.items():  # at the end: sweeps note whether the checkout is as it was committed
+        page.write_text(text)
     return int(stale > 0)
 
 

@@ -81,6 +81,13 @@ def test_on_a_phone_nothing_moves_sideways_and_every_column_is_reached(show: Cal
     )
 
 
+def test_on_paper_nothing_is_cut_off(show: Callable[..., Browser]) -> None:
+    a4 = 718
+    browser = show(many_scenarios(), before=four_cells(), environment=ENVIRONMENT, width=a4, media="print")
+    ends = "return [...document.querySelectorAll('main *')].map((it) => it.getBoundingClientRect().right)"
+    assert max(browser.js(ends)) <= a4
+
+
 def test_twelve_axes_fit(show: Callable[..., Browser]) -> None:
     rows = [one for one in many_scenarios() if (one.parallel, one.scenario) != ("none", "in_place")]
     browser = show(rows, width=1440)

@@ -73,7 +73,7 @@ def test_in_the_table_the_csv_and_the_pivot(sweeps: Path) -> None:
         "save",
         "status",
         "runs",
-        "index=",
+        "checks",
         "save_s",
         "save_stall_s",
         "load_s",
@@ -81,7 +81,7 @@ def test_in_the_table_the_csv_and_the_pivot(sweeps: Path) -> None:
         "queue_s",
         "hits",
     ]
-    assert table[1][3:] == ["fail", "5", "runs", "NO", "-", "-", "-", "-", "0.504", "51"]
+    assert table[1][3:] == ["fail", "5", "runs", "not", "index_equal", "-", "-", "-", "-", "0.504", "51"]
     csv = report(sweeps, "6", "--format", "csv").splitlines()
     assert {"queue_s", "hits", "index_equal"} <= set(csv[0].split(","))
     pivot = report(

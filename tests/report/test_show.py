@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -63,13 +64,17 @@ def test_runs_of_a_cell_are_one_line(matrix: Path) -> None:
     frame = read_frame(matrix)[0]
     table = summary(frame).set_index(["parallel", "save"])
     assert len(table) == 4
-    assert table.loc[("ddp", "sync"), ["status", "runs", "save_s", "model="]].tolist() == [
+    assert table.loc[("ddp", "sync"), ["status", "runs", "save_s", "checks"]].tolist() == [
         "pass",
         "3 runs",
         "0.200",
-        "yes",
+        "1 held",
     ]
-    assert table.loc[("ddp", "async"), ["status", "runs", "model="]].tolist() == ["fail", "1 of 3 runs", "NO"]
+    assert table.loc[("ddp", "async"), ["status", "runs", "checks"]].tolist() == [
+        "fail",
+        "1 of 3 runs",
+        "not model_equal",
+    ]
     assert headline(frame) == "4 cells in 12 runs: 11 pass, 1 fail"
 
 
@@ -362,20 +367,61 @@ def test_an_output_that_has_no_sign_for_it(matrix: Path) -> None:
     assert b"save_s by parallel ? save" in shown.stdout
 
 
-def test_a_narrow_terminal_has_the_checks_in_one_column(matrix: Path) -> None:
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_a_narrow_terminal_keeps_the_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
 
-    said = content(read_sweeps([matrix]))
-    wide = rendered(said, io.StringIO())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("COLUMNS", "70")
-        patch.setenv("TERM", "xterm")
-        narrow = rendered(said, Terminal())
-    assert "model=" in wide
-    assert "checks" in narrow
-    assert "1/1 NO" in narrow
+    broken = dict.fromkeys(("optim_equal", "loss_resume_equal"), False)
+    costs = {"save_s": 1.0, "save_stall_s": 1.0, "load_s": 1.0, "cell_s": 1.0, "raw_write_s": 1.0}
+    rows = [
+        cell(
+            "fsdp2_tp",
+            "async",
+            repeat,
+            overrides=f"experiment=x saves={saves} repeat={repeat}",
+            **more,
+            **costs,
+        )
+        for repeat in (0, 1)
+        for saves, more in (
+            (1, {"model_equal": True}),
+            (2, {"status": "fail", **broken}),
+            (3, {"status": "xfail", "reason": "known failure x: y", **broken}),
+        )
+    ]
+    for name, value in {"COLUMNS": str(width), "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    said = rendered(content(read_sweeps([folder_with(tmp_path / "s", *rows)])), Terminal())
+    lines = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in said.splitlines()]
+    assert max(len(line.rstrip()) for line in lines if "again: " not in line) <= width
+    fails = next(line for line in lines if " fail " in line)
+    assert " 2 " in fails
+    assert "not optim=, resume=" in fails
+    assert "saves=2" in fails
+    assert "experiment=" not in "".join(lines[:6]), "what all cells have"
+    assert "\x1b[1;31mnot optim=" in said
+    assert "\x1b[33mnot optim=" in said, "a known failure is not red"
+
+
+def test_failures_alike_are_one_line_each(tmp_path: Path) -> None:
+    def failed(seed: int, distance: float) -> Row:
+        worst = {"name": "net.weight", "problem": "differs", "max_abs_diff": distance, "rank": 1}
+        seen = {"worst": [worst], "mismatch_count": 4}
+        reason = f"optim_equal: rank 1: net.weight: it is {distance} apart, and more that is long"
+        checks = {"optim_equal": False, "extra_equal": False, "details": {"checks": {"optim_equal": seen}}}
+        return cell(seed=seed, cell=f"seed={seed}", status="fail", reason=reason, **checks)
+
+    folder = folder_with(tmp_path / "s", *(failed(seed, 0.5 + seed) for seed in range(3)))
+    told = [line for line in rendered(content(read_sweeps([folder])), io.StringIO()).splitlines() if line]
+    assert told[-3] == (
+        "fail seed=0 (and 2 more like it): "
+        "optim_equal: net.weight differs by 0.5, rank 1 (+3 more), also extra_equal"
+    )
+    assert told[-2] == "    again: python -m dcpbench parallel=ddp save=sync"
 
 
 def test_a_reader_that_leaves_early_hears_no_complaint(matrix: Path) -> None:

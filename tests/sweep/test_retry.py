@@ -10,6 +10,9 @@ import pytest
 
 from dcpbench.config.groups import FaultConfig, KeepCheckpoints
 from dcpbench.config.schema import Config
+from dcpbench.executors.base import Outcome
+from dcpbench.records.metrics import PHASE_S, Measurement
+from dcpbench.records.rank_report import RankReport
 from dcpbench.records.row import exit_status
 from dcpbench.sweep.run.row_builder import Try, row_of
 from dcpbench.sweep.run.verdict import Verdict
@@ -122,3 +125,18 @@ def test_what_cannot_be_removed_is_told(without_privileges: Path) -> None:
     without_privileges.chmod(0o755)
     assert said is not None
     assert said.startswith(f"{checkpoints} could not be removed: ")
+
+
+def test_the_phases_of_a_row_are_those_of_the_rank_that_took_longest_and_add_up() -> None:
+    def report(rank: int, **seconds: float) -> RankReport:
+        parts = [(name.replace("_", "/"), value) for name, value in seconds.items()]
+        return RankReport(
+            rank, measurements=[Measurement(PHASE_S, value, rank, name) for name, value in parts]
+        )
+
+    save = Outcome(reports=[report(0, build=1.0, save=2.0), report(1, build=2.5, save=0.25)])
+    load = Outcome(reports=[report(0, build=1.0, verify_twin=0.5, verify_power=0.25), report(1, build=1.0)])
+    of_two_stages = replace(tried("pass"), outcomes=[save, load], cell_s=6.0)
+    phases = row_of(job(), [of_two_stages]).details["phases"]
+    assert phases == {"build": 2.0, "save": 2.0, "verify": 0.75}
+    assert "phases" not in row_of(job(), [tried("skip")]).details

@@ -6,10 +6,11 @@ import shlex
 import pandas as pd
 
 from dcpbench.analysis.cell_identity import override_words
-from dcpbench.analysis.frame import is_true, ok
+from dcpbench.analysis.frame import is_true, ok, records
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.metrics import METRICS
 from dcpbench.records.row import AXES, STATUSES
+from dcpbench.records.sentences import short_reason
 
 _REPEAT = re.compile(r"(^|,)repeat=\d+(?=$|,)")
 _DIGITS = re.compile(r"[+-]?\d[\d.]*(?:e[+-]?\d+|x[0-9a-f]+)?")
@@ -68,8 +69,8 @@ def runs_text(cells: pd.DataFrame) -> "pd.Series[str]":
 
 
 def failures(frame: pd.DataFrame) -> pd.DataFrame:
-    """What is neither a pass at the first try nor a planted fault that was seen: status, cell, reason
-    and the command that runs just that cell.
+    """What is neither a pass at the first try nor a planted fault that was seen: status, cell, reason in one
+    line and the command that runs just that cell.
 
     Runs of one cell that fail for the same reason, numbers aside, are one row, and its column `runs` says
     how many of all its runs they are; without repeats there is no such column.
@@ -84,7 +85,7 @@ def failures(frame: pd.DataFrame) -> pd.DataFrame:
         {
             "status": status_text(frame),
             "cell": frame["sweep"] + ": " + frame["cell"] if several else frame["cell"],
-            "reason": frame["reason"].fillna(""),
+            "reason": list(map(short_reason, records(frame[["status", "reason", "details", *CHECKS]]))),
             "again": [again(*asked) for asked in zip(frame["overrides"], frame["config_dir"], strict=True)],
         }
     )
@@ -95,18 +96,13 @@ def failures(frame: pd.DataFrame) -> pd.DataFrame:
     return listed[~kinds.ngroup().duplicated()].reset_index(drop=True)
 
 
-def of_a_kind(listed: pd.DataFrame, each: bool) -> pd.DataFrame:
+def of_a_kind(listed: pd.DataFrame) -> pd.DataFrame:
     """Of `failures` one row for those of the same status and, numbers aside, reason; and how many `more`.
-
-    What has to be looked at keeps a row of its own if `each`. Where nothing has to be run again, `again` is
-    empty; these come first.
-    """
+    Where nothing has to be run again, `again` is empty; these come first."""
     if listed.empty:
         return listed.assign(more="")
-    harmless = listed["status"].isin(["skip", "xfail"])
-    listed = listed.assign(again=listed["again"].mask(harmless, ""))
-    alone = pd.Series(range(len(listed)), index=listed.index).mask(harmless | (not each), -1)
-    kinds = listed.groupby([listed["status"], _without_numbers(listed["reason"]), alone], sort=False)
+    listed = listed.assign(again=listed["again"].mask(listed["status"].isin(["skip", "xfail"]), ""))
+    kinds = listed.groupby([listed["status"], _without_numbers(listed["reason"])], sort=False)
     sizes = kinds["cell"].transform("size")
     listed["more"] = sizes.map(lambda size: f"and {size - 1} more like it" if size > 1 else "")
     first = listed[~kinds.ngroup().duplicated()]

@@ -1,6 +1,7 @@
 """How values and columns are written in a table: short, and never longer than a line can be."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -11,6 +12,7 @@ from dcpbench.records.metrics import METRICS
 
 BYTES = (("B", 1), ("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30), ("TiB", 2**40))
 _LONG_NAME = 10
+_NOT = "not "
 
 
 def plain(value: object) -> str:
@@ -18,11 +20,16 @@ def plain(value: object) -> str:
     return clipped(as_text(value), 80)
 
 
-def mark(value: object) -> str:
-    """The result of a check: yes, NO, or `-` where it did not apply."""
-    if not pd.api.types.is_bool(value):
-        return "-"
-    return "yes" if value else "NO"
+def checks_text(checks: Mapping[str, bool | None]) -> str:
+    """The checks of a cell: those that did not hold, else how many held; `-` where none was made."""
+    broken = [check for check, held in checks.items() if held is False]
+    held = sum(value is True for value in checks.values())
+    return f"{_NOT}{', '.join(broken)}" if broken else f"{held} held" if held else "-"
+
+
+def not_held(text: str) -> bool:
+    """Whether this is the `checks_text` of a cell in which one did not hold."""
+    return text.startswith(_NOT)
 
 
 def byte_unit(value: float) -> tuple[str, int]:
@@ -69,16 +76,16 @@ def clipped(text: str, length: int) -> str:
 
 
 def narrowed(table: pd.DataFrame) -> pd.DataFrame:
-    """A results table for a narrow terminal: one column says how many checks held, or did not."""
-    labels = {spec.label for spec in CHECKS.values()}
-    checks = [column for column in table.columns if column in labels]
-    if not checks:
-        return table
-    marks = table[checks]
-    made, broken = (marks != "-").sum(axis=1), (marks == "NO").sum(axis=1)
-    texts = [f"{no}/{all_} NO" if no else f"{all_} held" for no, all_ in zip(broken, made, strict=True)]
-    narrow = table.drop(columns=checks)
-    narrow.insert(list(table.columns).index(checks[0]), "checks", texts)
+    """A table for a narrow terminal: short names of checks and numbers of runs, heads broken into lines."""
+    narrow = table.copy()
+    if "checks" in narrow:
+        short = {check: spec.label for check, spec in CHECKS.items()}
+        narrow["checks"] = [
+            _NOT + ", ".join(short[check] for check in text.removeprefix(_NOT).split(", "))
+            if not_held(text)
+            else text
+            for text in narrow["checks"]
+        ]
     if "runs" in narrow:
         narrow["runs"] = narrow["runs"].str.removesuffix(" runs").str.replace(" of ", "/")
     long = [name for name in narrow.columns if name in METRICS and len(name) > _LONG_NAME]

@@ -14,11 +14,12 @@ from rich.text import Text
 
 from dcpbench.config.text import visible
 from dcpbench.report.document import Content, Table
-from dcpbench.report.labels import clipped, is_metric, narrowed
+from dcpbench.report.labels import clipped, is_metric, narrowed, not_held
 from dcpbench.report.styles import BAD, console_for, style_of, text_of
 
 _SPECIAL = re.compile(r"([\\`*\[\]|<>&@#])")
-_REASON, _KNOWN_REASON, _MARKDOWN_REASON = 2_000, 300, 500
+_REASON = 300
+_CHECKS = "checks"
 _WIDTH_OF_A_FILE = 120
 
 
@@ -29,23 +30,35 @@ def width_of(file: TextIO) -> int:
 
 
 def rendered(content: Content, file: TextIO) -> str:
-    """A report for this file: with styles for a terminal, its checks in one column if that is narrow."""
-    tables = [table for shown in content.tables for _, table, _ in _parts(shown)]
+    """A report for this file: with styles for a terminal, and where that is narrow with short tables."""
     own = Console(file=file)
-    width = console_for(*tables, file=file).width
-    if own.is_terminal and width > own.width:
-        content = replace(content, tables=[replace(one, table=narrowed(one.table)) for one in content.tables])
-        tables = [table for shown in content.tables for _, table, _ in _parts(shown)]
-        width = console_for(*tables, file=file).width
+    if own.is_terminal:
+        content = replace(content, tables=[_fitted(shown, own.width) for shown in content.tables])
     page = io.StringIO()
     console = Console(
         file=page,
-        width=width,
+        width=max([own.width, *map(_needed, content.tables)]),
         force_terminal=own.is_terminal,
         color_system=own.color_system,  # type: ignore[arg-type]
     )
     _print(console, content, own.width if own.is_terminal else None)
     return page.getvalue()
+
+
+def _needed(shown: Table) -> int:
+    """How many signs the lines of a table have that are not broken."""
+    return console_for(*(table for _, table, _ in _parts(shown))).width
+
+
+def _fitted(shown: Table, width: int) -> Table:
+    """A table whose lines are not longer than that, as far as that can be: with short names, and of a table
+    with checks, which say more, without the metrics that have no room."""
+    if _needed(shown) > width:
+        shown = replace(shown, table=narrowed(shown.table))
+    metrics = [name for name in shown.table.columns if is_metric(str(name))] if _CHECKS in shown.table else []
+    while metrics and _needed(shown) > width:
+        shown = replace(shown, table=shown.table.drop(columns=metrics.pop()))
+    return shown
 
 
 def _print(console: Console, content: Content, wrapped: int | None) -> None:
@@ -55,7 +68,7 @@ def _print(console: Console, content: Content, wrapped: int | None) -> None:
         for heading, table, below in _parts(shown):
             if heading:
                 _print_line(console, text_of(heading, "bold"), wrapped)
-            console.print(table)
+            console.print(table, width=wrapped if _CHECKS in shown.table else None)
             for line in below:
                 _print_line(console, line, wrapped)
             console.print()
@@ -75,7 +88,7 @@ def _print_line(console: Console, line: Text, wrapped: int | None = None) -> Non
 
 def _failure(item: dict[Hashable, str]) -> Text:
     line = text_of(f"{item['status']} ", _style(item["status"]))
-    reason = clipped(item["reason"], _REASON if item["again"] else _KNOWN_REASON)
+    reason = clipped(item["reason"], _REASON)
     return line.append(visible(f"{item['cell']}{_beside(item)}: {reason}"), style="default")
 
 
@@ -104,10 +117,12 @@ def _table(shown: Table, rows: pd.DataFrame, widths: Sequence[int] = ()) -> Rich
     table = RichTable(box=None, pad_edge=bool(widths), header_style="bold", show_header=not widths)
     for head, width in zip_longest(heads, widths):
         side: Literal["left", "right"] = "right" if is_metric(head) else "left"
-        table.add_column(Text(visible(head, but="\n")), justify=side, min_width=width, no_wrap=bool(widths))
-    for values in rows.itertuples(index=False):
-        entries = zip(heads, values, strict=True)
-        table.add_row(*(_entry(value, head in shown.statuses) for head, value in entries))
+        whole = bool(widths) or side == "right" or head in (*shown.statuses, _CHECKS)
+        title = Text(visible(head, but="\n"))
+        table.add_column(title, justify=side, min_width=width, no_wrap=whole, overflow="fold")
+    for values in rows.to_dict("records"):
+        known = any(str(values[head]) == "xfail" for head in shown.statuses)
+        table.add_row(*(_entry(value, head in shown.statuses, known) for head, value in values.items()))
     return table
 
 
@@ -115,14 +130,17 @@ def _width(value: Any) -> int:
     return max(map(len, (value.plain if isinstance(value, Text) else str(value)).splitlines()), default=0)
 
 
-def _entry(value: Any, is_status: bool) -> Text:
-    """An entry; of several statuses the worst stands first, after how many there are of it."""
+def _entry(value: Any, is_status: bool, is_known: bool) -> Text:
+    """An entry; of several statuses the worst stands first, after how many there are of it. What did not hold
+    in a known failure is not red."""
     if isinstance(value, Text):
         return value
     text = visible(str(value))
     if is_status and text:
         return Text(text, style=_style(text.split(", ")[0].lstrip("0123456789 ")))
-    return Text(text, style=BAD if text == "NO" or text.endswith(" NO") else "")
+    if not_held(text):
+        return Text(text, style=_style("xfail") if is_known else BAD)
+    return Text(text, style=BAD if text == "NO" else "")
 
 
 def _style(status: str) -> str:
@@ -170,7 +188,7 @@ def _markdown_entry(value: Any) -> str:
 
 def _markdown_failure(item: dict[Hashable, str]) -> str:
     line = f"- **{_escaped(item['status'])}** {_code(item['cell'])}{_escaped(_beside(item))}"
-    line += f": {_code(clipped(item['reason'], _MARKDOWN_REASON))}" if item["reason"] else ""
+    line += f": {_code(clipped(item['reason'], _REASON))}" if item["reason"] else ""
     return f"{line}<br>again: {_code(item['again'])}" if item["again"] else line
 
 

@@ -129,7 +129,7 @@ def content(sweeps: Sweeps, view: View = View()) -> Content:
     """What a report of these sweeps says."""
     frame = _shown(sweeps, view.where).frame
     tables, by_cell = _tables(frame, view)
-    listed = of_a_kind(failures(frame), each=by_cell)
+    listed = of_a_kind(failures(frame))
     first = listed if by_cell else listed.groupby(listed["again"].eq("")).head(_MOST_KINDS)
     left = len(listed) - len(first)
     across = f"{count} sweeps, " if (count := frame["sweep"].nunique()) > 1 else ""

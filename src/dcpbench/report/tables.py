@@ -8,13 +8,13 @@ import pandas as pd
 from pandas.api.typing import DataFrameGroupBy
 
 from dcpbench.analysis.cell_identity import override_words
-from dcpbench.analysis.frame import is_false, is_true
+from dcpbench.analysis.frame import is_false, is_true, records
 from dcpbench.analysis.runs import one_a_cell, runs_text, severity, status_text
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.metrics import METRICS
 from dcpbench.records.row import AXES
 from dcpbench.report.document import Table
-from dcpbench.report.labels import byte_unit, entry, mark, plain
+from dcpbench.report.labels import byte_unit, checks_text, entry, plain
 
 _ALWAYS = ("parallel", "compile", "save")
 _ROWS = ("sweep", "scenario", "parallel")
@@ -32,15 +32,13 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
     """The results table as text, a row a cell (`one_a_cell`): axes that vary, status, checks, metrics."""
     cells = one_a_cell(frame)
     table = pd.DataFrame({axis: cells[axis].map(plain) for axis in varying(cells, _ALWAYS)})
-    others = cells["overrides"].map(_others)
-    if others.nunique() > 1:
+    others = _differing(cells["overrides"].map(_others))
+    if others.ne("").any():
         table["overrides"] = others
     table["status"] = status_text(cells).map(plain)
     if cells["runs"].gt(1).any():
         table["runs"] = runs_text(cells)
-    for check, spec in CHECKS.items():
-        if cells[check].notna().any():
-            table[spec.label] = cells[check].map(mark)
+    table["checks"] = [checks_text(values) for values in records(cells[[*CHECKS]])]
     for metric in shown_metrics(cells):
         table[metric] = [entry(metric, value) for value in cells[metric]]
     return table
@@ -60,8 +58,9 @@ def headline(frame: pd.DataFrame) -> str:
 
 
 def counts(frame: pd.DataFrame) -> str:
-    """How many rows have which status, as one phrase."""
-    phrases = [f"{number} {plain(status)}" for status, number in frame["status"].value_counts().items()]
+    """How many rows have which status, as one phrase; of planted faults how many were seen."""
+    own = frame.loc[frame["fault_seen"].isna(), "status"]
+    phrases = [f"{number} {plain(status)}" for status, number in own.value_counts().items()]
     if flaky := is_true(frame["flaky"]).sum():
         phrases.append(f"{flaky} flaky")
     if frame["fault_seen"].notna().any():
@@ -97,8 +96,14 @@ def _rate(seen: "pd.Series[bool]") -> str:
 
 
 def _seen_by(rows: pd.DataFrame) -> str:
-    checks = [spec.label for check, spec in CHECKS.items() if is_false(rows[check]).any()]
+    checks = [check for check in CHECKS if is_false(rows[check]).any()]
     return ", ".join([*checks, *(["error"] if rows["status"].eq("error").any() else [])])
+
+
+def _differing(lines: "pd.Series[str]") -> "pd.Series[str]":
+    """Lines without the words that all of them have."""
+    common = set.intersection(*lines.map(lambda line: set(line.split(" ")))) if len(lines) else set()
+    return lines.map(lambda line: " ".join(word for word in line.split(" ") if word not in common))
 
 
 def _others(overrides: object) -> str:

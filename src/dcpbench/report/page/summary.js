@@ -25,7 +25,7 @@ function verdictOf(runs) {
     .map(([kind, { length }]) => `${length} ${kind.label}`).join(", ");
   const bad = runs.filter((run) => !run.ok);
   const known = runs.filter((run) => run.ok && run.kind.name !== "pass");
-  const as = bad.length ? `${bad.length} not as ${bad.length === 1 ? "it" : "they"} should be (${count(bad)})` : "all as they should be";
+  const as = bad.length ? `${bad.length} not as ${bad.length === 1 ? "it" : "they"} should be (${count(bad)})` : runs.length === 1 ? "as it should be" : "all as they should be";
   return `${size}: ${as}${known.length ? `; of the others ${count(known)}` : ""}.`;
 }
 

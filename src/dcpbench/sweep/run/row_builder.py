@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dcpbench.executors.base import Outcome
-from dcpbench.records.metrics import METRICS, SHARED_CELL_S, Measurement, aggregated
+from dcpbench.records.metrics import METRICS, PHASE_S, SHARED_CELL_S, Measurement, aggregated
 from dcpbench.records.rank_report import RankReport
 from dcpbench.records.row import Row, is_ok
 from dcpbench.sweep.plan.job import Job
@@ -56,6 +56,8 @@ def row_of(job: Job, tries: Sequence[Try], shared: bool = False) -> Row:
     details, flaky = dict(verdict.details), None
     if dropped := [told for one in tries for outcome in one.outcomes for told in outcome.dropped]:
         details["dropped_messages"] = dropped
+    if phases := _phases(last.outcomes):
+        details["phases"] = phases
     if first is not last:
         flaky = first.verdict.status != verdict.status
         details["first_try"] = _first_try(first)
@@ -76,6 +78,21 @@ def row_of(job: Job, tries: Sequence[Try], shared: bool = False) -> Row:
         details=details,
         **_losses(last.reports),
     )
+
+
+def _phases(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Seconds by phase: of each stage those of the rank that was in phases for longest, so that they add
+    up."""
+    seconds: dict[str, float] = {}
+    for outcome in outcomes:
+        spent = [
+            [one for one in of.measurements if one.metric == PHASE_S]
+            for of in (*outcome.reports, *outcome.before)
+        ]
+        for one in max(spent, key=lambda of_rank: sum(one.value for one in of_rank), default=[]):
+            phase = (one.phase or "").partition("/")[0]
+            seconds[phase] = seconds.get(phase, 0.0) + one.value
+    return seconds
 
 
 def _first_try(first: Try) -> dict[str, Any]:
