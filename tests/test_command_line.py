@@ -17,7 +17,7 @@ from dcpbench.cli.run import unmasked_interrupts
 WRONG = {
     "unknown option": (["parallel=nope"], ["nope", "fsdp2_tp"]),
     "mistyped value": (["parallel=fspd"], ["parallel=fspd: there is no such parallel; did you mean fsdp?"]),
-    "mistyped one of many": (["-m", "parallel=ddp,hsdp3"], ["parallel=hsdp3", "did you mean hsdp2?"]),
+    "mistyped one of many": (["-m", "parallel=ddp,hsdp3"], ["parallel=hsdp3", "did you mean hsdp"]),
     "mistyped fault": (["fault=lr_next_flaot"], ["did you mean lr_next_float?", "in all)"]),
     "mistyped switch": (["verify=dep"], ["verify=dep", "did you mean deep?"]),
     "mistyped group": (["paralel=fsdp"], ["paralel: there is no such key; did you mean parallel?"]),
