@@ -167,6 +167,17 @@ def test_the_sweep_before_is_found_beside_it(browser: Browser, tmp_path: Path) -
     )
 
 
+def test_cells_without_a_row_are_told(browser: Browser, tmp_path: Path) -> None:
+    rows = [cell("ddp"), cell("fsdp", "async")]
+    folder = folder_with(tmp_path / "s", *rows)
+    planned = {"cells": [*(row.cell for row in rows), "parallel=ddp,save=async", "parallel=fsdp,save=sync"]}
+    (folder / "sweep.json").write_text(json.dumps(planned))
+    write_reports(folder)
+    browser.open(folder / "report.html")
+    assert browser.text("#verdict") == "2 cells: all as they should be. 2 cells more did not run yet."
+    assert "sync" in (browser.one("#verdict span").get_dom_attribute("title") or "")
+
+
 def test_check_by_cell_shows_which_check_failed_where(show: Callable[..., Browser]) -> None:
     vacuous = {"checks": {"model_equal": {"control": {"a": False}, "control_missed": ["a"]}}}
     rows = [
