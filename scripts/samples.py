@@ -134,17 +134,19 @@ def main() -> int:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--check", action="store_true", help="compare, and write nothing")
     asked = ask.parse_args()
-    stale = 0
+    made, stale = {}, 0
     with tempfile.TemporaryDirectory(prefix="dcpbench-samples-") as folder:
         samples = Samples(Path(folder))
         for page in pages():
             text = page.read_text()
             if not asked.check:
-                page.write_text(samples.made(text))
+                made[page] = samples.made(text)
                 continue
             for shown, now in samples.differing(text):
                 stale += 1
                 print(f"{page.relative_to(ROOT)} shows\n{shown}\nand it prints\n{now}\n")
+    for page, text in made.items():  # at the end: sweeps note whether the checkout is as it was committed
+        page.write_text(text)
     return int(stale > 0)
 
 

@@ -16,6 +16,14 @@ from dcpbench.cli.run import unmasked_interrupts
 
 WRONG = {
     "unknown option": (["parallel=nope"], ["nope", "fsdp2_tp"]),
+    "mistyped value": (["parallel=fspd"], ["parallel=fspd: there is no such parallel; did you mean fsdp?"]),
+    "mistyped one of many": (["-m", "parallel=ddp,hsdp3"], ["parallel=hsdp3", "did you mean hsdp2?"]),
+    "mistyped fault": (["fault=lr_next_flaot"], ["did you mean lr_next_float?", "in all)"]),
+    "mistyped switch": (["verify=dep"], ["verify=dep", "did you mean deep?"]),
+    "mistyped group": (["paralel=fsdp"], ["paralel: there is no such key; did you mean parallel?"]),
+    "added key": (["+train_step=1"], ["+train_step: there is no such key; did you mean train_steps?"]),
+    "added key, forced": (["++foo=1"], ["+foo: there is no such key"]),
+    "added key in a group": (["+parallel.dp_shrad=2"], ["+parallel.dp_shrad", "did you mean dp_shard?"]),
     "unknown group": (["colour=red"], ["colour"]),
     "unknown option of ours": (["--multrun", "parallel=ddp"], ["--multrun", "did you mean --multirun?"]),
     "bare word": (["parallel=ddp", "hsdp2"], ["hsdp2", "did you mean parallel=hsdp2?"]),
@@ -52,6 +60,8 @@ def test_a_wrong_configuration_is_one_line_and_starts_nothing(
     assert len(lines) == 1, ended.err
     assert lines[0].startswith("dcpbench: ")
     assert all(word in lines[0] for word in words), lines[0]
+    assert "object_type" not in lines[0]
+    assert "full_key" not in lines[0]
     assert ended.out == ""
     assert not ended.folder.exists()
 

@@ -42,6 +42,7 @@ def test_the_contract_of_columns() -> None:
         "side_effect_free",
         "files_unchanged",
         "files_equal",
+        "random_equal",
     )
 
 

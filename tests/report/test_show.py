@@ -208,6 +208,41 @@ def test_conditions_that_make_no_sense(
     assert len(said.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("status=psas", "--where status=psas: no row has that status; did you mean pass?"),
+        ("status!=psas", "did you mean pass?"),
+        (
+            "parallel=hsdp",
+            "--where parallel=hsdp: no row has that parallel; did you mean fsdp? it may be ddp, fsdp",
+        ),
+        ("parallel!=fsdpp", "did you mean fsdp?"),
+        ("reason=nothing of the kind", "no row has that reason; it may be rank 1"),
+    ],
+)
+def test_a_text_that_no_row_has_is_refused(
+    tmp_path: Path, asked: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = folder_with(tmp_path / "s", cell(cell="a", reason="rank 1"), cell("fsdp", cell="b"))
+    assert main([str(sweep), "--where", asked]) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert told in said.err
+
+
+@pytest.mark.parametrize("asked", ["status=fail", "save_s>1e9", "model!=x", "parallel~hsdp", "reason=null"])
+@pytest.mark.parametrize("format_", ["table", "csv"])
+def test_what_might_have_been_is_answered(
+    tmp_path: Path, asked: str, format_: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also with no row: then it says so."""
+    sweep = folder_with(tmp_path / "s", cell(cell="a"), cell("fsdp", cell="b"))
+    assert main([str(sweep), "--where", asked, "--format", format_]) == 0
+    there = asked in ("model!=x", "reason=null")
+    assert capsys.readouterr().err == ("" if there else "dcpbench: no row of 2 meets every --where\n")
+
+
 @pytest.mark.slow
 @settings(deadline=None)
 @given(st.sampled_from(sorted(columns())), st.sampled_from(["=", "!=", "<", "<=", ">", ">=", "~"]), st.text())

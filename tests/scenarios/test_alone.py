@@ -54,6 +54,7 @@ SEEN: dict[str, set[str]] = {
     "eps_not_restored": {"optim_equal"},
     "betas_not_restored": {"optim_equal", *LOSSES},
     "initial_lr_not_restored": {"optim_equal"},
+    "generator_seeded_again": {"random_equal", "state_resume_equal"},
     "noise_one_draw_ahead": {"extra_equal", "loss_resume_equal"},
     "losses_forgotten": {"extra_equal"},
     "save_nudges_weight": {"save_harmless"},
@@ -80,7 +81,7 @@ def test_a_fault_is_seen_by_the_checks_that_it_breaks(fault: str) -> None:
     assert verdict.fault_seen is True, verdict.reason
     failed = {one.check for one in verdict.failed}
     assert SEEN[fault] <= failed | LOSSES
-    assert failed & {*RESTORED, "save_harmless", "checkpoint_whole", "contract_held"} <= SEEN[fault], (
+    assert failed & {*RESTORED, "random_equal", "save_harmless", "checkpoint_whole", "contract_held"} <= SEEN[fault], (
         "the snapshot is too late"
     )
 

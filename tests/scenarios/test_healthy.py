@@ -13,7 +13,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 
 def test_no_false_alarm(healthy: Finished) -> None:
-    assert len(healthy.rows) == 8
+    assert len(healthy.rows) == 11
     assert {row["cell"]: row["reason"] for row in healthy.rows if row["status"] != "pass"} == {}
 
 
@@ -27,3 +27,20 @@ def test_constants_have_controls(healthy: Finished, name: str) -> None:
     where = "in the checkpoint of step 2"
     restored = {**checks["model_equal"]["control"], **checks["optim_equal"]["control"]}
     assert restored[f"{name} {where}"]
+
+
+TWIN = ("loss_twin_close", "state_twin_close")
+
+
+@pytest.mark.parametrize("parallel", ["none", "ddp", "fsdp2_tp"])
+def test_what_draws_random_numbers_is_held_against_a_twin_only_where_both_draw_the_same(
+    healthy: Finished, parallel: str
+) -> None:
+    row = healthy.row(model="dropout", parallel=parallel)
+    assert row["random_equal"] is True
+    assert row["loss_resume_equal"] is True
+    held = parallel == "none"
+    assert [row[check] for check in TWIN] == [True if held else None] * 2
+    why = "the model draws random numbers in training, and ranks draw others than one process"
+    told = {} if held else dict.fromkeys(TWIN, why)
+    assert [rank["not_applied"] for rank in row["details"]["ranks"]] == [told] * 2

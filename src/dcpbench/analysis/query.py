@@ -1,6 +1,5 @@
 """Which rows are meant: conditions like `status!=pass` or `save_s>=0.1`, parsed here, evaluated nowhere."""
 
-import difflib
 import operator
 import re
 from collections.abc import Sequence
@@ -10,8 +9,9 @@ from typing import Any
 import pandas as pd
 
 from dcpbench.analysis.frame import dtypes, is_true
+from dcpbench.config.text import did_you_mean, instead
 from dcpbench.records.metrics import METRICS
-from dcpbench.records.row import NESTED
+from dcpbench.records.row import NESTED, STATUSES
 from dcpbench.records.store import ResultsError
 
 _FORM = re.compile(r"\s*([A-Za-z_]\w*)\s*(!=|<=|>=|==|=|<|>|~)\s*(.*?)\s*", re.DOTALL)
@@ -70,7 +70,13 @@ def parse(asked: str) -> Condition:
 
 
 def select(frame: pd.DataFrame, conditions: Sequence[Condition]) -> pd.DataFrame:
-    """The rows for which all the conditions hold."""
+    """The rows for which all the conditions hold.
+
+    Raises:
+        QueryError: one asks for a text that no row has, and that is no status either.
+    """
+    for condition in conditions if len(frame) else ():
+        _refuse_unknown_value(frame[condition.column], condition)
     for condition in conditions:
         frame = frame[condition.holds(frame)]
     return frame.reset_index(drop=True)
@@ -86,9 +92,8 @@ def known_column(name: str, option: str) -> str:
     known = queryable()
     if name in known:
         return name
-    close = difflib.get_close_matches(name, known, n=1)
-    meant = f"did you mean {close[0]}? " if close else ""
-    raise QueryError(f"{option}: no column {name!r}; {meant}the columns are {', '.join(known)}")
+    meant = did_you_mean(name, known) or ";"
+    raise QueryError(f"{option}: no column {name!r}{meant} the columns are {', '.join(known)}")
 
 
 def known_metric(name: str) -> str:
@@ -98,6 +103,18 @@ def known_metric(name: str) -> str:
         return name
     metrics = [column for column, dtype in known.items() if dtype == "float64" or column in METRICS]
     raise QueryError(f"--metric: {name} is no number; the metrics are {', '.join(metrics)}")
+
+
+def _refuse_unknown_value(column: "pd.Series[str]", condition: Condition) -> None:
+    """Refuse, as a QueryError, a text that no row has; with `!=`, where another one is close to it."""
+    value = condition.value
+    if not isinstance(value, str) or not value or condition.operator not in ("=", "!="):
+        return
+    there = sorted(column.dropna().unique())
+    known = [*STATUSES, *there] if condition.column == "status" else there
+    if value not in known and (condition.operator == "=" or did_you_mean(value, known)):
+        asked = f"{condition.column}{condition.operator}{value}"
+        raise QueryError(f"--where {asked}: no row has that {condition.column}{instead(value, known)}")
 
 
 def _pattern(asked: str, column: str, text: str) -> re.Pattern[str]:

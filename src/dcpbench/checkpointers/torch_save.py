@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
@@ -23,7 +24,8 @@ FILE = "state.pt"
 
 
 class TorchSaveCheckpointer(Checkpointer):
-    """Rank 0 writes its state, and every rank reads the file, as `weights_only`: plain tensors and values."""
+    """Rank 0 writes its state, with what other ranks alone have, and every rank reads the file, as
+    `weights_only`: plain tensors and values."""
 
     def __init__(self, folder: Path, config: Config, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -38,6 +40,8 @@ class TorchSaveCheckpointer(Checkpointer):
         """
         started = time.perf_counter()
         nested = {name: _portable(value, name) for name, value in _state_dicts(state).items()}
+        for theirs in self._of_other_ranks(nested):
+            _add(nested, theirs)
         if self._ranks.rank == 0:
             folder = Path(checkpoint_id)
             folder.mkdir(parents=True, exist_ok=True)
@@ -50,6 +54,18 @@ class TorchSaveCheckpointer(Checkpointer):
             unfinished.replace(folder / FILE)
         self._ranks.meet()
         return PendingSave(started, time.perf_counter())
+
+    def _of_other_ranks(self, nested: dict[str, Any]) -> list[Any]:
+        """Of each rank the dictionaries that have only what rank 0 has not, as its random generators; nothing
+        but on rank 0."""
+        if (group := self._ranks.group_of(0)) is None:
+            return []
+        keys: list[Any] = [{key for _, _, key in _slots(nested)}]
+        dist.broadcast_object_list(keys, src=0, group=group)
+        everybody: list[Any] = [None] * self._ranks.size
+        own = _without(nested, keys[0])
+        dist.gather_object(own, everybody if self._ranks.rank == 0 else None, dst=0, group=group)
+        return [theirs for theirs in everybody if theirs]
 
     @torch.no_grad()
     def load(self, state: dict[str, Any], checkpoint_id: str) -> None:
@@ -128,6 +144,28 @@ def _slots(nested: Any, prefix: str = "") -> Iterator[tuple[Any, Any, str]]:
             yield from _slots(value, f"{prefix}{name}.")
         else:
             yield nested, name, f"{prefix}{name}"
+
+
+def _without(nested: dict[str, Any], keys: set[str], prefix: str = "") -> dict[str, Any]:
+    """The dictionaries without the leaves that have these keys."""
+    kept = {}
+    for name, value in nested.items():
+        if isinstance(value, dict):
+            value = _without(value, keys, f"{prefix}{name}.")
+        elif isinstance(value, list) or f"{prefix}{name}" in keys:
+            continue
+        if not isinstance(value, dict) or value:
+            kept[name] = value
+    return kept
+
+
+def _add(nested: dict[str, Any], more: dict[str, Any]) -> None:
+    """Add to dictionaries what others have more."""
+    for name, value in more.items():
+        if isinstance(nested.get(name), dict):
+            _add(nested[name], value)
+        else:
+            nested[name] = value
 
 
 def _portable(nested: Any, key: str) -> Any:

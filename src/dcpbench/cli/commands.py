@@ -8,7 +8,7 @@ import click
 from dcpbench.cli import completion, described
 from dcpbench.cli.tree import PURPOSE, Command, Run, Tree
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.text import visible
+from dcpbench.config.text import did_you_mean, visible
 from dcpbench.records.files import open_standard_streams
 from dcpbench.records.metrics import METRICS
 from dcpbench.records.plugins import PluginError, load_plugins
@@ -155,7 +155,7 @@ def _output(formats: Sequence[str], help: str) -> list[click.Parameter]:
 def _no_command(_: click.Context, __: click.Parameter, places: tuple[Path, ...]) -> tuple[Path, ...]:
     """A command's name that stands where a sweep does is told as such."""
     for place in places:
-        meant = described.did_you_mean(str(place), [*described.COMMANDS])
+        meant = did_you_mean(str(place), [*described.COMMANDS])
         if meant and not place.exists():
             raise click.UsageError(
                 f"{visible(str(place))}: no such folder{meant.replace('mean ', 'mean dcpbench ')}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from dcpbench.config.schema import Config, conf_folder
-from dcpbench.config.text import visible
+from dcpbench.config.text import did_you_mean, visible
 from dcpbench.faults.registry import load_faults
 from dcpbench.records.metrics import METRICS
 
@@ -137,12 +137,6 @@ def wrong_option(words: Sequence[str]) -> str | None:
             continue  # as -cdFOLDER
         return f"{visible(name)}: no such option{did_you_mean(name, known)}"
     return None
-
-
-def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """`; did you mean parallel?`, or nothing where nothing is close."""
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def instead_of(word: str, words: Sequence[str] = ()) -> str:

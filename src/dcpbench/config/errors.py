@@ -1,14 +1,16 @@
 """What a user asked for that cannot be run, told in one clear line: which key, and what it may be."""
 
-import difflib
 import re
+from dataclasses import fields, is_dataclass
+from typing import Any
 
+from hydra.errors import MissingConfigException
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from dcpbench.config.text import visible
+from dcpbench.config.text import did_you_mean, instead, names_shown, visible
 
-_SHOWN = 12
+_EXPECTED = re.compile(r"Invalid value '([^']*)', expected one of \[([^]]*)\]")
 
 
 class ConfigError(Exception):
@@ -17,23 +19,43 @@ class ConfigError(Exception):
 
 def one_line(error: BaseException) -> str:
     """What Hydra, OmegaConf or dcpbench have to say, without their line breaks and indentation."""
-    line = _sentence(str(error))
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
+        group, _, value = error.missing_cfg_file.rpartition("/")
+        return visible(f"{group}={value}: there is no such {group}{instead(value, error.options)}")
     cause = error.__cause__ or error.__context__
+    for unknown in (cause, error):
+        if isinstance(unknown, ConfigKeyError | ConfigAttributeError) and unknown.full_key:
+            return visible(f"{unknown.full_key}: there is no such key{_what_it_may_be(unknown)}")
+    line = _sentence(str(error))
     if isinstance(cause, OmegaConfBaseException) and str(cause) not in str(error):
         line = f"{line.rstrip('.')}: {_sentence(str(cause))}"
-    unknown = cause if isinstance(cause, ConfigKeyError | ConfigAttributeError) else error
-    if isinstance(unknown, ConfigKeyError | ConfigAttributeError):
-        line += _what_it_may_be(unknown)
+    if isinstance(cause, OmegaConfBaseException) and cause.full_key and cause.full_key not in line:
+        line = f"{cause.full_key}: {line}"
+    if expected := _EXPECTED.search(line):
+        line += did_you_mean(expected[1], expected[2].split(", "))
     return visible(line)
+
+
+def refuse_unknown(config: Any, path: str = "") -> None:
+    """Refuse keys that were added to a configuration (`+foo=1`) though nothing reads them.
+
+    Raises:
+        ConfigError: naming the first.
+    """
+    known = [field.name for field in fields(config)]
+    for name in vars(config).keys() - known:
+        raise ConfigError(f"+{path}{name}: there is no such key{did_you_mean(name, known)}")
+    for name in known:
+        if is_dataclass(value := getattr(config, name)):
+            refuse_unknown(value, f"{path}{name}.")
 
 
 def _sentence(text: str) -> str:
     text = re.sub(r"\n?To append to your config use \S+", "", text)
-    text = re.sub(r"\n\s*(full_key|object_type|reference_type):", r"; \1:", text)
-    text = re.sub(r"; (object_type|reference_type): *[^;\n]*", "", text)
+    text = re.sub(r"\s*\n\s*(full_key|object_type|reference_type)[:=].*", "", text)
+    text = re.sub(r"To override a value use 'override (\S+): (\S+)'", r"It is chosen without +: \1=\2", text)
     text = re.split(r"\nConfig search path:", text, maxsplit=1)[0]
-    head, *options = re.split(r"\n+Available options in '[^']*':\s*", text, maxsplit=1)
-    return "; it may be ".join([" ".join(head.split()), *(", ".join(names.split()) for names in options)])
+    return " ".join(text.split())
 
 
 def _what_it_may_be(error: OmegaConfBaseException) -> str:
@@ -41,7 +63,4 @@ def _what_it_may_be(error: OmegaConfBaseException) -> str:
     if not isinstance(parent, DictConfig):
         return ""
     names = [str(name) for name in parent if name != "hydra"]
-    close = difflib.get_close_matches(key, names, n=3)
-    shown = close or names[:_SHOWN]
-    lead = "did you mean" if close else "there are"
-    return f"; {lead} {', '.join(shown)}" if shown else ""
+    return did_you_mean(key, names) or f"; there are {names_shown(names)}"

@@ -76,6 +76,12 @@ class Target:
         """Give a tensor other random values."""
         tensor.copy_(torch.rand(tensor.shape, generator=torch.Generator().manual_seed(99)))
 
+    def of_rank_0(self, value: Any) -> Any:
+        """What rank 0 gives; collective."""
+        values = [value]
+        dist.broadcast_object_list(values, src=0, group=self.ranks.group_of(0))
+        return values[0]
+
     def exchange_with_last_rank(self, parts: list[torch.Tensor]) -> None:
         """Have rank 0 and the last one put each other's elements into their parts, one part after the other,
         as far as both go; collective."""

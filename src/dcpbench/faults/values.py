@@ -12,6 +12,12 @@ if TYPE_CHECKING:
 WITH_MOMENTS = {"optimizer": Only(["adam", "adamw", "adamw_groups"], "it needs two moments")}
 _WITH_GROUPS = {"optimizer": Only(["adamw_groups"], "it needs two groups")}
 
+_SEVERAL_RANKS = {
+    "parallel": Only(
+        ["ddp", "fsdp", "hsdp", "fsdp_tp", "fsdp2", "hsdp2", "fsdp2_tp"], "it needs several ranks"
+    )
+}
+
 
 def _group(key: str, rank: int | None = 0, number: int = 0, problem: str | None = None) -> Expect:
     return Expect("optim_equal", rf"param_groups\.{number}\.{key}", rank, problem)
@@ -88,6 +94,18 @@ def noise_seeded_again(target: "Target") -> None:
 def noise_drawn(target: "Target") -> None:
     """The random generator has drawn once more than it had."""
     target.state["noise"].like(target.state["tensor_object"].data)
+
+
+@on_one_rank(Expect("random_equal", r"random\.rank\d+\.cpu", -2))
+def generator_seeded_again(target: "Target") -> None:
+    """The default generators start over."""
+    target.state["random"].seed(99)
+
+
+@fault(Expect("random_equal", r"random\.rank\d+\.cpu"), only=_SEVERAL_RANKS)
+def generators_of_rank_0(target: "Target") -> None:
+    """Every rank goes on with what rank 0 draws."""
+    target.state["random"].states = target.of_rank_0(target.state["random"].states)
 
 
 @on_one_rank(_extra("scheduler.gamma", -2), name="scheduler_gamma", of="scheduler", key="gamma", value=0.5)

@@ -52,5 +52,6 @@ for _spec in (
     CheckSpec("side_effect_free", "no side effects", "saves and loads change nothing else that is live"),
     CheckSpec("files_unchanged", "files=", "files are what they were when their save reported success"),
     CheckSpec("files_equal", "plain read=", "the files hold what was saved, read without DCP"),
+    CheckSpec("random_equal", "random=", "each rank goes on to draw what it would have drawn"),
 ):
     register_check(_spec)

@@ -67,7 +67,8 @@ class RankReport:
 
     `losses` has those of the uninterrupted run and of the twin from step 1 on, `resumed` those of the
     steps after each checkpoint, by the checkpoint's step. `skip` says why there is nothing to report.
-    `left_behind` is what of its process is not as it was born.
+    `not_applied` says of checks why they were not made here. `left_behind` is what of its process is not as
+    it was born.
     """
 
     rank: int
@@ -77,10 +78,10 @@ class RankReport:
     resumed: dict[int, list[float]] = field(default_factory=dict)
     compiled: bool | None = None
     skip: str | None = None
+    not_applied: dict[str, str] = field(default_factory=dict)
     left_behind: list[str] = field(default_factory=list)
 
     def plain(self) -> dict[str, Any]:
         """What of it stands in a row's details; checks and measurements have their own places."""
-        return {
-            name: getattr(self, name) for name in ("rank", "losses", "resumed", "compiled", "left_behind")
-        }
+        shown = ("rank", "losses", "resumed", "compiled", "not_applied", "left_behind")
+        return {name: getattr(self, name) for name in shown}

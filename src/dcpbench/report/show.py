@@ -88,6 +88,8 @@ def main(
     read = read_sweeps(sweeps)
     file = io.StringIO() if output else sys.stdout
     put_out(_text(read, view, written_as, file, raw), output)
+    if where and len(read.frame) and _shown(read, view.where).frame.empty:
+        complain(f"no row of {len(read.frame)} meets every --where")
     if not format and not output:
         _write_beside(sweeps, read)
     if written_as in _ROWS_ALONE:

@@ -31,6 +31,9 @@ State = dict[str, Leaves]
 _PREFIXES = {"model_equal": "model.", "optim_equal": "optimizer."}
 """What the keys of a checkpoint begin with, by the check that looks at what lies there."""
 
+RANDOM = "random_equal"
+"""The check that looks at what ranks draw next."""
+
 FLAGS = "flags_equal"
 """The check that looks at what no checkpoint holds."""
 
@@ -47,6 +50,8 @@ def live_state(run: TrainingRun) -> State:
         "optim_equal": snapshot_optimizer(run.model, run.optimizer),
         "extra_equal": snapshot_nested(run.objects()),
     }
+    if run.keeps_random:
+        state[RANDOM] = snapshot_nested({"random": run.random.state_dict()})
     everything = {name: leaf for leaves in state.values() for name, leaf in leaves.items()}
     return {**state, FLAGS: snapshot_flags(run.model, run.optimizer, everything)}
 

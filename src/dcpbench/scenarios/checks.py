@@ -62,6 +62,9 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
     tolerance = TOLERANCES[cell.config.tolerance.value]
     with cell.phase("verify", "twin"):
         losses = oracle.losses
+        cell.report.losses.update(continued=losses.continued, twin=losses.twin)
+        if _draws_otherwise(cell, trained, ["loss_twin_close", "state_twin_close"]):
+            return
         within = loss_tolerance(tolerance, trained.model)
         mark = known_defects.marked_by(cell, oracle)
 
@@ -85,7 +88,17 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
         strangers = without_constants(expected, _tensors(plain))
         control = compare_close(expected, strangers, tolerance)
         _control(cell, "state_twin_close", expected, control, where)
-    cell.report.losses.update(continued=losses.continued, twin=losses.twin)
+
+
+def _draws_otherwise(cell: Cell, run: TrainingRun, checks: Iterable[str]) -> bool:
+    """Whether a run draws random numbers as no plain model in one process does, so that `checks` of one
+    against the other say nothing; the report then says why they were not made."""
+    if not run.draws or not (run.sizes or cell.config.compile):
+        return False
+    why = "ranks draw others than one process" if run.sizes else "compiled code draws others than eager code"
+    for check in checks:
+        cell.report.not_applied[check] = f"the model draws random numbers in training, and {why}"
+    return True
 
 
 def verify_save_harmless(cell: Cell, oracle: Oracle) -> None:
@@ -188,10 +201,12 @@ def resume(
     continued, twin = losses.continued[first - 1 : last], losses.twin[first - 1 : last]
     close = loss_tolerance(TOLERANCES[cell.config.tolerance.value], target.model)
     near = partial(losses_close, first=first, tolerance=close)
-    comparisons: dict[str, Comparison] = {"loss_twin_close": partial(near, twin)}
+    comparisons: dict[str, Comparison] = {}
+    if not _draws_otherwise(cell, target, ["loss_twin_close"]):
+        comparisons["loss_twin_close"] = partial(near, twin)
     if exactly:
         comparisons["loss_resume_equal"] = partial(losses_equal, continued, first=first)
-    else:
+    elif not _draws_otherwise(cell, target, ["loss_resume_close"]):
         comparisons["loss_resume_close"] = partial(near, continued, reference="uninterrupted")
     where = f"after the checkpoint of step {checkpoint.step}"
     with cell.phase("verify", "resumed"):

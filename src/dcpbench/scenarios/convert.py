@@ -19,8 +19,9 @@ def load_and_resume(cell: Cell) -> None:
     config = cell.config
     same_layout = config.loading == config.parallel and cell.world.size == config.world_size
     loading = cell.vary(parallel=config.loading, world_size=cell.world.size)
-    checkpoints, losses = steps.take_over(loading, steps.open_checkpointer(loading))
+    checkpoints, losses = steps.take_over(loading, steps.open_checkpointer(loading), same_layout)
     target = steps.build_anew(loading)
+    target.keeps_random = same_layout
     for number, checkpoint in enumerate(reversed(checkpoints)):
         checks.load_and_verify(loading, target, checkpoint, number)
         checks.resume(loading, target, checkpoint, losses, exactly=same_layout)

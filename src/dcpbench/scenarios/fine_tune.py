@@ -42,6 +42,7 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
     tuning = _tuning(cell, layers)
     oracle = steps.build(tuning)
     oracle.twin.model.get_submodule("pretrain").load_state_dict(pretrained.twin.model.state_dict())
+    oracle.trained.draws = pretrained.trained.draws
     model_only = replace(saved, state={"model_equal": saved.state["model_equal"]}, by_content=True)
     checks.prove_power(tuning, oracle.trained, model_only, _as_pretrained, "before the fine-tuning")
     steps.load(tuning, oracle.trained, saved, state=_part(oracle.trained, submodules))
@@ -53,6 +54,7 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
     checks.verify_twin(tuning, oracle)
 
     target = steps.build_anew(tuning)
+    target.draws = oracle.trained.draws
     for number, checkpoint in enumerate(reversed(checkpoints)):
         checks.make_different(tuning, target, checkpoint, number)
         steps.load(tuning, target, saved, state=_part(target, submodules))

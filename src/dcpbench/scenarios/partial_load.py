@@ -11,7 +11,7 @@ from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.records.findings import Finding
 from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import Checkpoint, State, live_state, retained_state
+from dcpbench.scenarios.checkpoint import RANDOM, Checkpoint, State, live_state, retained_state
 from dcpbench.verify.compare import compare
 from dcpbench.verify.compare_layouts import compare_across
 from dcpbench.verify.perturb import all_different, controllable, with_other_names
@@ -47,7 +47,7 @@ def _verify_untouched(cell: Cell, target: TrainingRun, before: State, saved: Che
     """All of a target but its model must be what it was before the load, and not what was saved."""
     with cell.phase("verify", "equality"):
         now, then, loaded = (
-            {**state["optim_equal"], **state["extra_equal"]}
+            {**state["optim_equal"], **state["extra_equal"], **state[RANDOM]}
             for state in (live_state(target), before, saved.state)
         )
         held, broken = compare(then, now), compare(then, with_other_names(loaded))

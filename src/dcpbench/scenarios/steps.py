@@ -17,7 +17,14 @@ from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.faults.inject import FaultInjector
 from dcpbench.scenarios import side_effects
 from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import Checkpoint, SavedCheckpoint, State, promised_keys, retained_state
+from dcpbench.scenarios.checkpoint import (
+    RANDOM,
+    Checkpoint,
+    SavedCheckpoint,
+    State,
+    promised_keys,
+    retained_state,
+)
 from dcpbench.verify.audit import audit, controls
 from dcpbench.verify.compare_layouts import digests, gathered
 from dcpbench.verify.files import Synced, digest_files, not_synced
@@ -321,11 +328,16 @@ def hand_over(cell: Cell, checkpoints: list[SavedCheckpoint], losses: Losses) ->
         torch.save((left, losses.continued, losses.twin, states), cell.folder / _HANDOVER)
 
 
-def take_over(cell: Cell, checkpointer: Checkpointer) -> tuple[list[Checkpoint], Losses]:
-    """The checkpoints of the stage before, the oldest first, and the losses to go on with."""
+def take_over(
+    cell: Cell, checkpointer: Checkpointer, same_layout: bool = True
+) -> tuple[list[Checkpoint], Losses]:
+    """The checkpoints of the stage before, the oldest first, and the losses to go on with; without the state
+    of its ranks' random generators if this one does not have the same layout."""
     with torch.serialization.safe_globals([DigestedLeaf, Extent]):
         left, continued, twin, states = torch.load(cell.folder / _HANDOVER, weights_only=True)
     cell.files.update((str(cell.folder / name), files) for _, name, _, files in left if files)
+    for state in () if same_layout else [*states.values(), *(state for _, _, state, _ in left)]:
+        del state[RANDOM]
     checkpoints = [
         Checkpoint(step, str(cell.folder / name), checkpointer, state, by_content=True)
         for step, name, state, _ in left

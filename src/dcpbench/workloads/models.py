@@ -34,6 +34,27 @@ class Mlp(nn.Module):
         return x
 
 
+class Dropout(Mlp):
+    """An `Mlp` with dropout before each odd layer: under tensor parallelism the input there is the same on
+    all ranks of a group, and they draw the same.
+
+    Args:
+        probability: of an element to become zero.
+    """
+
+    def __init__(self, sizes: list[int], probability: float) -> None:
+        super().__init__(sizes)
+        self.probability = probability
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map a batch of shape (batch, sizes[0]) to (batch, sizes[-1])."""
+        for number, layer in enumerate(self.children(), start=1):
+            if number % 2:
+                x = F.dropout(x, self.probability, self.training)
+            x = F.gelu(layer(x))
+        return x
+
+
 class Buffered(Mlp):
     """An `Mlp` with persistent buffers that training changes: how many batches it has seen, and a gain
     that grows with them and scales the output."""

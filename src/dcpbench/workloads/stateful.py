@@ -3,6 +3,8 @@ that in place and hands it back): a model and an optimizer through DCP's public 
 that carry state of their own."""
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -154,6 +156,56 @@ class Noise:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.generator.set_state(state_dict["generator"])
+
+
+class RandomState:
+    """The default generators, of the CPU and of this rank's device, as a training run has left them: what
+    its model draws from, as for dropout. Runs that take turns in a process each have their own."""
+
+    def __init__(self, seed: int, rank: int, device: torch.device) -> None:
+        self.key, self._device = f"rank{rank}", device
+        self.seed(seed)
+
+    def seed(self, seed: int) -> None:
+        """Start over."""
+        with self._swapped():
+            torch.manual_seed(seed)
+            self.states = self._current()
+
+    @contextmanager
+    def drawn_from(self) -> Iterator[None]:
+        """Within, the default generators are this run's."""
+        with self._swapped():
+            self._set(self.states)
+            try:
+                yield
+            finally:
+                self.states = self._current()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {self.key: dict(self.states)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.states = dict(state_dict[self.key])
+
+    @contextmanager
+    def _swapped(self) -> Iterator[None]:
+        before = self._current()
+        try:
+            yield
+        finally:
+            self._set(before)
+
+    def _current(self) -> dict[str, torch.Tensor]:
+        states = {"cpu": torch.get_rng_state()}
+        if self._device.type == "cuda":
+            states["cuda"] = torch.cuda.get_rng_state(self._device)
+        return states
+
+    def _set(self, states: dict[str, torch.Tensor]) -> None:
+        torch.set_rng_state(states["cpu"])
+        if self._device.type == "cuda":
+            torch.cuda.set_rng_state(states["cuda"], self._device)
 
 
 @dataclass

@@ -13,8 +13,18 @@ from dcpbench.config.groups import dp_degree
 from dcpbench.config.schema import SEED_STRIDE, Config
 from dcpbench.verify.perturb import perturbed
 from dcpbench.verify.snapshot import local_part
-from dcpbench.workloads.stateful import ModelState, MovingObject, Noise, OptimizerState, TrainState
+from dcpbench.workloads.stateful import (
+    ModelState,
+    MovingObject,
+    Noise,
+    OptimizerState,
+    RandomState,
+    TrainState,
+)
 from dcpbench.workloads.world import World
+
+_DP_STRIDE = 7919
+"""Apart by so much are the seeds of what data-parallel ranks draw."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +54,9 @@ class TrainingRun:
     """What is trained and saved.
 
     `world` are the ranks that train it, on a mesh of these `sizes`. `alive` says for each step trained here
-    whether this rank saw a gradient that is not zero: a dead net's losses say nothing.
+    whether this rank saw a gradient that is not zero: a dead net's losses say nothing. `draws` says whether a
+    step took random numbers from the default generators, or those of a run that it builds on did. What they
+    draw next belongs to the ranks of one layout: under another one it cannot be restored (`keeps_random`).
     """
 
     def __init__(
@@ -55,12 +67,16 @@ class TrainingRun:
         hyperparameters = config.optimizer.hyperparameters()
         self.optimizer = pkgutil.resolve_name(config.optimizer.target)(groups, **hyperparameters)
         self.scheduler = StepLR(self.optimizer, step_size=1, gamma=0.95)
+        self.keeps_random, self.draws = True, False
         self._start_over(seed)
 
     def _start_over(self, seed: int) -> None:
         self.noise = Noise(seed)
         self.tensor_object = MovingObject(seed, self.world.device)
         self.train_state = TrainState()
+        # As in any trainer, ranks with the same data, and no others, draw the same.
+        own = seed + _DP_STRIDE * self.world.dp_rank(self.sizes)
+        self.random = RandomState(own, self.world.rank, self.world.device)
         self.alive: list[bool] = []
 
     def state(self) -> dict[str, Any]:
@@ -72,6 +88,7 @@ class TrainingRun:
             "noise": self.noise,
             "tensor_object": self.tensor_object,
             "train_state": self.train_state,
+            **({"random": self.random} if self.keeps_random else {}),
         }
 
     def objects(self) -> dict[str, dict[str, Any]]:
@@ -87,10 +104,13 @@ class TrainingRun:
         """Train up to and including step `until`; the global batch's loss of each step taken here."""
         before = len(self.train_state.losses)
         while self.train_state.step < until:
-            loss = self._loss(batches, self.train_state.step + 1)
-            loss.backward()
-            self.alive.append(self._has_gradient())
-            self.optimizer.step()
+            drawn = self.random.states
+            with self.random.drawn_from():
+                loss = self._loss(batches, self.train_state.step + 1)
+                loss.backward()
+                self.alive.append(self._has_gradient())
+                self.optimizer.step()
+            self.draws |= any(not torch.equal(drawn[name], now) for name, now in self.random.states.items())
             self.optimizer.zero_grad()
             self.scheduler.step()
             self.tensor_object.advance()

@@ -51,10 +51,13 @@ class World:
         return self._groups[slot]
 
     def share(self, sizes: dict[str, int], batch: torch.Tensor) -> torch.Tensor:
-        """The rows of a global batch that this rank trains on, as many as any other on a mesh of these sizes:
-        tp is innermost and shares its data."""
-        degree = dp_degree(sizes, self.size)
-        return batch.chunk(degree)[self.rank // (self.size // degree)]
+        """The rows of a global batch that this rank trains on, as many as any other on a mesh of these
+        sizes."""
+        return batch.chunk(dp_degree(sizes, self.size))[self.dp_rank(sizes)]
+
+    def dp_rank(self, sizes: dict[str, int]) -> int:
+        """Which share of the data this rank trains on: tp is innermost and shares its data."""
+        return self.rank // (self.size // dp_degree(sizes, self.size))
 
     def meet(self) -> None:
         """Wait until every rank is here."""

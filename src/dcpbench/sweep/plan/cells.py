@@ -14,7 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from dcpbench.config.errors import ConfigError
+from dcpbench.config.errors import ConfigError, refuse_unknown
 from dcpbench.config.schema import Config
 from dcpbench.sweep.plan.composition import Compositions
 from dcpbench.sweep.plan.forked_map import forked_map
@@ -137,6 +137,7 @@ def typed(composed: DictConfig) -> Config:
     _leave_out_hydra(composed)
     config = OmegaConf.to_object(composed)
     assert isinstance(config, Config)
+    refuse_unknown(config)
     return config
 
 
