@@ -16,6 +16,8 @@ from mkdocs.exceptions import PluginError
 
 from dcpbench.analysis.frame import read_sweeps
 from dcpbench.cli.described import Axis, Described
+from dcpbench.records.checks import CHECKS
+from dcpbench.records.row import STATUSES
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -86,6 +88,22 @@ def test_a_column_that_nothing_describes_ends_the_build(monkeypatch: pytest.Monk
     monkeypatch.delitem(pages._COLUMNS, "flaky")
     with pytest.raises(PluginError, match="flaky"):
         pages._columns()
+
+
+def test_every_check_has_what_it_proves_and_what_it_cannot_see() -> None:
+    page = (DOCS / "concepts/checks.md").read_text()
+    assert {name for name in CHECKS if f"\n| `{name}` | " not in page} == set()
+
+
+def test_every_status_has_what_to_do() -> None:
+    page = (DOCS / "concepts/statuses.md").read_text()
+    assert {name for name in STATUSES if f"\n| `{name}` | " not in page} == set()
+
+
+def test_every_finding_is_in_the_index() -> None:
+    index = (DOCS / "findings/index.md").read_text()
+    pages = {page.name for page in (DOCS / "findings").glob("*.md")} - {"index.md"}
+    assert {name for name in pages if f"]({name})" not in index} == set()
 
 
 def test_a_value_that_nothing_describes_ends_the_build(monkeypatch: pytest.MonkeyPatch) -> None:

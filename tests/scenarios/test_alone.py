@@ -81,10 +81,8 @@ def test_a_fault_is_seen_by_the_checks_that_it_breaks(fault: str) -> None:
     assert verdict.fault_seen is True, verdict.reason
     failed = {one.check for one in verdict.failed}
     assert SEEN[fault] <= failed | LOSSES
-    assert (
-        failed & {*RESTORED, "random_equal", "save_harmless", "checkpoint_whole", "contract_held"}
-        <= SEEN[fault]
-    ), "the snapshot is too late"
+    telling = {*RESTORED, "random_equal", "save_harmless", "checkpoint_whole", "contract_held"}
+    assert failed & telling <= SEEN[fault], "the snapshot is too late"
 
 
 def test_a_run_that_left_its_twin_is_seen_in_losses_and_state() -> None:

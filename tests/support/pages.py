@@ -151,4 +151,5 @@ def _named(values: dict[str, Any]) -> Row:
     overrides = [f"{name}={str(value).lower()}" for name, value in asked.items()]
     # How a cell is run is not what it is.
     how = f"sharing={'correctness' if 'fault' in asked else 'none'} timeouts.cell_s={len(overrides)}"
-    return row(**{**values, "cell": ",".join(overrides), "overrides": f"{how} {' '.join(overrides)}"})
+    said = {"cell": ",".join(overrides), "overrides": f"{how} {' '.join(overrides)}"}
+    return row(**{**COSTS, **values, **said})

@@ -9,6 +9,7 @@ import gzip
 import hashlib
 import html
 import json
+from collections.abc import Sequence
 from importlib.resources import files
 from string import Template
 from typing import Any
@@ -42,9 +43,10 @@ _PLAIN_ROWS, _PLAIN_REASON = 200, 300
 _PLAIN = ["status", "cell", "reason"]
 
 
-def page(sweeps: Sweeps, title: str, before: Sweeps | None = None) -> str:
-    """The text of a page that shows these sweeps, ASCII alone; with several, `sweep` is one more axis, with
-    the one `before` it says what changed.
+def page(sweeps: Sweeps, title: str, before: Sweeps | None = None, not_run: Sequence[str] = ()) -> str:
+    """The text of a page that shows these sweeps, ASCII alone; with several, `sweep` is one more axis.
+
+    With the sweep `before` it says what changed; `not_run` are cells that have no row yet.
 
     Up to about 1,000 rows it stays below 1 MB: what is long is shortened until it fits, and says so.
     """
@@ -58,7 +60,9 @@ def page(sweeps: Sweeps, title: str, before: Sweeps | None = None) -> str:
         title=_text(title),
         css=css,
         script=script,
-        rows=_packed(sweeps, changes(before, sweeps) if before else None),
+        rows=_packed(
+            sweeps, {"before": changes(before, sweeps) if before else None, "not_run": list(not_run)}
+        ),
         plain=_plain(sweeps.frame),
     )
 
@@ -71,13 +75,11 @@ def _hash(inline: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()}'"
 
 
-def _packed(sweeps: Sweeps, changed: dict[str, Any] | None) -> str:
-    """The rows as JSON, gzip and base64, as generously as there is room for, and what changed."""
+def _packed(sweeps: Sweeps, beside: dict[str, Any]) -> str:
+    """The rows as JSON, gzip and base64, as generously as there is room for, and what stands beside them."""
     packed = ""
     for limits in LIMITS:
-        text = json.dumps(
-            compact(sweeps, limits) | {"before": changed}, allow_nan=False, separators=(",", ":")
-        )
+        text = json.dumps(compact(sweeps, limits) | beside, allow_nan=False, separators=(",", ":"))
         packed = base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
         if len(packed) <= _PACKED_BYTES:
             break

@@ -34,7 +34,7 @@ function cellParts(app, run) {
     siblings(app, run),
     part("Reason", run.reason && el("p", { class: "reason" }, visible(run.reason))),
     part("Where its ranks were", places(run)),
-    part("Trace", logTail(run.ending.log_tail), logPath(app, run)),
+    part("Trace and log", logTail(run.ending.log_tail), logPath(app, run)),
     part("Run it again", againLine(run)),
     part("First try", firstTry(run)),
     part("Checks", checkTable(app, run)),

@@ -11,7 +11,9 @@ from dcpbench.analysis.comparison import OTHER_CONFIGURATION, SAME, compared, di
 from dcpbench.analysis.costs import CHANGED, TOO_FEW, Rule, is_regression
 from dcpbench.analysis.frame import Sweeps, ok, read_sweeps, records, short_names
 from dcpbench.analysis.history_rows import read_history
-from dcpbench.records.store import RESULTS_CSV, ResultsError
+from dcpbench.records import files
+from dcpbench.records.row_reader import parse
+from dcpbench.records.store import RESULTS_CSV, SWEEP_JSON, ResultsError
 from dcpbench.report.labels import quantity
 
 _LOOKED_AT = 10
@@ -35,6 +37,16 @@ def sweep_before(folder: Path, frame: pd.DataFrame) -> Sweeps | None:
                 if share >= _LEAST_IN_COMMON:
                     return read_sweeps([path.parent])
     return None
+
+
+def without_row(folder: Path, frame: pd.DataFrame) -> list[str]:
+    """The cells of the sweep in `folder` that have not run, by what its `sweep.json` says."""
+    with suppress(OSError, ValueError):
+        record, _ = parse(files.read(folder / SWEEP_JSON))
+        cells = record.get("cells") if isinstance(record, dict) else None
+        done = set(frame["cell"])
+        return [cell for cell in cells or () if isinstance(cell, str) and cell not in done]
+    return []
 
 
 def _cells(frame: pd.DataFrame) -> "pd.Series[str]":

@@ -140,7 +140,7 @@ function drawMatrix(app, shown) {
   fill(byId("matrix"), ...parts.map((part) => el("div", { class: "part" }, ...part)));
   if (byId("matrix").querySelector(".gap")) {
     byId("matrix").append(el("p", { class: "note" }, "Where a square is empty, the sweep has no such cell",
-      shown.length < app.runs.length && ", or the filters hide it", "."));
+      app.notRun.length > 0 && ", or it did not run yet", shown.length < app.runs.length && ", or the filters hide it", "."));
   }
 }
 

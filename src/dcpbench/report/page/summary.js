@@ -1,13 +1,18 @@
 // The head of the page: a verdict in a sentence, when and where it was measured, and what changed since the sweep before.
 
 const CHANGES_SHOWN = 8;
+const NOT_RUN_SHOWN = 20;
 const FAILING = ["newly failing", "flaky", "newly skipped", "vanished"];
 
 function describeSweep(app) {
   const { runs } = app;
   const verdict = byId("verdict");
-  verdict.classList.toggle("bad", runs.some((run) => !run.ok) || runs.every((run) => run.status === "skip"));
+  verdict.classList.toggle("bad", runs.some((run) => !run.ok) || app.notRun.length > 0 || runs.every((run) => run.status === "skip"));
   verdict.textContent = verdictOf(runs);
+  if (app.notRun.length) {
+    const few = app.notRun.slice(0, NOT_RUN_SHOWN).map(visible).join(", ");
+    verdict.append(el("span", { title: few }, ` ${counted(app.notRun.length, "cell")} more did not run yet.`));
+  }
   byId("matrix-section").hidden = runs.length === 0;
   fill(byId("origin"), ...originOf(app).map((text) => el("span", {}, visible(text))));
   const same = [...app.axes].filter(([axis, values]) => values.length === 1 && values[0] !== DASH && axis !== "sweep");
@@ -26,7 +31,7 @@ function verdictOf(runs) {
   const bad = runs.filter((run) => !run.ok);
   const known = runs.filter((run) => run.ok && run.kind.name !== "pass");
   const as = bad.length ? `${bad.length} not as ${bad.length === 1 ? "it" : "they"} should be (${count(bad)})` : runs.length === 1 ? "as it should be" : "all as they should be";
-  return `${size}: ${as}${known.length ? `; of the others ${count(known)}` : ""}.`;
+  return `${size}: ${as}${known.length ? `${bad.length ? "; among the others" : ", among them"} ${count(known)}` : ""}.`;
 }
 
 // When, how long, and where: date, duration, torch, machine, commit; what is not known is left out.
