@@ -17,7 +17,7 @@ from dcpbench.cli.run import unmasked_interrupts
 WRONG = {
     "unknown option": (["parallel=nope"], ["nope", "fsdp2_tp"]),
     "mistyped value": (["parallel=fspd"], ["parallel=fspd: there is no such parallel; did you mean fsdp?"]),
-    "mistyped one of many": (["-m", "parallel=ddp,hsdp3"], ["parallel=hsdp3", "did you mean hsdp2?"]),
+    "mistyped one of many": (["-m", "parallel=ddp,hsdp3"], ["parallel=hsdp3", "did you mean hsdp"]),
     "mistyped fault": (["fault=lr_next_flaot"], ["did you mean lr_next_float?", "in all)"]),
     "mistyped switch": (["verify=dep"], ["verify=dep", "did you mean deep?"]),
     "mistyped group": (["paralel=fsdp"], ["paralel: there is no such key; did you mean parallel?"]),
@@ -66,20 +66,24 @@ def test_a_wrong_configuration_is_one_line_and_starts_nothing(
     assert not ended.folder.exists()
 
 
-def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
+@pytest.mark.parametrize("plan", ["plan=false", "plan=true"])
+def test_a_folder_that_cannot_be_written_to(plan: str, tmp_path: Path) -> None:
     blocked = tmp_path / "a-file"
     blocked.write_text("mine")
-    ended = run(blocked / "sweep", "parallel=ddp", cwd=tmp_path)
+    ended = run(blocked / "sweep", "parallel=ddp", plan, cwd=tmp_path)
     assert ended.status == 2
     assert len(ended.err.strip().splitlines()) == 1
     assert "hydra.sweep.dir" in ended.err
     assert blocked.read_text() == "mine"
 
 
-def test_a_storage_that_cannot_be_written_to(tmp_path: Path, sweep: Callable[..., Finished]) -> None:
+@pytest.mark.parametrize("plan", ["plan=false", "plan=true"])
+def test_a_storage_that_cannot_be_written_to(
+    plan: str, tmp_path: Path, sweep: Callable[..., Finished]
+) -> None:
     blocked = tmp_path / "a-file"
     blocked.write_text("mine")
-    ended = sweep("parallel=ddp", "device=cpu", f"storage.root={blocked}")
+    ended = sweep("parallel=ddp", "device=cpu", f"storage.root={blocked}", plan)
     assert ended.status == 2
     assert len(ended.err.strip().splitlines()) == 1
     assert "storage.root" in ended.err

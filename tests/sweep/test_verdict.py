@@ -187,7 +187,7 @@ def test_the_details_have_each_control_at_its_place_and_every_rank() -> None:
     assert seen["control"] == {f"w {OLD}": True, f"w {NEW}": True}
     assert (seen["held"], seen["control_missed"], seen["worst"]) == (True, [], [])
     assert [set(rank) for rank in details["ranks"]] == [
-        {"rank", "losses", "resumed", "compiled", "not_applied", "left_behind"}
+        {"rank", "losses", "resumed", "not_compiled", "graph_breaks", "not_applied", "left_behind"}
     ] * 2
     assert [rank["rank"] for rank in details["ranks"]] == [0, 1]
     missed = at_both(lambda views: [view.control[OLD].update(w=False) for view in views])
@@ -217,8 +217,8 @@ def test_a_failure_outranks_a_missing_control() -> None:
 def test_a_compiled_cell_that_ran_eagerly_is_vacuous() -> None:
     for rank in range(2):
         seen = reports()
-        seen[rank].compiled = False
-        assert judge([seen], [2]).reason == f"compile: nothing was compiled on rank {rank}"
+        seen[rank].not_compiled = "nothing was compiled"
+        assert judge([seen], [2]).reason == f"compile: rank {rank}: nothing was compiled"
 
 
 def test_a_cell_without_any_check_is_vacuous() -> None:

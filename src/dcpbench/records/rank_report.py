@@ -67,8 +67,9 @@ class RankReport:
 
     `losses` has those of the uninterrupted run and of the twin from step 1 on, `resumed` those of the
     steps after each checkpoint, by the checkpoint's step. `skip` says why there is nothing to report.
-    `not_applied` says of checks why they were not made here. `left_behind` is what of its process is not as
-    it was born.
+    `not_applied` says of checks why they were not made here. Where a cell compiles, `not_compiled` says why
+    some of it ran as eager code, or all, and `graph_breaks` where Dynamo broke a graph, and why.
+    `left_behind` is what of its process is not as it was born.
     """
 
     rank: int
@@ -76,12 +77,13 @@ class RankReport:
     measurements: list[Measurement] = field(default_factory=list)
     losses: dict[str, list[float]] = field(default_factory=dict)
     resumed: dict[int, list[float]] = field(default_factory=dict)
-    compiled: bool | None = None
+    not_compiled: str | None = None
+    graph_breaks: list[str] = field(default_factory=list)
     skip: str | None = None
     not_applied: dict[str, str] = field(default_factory=dict)
     left_behind: list[str] = field(default_factory=list)
 
     def plain(self) -> dict[str, Any]:
         """What of it stands in a row's details; checks and measurements have their own places."""
-        shown = ("rank", "losses", "resumed", "compiled", "not_applied", "left_behind")
+        shown = ("rank", "losses", "resumed", "not_compiled", "graph_breaks", "not_applied", "left_behind")
         return {name: getattr(self, name) for name in shown}

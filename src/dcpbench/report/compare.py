@@ -74,7 +74,7 @@ def main(
     else:
         damaged = [sentence for side in [*sides.values(), before] for sentence in side.left_out]
         differing = differences({names[place]: side for place, side in sides.items()})
-        contents = [_environments(differing, damaged, found)]
+        contents = [*_unrepeated(found), _environments(differing, damaged, found)]
         for one in found:
             contents.append(_statuses(one, all))
             contents += [_configurations(one, all)] if len(one.configurations) else []
@@ -113,6 +113,16 @@ def _known(option: str, names: Sequence[str], known: Sequence[str], otherwise: s
         if name not in known:
             raise QueryError(f"{option}: {name} {otherwise} are {', '.join(known)}")
     return tuple(names)
+
+
+def _unrepeated(found: Sequence[Comparison]) -> list[Content]:
+    """What to type first where costs cannot be compared, since each cell ran once on one side at least."""
+    cells = [one.costs[one.costs["level"].eq("cell")] for one in found if len(one.costs)]
+    runs = [side[["runs_old", "runs_new"]].max().min() for side in cells if len(side)]
+    if not runs or max(runs) > 1:
+        return []
+    text = "No cell was repeated, so costs cannot be compared: run both sides again with repeats=5"
+    return [Content(headline=f"{text} (dcpbench run ... repeats=5).")]
 
 
 def _environments(differing: pd.DataFrame, damaged: Sequence[str], found: Sequence[Comparison]) -> Content:

@@ -21,7 +21,7 @@ from dcpbench.records.row import INTERRUPTED, exit_status
 from dcpbench.records.row_log import RowLog
 from dcpbench.records.store import ResultsError, write_csv
 from dcpbench.report.styles import text_of
-from dcpbench.sweep.folder import manifest, resume
+from dcpbench.sweep.folder import manifest, next_steps, resume
 from dcpbench.sweep.plan import cells as composing
 from dcpbench.sweep.plan import dry_run, job
 from dcpbench.sweep.run import driver
@@ -138,6 +138,9 @@ class SweepRun:
         log = RowLog(folder, found.standing if found else ())
         sweep = driver.Sweep(folder, list(jobs), here, context, self._console, log)
         if base.plan:
+            manifest.refuse_unusable(folder, begun=before is not None)
+            for root in self._new_roots(jobs):
+                manifest.refuse_unusable(root / folder.name, "storage.root")
             here.complete()
             dry_run.print_plan(folder, jobs, here.gpus, found)
             return jobs
@@ -178,12 +181,18 @@ class SweepRun:
     def _write_record(self, sweep: driver.Sweep) -> None:
         """Make the sweep's folder below each `storage.root`, but those that it has had before, and write
         down which these are and what cells the sweep has."""
-        roots = {str(Path(root).resolve()) for job in sweep.jobs if (root := job.config.storage.root)}
-        for root in sorted(roots.difference(self._record.storage)):
-            manifest.claim(Path(root) / self._folder.name, "storage.root")
+        new = self._new_roots(sweep.jobs)
+        for root in new:
+            manifest.claim(root / self._folder.name, "storage.root")
         names = [job.cell.name for job in sweep.jobs]
-        self._record = replace(self._record, cells=names, storage=sorted(roots.union(self._record.storage)))
+        storage = sorted([*map(str, new), *self._record.storage])
+        self._record = replace(self._record, cells=names, storage=storage)
         self._record.write(self._folder)
+
+    def _new_roots(self, jobs: Sequence[job.Job]) -> list[Path]:
+        """The folders of `storage.root` in which the sweep has none of its own yet."""
+        roots = {str(Path(root).resolve()) for job in jobs if (root := job.config.storage.root)}
+        return [Path(root) for root in sorted(roots.difference(self._record.storage))]
 
     def _print(self, sentence: str) -> None:
         self._console.print(text_of(sentence), soft_wrap=True)
@@ -221,6 +230,8 @@ class SweepRun:
                 self._print("every cell was skipped: nothing was measured")
             spent_s = time.monotonic() - self._started
             self._print(f"{sweep.written} cells in {spent_s:.1f} s, written to {self._folder}")
+            for sentence in next_steps.sentences(self._folder, self._record.cells, whole):
+                self._print(sentence)
         return status or (exit_status(rows) if whole else 1)
 
 

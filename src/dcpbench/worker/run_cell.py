@@ -20,6 +20,7 @@ from dcpbench.scenarios import fresh_process
 from dcpbench.scenarios.cell import Cell, Skip, Uploads
 from dcpbench.scenarios.checks import verify_files
 from dcpbench.verify.files import recorded_syncs
+from dcpbench.worker import compilation
 from dcpbench.worker.messages import CellSpec
 from dcpbench.workloads.world import World
 
@@ -57,8 +58,8 @@ def run_cell(
         return
     fresh_process.leave(cell)
     if config.compile:
-        # Dynamo falls back to eager silently when it gives up on a frame.
-        report.compiled = counters["stats"]["unique_graphs"] > 0 and not counters["recompile_limit"]
+        report.not_compiled = compilation.why_not_compiled()
+        report.graph_breaks = compilation.graph_breaks()
     cell.measure("peak_device_bytes", memory.peak_device_bytes(world.device))
     cell.measure("peak_host_bytes", memory.peak_host_bytes())
 

@@ -186,6 +186,19 @@ def refuse_used(folder: Path, key: str = _DIR) -> None:
         raise ConfigError(f"{key}={folder}: {what}")
 
 
+def refuse_unusable(folder: Path, key: str = _DIR, begun: bool = False) -> None:
+    """Make sure that a sweep may begin in `folder`, or go on there if it has `begun`; writes nothing.
+
+    Raises:
+        ConfigError: it cannot be made or written to, or it holds something already.
+    """
+    if not begun:
+        refuse_used(folder, key)
+    place = next(path for path in (folder, *folder.parents) if path.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise ConfigError(f"{key}={folder}: cannot be used: {place} cannot be written to")
+
+
 def _used(folder: Path) -> set[str]:
     """The names in a folder, but for what a driver that was killed before its sweep began may leave there."""
     names = {item.name for item in folder.iterdir()}

@@ -138,9 +138,9 @@ def judge(stages: Sequence[Sequence[RankReport]], worlds: Sequence[int]) -> Verd
             powerless.append(powerless_sentence(check, gaps))
         if breach:
             failed.append(breach)
-    not_compiled = [report.rank for report in ranks if report.compiled is False]
+    not_compiled = [f"rank {report.rank}: {report.not_compiled}" for report in ranks if report.not_compiled]
     if not_compiled:
-        powerless.append(f"compile: nothing was compiled on rank {not_compiled[0]}")
+        powerless.append(f"compile: {not_compiled[0]}")
     powerless += _not_reported(stages, worlds)
     if not details:
         powerless.append("no check applied")

@@ -1,0 +1,63 @@
+"""What Dynamo did is told with its reason and its place; `backend="eager"` compiles no kernels."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from dcpbench.worker.compilation import graph_breaks, why_not_compiled
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+    counters.clear()
+
+
+def compiled(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return torch.compile(function, backend="eager", dynamic=False)
+
+
+def test_what_is_compiled_whole_has_nothing_to_tell() -> None:
+    compiled(lambda x: x * 2)(torch.ones(2))
+    assert why_not_compiled() is None
+    assert graph_breaks() == []
+
+
+def broken(x: torch.Tensor) -> torch.Tensor:
+    x = x * 2
+    return x if x.sum().item() > 0 else -x
+
+
+def test_a_graph_break_is_told_with_its_place() -> None:
+    compiled(broken)(torch.ones(2))
+    assert why_not_compiled() is None, "both halves are compiled"
+    (told,) = graph_breaks()
+    assert "Tensor.item()" in told
+    assert told.endswith(f"({Path(__file__)}:{broken.__code__.co_firstlineno + 2})")
+
+
+def unsupported(x: torch.Tensor) -> torch.Tensor:
+    with open("/dev/null"):  # noqa: PTH123 - what Dynamo does not know
+        return x * 2
+
+
+def test_why_nothing_was_compiled_is_told_with_its_place() -> None:
+    compiled(unsupported)(torch.ones(2))
+    told = str(why_not_compiled())
+    assert told.startswith("nothing was compiled: Failed to trace builtin operator")
+    assert told.endswith(f"({Path(__file__)}:{unsupported.__code__.co_firstlineno + 1})")
+
+
+def test_a_frame_that_was_compiled_too_often_is_told() -> None:
+    scaled = compiled(lambda x, number: x * number)
+    for number in range(torch._dynamo.config.recompile_limit):
+        scaled(torch.ones(2), number)
+    assert why_not_compiled() is None
+    scaled(torch.ones(2), 100)
+    assert "recompile limit" in str(why_not_compiled())
