@@ -180,20 +180,25 @@ def _outcomes(frame: pd.DataFrame) -> dict[str, _Outcome]:
     text = status_text(frame).astype(object)
     text = text.mask(is_true(frame["fault_seen"]), "seen (" + text + ")")
     text = text.mask(is_false(frame["fault_seen"]), "NOT SEEN (" + text + ")")
-    runs = frame[["key", "status"]].assign(text=text, ok=ok(frame), flaky=is_true(frame["flaky"]))
-    return {str(key): _outcome(of_cell) for key, of_cell in runs.groupby("key", sort=False)}
+    rows = zip(frame["key"], frame["status"], text, ok(frame), is_true(frame["flaky"]), strict=True)
+    runs: dict[str, list[tuple[str, str, bool, bool]]] = {}
+    for key, *of_run in rows:
+        runs.setdefault(str(key), []).append(tuple(of_run))
+    return {key: _outcome(of_cell) for key, of_cell in runs.items()}
 
 
-def _outcome(runs: pd.DataFrame) -> _Outcome:
-    counted = runs["text"].value_counts()
-    texts = [f"{count} {text}" if len(counted) > 1 else str(text) for text, count in counted.items()]
-    if runs["flaky"].any() or runs["ok"].nunique() > 1:
+def _outcome(runs: Sequence[tuple[str, str, bool, bool]]) -> _Outcome:
+    """Of the runs of a cell: the status and text of each, whether it is ok, and whether it is flaky."""
+    statuses, texts, fine, flaky = zip(*runs, strict=True)
+    counted = Counter(texts).most_common()
+    if any(flaky) or len(set(fine)) > 1:
         state = "flaky"
-    elif not runs["ok"].any():
+    elif not any(fine):
         state = "failing"
     else:
-        state = "skipped" if runs["status"].eq("skip").all() else "ok"
-    return _Outcome(state, frozenset(counted.index), ", ".join(texts))
+        state = "skipped" if set(statuses) == {"skip"} else "ok"
+    named = [f"{count} {text}" if len(counted) > 1 else text for text, count in counted]
+    return _Outcome(state, frozenset(texts), ", ".join(named))
 
 
 def _change(was: _Outcome, now: _Outcome) -> str:

@@ -73,7 +73,8 @@ def detection(frame: pd.DataFrame) -> pd.DataFrame:
 
     A status where it was seen, NO where it was not in some cell, `-` where it does not apply.
     """
-    planted = frame[frame["fault"].notna() & frame["fault_seen"].notna()]
+    chosen = frame["fault"].notna() & frame["fault_seen"].notna()
+    planted = frame.loc[chosen, ["fault", "fault_seen", "parallel", "status", *CHECKS]]
     if planted.empty:
         return pd.DataFrame()
     parallelisms = list(dict.fromkeys(planted["parallel"].dropna()))

@@ -174,7 +174,7 @@ function phaseTable(run) {
     el("td", { class: "bar" }, foot ? null : svg("svg", { class: "strip", "aria-hidden": "true" },
       svg("rect", { x: 0, y: 4, height: 8, width: `${Math.max(0, (100 * value) / total).toFixed(1)}%` }))));
   return el("table", { class: "plain times" },
-    el("tbody", {}, ...[...phases, ["starting ranks, and all else", rest]].map((one) => line(one))),
+    el("tbody", {}, ...[...phases, ["all else", rest]].map((one) => line(one))),
     el("tfoot", {}, line(["cell_s", total], true)));
 }
 
