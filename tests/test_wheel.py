@@ -95,7 +95,14 @@ def test_it_runs_from_another_folder_with_a_users_own_group(elsewhere: Path, tmp
         check=True,
     )
     assert str(ROOT) not in where.stdout
+    command = elsewhere.with_name("dcpbench")
+    told = subprocess.run([command, "--version"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert told.stdout.startswith("dcpbench ")
+    assert f"page: outputs/{sweep.name}/report.html" in ended.stderr
+    audited = [command, "audit", "--newest", sweep]
+    none = subprocess.run(audited, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (none.returncode, none.stdout) == (2, "")  # keep_checkpoints=failed
     again = subprocess.run(
-        [elsewhere, "-m", "dcpbench.report", sweep], cwd=tmp_path, capture_output=True, text=True, check=True
+        [command, "report", sweep], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert again.stdout == ended.stdout

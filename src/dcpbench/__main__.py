@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-from typing import Any
 
 
 def main() -> None:
@@ -12,13 +11,6 @@ def main() -> None:
     from dcpbench.cli.commands import main as commands
 
     sys.exit(commands(sys.argv[1:]))
-
-
-def __getattr__(name: str) -> Any:
-    # What was here before the command line became a package.
-    from dcpbench.cli import run
-
-    return getattr(run, name)
 
 
 if __name__ == "__main__":

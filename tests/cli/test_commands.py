@@ -1,6 +1,7 @@
 """The tree of commands: what each is called with, its help, and what is said of words that are none."""
 
 import re
+import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -129,6 +130,15 @@ def test_the_help_of_a_run_is_made_of_the_comments_of_conf(capsys: pytest.Captur
 def test_the_versions(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"dcpbench {dcpbench.__version__}\ntorch {version('torch')}\n"
+
+
+@pytest.mark.parametrize("words", ["--help", "run --help", "--version", "--completion bash", "report -h"])
+def test_a_full_disk_is_one_line(words: str) -> None:
+    program = [sys.executable, "-m", "dcpbench", *words.split()]
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr == "dcpbench: standard output cannot be written to: No space left on device\n"
 
 
 def test_ctrl_c_is_no_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

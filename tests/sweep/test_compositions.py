@@ -10,7 +10,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from dcpbench.__main__ import register_groups
+from dcpbench.cli.run import register_groups
 from dcpbench.config.schema import conf_folder
 from dcpbench.sweep.plan import forked_map
 from dcpbench.sweep.plan.cells import typed

@@ -1,6 +1,7 @@
 """The commands: what each takes, and the module whose `main` it calls, imported when it is run."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
@@ -14,7 +15,7 @@ from dcpbench.records.metrics import METRICS
 from dcpbench.records.plugins import PluginError, load_plugins
 from dcpbench.records.row import INTERRUPTED, NESTED, WRONG_CONFIGURATION, column_types
 from dcpbench.records.store import ResultsError
-from dcpbench.report.styles import complain
+from dcpbench.report.styles import complain, standard_output
 
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _AS_TYPED = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
@@ -26,8 +27,10 @@ _NUMBER = click.IntRange(0)
 def main(words: Sequence[str]) -> int:
     """Do what these words ask for; the exit status."""
     open_standard_streams()
+    tells = not {"-h", "--help", "--version", "--completion"}.isdisjoint(words)  # and does nothing else
     try:
-        return int(tree.main([*words], "dcpbench", "_DCPBENCH_COMPLETE", standalone_mode=False) or 0)
+        with standard_output() if tells else nullcontext():
+            return int(tree.main([*words], "dcpbench", "_DCPBENCH_COMPLETE", standalone_mode=False) or 0)
     except click.Abort:
         return INTERRUPTED
     except click.ClickException as error:
