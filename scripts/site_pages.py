@@ -196,7 +196,7 @@ def _checks() -> str:
         "What is verified in a cell. Each is a column: true, false, or null where it did not "
         "apply. What each proves, and what it cannot see: [What a pass "
         "proves](../concepts/checks.md).\n",
-        _table(("check", "head of its column", "holds when"), rows),
+        _table(("check", "short name", "holds when"), rows),
     )
 
 
