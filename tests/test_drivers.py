@@ -22,7 +22,8 @@ def test_a_forked_driver_leaves_what_one_of_a_shell_leaves(tmp_path: Path) -> No
 
     def ran(name: str, own_process: bool) -> Finished:
         asked = ("saves=1", "world_size=3", "device=cpu", "retry=0", *SMALL)
-        return run(tmp_path / name, *matrix, *asked, own_process=own_process)
+        (tmp_path / name).mkdir()  # neither sweep is beside the other
+        return run(tmp_path / name / "sweep", *matrix, *asked, own_process=own_process)
 
     # Names of one length: paths stand in the metadata, and bytes are compared.
     forked, own = ran("forked", own_process=False), ran("a-own-", own_process=True)
