@@ -417,11 +417,12 @@ def test_failures_alike_are_one_line_each(tmp_path: Path) -> None:
 
     folder = folder_with(tmp_path / "s", *(failed(seed, 0.5 + seed) for seed in range(3)))
     told = [line for line in rendered(content(read_sweeps([folder])), io.StringIO()).splitlines() if line]
-    assert told[-3] == (
+    assert told[-4] == (
         "fail seed=0 (and 2 more like it): "
         "optim_equal: net.weight differs by 0.5, rank 1 (+3 more), also extra_equal"
     )
-    assert told[-2] == "    again: python -m dcpbench parallel=ddp save=sync"
+    assert told[-3] == "    again: python -m dcpbench parallel=ddp save=sync"
+    assert told[-2].startswith("Whole reasons and traces: report.html; logs: ")
 
 
 def test_a_reader_that_leaves_early_hears_no_complaint(matrix: Path) -> None:

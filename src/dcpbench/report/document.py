@@ -32,7 +32,7 @@ class Content:
 
     Args:
         failures: `status`, `cell`, `reason`, `again` (empty: nothing to run again), `more`, perhaps `runs`.
-        more: how many failures there are beside these.
+        more: how many failures there are beside these, and where there is more of them.
         damaged: what could not be read.
         headline: how many cells there are with which result.
     """

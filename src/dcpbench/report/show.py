@@ -35,6 +35,7 @@ MOST_CELLS = 50
 """More than so many cells are shown as a pivot: a line for each would be more than a screen."""
 
 _MOST_KINDS = 20
+_WHERE_TO_LOOK = "Whole reasons and traces: report.html; logs: rank*.log in the folder of each cell"
 _FORMATS = {
     ".txt": "table",
     ".md": "markdown",
@@ -133,12 +134,14 @@ def content(sweeps: Sweeps, view: View = View()) -> Content:
     listed = of_a_kind(failures(frame))
     first = listed if by_cell else listed.groupby(listed["again"].eq("")).head(_MOST_KINDS)
     left = len(listed) - len(first)
+    more = [f"and {left} more kinds of reasons: --cells shows all of them"] if left else []
+    more += [_WHERE_TO_LOOK] if first["again"].ne("").any() else []
     across = f"{count} sweeps, " if (count := frame["sweep"].nunique()) > 1 else ""
     of = f" ({len(frame)} of {len(sweeps.frame)} rows)" if view.where else ""
     return Content(
         [table for table in tables if len(table.table)],
         first,
-        f"and {left} more kinds of reasons: --cells shows all of them" if left else "",
+        "\n".join(more),
         first_of(sweeps.left_out),
         f"{across}{headline(frame)}{of}",
     )
