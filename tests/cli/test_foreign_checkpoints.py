@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
+from dcpbench.checkpointers import dcp_metadata
 from dcpbench.checkpointers.dcp_metadata import foreign_manifest, manifest_of
 from dcpbench.cli import audit
 from dcpbench.cli.commands import main
@@ -263,6 +264,7 @@ def test_a_class_that_is_changed_is_nobody_elses(checkpoint: Path, tmp_path: Pat
     (checkpoint / METADATA).write_bytes(build)
     assert audit.audited(checkpoint).state == "damaged"
     assert not hasattr(Metadata, "state")
+    assert not hasattr(dcp_metadata._Record, "state")
     (checkpoint / METADATA).write_bytes(before)
     assert audit.audited(checkpoint).state == "whole"
 

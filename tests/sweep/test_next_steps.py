@@ -31,7 +31,7 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_sweep_before_is_the_newest_with_cells_in_common(tmp_path: Path) -> None:
-    made(tmp_path / "oldest", 1e9, "a")
+    made(tmp_path / "oldest", 1e9, "a", "b")
     made(tmp_path / "old one", 1.1e9, "a", "b")
     made(tmp_path / "other", 1.2e9, "c")
     (tmp_path / "broken").mkdir()

@@ -19,13 +19,13 @@ COMMANDS: dict[str, str] = {
     "run": "run cells: one, or the product of lists",
     "plan": "what a run would do, and how long it would take; starts nothing",
     "resume": "go on with a sweep that was broken off",
-    "report": "the tables of sweeps again, from their rows; report.html and junit.xml too",
-    "compare": "what changed from one sweep to another: statuses, and costs beyond noise",
+    "report": "tables of sweeps, from their rows; report.html and junit.xml again",
+    "compare": "what changed between sweeps: statuses, and costs beyond noise",
     "history": "how each cell went over many sweeps",
     "log": "rows to TensorBoard, MLflow or W&B, offline",
     "thin": "remove logs and checkpoints of old sweeps; rows and pages stay",
     "audit": "whether a checkpoint folder is whole, whoever wrote it",
-    "doctor": "whether this machine can run what it should, and how to mend what it lacks",
+    "doctor": "whether this machine can run it, and how to mend what it lacks",
 }
 """The commands and what they are for, in the order in which they are shown."""
 

@@ -19,21 +19,21 @@ Overrides without a command (dcpbench -m parallel=fsdp,hsdp) are a run.
 """
 _EXAMPLES = (
     ("dcpbench run parallel=fsdp2 device=cpu", "one cell"),
-    ("dcpbench run parallel=fsdp,hsdp compile=true,false", "four: the product of the lists"),
-    ("dcpbench plan experiment=nightly", "what a sweep would do, and how long"),
-    ("dcpbench resume outputs/<sweep>", "go on with one that was broken off"),
+    ("dcpbench run parallel=fsdp,hsdp compile=true,false", "four cells"),
+    ("dcpbench plan experiment=nightly", "what it would do"),
+    ("dcpbench resume outputs/<sweep>", "go on with it"),
     ("dcpbench report outputs/<sweep> --where status!=pass", "what did not pass"),
     ("dcpbench compare outputs/<old> outputs/<new>", "what changed"),
-    ("dcpbench audit checkpoints/step-1000", "is this checkpoint whole?"),
-    ("dcpbench doctor", "can this machine run it?"),
+    ("dcpbench audit checkpoints/step-1000", "is it whole?"),
+    ("dcpbench doctor", "can it run here?"),
 )
 _RUN_EXAMPLES = (
-    ("dcpbench run parallel=fsdp save=async", "one cell: one value for each axis"),
-    ("dcpbench run parallel=fsdp,hsdp save=sync,async", "a sweep: the product of the lists"),
-    ("dcpbench run experiment=seeds", "a sweep that is written down"),
+    ("dcpbench run parallel=fsdp save=async", "one cell"),
+    ("dcpbench run parallel=fsdp,hsdp save=sync,async", "four: the product of lists"),
+    ("dcpbench run experiment=seeds", "a sweep, written down"),
     ("dcpbench run parallel=fsdp_tp parallel.tp=4", "a key of a group"),
-    ("dcpbench run model=mine --config-dir my_conf", "a group of your own: my_conf/model/mine.yaml"),
-    ("dcpbench run parallel=fsdp --cfg job", "the whole configuration of a cell; starts nothing"),
+    ("dcpbench run model=mine --config-dir my_conf", "my_conf/model/mine.yaml"),
+    ("dcpbench run parallel=fsdp --cfg job", "print the configuration"),
 )
 
 
