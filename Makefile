@@ -26,7 +26,7 @@ lint: $(VENV)/.ready
 
 # The site, in build/site; ends with an error where a link leads nowhere.
 docs: $(VENV)/.ready
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The samples of output in README.md and docs/, written anew. A test compares them.
 samples: $(VENV)/.ready

@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -120,6 +121,23 @@ def test_a_value_that_nothing_describes_ends_the_build(monkeypatch: pytest.Monke
     monkeypatch.setattr(pages, "described", lambda: Described({"parallel": mute}))
     with pytest.raises(PluginError, match="mute"):
         pages.values_of("parallel")
+
+
+@pytest.mark.slow
+def test_a_link_that_leads_nowhere_ends_the_build(tmp_path: Path) -> None:
+    """With the very options of `make docs`: --quiet, for one, has mkdocs count no warnings."""
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "mkdocs.yml"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in ("docs", "scripts"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    with (tmp_path / "docs/faq.md").open("a") as page:
+        page.write("\n[Nowhere](nowhere.md)\n")
+    found = re.search(r"\$\(BIN\)/mkdocs (.*)", (ROOT / "Makefile").read_text())
+    assert found
+    command = [sys.executable, "-m", "mkdocs", *shlex.split(found[1])]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "nowhere.md" in done.stderr
 
 
 def test_the_workflow_publishes_what_make_docs_builds() -> None:

@@ -68,6 +68,14 @@ def test_a_mesh_too_large_for_the_machine_is_a_skip_but_not_for_the_user() -> No
         why_skip(asked, resolve(asked, GPUS))
 
 
+def test_where_a_sweep_has_several_world_sizes_not_everything_has_to_fit_each() -> None:
+    asked = Config(parallel=hsdp(dp_replicate=4), world_size=2)
+    assert "world size 2" in (why_skip(asked, resolve(asked, GPUS), several_sizes=True) or "")
+    asked = Config(parallel=hsdp())
+    asked.model.batch_size = 5
+    assert "model.batch_size=5" in (why_skip(asked, resolve(asked, NO_GPU), several_sizes=True) or "")
+
+
 def test_a_batch_must_divide_over_the_ranks() -> None:
     asked = Config(parallel=hsdp())
     asked.model.batch_size = 5

@@ -191,6 +191,15 @@ class ModelConfig(Group):
 
 
 @dataclass
+class WorkloadConfig:
+    """What is trained, if it is not a model of the group `model` by an optimizer of the group `optimizer`:
+    `target(**options)` returns a `dcpbench.workloads.workload.Workload`."""
+
+    target: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
 class OptimizerConfig(Group):
     """An optimizer: `target(groups(model), lr=..., ...)`; what is null is left to its default."""
 

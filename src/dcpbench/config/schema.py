@@ -29,6 +29,7 @@ class Config:
     save: groups.SaveConfig = field(default_factory=groups.SaveConfig)
     storage: groups.StorageConfig = field(default_factory=groups.StorageConfig)
     fault: groups.FaultConfig = field(default_factory=groups.FaultConfig)
+    workload: groups.WorkloadConfig = field(default_factory=groups.WorkloadConfig)
     load_parallel: groups.ParallelConfig | None = None
     load_world_size: int | None = None
     compile: bool = False

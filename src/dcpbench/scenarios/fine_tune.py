@@ -28,10 +28,12 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
         submodules: load the pre-trained part by `submodules=`, which torch has deprecated.
 
     Raises:
-        Skip: this torch has no `submodules=` any more.
+        Skip: this torch has no `submodules=` any more, or the model is of no group.
     """
     if submodules and "submodules" not in inspect.signature(get_model_state_dict).parameters:
         raise Skip("this torch has no submodules= any more")
+    if cell.config.workload.target:
+        raise Skip("it puts a model of the group model into another one: workload.target has its own")
     before = cell.vary(folder="pre_training")
     pretrained = steps.build(before)
     steps.train(before, pretrained.trained, pretrained.data, until=cell.config.train_steps)

@@ -83,7 +83,8 @@ def _keep_graphs_of(config: Config, world: World) -> None:
     Dynamo gives up on a frame that was compiled too often, whoever did it, and then runs it eagerly
     without a word: graphs of other cells would use up this one's share.
     """
-    graphs = f"{config.scenario} {config.model} {config.parallel} {config.loading} {config.deterministic}"
+    graphs = f"{config.scenario} {config.model} {config.workload} {config.parallel} {config.loading}"
+    graphs += f" {config.deterministic}"
     if graphs != world.compiled_for:
         torch._dynamo.reset()
         counters.clear()

@@ -5,9 +5,7 @@ parallelism has no mesh) and its configuration, and returns the module to train.
 """
 
 import fnmatch
-from typing import cast
 
-import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
@@ -25,19 +23,8 @@ def none(model: nn.Module, mesh: DeviceMesh | None, config: ParallelConfig) -> n
 
 
 def ddp(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
-    """DistributedDataParallel over the whole mesh.
-
-    After its first backward DDP lays its gradient buckets out anew, and from then on sums in another
-    order. A resumed run would differ from the uninterrupted one by that alone, so it happens here.
-    """
-    wrapped = DistributedDataParallel(model, process_group=mesh.get_group(), **config.options)
-    device = next(model.parameters()).device
-    before = {name: value.clone() for name, value in model.named_buffers()}
-    wrapped(torch.zeros(1, cast(int, model.input_size), device=device)).sum().backward()
-    wrapped.zero_grad()
-    for name, value in model.named_buffers():
-        value.copy_(before[name])
-    return wrapped
+    """DistributedDataParallel over the whole mesh."""
+    return DistributedDataParallel(model, process_group=mesh.get_group(), **config.options)
 
 
 def fsdp(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from dcpbench.verify.compare import bits
+from dcpbench.workloads.workload import Tensors, each_tensor
 
 
 class ModelState:
@@ -146,6 +147,18 @@ class Noise:
 
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
+
+    def added(self, batch: Tensors) -> Tensors:
+        """A global batch with noise in its first tensor of floats; one without such a tensor as it is."""
+        due = [True]
+
+        def noisy(tensor: torch.Tensor) -> torch.Tensor:
+            if not (due and tensor.is_floating_point()):
+                return tensor
+            due.clear()
+            return tensor + self.like(tensor)
+
+        return each_tensor(noisy, batch)
 
     def like(self, inputs: torch.Tensor) -> torch.Tensor:
         """Noise for a global batch of inputs, drawn on the CPU whatever the device."""

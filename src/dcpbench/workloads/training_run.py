@@ -1,13 +1,13 @@
 """A model with its optimizer and what else a checkpoint holds, the data, and the training loop."""
 
 import pkgutil
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
-from torch.optim.lr_scheduler import StepLR
+from torch.nn.parallel import DistributedDataParallel
 
 from dcpbench.config.groups import dp_degree
 from dcpbench.config.schema import SEED_STRIDE, Config
@@ -21,6 +21,7 @@ from dcpbench.workloads.stateful import (
     RandomState,
     TrainState,
 )
+from dcpbench.workloads.workload import Tensors, Workload, each_tensor, workload_of
 from dcpbench.workloads.world import World
 
 _DP_STRIDE = 7919
@@ -29,25 +30,20 @@ _DP_STRIDE = 7919
 
 @dataclass(frozen=True)
 class Batches:
-    """The global batches of a cell, `size` samples each: a function of the seed and the step, on whatever
-    layout they are trained.
+    """The global batches of a cell: a function of the seed and the step, on whatever layout they are trained.
 
     They are drawn on the CPU by a generator of their own, so that neither the device nor what else
-    was drawn before has a say in them. Targets lie in [1, 2): away from zero, so that the loss is.
+    was drawn before has a say in them.
     """
 
     seed: int
-    size: int
-    input_size: int
-    output_size: int
+    draw: Callable[[torch.Generator], Tensors]
     device: torch.device
 
-    def at(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs of shape (size, input_size) and targets of shape (size, output_size)."""
+    def at(self, step: int) -> Tensors:
+        """The batch of a step, counted from 1."""
         generator = torch.Generator().manual_seed(self.seed * SEED_STRIDE + step)
-        inputs = torch.rand(self.size, self.input_size, generator=generator)
-        targets = 1 + torch.rand(self.size, self.output_size, generator=generator)
-        return inputs.to(self.device), targets.to(self.device)
+        return each_tensor(lambda tensor: tensor.to(self.device), self.draw(generator))
 
 
 class TrainingRun:
@@ -60,13 +56,12 @@ class TrainingRun:
     """
 
     def __init__(
-        self, config: Config, world: World, sizes: dict[str, int], model: nn.Module, seed: int
+        self, workload: Workload, world: World, sizes: dict[str, int], model: nn.Module, seed: int
     ) -> None:
         self.model, self.world, self.sizes = model, world, sizes
-        groups = pkgutil.resolve_name(config.optimizer.groups)(model)
-        hyperparameters = config.optimizer.hyperparameters()
-        self.optimizer = pkgutil.resolve_name(config.optimizer.target)(groups, **hyperparameters)
-        self.scheduler = StepLR(self.optimizer, step_size=1, gamma=0.95)
+        self._loss_of = workload.loss
+        self.optimizer = workload.optimizer(model)
+        self.scheduler = workload.scheduler(self.optimizer)
         self.keeps_random, self.draws = True, False
         self._start_over(seed)
 
@@ -128,34 +123,35 @@ class TrainingRun:
         return any(bool(gradient.any().item()) for gradient in gradients)
 
     def _loss(self, batches: Batches, step: int) -> torch.Tensor:
-        inputs, targets = batches.at(step)
-        inputs = inputs + self.noise.like(inputs)
-        inputs, targets = (self.world.share(self.sizes, part) for part in (inputs, targets))
-        # In one dtype: torch 2.11 has no gradient of a loss of two.
-        return F.mse_loss(self.model(inputs).to(targets.dtype), targets)
+        return self._loss_of(self.model, self.world.share(self.sizes, self.noise.added(batches.at(step))))
 
 
 def build(config: Config, world: World, seed: int) -> TrainingRun:
     """The model of a cell under its parallelism, compiled if the cell says so, and its optimizer."""
     sizes = config.parallel.mesh_sizes(world.size)
+    workload = _workload(config, world.device, seed)
     wrap = pkgutil.resolve_name(config.parallel.target)
-    model = wrap(_model(config, world.device, seed), world.mesh(sizes), config.parallel)
+    model = wrap(workload.model, world.mesh(sizes), config.parallel)
+    if isinstance(model, DistributedDataParallel):
+        first = Batches(config.seed, workload.batch, world.device).at(1)
+        _lay_out_buckets(model, workload, world.share(sizes, first))
     if config.compile:
         model = torch.compile(model, dynamic=False)
-    return TrainingRun(config, world, sizes, model, seed)
+    return TrainingRun(workload, world, sizes, model, seed)
 
 
 def build_plain(config: Config, world: World, seed: int) -> TrainingRun:
     """The same model from the same seed, unwrapped and uncompiled, trained on the whole batch."""
-    alone = World(0, 1, world.device, None)
-    return TrainingRun(config, alone, {}, _model(config, world.device, seed), seed)
+    workload = _workload(config, world.device, seed)
+    return TrainingRun(workload, World(0, 1, world.device, None), {}, workload.model, seed)
 
 
 def build_replica(config: Config, world: World, seed: int) -> TrainingRun:
     """The same, trained on this rank's share of the batch, its gradients divided by the number of shares but
     never summed; its losses are the ranks' mean."""
     sizes = config.parallel.mesh_sizes(world.size)
-    run = TrainingRun(config, world, sizes, _model(config, world.device, seed), seed)
+    workload = _workload(config, world.device, seed)
+    run = TrainingRun(workload, world, sizes, workload.model, seed)
     for parameter in run.model.parameters():
         if parameter.requires_grad:
             parameter.register_hook(lambda gradient: gradient / dp_degree(sizes, world.size))
@@ -171,14 +167,26 @@ def build_stranger(config: Config, world: World, seed: int) -> TrainingRun:
 
 
 def batches(config: Config, device: torch.device) -> Batches:
-    """The data of a cell; the model says of what size."""
-    with torch.device("meta"):
-        model = pkgutil.resolve_name(config.model.target)(**config.model.options)
-    return Batches(config.seed, config.model.batch_size, model.input_size, model.output_size, device)
+    """The data of a cell; its workload, of which nothing else is needed here, says what it is."""
+    # One's own may hold tensors that its batches are made of.
+    with device if config.workload.target else torch.device("meta"):
+        return Batches(config.seed, workload_of(config).batch, device)
 
 
-def _model(config: Config, device: torch.device, seed: int) -> nn.Module:
+def _workload(config: Config, device: torch.device, seed: int) -> Workload:
     torch.manual_seed(seed)
     with device:
-        model: nn.Module = pkgutil.resolve_name(config.model.target)(**config.model.options)
-    return model.to(device)
+        workload = workload_of(config)
+    return replace(workload, model=workload.model.to(device))
+
+
+def _lay_out_buckets(model: nn.Module, workload: Workload, share: Tensors) -> None:
+    """Have DDP lay its gradient buckets out anew, which it does after its first backward, and from then on
+    sum in another order: a resumed run would differ from the uninterrupted one by that alone. Buffers and
+    generators stay as they are."""
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    with torch.random.fork_rng():
+        workload.loss(model, share).backward()
+    model.zero_grad()
+    for name, value in model.named_buffers():
+        value.copy_(before[name])

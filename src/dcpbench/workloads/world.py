@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from dcpbench.config.groups import dp_degree
+from dcpbench.workloads.workload import Tensors, each_tensor
 
 
 @dataclass
@@ -50,10 +51,21 @@ class World:
             self._groups[slot] = group
         return self._groups[slot]
 
-    def share(self, sizes: dict[str, int], batch: torch.Tensor) -> torch.Tensor:
-        """The rows of a global batch that this rank trains on, as many as any other on a mesh of these
-        sizes."""
-        return batch.chunk(dp_degree(sizes, self.size))[self.dp_rank(sizes)]
+    def share(self, sizes: dict[str, int], batch: Tensors) -> Tensors:
+        """The samples of a global batch that this rank trains on, as many as any other on a mesh of these
+        sizes.
+
+        Raises:
+            ValueError: they cannot be shared evenly.
+        """
+        degree, number = dp_degree(sizes, self.size), self.dp_rank(sizes)
+
+        def part(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.shape[0] % degree:
+                raise ValueError(f"a batch of {tensor.shape[0]} samples does not divide over {degree} ranks")
+            return tensor.chunk(degree)[number]
+
+        return each_tensor(part, batch)
 
     def dp_rank(self, sizes: dict[str, int]) -> int:
         """Which share of the data this rank trains on: tp is innermost and shares its data."""

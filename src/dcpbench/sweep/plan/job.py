@@ -72,11 +72,12 @@ def plan(cells: Sequence[SweepCell], machine: Machine) -> list[Job]:
         ConfigError: one of the cells is wrong; its message names the cell if there are several.
     """
     jobs: list[Job] = []
+    several_sizes = len({str(cell.config.world_size) for cell in cells}) > 1
     commit, version = _git_commit(), str(machine.description["torch"])
     for cell in cells:
         try:
             config = validity.resolve(cell.config, machine)
-            skip = validity.why_skip(cell.config, config)
+            skip = validity.why_skip(cell.config, config, several_sizes)
             known = known_failures.read(Path(config.known_failures or conf_folder() / "known_failures.yaml"))
         except ConfigError as error:
             where = f" (in {cell.name})" if len(cells) > 1 else ""

@@ -39,13 +39,16 @@ def resolve(config: Config, machine: Machine) -> Config:
     return replace(config, device=device, world_size=int(world_size))
 
 
-def why_skip(asked: Config, resolved: Config) -> str | None:
+def why_skip(asked: Config, resolved: Config, several_sizes: bool = False) -> str | None:
     """Why a cell makes no sense or this machine cannot run it, or None if it can.
 
+    Args:
+        several_sizes: the sweep has cells of several world sizes: not every mesh has to fit each of them.
+
     Raises:
-        ConfigError: a mesh does not fit the world size, and that is not this machine's doing.
+        ConfigError: a mesh or the batch does not fit the world size that was asked for.
     """
-    if reason := _makes_no_sense(resolved) or _does_not_fit(asked, resolved):
+    if reason := _makes_no_sense(resolved) or _does_not_fit(asked, resolved, several_sizes):
         return reason
     if resolved.device is not Device.cpu:
         return None
@@ -60,8 +63,9 @@ def why_skip(asked: Config, resolved: Config) -> str | None:
     return None
 
 
-def _does_not_fit(asked: Config, resolved: Config) -> str | None:
-    """Why a mesh does not fit the ranks that save or that load, where that is no mistake of the user's."""
+def _does_not_fit(asked: Config, resolved: Config, several_sizes: bool) -> str | None:
+    """Why a mesh, or the batch, does not fit the ranks that save or that load, where that is no mistake of
+    the user's."""
     for world in (StageWorld.save, StageWorld.load):
         parallel, world_size = resolved.world_of(world)
         try:
@@ -71,11 +75,16 @@ def _does_not_fit(asked: Config, resolved: Config) -> str | None:
                 return f"{error} (load_world_size)"
             if asked.world_size == "auto" and world_size < RANKS_BY_DEFAULT:
                 return f"{error} (all that this machine has)"
+            if several_sizes:
+                return str(error)
             raise
         degree = dp_degree(sizes, world_size)
         if resolved.model.batch_size % degree:
             wrong = f"model.batch_size={resolved.model.batch_size}"
-            raise ConfigError(f"{wrong}: does not divide over {degree} data-parallel ranks")
+            text = f"{wrong}: does not divide over {degree} data-parallel ranks"
+            if several_sizes:
+                return text
+            raise ConfigError(text)
         if "tp" in parallel.mesh and not parallel.tp_plan:
             return f"parallel={parallel.name}: model={resolved.model.name} has no tp_plan to shard it by"
     return None

@@ -1,0 +1,81 @@
+"""What a report is in a terminal: short lines, tables that fit, and nothing that a row says obeyed."""
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+from dcpbench.analysis.frame import read_sweeps
+from dcpbench.records.row import Row
+from dcpbench.report.rendering import rendered
+from dcpbench.report.show import content
+from report.sweeps import cell, folder_with
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_a_narrow_terminal_keeps_the_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    broken = dict.fromkeys(("optim_equal", "loss_resume_equal"), False)
+    costs = {"save_s": 1.0, "save_stall_s": 1.0, "load_s": 1.0, "cell_s": 1.0, "raw_write_s": 1.0}
+    rows = [
+        cell(
+            "fsdp2_tp",
+            "async",
+            repeat,
+            overrides=f"experiment=x saves={saves} repeat={repeat}",
+            **more,
+            **costs,
+        )
+        for repeat in (0, 1)
+        for saves, more in (
+            (1, {"model_equal": True}),
+            (2, {"status": "fail", **broken}),
+            (3, {"status": "xfail", "reason": "known failure x: y", **broken}),
+        )
+    ]
+    for name, value in {"COLUMNS": str(width), "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    said = rendered(content(read_sweeps([folder_with(tmp_path / "s", *rows)])), Terminal())
+    lines = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in said.splitlines()]
+    assert max(len(line.rstrip()) for line in lines if "again: " not in line) <= width
+    fails = next(line for line in lines if " fail " in line)
+    assert " 2 " in fails
+    assert "not optim=, resume=" in fails
+    assert "saves=2" in fails
+    assert "experiment=" not in "".join(lines[:6]), "what all cells have"
+    assert "\x1b[1;31mnot optim=" in said
+    assert "\x1b[33mnot optim=" in said, "a known failure is not red"
+
+
+def test_failures_alike_are_one_line_each(tmp_path: Path) -> None:
+    def failed(seed: int, distance: float) -> Row:
+        worst = {"name": "net.weight", "problem": "differs", "max_abs_diff": distance, "rank": 1}
+        seen = {"worst": [worst], "mismatch_count": 4}
+        reason = f"optim_equal: rank 1: net.weight: it is {distance} apart, and more that is long"
+        checks = {"optim_equal": False, "extra_equal": False, "details": {"checks": {"optim_equal": seen}}}
+        return cell(seed=seed, cell=f"seed={seed}", status="fail", reason=reason, **checks)
+
+    folder = folder_with(tmp_path / "s", *(failed(seed, 0.5 + seed) for seed in range(3)))
+    told = [line for line in rendered(content(read_sweeps([folder])), io.StringIO()).splitlines() if line]
+    assert told[-4] == (
+        "fail seed=0 (and 2 more like it): "
+        "optim_equal: net.weight differs by 0.5, rank 1 (+3 more), also extra_equal"
+    )
+    assert told[-3] == "    again: python -m dcpbench parallel=ddp save=sync"
+    assert told[-2].startswith("Whole reasons and traces: report.html; logs: ")
+
+
+def test_a_terminal_obeys_nothing_that_a_row_says(tmp_path: Path) -> None:
+    folder = folder_with(
+        tmp_path / "s", cell("d\x1b]0;p", status="fail", reason="\x1b[2Jgone [bold]x[/bold]")
+    )
+    said = rendered(content(read_sweeps([folder])), io.StringIO())
+    assert "\x1b" not in said
+    assert "\\x1b[2Jgone [bold]x[/bold]" in said
+    assert "d\\x1b]0;p" in said

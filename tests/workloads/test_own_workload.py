@@ -1,0 +1,46 @@
+"""A model, data, loss and optimizer of a user's own, by `workload.target`."""
+
+import pytest
+import torch
+
+from conftest import ONE_STEP, Finished, run
+from dcpbench.config.groups import WorkloadConfig
+from dcpbench.workloads.workload import each_tensor, workload_of
+from support.alone import config, world
+
+OWN = "workload.target=support.own_workload.build"
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    cells = ("-m", OWN, "parallel=none,ddp,fsdp2", "device=cpu", "world_size=2", "saves=1", *ONE_STEP)
+    return run(tmp_path_factory.mktemp("own") / "sweep", *cells)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["none", "ddp", "fsdp2"])
+def test_a_language_model_with_dropout_resumes_exactly(sweep: Finished, parallel: str) -> None:
+    row = sweep.row(parallel=parallel)
+    assert row["status"] == "pass", row["reason"]
+    compared = row["details"]["checks"]
+    assert "layer.self_attn.in_proj_weight in the checkpoint of step 1" in compared["model_equal"]["control"]
+    assert row["loss_at_save"] == pytest.approx(4, abs=0.5), "the cross entropy of 50 tokens"
+    assert row["config"]["workload.target"] == OWN.partition("=")[2]
+
+
+def test_what_is_no_workload_is_told() -> None:
+    given = config()
+    given.workload = WorkloadConfig("builtins.dict")
+    with pytest.raises(TypeError, match=r"workload.target=builtins.dict: returned a dict, no Workload"):
+        workload_of(given)
+
+
+def test_batches_of_any_structure_are_shared() -> None:
+    batch = {"ids": torch.arange(4), "pair": (torch.ones(4, 2), [torch.zeros(4)]), "name": "kept"}
+    doubled = each_tensor(lambda tensor: tensor * 2, batch)
+    assert doubled["ids"].tolist() == [0, 2, 4, 6]
+    assert (doubled["pair"][0].sum().item(), type(doubled["pair"][1]), doubled["name"]) == (16, list, "kept")
+    two = world(rank=1, size=2)
+    assert two.share({"dp_shard": 2}, batch)["ids"].tolist() == [2, 3]
+    with pytest.raises(ValueError, match="a batch of 4 samples does not divide over 3 ranks"):
+        world(rank=1, size=3).share({"dp_shard": 3}, batch)
