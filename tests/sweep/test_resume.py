@@ -295,7 +295,7 @@ def test_a_users_own_code_is_part_of_what_ran(tmp_path: Path, monkeypatch: pytes
 def test_a_row_for_which_there_is_no_room_breaks_the_sweep_off_between_rows(tmp_path: Path) -> None:
     """A limit on the length of files stands for a full disk."""
     folder = tmp_path / "sweep"
-    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (80 * 1024, 80 * 1024))
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (110 * 1024, 110 * 1024))
     full = run(folder, "-m", "seed=range(1,11)", *ONE_RANK, prepare=limit)
     assert full.status == 1
     assert full.err.splitlines()[-1] == (
