@@ -51,6 +51,7 @@ _COLUMNS = {
     "expected_digest": "of the known failures listed for the cell, and of what its fault has to be seen by",
     "code_digest": "of the sources of dcpbench and of every package that a `target` comes from",
     "config_dir": "the folder that `--config-dir` named",
+    "cwd": "the folder in which the sweep was started",
     "repeat": "which of `repeats` runs this is",
 }
 """What the columns hold that are neither axes, checks nor metrics."""

@@ -1,5 +1,6 @@
 """Each status once, with nothing left behind: what goes wrong in a cell is that cell's row."""
 
+import html
 from pathlib import Path
 
 import psutil
@@ -67,9 +68,10 @@ def test_reports_show_what_a_cell_said_as_text(broken: Finished) -> None:
     assert "&lt;b&gt;error&lt;/b&gt;" in page
     assert "<b>error</b>" not in page
     cell = "scenario=raises parallel=ddp device=cpu saves=1 train_steps=1 resume_steps=1 timeouts.cell_s=8"
-    again = f"again: python -m dcpbench --config-dir {TESTS / 'conf'} {cell}"
+    there = f"cd {broken.folder.parent} && "
+    again = f"again: {there}python -m dcpbench --config-dir {TESTS / 'conf'} {cell}"
     assert again in broken.out
-    assert again in (broken.folder / "junit.xml").read_text()
+    assert html.escape(again) in (broken.folder / "junit.xml").read_text()
 
 
 FAULTS = {

@@ -43,6 +43,7 @@ def test_the_contract_of_columns() -> None:
         "files_unchanged",
         "files_equal",
         "random_equal",
+        "cwd",
     )
 
 

@@ -344,6 +344,7 @@ def test_a_command_to_run_again_is_ready_for_a_shell() -> None:
         "not as a shell has it"
     )
     assert again(None, None) == "python -m dcpbench"
+    assert again("seed=1", None, "/my models") == "cd '/my models' && python -m dcpbench seed=1"
 
 
 def test_an_output_that_has_no_sign_for_it(matrix: Path) -> None:

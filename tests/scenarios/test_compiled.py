@@ -8,6 +8,7 @@ pytestmark = pytest.mark.slow
 
 ASKED = {
     "eager_optimizers": "{parallel: 'none,fsdp,fsdp2', optimizer: 'sgd,adamw'}",
+    "layers": "{parallel: fsdp2_per_layer, compile_scope: layer, saves: 1}",
     "scenarios": "{scenario: 'convert,fine_tune,partial_load', parallel: fsdp2, save: async, saves: 1}",
 }
 
@@ -22,7 +23,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 def test_compiled_cells_really_compile(compiled: Finished) -> None:
     rows = [row for row in compiled.rows if row["scenario"] == "save_load"]
-    assert [row["status"] for row in rows] == ["pass"] * 6, compiled.out
+    assert [row["status"] for row in rows] == ["pass"] * 7, compiled.out
     for row in rows:
         assert row["compile"] is True
         assert all(rank["not_compiled"] is None for rank in row["details"]["ranks"])

@@ -38,6 +38,7 @@ IN_RANK = ("build", "train", "save", "upload", "load", "verify")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _LONGEST_S = 60.0
+_NO_ROW, _BEFORE = "0 of 2 cells have a row", "dcpbench: interrupted before a cell was run"
 _REPORTS = ("results.csv", "report.html", "junit.xml")
 
 
@@ -136,10 +137,9 @@ def _wrong(folder: Path, status: int | None, number: signal.Signals, out: str, e
         yield "a traceback"
     if any(row["status"] != "pass" for row in rows):
         yield f"rows {[row['status'] for row in rows]}"
-    last = err.strip().splitlines()[-1]
-    said = f"{len(rows)} cells in " if rows else "interrupted before a cell was run"
-    if said not in last and f"{len(rows)} of 2 cells have a row" not in last:
-        yield f"its last line with {len(rows)} rows: {last}"
+    true = (f"{len(rows)} of 2 cells have a row", f"{len(rows)} cells in ") if rows else (_NO_ROW, _BEFORE)
+    if not any(line.startswith(true) or f"interrupted: {true[0]}" in line for line in err.splitlines()):
+        yield f"with {len(rows)} rows it said: {err.strip().splitlines()[-1]}"
     if rows and f"{len(rows)} cells: {len(rows)} pass" not in out:
         yield "no table"
     missing = [name for name in _REPORTS if rows and not (folder / name).exists()]

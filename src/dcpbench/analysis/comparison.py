@@ -17,7 +17,7 @@ from dcpbench.analysis.cell_identity import (
 )
 from dcpbench.analysis.costs import CHANGED, Rule, costs, is_regression
 from dcpbench.analysis.frame import Sweeps, is_false, is_true, ok, records
-from dcpbench.analysis.runs import again, status_text
+from dcpbench.analysis.runs import commands, status_text
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.row import AXES
 from dcpbench.records.sentences import short_reason
@@ -150,9 +150,8 @@ def status_changes(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
     """
     before, after = _outcomes(old), _outcomes(new)
     failed = new[~ok(new)].drop_duplicates("key").set_index("key")
-    commands = [again(*asked) for asked in zip(failed["overrides"], failed["config_dir"], strict=True)]
     told = list(map(short_reason, records(failed[["status", "reason", "details", *CHECKS]])))
-    failed = pd.DataFrame({"reason": told, "again": commands}, failed.index, dtype="string")
+    failed = pd.DataFrame({"reason": told, "again": commands(failed)}, failed.index, dtype="string")
     addresses = pd.concat([old, new]).drop_duplicates("key").set_index("key")["address"].to_dict()
     at_address = {addresses[key]: key for key in before}
     replaced_by = {

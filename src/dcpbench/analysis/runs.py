@@ -86,7 +86,7 @@ def failures(frame: pd.DataFrame) -> pd.DataFrame:
             "status": status_text(frame),
             "cell": frame["sweep"] + ": " + frame["cell"] if several else frame["cell"],
             "reason": list(map(short_reason, records(frame[["status", "reason", "details", *CHECKS]]))),
-            "again": [again(*asked) for asked in zip(frame["overrides"], frame["config_dir"], strict=True)],
+            "again": commands(frame),
         }
     )
     if frame.empty or of.max() == 1:
@@ -109,10 +109,19 @@ def of_a_kind(listed: pd.DataFrame) -> pd.DataFrame:
     return first.sort_values("again", key=lambda asked: asked.ne(""), kind="stable").reset_index(drop=True)
 
 
-def again(overrides: object, config_dir: object) -> str:
-    """The shell command that runs just this cell; `config_dir` is the user's own folder of groups, if any."""
+def again(overrides: object, config_dir: object, cwd: object = None) -> str:
+    """The shell command that runs just this cell, from anywhere; `config_dir` is the user's own folder of
+    groups, if any, and `cwd` the folder in which its modules are found, if that is known."""
+    there = f"cd {shlex.quote(cwd)} && " if isinstance(cwd, str) else ""
     folder = ["--config-dir", config_dir] if isinstance(config_dir, str) else []
-    return shlex.join(["python", "-m", "dcpbench", *folder, *override_words(overrides)])
+    return there + shlex.join(["python", "-m", "dcpbench", *folder, *override_words(overrides)])
+
+
+def commands(frame: pd.DataFrame) -> list[str]:
+    """For each row the command that runs its cell `again`."""
+    return [
+        again(*asked) for asked in zip(frame["overrides"], frame["config_dir"], frame["cwd"], strict=True)
+    ]
 
 
 def _without_numbers(reasons: "pd.Series[str]") -> "pd.Series[str]":

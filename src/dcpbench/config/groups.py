@@ -29,6 +29,9 @@ def how_run(default: Any) -> Any:
 
 Device = StrEnum("Device", "auto cpu cuda")
 
+CompileScope = StrEnum("CompileScope", "model layer")
+"""What `compile=true` compiles: the model as a whole, or each of its layers by itself."""
+
 KeepCheckpoints = StrEnum("KeepCheckpoints", "none failed all")
 """Whose checkpoints stay on disk after their cell has ended."""
 

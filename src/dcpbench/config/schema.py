@@ -33,6 +33,7 @@ class Config:
     load_parallel: groups.ParallelConfig | None = None
     load_world_size: int | None = None
     compile: bool = False
+    compile_scope: groups.CompileScope | None = None
     deterministic: bool = True
     device: groups.Device = groups.Device.auto
     world_size: int | str = "auto"

@@ -29,7 +29,7 @@ WRONG_CONFIGURATION = 2
 INTERRUPTED = 130
 """Exit statuses of a sweep beside 0 and 1: nothing was started; the user broke off."""
 
-_FIRST_VERSION = tuple(
+_ORDER = tuple(
     """
     cell status reason scenario parallel compile save model optimizer storage world_size device seed overrides
     model_equal optim_equal extra_equal loss_resume_equal loss_twin_close state_twin_close powered
@@ -37,10 +37,11 @@ _FIRST_VERSION = tuple(
     save_stall_s load_s verify_s cell_s checkpoint_bytes peak_device_bytes peak_host_bytes torch_version
     git_commit started_at schema_version load_parallel loss_resume_close contract_held checkpoint_whole
     save_harmless fault fault_seen flaky config_digest code_digest config_dir disk_bytes repeat raw_write_s
-    raw_read_s shared_cell_s
+    raw_read_s shared_cell_s checkpointer load_world_size expected_digest state_resume_equal flags_equal
+    side_effect_free files_unchanged files_equal random_equal cwd
     """.split()  # noqa: SIM905
 )
-"""The order of the first version's columns, which never changes; others follow as they are declared."""
+"""The order of the columns, which never changes; others follow as they are declared."""
 
 
 def is_ok(status: str, flaky: bool | None = None, fault_seen: bool | None = None) -> bool:
@@ -66,7 +67,8 @@ class Row:
 
     `flaky` says whether a second try came to another status than the first one, null where there was
     none; the row is the second try's, `details` has the first. `overrides` are words as a shell has them;
-    `config_dir` is the user's folder of groups, without which the cell cannot be asked for again.
+    `config_dir` is the user's folder of groups, `cwd` the folder in which the sweep was started, where its
+    modules are found: without them the cell cannot be asked for again.
     `config` is the identity of the cell (`dcpbench.config.cell_key`) and `config_digest` its digest;
     `expected_digest` is of what is known to fail in it, `code_digest` of the sources that ran. Rows that
     differ in nothing but `repeat` are runs of one cell.
@@ -109,6 +111,7 @@ class Row:
     expected_digest: str | None = None
     code_digest: str | None = None
     config_dir: str | None = None
+    cwd: str | None = None
     schema_version: int = SCHEMA_VERSION
     config: Mapping[str, Any] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -145,7 +148,7 @@ NESTED = ("config", "details")
 AXES = tuple(item.name for item in fields(Row) if item.metadata.get("axis"))
 """The columns that say which point of the matrix a cell is."""
 
-REQUIRED = _FIRST_VERSION[:14]
+REQUIRED = _ORDER[:14]
 """The columns that every row has, of whatever version."""
 
 
@@ -182,7 +185,7 @@ def column_types() -> dict[str, ColumnType]:
     metrics = {name: ColumnType(int if spec.whole else float) for name, spec in METRICS.items()}
     types = _FIELD_TYPES | checks | metrics
     nested = {name: types.pop(name) for name in NESTED}
-    return {name: types[name] for name in (*_FIRST_VERSION, *types)} | nested
+    return {name: types[name] for name in (*_ORDER, *types)} | nested
 
 
 def columns() -> tuple[str, ...]:

@@ -71,7 +71,7 @@ def _case(row: dict[str, Any], name: str) -> Element:
     if kind != "passed":
         message = _text(clipped(f"{what}: {reason}", _MESSAGE))
         found = SubElement(case, kind, type=_text(what), message=message)
-        found.text = _text(f"{reason}\nagain: {again(row['overrides'], row['config_dir'])}")
+        found.text = _text(f"{reason}\nagain: {again(row['overrides'], row['config_dir'], row['cwd'])}")
     if output := "\n".join(_output(row)):
         SubElement(case, "system-out").text = _text(output)
     return case

@@ -5,6 +5,7 @@ parallelism has no mesh) and its configuration, and returns the module to train.
 """
 
 import fnmatch
+from collections import Counter
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -13,6 +14,9 @@ from torch.distributed.tensor import parallel as tp
 from torch.nn.parallel import DistributedDataParallel
 
 from dcpbench.config.groups import ParallelConfig
+
+CONTAINERS = (nn.Sequential, nn.ModuleList)
+"""Modules whose children are layers, and which are none themselves."""
 
 _STYLES = {"colwise": tp.ColwiseParallel, "rowwise": tp.RowwiseParallel}
 
@@ -47,6 +51,27 @@ def fsdp2(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Modu
     dp_mesh = _tensor_parallel(model, mesh, config)
     fully_shard(model, mesh=dp_mesh, **config.options)
     return model
+
+
+def fsdp2_per_layer(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
+    """FSDP2 as trainers lay it out: each layer by `fully_shard`, then the root with what is left. A parameter
+    that layers share is left to the root."""
+    held = Counter(id(value) for layer in layers(model) for value in set(layer.parameters()))
+    for layer in layers(model):
+        if any(True for _ in layer.parameters()) and all(
+            held[id(value)] == 1 for value in layer.parameters()
+        ):
+            fully_shard(layer, mesh=mesh, **config.options)
+    fully_shard(model, mesh=mesh, **config.options)
+    return model
+
+
+def layers(model: nn.Module) -> list[nn.Module]:
+    """The layers of a model: its children, and those of a Sequential or a ModuleList one by one."""
+    found: list[nn.Module] = []
+    for child in model.children():
+        found += layers(child) if isinstance(child, CONTAINERS) else [child]
+    return found
 
 
 def _tensor_parallel(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> DeviceMesh:

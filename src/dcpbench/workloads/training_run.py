@@ -9,10 +9,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dcpbench.config.groups import dp_degree
+from dcpbench.config.groups import CompileScope, dp_degree
 from dcpbench.config.schema import SEED_STRIDE, Config
 from dcpbench.verify.perturb import perturbed
 from dcpbench.verify.snapshot import local_part
+from dcpbench.workloads.parallelisms import CONTAINERS
 from dcpbench.workloads.stateful import (
     ModelState,
     MovingObject,
@@ -130,12 +131,15 @@ def build(config: Config, world: World, seed: int) -> TrainingRun:
     """The model of a cell under its parallelism, compiled if the cell says so, and its optimizer."""
     sizes = config.parallel.mesh_sizes(world.size)
     workload = _workload(config, world.device, seed)
+    by_layer = config.compile_scope is CompileScope.layer
+    if config.compile and by_layer:
+        _compile_layers(workload.model)
     wrap = pkgutil.resolve_name(config.parallel.target)
     model = wrap(workload.model, world.mesh(sizes), config.parallel)
     if isinstance(model, DistributedDataParallel):
         first = Batches(config.seed, workload.batch, world.device).at(1)
         _lay_out_buckets(model, workload, world.share(sizes, first))
-    if config.compile:
+    if config.compile and not by_layer:
         model = torch.compile(model, dynamic=False)
     return TrainingRun(workload, world, sizes, model, seed)
 
@@ -178,6 +182,16 @@ def _workload(config: Config, device: torch.device, seed: int) -> Workload:
     with device:
         workload = workload_of(config)
     return replace(workload, model=workload.model.to(device))
+
+
+def _compile_layers(model: nn.Module) -> None:
+    """Compile each of a plain model's `layers`, in its place."""
+    for name, child in list(model.named_children()):
+        if isinstance(child, CONTAINERS):
+            _compile_layers(child)
+        else:
+            compiled: Any = torch.compile(child, dynamic=False)
+            model.register_module(name, compiled)
 
 
 def _lay_out_buckets(model: nn.Module, workload: Workload, share: Tensors) -> None:

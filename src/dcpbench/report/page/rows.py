@@ -8,7 +8,7 @@ import pandas as pd
 
 from dcpbench.analysis.cell_identity import identity_keys, override_values
 from dcpbench.analysis.frame import Sweeps, ok, records, short_names
-from dcpbench.analysis.runs import again
+from dcpbench.analysis.runs import commands
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.findings import Finding, Problem
 from dcpbench.records.metrics import METRICS
@@ -21,7 +21,7 @@ _DIGITS = 10
 _MISSED = 20
 _SHORT = 300
 _ENDING: tuple[str, ...] = ("rank", "doing", "phases")
-_NOT_KEPT = ("schema_version", "config_dir")
+_NOT_KEPT = ("schema_version", "config_dir", "cwd")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
     values = {column: [_clean(row[column], limits) for row in rows] for column in kept}
     values["sweep"] = [labels[sweep] for sweep in frame["sweep"]]
     values["ok"] = ok(frame).tolist()
-    values["again"] = [again(*one) for one in zip(frame["overrides"], frame["config_dir"], strict=True)]
+    values["again"] = commands(frame)
     details = [_dict(value) for value in frame["details"]]
     values["short"] = [
         short_reason({**row, "details": of})[:_SHORT] for row, of in zip(rows, details, strict=True)

@@ -106,6 +106,7 @@ def _columns(cell: SweepCell, config: Config, key: CellKey) -> dict[str, Any]:
         "load_parallel": config.loading.name if config.scenario.converts else None,
         "overrides": shlex.join(cell.overrides),
         "config_dir": cell.config_dir,
+        "cwd": str(Path.cwd()),
         "config": dict(key.values),
         "config_digest": key.digest,
     }
