@@ -1,6 +1,9 @@
 """A copy with values set is what Hydra would have composed."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from textwrap import indent
 
 import pytest
 from hydra import initialize_config_dir
@@ -71,6 +74,61 @@ def test_files_are_read_once_for_each_choice_of_groups(
         for seed in range(10):
             made.of([f"parallel={parallel}", f"seed={seed}"])
     assert loads == [["parallel=ddp"], ["parallel=fsdp"]]
+
+
+LISTS = {
+    "parallel": ("ddp", "fsdp2_tp", "hsdp"),
+    "model": ("dummy", "nested"),
+    "save": ("sync", "async"),
+    "optimizer": ("adam", "sgd"),
+    "seed": ("1", "2"),
+}
+
+
+def product(**lists: tuple[str, ...]) -> list[list[str]]:
+    return [
+        [f"{key}={value}" for key, value in zip(lists, values, strict=True)]
+        for values in itertools.product(*lists.values())
+    ]
+
+
+def test_jobs_are_put_together_of_the_values_of_groups(
+    hydra_loader: ConfigLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, jobs = sweep(hydra_loader), product(**LISTS)
+    made = Compositions(hydra_loader, base)
+    composed = made.composed
+    asked: list[Sequence[str]] = []
+    monkeypatch.setattr(made, "composed", lambda choices: (asked.append(choices), composed(choices))[1])
+    made.prepare(jobs)
+    copies = [made.of(job) for job in jobs]
+    assert len(asked) == 1 + 9 + 1, "what they have in common, each value once, and one to compare with"
+    for job, copy in list(zip(jobs, copies, strict=True))[::5]:
+        theirs = hydra_loader.load_sweep_config(base, job)
+        assert OmegaConf.to_container(copy) == OmegaConf.to_container(theirs)
+        assert typed(copy) == typed(theirs), "model.tp_plan is parallel.tp_plan as well"
+
+
+def test_a_value_that_changes_more_than_its_group_is_composed_with_all_others(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "model").mkdir()
+    dummy = (conf_folder() / "model/dummy.yaml").read_text()
+    (tmp_path / "model/with_decay.yaml").write_text(
+        f"# @package _global_\noptimizer: {{weight_decay: 0.125}}\nmodel:\n{indent(dummy, '  ')}"
+    )
+    lists = {**LISTS, "model": ("dummy", "with_decay")}
+    register_groups([])
+    overrides = [f"hydra.searchpath=[faults://,file://{tmp_path}]"]
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        base = loader.load_configuration("config", ["hydra.sweep.dir=x", *overrides], RunMode.MULTIRUN)
+        made, jobs = Compositions(loader, base), product(**lists)
+        made.prepare(jobs)
+        for job in jobs[1::6]:
+            ours, theirs = made.of(job), loader.load_sweep_config(base, job)
+            assert OmegaConf.to_container(ours) == OmegaConf.to_container(theirs)
+            assert ours.optimizer.weight_decay == (0.125 if "model=with_decay" in job else None)
 
 
 @pytest.mark.parametrize(
