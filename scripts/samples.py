@@ -35,6 +35,7 @@ MARKED = re.compile(
     r"(?:, ends with (?P<status>\d+))?) -->" + _FENCED,
     re.DOTALL,
 )
+_SIZE = {"COLUMNS": "", "LINES": ""}  # which would be believed more than the terminal
 _COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)$", re.MULTILINE)
 _NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d+(?:e[-+]\d+)?(?![\w.])")
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -94,7 +95,7 @@ class Samples:
         own = {"PATH": beside, "PYTHONPATH": modules, "XDG_STATE_HOME": str(self.folder / "state")}
         shown, status = "", 0
         for command in commands:
-            text, errors, status = _printed(command, self.folder, {**os.environ, **own}, columns)
+            text, errors, status = _printed(command, self.folder, {**os.environ, **own, **_SIZE}, columns)
             if status not in (0, 1):
                 raise StaleError(f"{command}: ended with {status}\n{errors}")
             lines = text.replace(str(self.folder), "/home/you").splitlines()

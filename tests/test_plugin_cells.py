@@ -98,7 +98,11 @@ def test_they_are_in_the_table_and_on_the_page(sweeps: tuple[Path, Finished, Fin
     place, _, new = sweeps
     for table in (new.out, report(place, new.folder)):
         head = table.splitlines()[0].split("  ")
-        assert {"float32", "load_descriptors"} <= {word.strip() for word in head}
+        assert "load_descriptors" in {word.strip() for word in head}
+        made = new.rows[0]["details"]["checks"]
+        assert "float32_kept" in made
+        assert f" {len(made)} held" in table
+    assert "float32_kept" in (new.folder / "report.html").read_text()
     pivot = report(place, new.folder, "--metric", "load_descriptors")
     assert pivot.startswith("load_descriptors by parallel")
 

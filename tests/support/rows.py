@@ -53,7 +53,9 @@ def measured(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
             **{
                 name: value
                 for name, value in item.items()
-                if name not in ("started_at", "details") and not name.endswith("_s") and "peak" not in name
+                if name not in ("started_at", "cwd", "details")
+                and not name.endswith("_s")
+                and "peak" not in name
             },
             "checks": item["details"].get("checks"),
             "losses": [rank["losses"] for rank in item["details"].get("ranks", [])],
