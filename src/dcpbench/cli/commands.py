@@ -75,27 +75,21 @@ def tree() -> None:
     """The commands."""
 
 
-def _run(words: Sequence[str], ctx: click.Context) -> int:
-    """Have a sweep run, unless its help is asked for or an option is none."""
-    if {"-h", "--help"} & {*words}:
-        ctx.params["overrides"] = tuple(words)
-        load_plugins()
-        click.echo(ctx.get_help())
-        return 0
-    if wrong := described.wrong_option(words):
-        raise ConfigError(wrong)
-    from dcpbench.cli import run
-
-    return run.main(words)
-
-
 def _add_run(name: str, help: str, words_of: Callable[[tuple[str, ...]], Sequence[str]]) -> None:
     """Add a command whose words `words_of` turns into those of a run."""
 
     @click.pass_context
     def callback(ctx: click.Context, overrides: tuple[str, ...]) -> int:
-        asks = {"-h", "--help"} & {*overrides}
-        return _run(overrides if asks else words_of(overrides), ctx)
+        if {"-h", "--help"} & {*overrides}:
+            load_plugins()
+            click.echo(ctx.get_help())
+            return 0
+        words = words_of(overrides)
+        if wrong := described.wrong_option(words):
+            raise ConfigError(wrong)
+        from dcpbench.cli import run
+
+        return run.main(words)
 
     typed = click.Argument(
         ["overrides"], nargs=-1, type=click.UNPROCESSED, shell_complete=completion.override

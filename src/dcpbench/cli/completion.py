@@ -125,13 +125,7 @@ def override(context: click.Context, _: click.Parameter | None, typed: str) -> l
         return _folders(name, value)
     values = [*there.axes[plain].values] if plain in there.axes else []
     values += there.keys[plain].values if plain in there.keys else ()
-    before = value.rpartition(",")
-    taken = before[0].split(",")
-    return [
-        CompletionItem(f"{name}={before[0]}{before[1]}{one}")
-        for one in values
-        if one.startswith(before[2]) and one not in taken
-    ]
+    return [CompletionItem(f"{name}={one}") for one in _lists(values, value)]
 
 
 def _folders(name: str, typed: str) -> list[CompletionItem[str]]:
@@ -155,14 +149,16 @@ def listed(known: Names) -> Any:
     """A completion of names between commas."""
 
     def complete(_: click.Context, __: click.Parameter, typed: str) -> list[CompletionItem[str]]:
-        before, comma, last = typed.rpartition(",")
-        return [
-            CompletionItem(f"{before}{comma}{one}")
-            for one in (known() if callable(known) else known)
-            if one.startswith(last) and one not in before.split(",")
-        ]
+        return [CompletionItem(one) for one in _lists(known() if callable(known) else known, typed)]
 
     return complete
+
+
+def _lists(names: Sequence[str], typed: str) -> list[str]:
+    """Lists of names between commas of which this has been typed, each with one name more."""
+    before, comma, last = typed.rpartition(",")
+    taken = before.split(",")
+    return [f"{before}{comma}{one}" for one in names if one.startswith(last) and one not in taken]
 
 
 add_completion_class(_Bash, "bash")

@@ -28,9 +28,8 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import StorageConfig
 from dcpbench.executors import fork_server
 from dcpbench.report.styles import standard_output, style_of, text_of
+from dcpbench.sweep.plan.validity import RANKS_BY_DEFAULT as RANKS
 
-RANKS = 4
-"""Of a cell, unless its configuration says otherwise."""
 _RANK_BYTES = 2**30
 """What a rank with torch takes up before it has a model, generously."""
 _LEAST_SHARED_BYTES = 2**28

@@ -15,9 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dcpbench.config.groups import ParallelConfig
 
-CONTAINERS = (nn.Sequential, nn.ModuleList)
-"""Modules whose children are layers, and which are none themselves."""
-
 _STYLES = {"colwise": tp.ColwiseParallel, "rowwise": tp.RowwiseParallel}
 
 
@@ -56,21 +53,21 @@ def fsdp2(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Modu
 def fsdp2_per_layer(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
     """FSDP2 as trainers lay it out: each layer by `fully_shard`, then the root with what is left. A parameter
     that layers share is left to the root."""
-    held = Counter(id(value) for layer in layers(model) for value in set(layer.parameters()))
-    for layer in layers(model):
-        if any(True for _ in layer.parameters()) and all(
-            held[id(value)] == 1 for value in layer.parameters()
-        ):
+    own = {layer: list(layer.parameters()) for _, _, layer in layers(model)}
+    held = Counter(id(value) for values in own.values() for value in values)
+    for layer, values in own.items():
+        if values and all(held[id(value)] == 1 for value in values):
             fully_shard(layer, mesh=mesh, **config.options)
     fully_shard(model, mesh=mesh, **config.options)
     return model
 
 
-def layers(model: nn.Module) -> list[nn.Module]:
-    """The layers of a model: its children, and those of a Sequential or a ModuleList one by one."""
-    found: list[nn.Module] = []
-    for child in model.children():
-        found += layers(child) if isinstance(child, CONTAINERS) else [child]
+def layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
+    """The layers of a model, its children and those of a Sequential or a ModuleList one by one: each with the
+    module that holds it and its name there."""
+    found: list[tuple[nn.Module, str, nn.Module]] = []
+    for name, child in model.named_children():
+        found += layers(child) if isinstance(child, nn.Sequential | nn.ModuleList) else [(model, name, child)]
     return found
 
 

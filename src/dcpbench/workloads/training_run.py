@@ -13,7 +13,7 @@ from dcpbench.config.groups import CompileScope, dp_degree
 from dcpbench.config.schema import SEED_STRIDE, Config
 from dcpbench.verify.perturb import perturbed
 from dcpbench.verify.snapshot import local_part
-from dcpbench.workloads.parallelisms import CONTAINERS
+from dcpbench.workloads.parallelisms import layers
 from dcpbench.workloads.stateful import (
     ModelState,
     MovingObject,
@@ -133,7 +133,9 @@ def build(config: Config, world: World, seed: int) -> TrainingRun:
     workload = _workload(config, world.device, seed)
     by_layer = config.compile_scope is CompileScope.layer
     if config.compile and by_layer:
-        _compile_layers(workload.model)
+        for holder, name, layer in layers(workload.model):
+            compiled: Any = torch.compile(layer, dynamic=False)
+            holder.register_module(name, compiled)
     wrap = pkgutil.resolve_name(config.parallel.target)
     model = wrap(workload.model, world.mesh(sizes), config.parallel)
     if isinstance(model, DistributedDataParallel):
@@ -182,16 +184,6 @@ def _workload(config: Config, device: torch.device, seed: int) -> Workload:
     with device:
         workload = workload_of(config)
     return replace(workload, model=workload.model.to(device))
-
-
-def _compile_layers(model: nn.Module) -> None:
-    """Compile each of a plain model's `layers`, in its place."""
-    for name, child in list(model.named_children()):
-        if isinstance(child, CONTAINERS):
-            _compile_layers(child)
-        else:
-            compiled: Any = torch.compile(child, dynamic=False)
-            model.register_module(name, compiled)
 
 
 def _lay_out_buckets(model: nn.Module, workload: Workload, share: Tensors) -> None:
