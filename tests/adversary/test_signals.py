@@ -11,8 +11,8 @@ from support.interruptions import SIGNALS, problems
 
 pytestmark = pytest.mark.slow
 
-# Each of them, so often, at each of 15 moments: bench/signals.py.
-MOMENTS = ("planning", "row", "report", "save", "upload")
+# Each of them, so often, at each of 16 moments: bench/signals.py.
+MOMENTS = ("planning", "row written", "report", "save", "upload")
 HERE = [*zip(MOMENTS, itertools.cycle(SIGNALS), itertools.cycle((5, 1, 2)), strict=False)]
 
 

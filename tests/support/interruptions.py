@@ -27,6 +27,7 @@ IN_DRIVER = {
     "begin": ("dcpbench.sweep.folder.manifest", "Record.write"),
     "join": ("dcpbench.executors.local", "_fork"),
     "row": ("dcpbench.records.row_log", "RowLog.append"),
+    "row written": ("dcpbench.records.row_log", "RowLog._remember"),
     "end of ranks": ("dcpbench.sweep.run.driver", "Sweep.end"),
     "report": ("dcpbench.report.show", "write_reports"),
     "exit": ("dcpbench.sweep.app", "exit_status"),
@@ -135,6 +136,8 @@ def _wrong(folder: Path, status: int | None, number: signal.Signals, out: str, e
         yield f"exit status {status}"
     if "Traceback" in out + err:
         yield "a traceback"
+    if (folder / "superseded.jsonl").exists():
+        yield "a row that was written is not among those it knows"
     if any(row["status"] != "pass" for row in rows):
         yield f"rows {[row['status'] for row in rows]}"
     true = (f"{len(rows)} of 2 cells have a row", f"{len(rows)} cells in ") if rows else (_NO_ROW, _BEFORE)

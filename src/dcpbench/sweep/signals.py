@@ -1,6 +1,8 @@
 """Signals that ask a sweep to end: Ctrl-C, what schedulers send, a terminal that is closed."""
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
@@ -34,6 +36,23 @@ class Signals:
             self.received = number
             if not self._holds:
                 raise KeyboardInterrupt(signal.Signals(number).name)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """In the main thread: what is begun in here is ended before such a signal is obeyed."""
+    came: list[tuple[int, FrameType | None]] = []
+    handlers = {number: signal.getsignal(number) for number in _ENDING}
+    obeyed = {number: handler for number, handler in handlers.items() if callable(handler)}
+    try:
+        for number in obeyed:
+            signal.signal(number, lambda *taken: came.append(taken))
+        yield
+    finally:
+        for number, handler in obeyed.items():
+            signal.signal(number, handler)
+        for taken, frame in came:
+            obeyed[signal.Signals(taken)](taken, frame)
 
 
 def leave_to_parent() -> None:

@@ -22,6 +22,7 @@ from dcpbench.sweep.plan.job import Job
 from dcpbench.sweep.plan.resources import Costs, Estimated, estimates, places, stretches
 from dcpbench.sweep.run.progress import ProgressDisplay
 from dcpbench.sweep.run.worker import Finished, Worker, remove
+from dcpbench.sweep.signals import uninterrupted
 
 
 @dataclass
@@ -109,8 +110,9 @@ class Sweep:
                     finished = ended.result()
                     left.pop(finished.row.cell, None)
                     self._costs.add(finished.row)
-                    self._write(finished)
-                    self.written += 1
+                    with uninterrupted():  # written and remembered, or neither
+                        self._write(finished)
+                        self.written += 1
                     display.end(finished.row, lambda: self._costs.left(left.values()))
             except BaseException:  # an interrupt, or a row that cannot be written
                 threads.shutdown(wait=False, cancel_futures=True)
