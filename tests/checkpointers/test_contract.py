@@ -21,7 +21,8 @@ from dcpbench.verify.layout import whole
 from dcpbench.verify.plain_read import compare_stored
 from dcpbench.verify.snapshot import TensorLeaf
 
-NAMES = [path.stem for path in sorted(conf_folder().glob("checkpointer/*.yaml"))]
+FILES = sorted(conf_folder().glob("checkpointer/*.yaml"))
+NAMES = [path.stem for path in FILES if path.stem != "trainer"]  # which saves a trainer, and no keys
 KEYS = {
     "model.w": Entry((4, 6), "torch.float32"),
     "model.half": Entry((3,), "torch.bfloat16"),

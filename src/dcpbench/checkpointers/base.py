@@ -108,6 +108,9 @@ class Checkpointer(ABC):
     raw: RawIO | None = None
     """How to do with plain files what a save and a load do, where there is a way."""
 
+    unreadable: str | None = None
+    """Why nobody else can tell what its checkpoints hold; None where `manifest` does."""
+
     @abstractmethod
     def save(self, state: dict[str, Any], checkpoint_id: str, slot: int = 0) -> PendingSave:
         """Write a state; returns once training may go on.

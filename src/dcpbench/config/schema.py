@@ -13,6 +13,8 @@ OF_THE_SWEEP = ("resume", "trust", "rerun", "plan", "objective")
 """Keys that say what to do with a sweep: they take one value, and no cell has them."""
 REPEATS = "repeats"
 """How often a sweep runs each of its cells, which differ in `repeat` then; takes one value too."""
+OWN_TRAINER = "dcpbench.checkpointers.trainer.TrainerCheckpointer"
+"""The checkpointer of a trainer that saves and loads by itself."""
 SEED_STRIDE = 1_000_003
 """Apart by so much are the seeds from which the batches of two seeds are drawn; a step's is one more."""
 
@@ -59,6 +61,11 @@ class Config:
     rerun: groups.Rerun = how_run(groups.Rerun.none)
     plan: bool = how_run(False)
     objective: str | None = how_run(None)
+
+    @property
+    def own_trainer(self) -> bool:
+        """Whether `workload.target` builds a trainer that saves by itself."""
+        return self.checkpointer.target == OWN_TRAINER
 
     @property
     def loading(self) -> groups.ParallelConfig:
@@ -117,6 +124,10 @@ class Config:
         low, high = -(2**63) // SEED_STRIDE + 1, (2**64 - 1 - self.last_step) // SEED_STRIDE
         if not low <= self.seed <= high:
             raise ConfigError(f"seed={self.seed}: must be between {low} and {high}")
+        if self.own_trainer and self.workload.target is None:
+            raise ConfigError(
+                "checkpointer=trainer: workload.target=null; must be a function that builds the trainer"
+            )
         if self.overlap_saves and len(self.save_steps) < 2:
             raise ConfigError(f"overlap_saves=true: saves={self.saves} leaves nothing to overlap; at least 2")
         for phase, limit_s in self.timeouts.by_phase().items():

@@ -51,9 +51,9 @@ def live_state(run: TrainingRun) -> State:
         "extra_equal": snapshot_nested(run.objects()),
     }
     if run.keeps_random:
-        state[RANDOM] = snapshot_nested({"random": run.random.state_dict()})
+        state[RANDOM] = snapshot_nested({"random": run.random_state()})
     everything = {name: leaf for leaves in state.values() for name, leaf in leaves.items()}
-    return {**state, FLAGS: snapshot_flags(run.model, run.optimizer, everything)}
+    return {**state, FLAGS: snapshot_flags(run.model, run.optimizer, everything, run.clears_gradients)}
 
 
 def retained_state(run: TrainingRun) -> State:

@@ -24,6 +24,7 @@ from dcpbench.verify.perturb import (
     controllable,
     perturb_model,
     perturb_optimizer,
+    with_changed_constants,
     with_other_names,
     without_constants,
 )
@@ -63,7 +64,7 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
     with cell.phase("verify", "twin"):
         losses = oracle.losses
         cell.report.losses.update(continued=losses.continued, twin=losses.twin)
-        if _draws_otherwise(cell, trained, ["loss_twin_close", "state_twin_close"]):
+        if _has_no_twin(cell, trained, ["loss_twin_close", "state_twin_close"]):
             return
         within = loss_tolerance(tolerance, trained.model)
         mark = known_defects.marked_by(cell, oracle)
@@ -90,6 +91,14 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
         _control(cell, "state_twin_close", expected, control, where)
 
 
+def _has_no_twin(cell: Cell, run: TrainingRun, checks: Iterable[str]) -> bool:
+    """Whether `checks` of a run against its twin would say nothing; the report then says why."""
+    if run.why_no_twin is None:
+        return _draws_otherwise(cell, run, checks)
+    cell.report.not_applied |= dict.fromkeys(checks, run.why_no_twin)
+    return True
+
+
 def _draws_otherwise(cell: Cell, run: TrainingRun, checks: Iterable[str]) -> bool:
     """Whether a run draws random numbers as no plain model in one process does, so that `checks` of one
     against the other say nothing; the report then says why they were not made."""
@@ -106,6 +115,7 @@ def verify_save_harmless(cell: Cell, oracle: Oracle) -> None:
     with cell.phase("build"):
         unsaved = training_run.build(cell.config, cell.world, cell.config.seed)
     trained = oracle.trained
+    unsaved.keeps_random = trained.keeps_random
     steps.train(cell, unsaved, oracle.data, trained.train_state.step)
     with cell.phase("verify", "harmless"):
         never, saved = live_state(unsaved), live_state(trained)
@@ -120,9 +130,9 @@ def make_different(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, numb
     a load which restores nothing of it cannot go unseen, and prove it."""
     with cell.phase("build"):
         seed = other_seed(cell, number)
+        target.forget(seed)
         perturb_model(target.model, seed)
         perturb_optimizer(target.optimizer, seed)
-        target.forget(seed)
     prove_power(cell, target, checkpoint)
 
 
@@ -156,9 +166,12 @@ def prove_power(
     with cell.phase("verify", "power"):
         unrestored = view(target)
         for check, leaves in checkpoint.state.items():
-            other = (
-                all_different(unrestored[check]) if check == FLAGS else with_other_names(unrestored[check])
-            )
+            if check == FLAGS:
+                other = all_different(unrestored[check])
+            elif check == "extra_equal" and target.has_constants:
+                other = with_changed_constants(leaves, unrestored[check])
+            else:
+                other = with_other_names(unrestored[check])
             found = checkpoint.compare(check, other, cell.world.checkpoint_group, closely=False)
             _control(cell, check, controllable(leaves), found, where or str(checkpoint))
 
@@ -179,7 +192,7 @@ def verify_restored(
         for spec in CHECKS.values():
             if spec.probe and view is live_state:
                 spec.probe(cell, target, checkpoint)
-    if cell.measured("load_s") == 1:
+    if cell.measured("load_s") == 1 and not checkpoint.checkpointer.unreadable:
         _verify_absent_key(cell, checkpoint)
 
 
@@ -202,7 +215,7 @@ def resume(
     close = loss_tolerance(TOLERANCES[cell.config.tolerance.value], target.model)
     near = partial(losses_close, first=first, tolerance=close)
     comparisons: dict[str, Comparison] = {}
-    if not _draws_otherwise(cell, target, ["loss_twin_close"]):
+    if not _has_no_twin(cell, target, ["loss_twin_close"]):
         comparisons["loss_twin_close"] = partial(near, twin)
     if exactly:
         comparisons["loss_resume_equal"] = partial(losses_equal, continued, first=first)

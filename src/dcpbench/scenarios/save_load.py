@@ -20,12 +20,12 @@ def save_load(cell: Cell) -> None:
 
     # The newest first: it is the one that meets a model nothing was ever loaded into.
     target = steps.build_anew(cell)
+    target.keeps_random = oracle.trained.keeps_random
     for number, checkpoint in enumerate(reversed(checkpoints)):
         checks.load_and_verify(cell, target, checkpoint, number)
         if number == 0:  # setting what is there changes nothing
             with cell.phase("load"):
-                for each in target.state().values():
-                    each.load_state_dict(each.state_dict())
+                target.set_again()
             checks.verify_restored(cell, target, checkpoint)
         checks.resume(cell, target, checkpoint, oracle.losses)
     checks.verify_saved_again(cell, target, checkpoints[0])

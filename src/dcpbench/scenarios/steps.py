@@ -5,7 +5,7 @@ import itertools
 import multiprocessing
 import pkgutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -70,9 +70,11 @@ class Oracle:
     @property
     def losses(self) -> Losses:
         """Of both runs up to the step at which the uninterrupted one is."""
-        self.twin.train(self.data, self.trained.train_state.step)
-        continued, twin = self.trained.train_state.losses, self.twin.train_state.losses
-        return Losses(continued, twin, self.data, self.states, self.strangers)
+        twin: list[float] = []
+        if self.trained.why_no_twin is None:
+            self.twin.train(self.data, self.trained.train_state.step)
+            twin = self.twin.train_state.losses
+        return Losses(self.trained.train_state.losses, twin, self.data, self.states, self.strangers)
 
 
 def other_seed(cell: Cell, number: int) -> int:
@@ -103,7 +105,7 @@ def build_anew(cell: Cell) -> TrainingRun:
     """A target for loads, built from another seed, with the state that DCP gives a fresh optimizer."""
     with cell.phase("build"):
         target = training_run.build(cell.config, cell.world, other_seed(cell, 0))
-        target.state()["optimizer"].state_dict()
+        target.fill_optimizer()
     return target
 
 
@@ -160,7 +162,27 @@ def train_and_save(
             finish(cell, checkpoints[-2])
     go_on(cell, oracle, until=cell.config.last_step)
     finish(cell, checkpoints[-1])
+    for name, kind in oracle.trained.not_looked_at.items():
+        cell.report.not_applied[f"extra_equal of {name}"] = f"a {kind} has no state that can be asked for"
+    if (needed := oracle.trained.needs_random) is not None:
+        everywhere = frozenset[str]().union(*gathered(needed, cell.world.checkpoint_group))
+        _keep_random(cell, oracle, checkpoints, everywhere)
     return checkpoints
+
+
+def _keep_random(
+    cell: Cell, oracle: Oracle, checkpoints: Iterable[Checkpoint], needed: frozenset[str]
+) -> None:
+    """Of the default generators only those that are `needed` have to come back."""
+    oracle.trained.keeps_random = needed
+    if not needed:
+        cell.report.not_applied[RANDOM] = "no step of the trainer draws what has to come back"
+    states = [*oracle.states.values(), *(one.state for one in checkpoints)]
+    for state in {id(one): one for one in states}.values():  # a state may be in both
+        if kept := {name: leaf for name, leaf in state[RANDOM].items() if name.split(".")[-1] in needed}:
+            state[RANDOM] = kept
+        else:
+            del state[RANDOM]
 
 
 def save(
@@ -220,6 +242,8 @@ def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
             cell.measure("save_s", took_s, checkpoint.number, phase)
         size = checkpoint.checkpointer.size(checkpoint.checkpoint_id)
         cell.measure("checkpoint_bytes", size, checkpoint.number, phase)
+    if why := checkpoint.checkpointer.unreadable:
+        cell.report.not_applied |= dict.fromkeys(("checkpoint_whole", "files_equal", "contract_held"), why)
     with cell.phase("verify", "audit"):
         mine = checkpoint.keys, checkpoint.files.result(), _synced(cell, checkpoint)
         where = f"once the save of step {checkpoint.step} had ended"
@@ -227,18 +251,8 @@ def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
         everybody = gathered(mine, cell.world.checkpoint_group)
         if files := everybody[0][1]:  # a store that is no folder has none
             cell.files[checkpoint.checkpoint_id] = str(checkpoint), files
-        found, control = [], {}
-        if cell.world.rank == 0:
-            expected = {key: what for keys, _, _ in everybody for key, what in keys.items()}
-            manifest = checkpoint.checkpointer.manifest(checkpoint.checkpoint_id)
-            found, control = audit(manifest, expected), controls(manifest, expected)
-            synced = [one for _, _, one in everybody]
-            if files and None not in synced:
-                folder = Path(checkpoint.checkpoint_id)
-                found += not_synced(folder, set().union(*synced))
-                control["files that were not synced"] = len(not_synced(folder, set())) == len(files)
-        cell.check("checkpoint_whole", found, str(checkpoint), list(control))
-        cell.control("checkpoint_whole", control, str(checkpoint))
+        if why is None:
+            _audit(cell, checkpoint, everybody)
     with cell.phase("verify", "plain_read"):
         if stored := checkpoint.checkpointer.stored(checkpoint.checkpoint_id):
             world = cell.world
@@ -248,6 +262,22 @@ def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
     cell.complete[:] = [checkpoint]
     if cell.config.raw and not cell.config.overlap_saves:
         _measure_raw(cell, checkpoint)
+
+
+def _audit(cell: Cell, checkpoint: SavedCheckpoint, everybody: list[Any]) -> None:
+    """What a checkpoint says of itself on rank 0, against what `everybody` had to save, and has synced."""
+    found, control = [], {}
+    if cell.world.rank == 0:
+        expected = {key: what for keys, _, _ in everybody for key, what in keys.items()}
+        manifest = checkpoint.checkpointer.manifest(checkpoint.checkpoint_id)
+        found, control = audit(manifest, expected), controls(manifest, expected)
+        synced = [one for _, _, one in everybody]
+        if (files := everybody[0][1]) and None not in synced:
+            folder = Path(checkpoint.checkpoint_id)
+            found += not_synced(folder, set().union(*synced))
+            control["files that were not synced"] = len(not_synced(folder, set())) == len(files)
+    cell.check("checkpoint_whole", found, str(checkpoint), list(control))
+    cell.control("checkpoint_whole", control, str(checkpoint))
 
 
 def _synced(cell: Cell, checkpoint: SavedCheckpoint) -> Synced | None:

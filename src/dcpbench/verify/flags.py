@@ -7,9 +7,12 @@ from torch import nn
 from dcpbench.verify.snapshot import Leaves, TensorLeaf, named_parameters, plain_fqn, snapshot_nested
 
 
-def snapshot_flags(model: nn.Module, optimizer: torch.optim.Optimizer, state: Leaves) -> Leaves:
+def snapshot_flags(
+    model: nn.Module, optimizer: torch.optim.Optimizer, state: Leaves, gradients: bool = True
+) -> Leaves:
     """Which parameters require a gradient and which modules are in training mode, by FQN; the optimizer's
-    defaults and the keys of its groups; which of the tensors in `state` share memory; the gradients left."""
+    defaults and the keys of its groups; which of the tensors in `state` share memory; the gradients left, if
+    these are asked for."""
     parameters = named_parameters(model)
     flags: Leaves = {f"requires_grad.{name}": value.requires_grad for name, value in parameters.items()}
     for name, module in model.named_modules(remove_duplicate=False):
@@ -18,8 +21,10 @@ def snapshot_flags(model: nn.Module, optimizer: torch.optim.Optimizer, state: Le
     for number, group in enumerate(optimizer.param_groups):
         flags[f"param_groups.{number}.keys"] = ", ".join(sorted(group))
     flags["shared_memory"] = "; ".join(", ".join(names) for names in sharing_memory(state))
-    gradients = {name: value.grad for name, value in parameters.items() if value.grad is not None}
-    return {**flags, "gradients": ", ".join(gradients), **snapshot_nested(gradients, "gradients.")}
+    if not gradients:
+        return flags
+    left = {name: value.grad for name, value in parameters.items() if value.grad is not None}
+    return {**flags, "gradients": ", ".join(left), **snapshot_nested(left, "gradients.")}
 
 
 def sharing_memory(state: Leaves) -> list[list[str]]:

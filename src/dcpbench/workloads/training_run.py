@@ -1,9 +1,11 @@
 """A model with its optimizer and what else a checkpoint holds, the data, and the training loop."""
 
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -11,8 +13,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dcpbench.config.groups import CompileScope, dp_degree
 from dcpbench.config.schema import SEED_STRIDE, Config
+from dcpbench.verify.compare import same_value
 from dcpbench.verify.perturb import perturbed
 from dcpbench.verify.snapshot import local_part
+from dcpbench.workloads.own_trainer import (
+    Generators,
+    Setup,
+    attributes_of,
+    build_trainer,
+    optimizer_of,
+    optimizers_of,
+)
 from dcpbench.workloads.parallelisms import layers
 from dcpbench.workloads.stateful import (
     ModelState,
@@ -53,8 +64,20 @@ class TrainingRun:
     `world` are the ranks that train it, on a mesh of these `sizes`. `alive` says for each step trained here
     whether this rank saw a gradient that is not zero: a dead net's losses say nothing. `draws` says whether a
     step took random numbers from the default generators, or those of a run that it builds on did. What they
-    draw next belongs to the ranks of one layout: under another one it cannot be restored (`keeps_random`).
+    draw next belongs to the ranks of one layout: under another one it cannot be restored (`keeps_random`, or
+    the names of those that are).
     """
+
+    keeps_random: bool | frozenset[str]
+
+    why_no_twin: str | None = None
+    """Why no plain model in one process can be held against it."""
+    clears_gradients = True
+    """Whether no gradients are left after a step."""
+    has_constants = False
+    """Whether some of its `objects` may be what a run that is built anew has as well."""
+    not_looked_at: Mapping[str, str] = MappingProxyType({})
+    """What of its `objects` cannot be looked at, and of which type that is."""
 
     def __init__(
         self, workload: Workload, world: World, sizes: dict[str, int], model: nn.Module, seed: int
@@ -119,6 +142,24 @@ class TrainingRun:
         other = {key: perturbed(value) for key, value in self.scheduler.state_dict().items()}
         self.scheduler.load_state_dict(other)
 
+    def fill_optimizer(self) -> None:
+        """Give a fresh optimizer the state that DCP gives it."""
+        self.state()["optimizer"].state_dict()
+
+    def set_again(self) -> None:
+        """Set what is there."""
+        for each in self.state().values():
+            each.load_state_dict(each.state_dict())
+
+    @property
+    def needs_random(self) -> frozenset[str] | None:
+        """The generators that have to come back; None are all of them."""
+        return None
+
+    def random_state(self) -> dict[str, Any]:
+        """What of the default generators has to come back, as a comparison looks at it."""
+        return self.random.state_dict()
+
     def _has_gradient(self) -> bool:
         gradients = (local_part(p.grad) for p in self.model.parameters() if p.grad is not None)
         return any(bool(gradient.any().item()) for gradient in gradients)
@@ -127,8 +168,115 @@ class TrainingRun:
         return self._loss_of(self.model, self.world.share(self.sizes, self.noise.added(batches.at(step))))
 
 
+class TrainerRun(TrainingRun):
+    """A trainer of a user's own, which draws its batches, saves and loads by itself."""
+
+    why_no_twin = "the trainer draws its batches itself, and no plain model in one process sees the same"
+    clears_gradients = False
+    has_constants = True
+
+    def __init__(self, config: Config, world: World, seed: int) -> None:
+        self.config, self.world, self.sizes = config, world, config.parallel.mesh_sizes(world.size)
+        self.keeps_random, self.draws = True, False
+        self._drawn: set[str] = set()
+        self._start_over(seed)
+
+    def _start_over(self, seed: int) -> None:
+        self.train_state, self.alive = TrainState(), []
+        self.random = Generators(seed, self.world.rank, self.world.device)
+        setup = Setup(
+            self.config.parallel.name,
+            self.world.device,
+            self.world.rank,
+            self.world.size,
+            self.world.dp_rank(self.sizes),
+            dp_degree(self.sizes, self.world.size),
+            self.config.seed,
+            lambda model: _wrapped(self.config, self.world, model.to(self.world.device)),
+        )
+        with self.random.drawn_from():
+            self.trainer = build_trainer(self.config, setup)
+        self._look()
+        _lay_out_buckets(self.model)
+
+    def _look(self) -> None:
+        """A trainer may have put other ones into their places."""
+        self.model, self.optimizer = self.trainer.model, optimizer_of(self.trainer)
+
+    def state(self) -> dict[str, Any]:
+        """The trainer, which is no `Stateful`."""
+        return {"trainer": self}
+
+    def objects(self) -> dict[str, dict[str, Any]]:
+        """What the trainer holds beside model and optimizer."""
+        held, self.not_looked_at = attributes_of(self.trainer)
+        return held
+
+    def train(self, batches: Batches, until: int) -> list[float]:
+        """Have the trainer take its steps up to and including step `until`; the ranks' mean loss of each.
+
+        Raises:
+            TypeError: a step returned no loss.
+        """
+        before = len(self.train_state.losses)
+        while self.train_state.step < until:
+            drawn, self._lives = self.random.states, False
+            hooks = [one.register_step_pre_hook(self._note) for one in optimizers_of(self.trainer)]
+            with self.random.drawn_from():
+                loss = self.trainer.step()
+            for hook in hooks:
+                hook.remove()
+            if not isinstance(loss, float | torch.Tensor):
+                raise TypeError(f"step() of the trainer returned a {type(loss).__name__}, not its loss")
+            self._look()
+            self.alive.append(self._lives or self._has_gradient())
+            now = self.random.states
+            self._drawn |= {name for name, state in drawn.items() if not same_value(state, now[name])}
+            self.train_state.record(self.world.mean(torch.as_tensor(loss, device=self.world.device)))
+        return self.train_state.losses[before:]
+
+    def _note(self, *_: Any) -> None:
+        """Before an optimizer takes a step, which may clear the gradients."""
+        self._lives |= self._has_gradient()
+
+    def save(self, path: str) -> Any:
+        """Have the trainer save; what it returns."""
+        with self.random.drawn_from():
+            return self.trainer.save(path)
+
+    def load(self, path: str, step: int) -> None:
+        """Have the trainer load what it saved after this step."""
+        with self.random.drawn_from():
+            self.trainer.load(path)
+        self._look()
+        self.train_state.step = step
+
+    def forget(self, seed: int) -> None:
+        """Build the trainer anew, as a job that is started again does; it goes on with other generators."""
+        self._start_over(seed)
+        self.random.seed(seed)
+
+    def fill_optimizer(self) -> None:
+        """What is to be loaded is the trainer's to prepare."""
+
+    def set_again(self) -> None:
+        """A trainer need not load more than once."""
+
+    @property
+    def needs_random(self) -> frozenset[str]:
+        return frozenset(() if "random" in getattr(self.trainer, "not_saved", ()) else self._drawn)
+
+    def random_state(self) -> dict[str, Any]:
+        held = super().random_state()[self.random.key]
+        kept = held if self.keeps_random is True else self.keeps_random or ()
+        return {self.random.key: {name: each for name, each in held.items() if name in kept}}
+
+
 def build(config: Config, world: World, seed: int) -> TrainingRun:
-    """The model of a cell under its parallelism, compiled if the cell says so, and its optimizer."""
+    """The model of a cell under its parallelism, compiled if the cell says so, and its optimizer; or the
+    trainer that it has instead."""
+    if config.own_trainer:
+        return TrainerRun(config, world, seed)
     sizes = config.parallel.mesh_sizes(world.size)
     workload = _workload(config, world.device, seed)
     by_layer = config.compile_scope is CompileScope.layer
@@ -136,11 +284,8 @@ def build(config: Config, world: World, seed: int) -> TrainingRun:
         for holder, name, layer in layers(workload.model):
             compiled: Any = torch.compile(layer, dynamic=False)
             holder.register_module(name, compiled)
-    wrap = pkgutil.resolve_name(config.parallel.target)
-    model = wrap(workload.model, world.mesh(sizes), config.parallel)
-    if isinstance(model, DistributedDataParallel):
-        first = Batches(config.seed, workload.batch, world.device).at(1)
-        _lay_out_buckets(model, workload, world.share(sizes, first))
+    model = _wrapped(config, world, workload.model)
+    _lay_out_buckets(model)
     if config.compile and not by_layer:
         model = torch.compile(model, dynamic=False)
     return TrainingRun(workload, world, sizes, model, seed)
@@ -166,7 +311,13 @@ def build_replica(config: Config, world: World, seed: int) -> TrainingRun:
 
 def build_stranger(config: Config, world: World, seed: int) -> TrainingRun:
     """A plain run from another seed that draws what the cell's draw: at each step it differs from a run that
-    was restored there in nothing but what is restored."""
+    was restored there in nothing but what is restored. A trainer as it is built anew, with other weights."""
+    if config.own_trainer:
+        other = TrainerRun(config, world, seed)
+        with torch.no_grad():
+            for parameter in other.model.parameters():
+                local_part(parameter).mul_(1.0625).add_(0.0625)
+        return other
     stranger = build_plain(config, world, seed)
     stranger.noise = Noise(config.seed)
     return stranger
@@ -174,6 +325,8 @@ def build_stranger(config: Config, world: World, seed: int) -> TrainingRun:
 
 def batches(config: Config, device: torch.device) -> Batches:
     """The data of a cell; its workload, of which nothing else is needed here, says what it is."""
+    if config.own_trainer:
+        return Batches(config.seed, lambda _: None, device)
     # One's own may hold tensors that its batches are made of.
     with device if config.workload.target else torch.device("meta"):
         return Batches(config.seed, workload_of(config).batch, device)
@@ -186,13 +339,19 @@ def _workload(config: Config, device: torch.device, seed: int) -> Workload:
     return replace(workload, model=workload.model.to(device))
 
 
-def _lay_out_buckets(model: nn.Module, workload: Workload, share: Tensors) -> None:
-    """Have DDP lay its gradient buckets out anew, which it does after its first backward, and from then on
-    sum in another order: a resumed run would differ from the uninterrupted one by that alone. Buffers and
-    generators stay as they are."""
-    before = {name: value.clone() for name, value in model.named_buffers()}
-    with torch.random.fork_rng():
-        workload.loss(model, share).backward()
-    model.zero_grad()
-    for name, value in model.named_buffers():
-        value.copy_(before[name])
+def _wrapped(config: Config, world: World, model: nn.Module) -> Any:
+    """A plain model on its device under the parallelism of the cell."""
+    wrap = pkgutil.resolve_name(config.parallel.target)
+    return wrap(model, world.mesh(config.parallel.mesh_sizes(world.size)), config.parallel)
+
+
+def _lay_out_buckets(model: nn.Module) -> None:
+    """Have DDP lay its gradient buckets out anew, which it does once, after its first backward, and from then
+    on sum in another order: a resumed run would differ from the uninterrupted one by that alone. It is a
+    backward of the parameters themselves: nothing is drawn, and no buffer changes."""
+    for ddp in model.modules():
+        if isinstance(ddp, DistributedDataParallel):
+            trained = [one for one in ddp.module.parameters() if one.requires_grad]
+            with mock.patch.object(ddp.module, "forward", lambda own=trained: sum(map(torch.sum, own))):
+                ddp().backward()
+            ddp.zero_grad()

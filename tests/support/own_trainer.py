@@ -1,0 +1,218 @@
+"""Trainers as users would write them: one that saves and loads all that it has, and ones that do not."""
+
+import copy
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint import load, save
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.nn import functional as F  # noqa: N812
+
+from dcpbench.workloads.own_trainer import Setup
+
+
+@dataclass
+class Progress:
+    """What a trainer counts."""
+
+    step: int = 0
+    best: float = float("inf")
+
+
+class Trainer:
+    """One model under any parallelism, saved by DCP, with a scheduler, dropout and a shuffled data set."""
+
+    def __init__(self, setup: Setup) -> None:
+        torch.manual_seed(setup.seed)
+        self.setup = setup
+        plain = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.1), nn.Linear(16, 8))
+        self.model = setup.wrap(plain)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.9)
+        generator = torch.Generator().manual_seed(setup.seed)
+        self.data = torch.randn(64, 8, generator=generator).to(setup.device)
+        self.order = torch.Generator().manual_seed(setup.seed + setup.dp_rank)
+        self.progress = Progress()
+
+    def step(self) -> float:
+        chosen = torch.randint(64, (4,), generator=self.order)
+        inputs = self.data[chosen]
+        self.model.zero_grad()
+        loss = F.mse_loss(self.model(inputs), inputs.roll(1, 1))
+        loss.backward()
+        self.optimizer.step()
+        self.scheduler.step()
+        self.progress.step += 1
+        self.progress.best = min(self.progress.best, loss.item())
+        return loss.item()
+
+    def own(self) -> dict[str, Any]:
+        return {
+            "scheduler": self.scheduler.state_dict(),
+            "progress": asdict(self.progress),
+            "order": self.order.get_state(),
+            "random": torch.get_rng_state(),
+        }
+
+    def state(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer, f"rank{self.setup.rank}": self.own()}
+
+    def save(self, path: str) -> Any:
+        save(self.state(), checkpoint_id=path)
+
+    def load(self, path: str) -> None:
+        state = self.state()
+        load(state, checkpoint_id=path)
+        model, optimizer = state["model"], state["optimizer"]
+        set_state_dict(self.model, self.optimizer, model_state_dict=model, optim_state_dict=optimizer)
+        self.restore(state[f"rank{self.setup.rank}"])
+
+    def restore(self, own: dict[str, Any]) -> None:
+        self.scheduler.load_state_dict(own["scheduler"])
+        self.progress = Progress(**own["progress"])
+        self.order.set_state(own["order"])
+        torch.set_rng_state(own["random"])
+
+
+class ForgetsTheScheduler(Trainer):
+    def restore(self, own: dict[str, Any]) -> None:
+        super().restore({**own, "scheduler": self.scheduler.state_dict()})
+
+
+class ForgetsTheGenerators(Trainer):
+    def restore(self, own: dict[str, Any]) -> None:
+        super().restore({**own, "random": torch.get_rng_state()})
+
+
+class ForgetsTheOrder(Trainer):
+    def restore(self, own: dict[str, Any]) -> None:
+        super().restore({**own, "order": self.order.get_state()})
+
+
+class OneStepOff(Trainer):
+    def restore(self, own: dict[str, Any]) -> None:
+        progress = own["progress"]
+        super().restore({**own, "progress": {**progress, "step": progress["step"] - 1}})
+
+
+class SavesInTheBackground(Trainer):
+    """What it saves it copies first; it is written once training has gone on, however quick the disk is."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.background = ThreadPoolExecutor(1)
+        self.went_on = threading.Event()
+        self.resumed = False
+
+    not_saved = ("background", "went_on", "resumed")
+
+    def step(self) -> float:
+        loss = super().step()
+        self.went_on.set()
+        return loss
+
+    def kept(self) -> dict[str, Any]:
+        return copy.deepcopy(self.model.state_dict())
+
+    def save(self, path: str) -> Future[None]:
+        self.went_on.clear()
+        own = copy.deepcopy(self.own())
+        kept = {"model": self.kept(), "optimizer": copy.deepcopy(self.optimizer.state_dict()), "own": own}
+
+        def write() -> None:
+            if not self.resumed:  # else it is saved once more, and nothing goes on meanwhile
+                self.went_on.wait(60)
+            torch.save(kept, path)
+
+        return self.background.submit(write)
+
+    def load(self, path: str) -> None:
+        held = torch.load(path)
+        self.model.load_state_dict(held["model"])
+        self.optimizer.load_state_dict(held["optimizer"])
+        self.restore(held["own"])
+        self.resumed = True
+
+
+class SavesViews(SavesInTheBackground):
+    """It saves the very tensors that training goes on to change."""
+
+    def kept(self) -> dict[str, Any]:
+        return self.model.state_dict()
+
+
+class DrawsNothing(Trainer):
+    """It restores no generator, and need not."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.model.eval()
+
+    def restore(self, own: dict[str, Any]) -> None:
+        super().restore({**own, "random": torch.get_rng_state()})
+
+
+class Unlucky(Trainer):
+    """It has what cannot be looked at, and what is another thing each time."""
+
+    not_saved = ("built",)
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.batches = iter(range(3))
+        self.built = object()
+
+
+class Two(Trainer):
+    """Its layers have optimizers of their own; `optimizer` is the first one's."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.second = torch.optim.SGD(self.model[3].parameters(), lr=0.1, momentum=0.9)
+        self.optimizer = torch.optim.AdamW(self.model[0].parameters(), lr=0.01)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.9)
+        self.optimizer.register_step_post_hook(lambda *_: self.second.step())
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return [self.optimizer, self.second]
+
+    def save(self, path: str) -> None:
+        states = [one.state_dict() for one in self.optimizers]
+        torch.save({"model": self.model.state_dict(), "optimizers": states, "own": self.own()}, path)
+
+    def load(self, path: str) -> None:
+        held = torch.load(path)
+        self.model.load_state_dict(held["model"])
+        for one, state in zip(self.optimizers, held["optimizers"], strict=True):
+            one.load_state_dict(state)
+        self.restore(held["own"])
+
+
+class ForgetsTheSecond(Two):
+    def load(self, path: str) -> None:
+        before = copy.deepcopy(self.second.state_dict())
+        super().load(path)
+        self.second.load_state_dict(before)
+
+
+class TimesItself(Trainer):
+    """A time of day is no state, but nobody says so."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.started = time.monotonic()
+
+
+class SaysWhatIsNone(TimesItself):
+    not_saved = ("started",)
+
+
+def no_trainer(setup: Setup) -> object:
+    return object()

@@ -1,0 +1,151 @@
+"""A trainer of a user's own, which saves and loads by itself, by `checkpointer=trainer`."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import ONE_STEP, Finished, run
+from dcpbench.config.errors import ConfigError
+from dcpbench.config.groups import WorkloadConfig
+from dcpbench.sweep.run.verdict import Verdict
+from dcpbench.workloads import own_trainer
+from dcpbench.workloads.training_run import TrainerRun
+from support import own_trainer as trainers
+from support.alone import config, run_alone, world
+
+NOT_MADE = {
+    "checkpoint_whole": "only the trainer knows what its files hold",
+    "files_equal": "only the trainer knows what its files hold",
+    "contract_held": "only the trainer knows what its files hold",
+    "loss_twin_close": "the trainer draws its batches itself",
+    "state_twin_close": "the trainer draws its batches itself",
+}
+
+
+def judged(trainer: type) -> Verdict:
+    """The verdict on a trainer, alone."""
+    target = {"target": f"{trainer.__module__}.{trainer.__name__}"}
+    return run_alone(checkpointer="trainer", workload=target, saves=1, train_steps=1, resume_steps=1).verdict
+
+
+def failing(verdict: Verdict) -> dict[str, str]:
+    """The first finding's name of each check that failed."""
+    return {one.check: one.first.name for one in verdict.failed}
+
+
+def test_a_trainer_that_saves_all_it_has_passes_and_what_is_not_checked_says_why() -> None:
+    verdict = judged(trainers.Trainer)
+    assert verdict.status == "pass", verdict.reason
+    held = {check for check, one in verdict.checks.items() if one}
+    restored = {"model_equal", "optim_equal", "extra_equal", "random_equal", "flags_equal"}
+    after = {
+        "loss_resume_equal",
+        "state_resume_equal",
+        "save_harmless",
+        "side_effect_free",
+        "files_unchanged",
+    }
+    assert held == restored | after
+    (rank,) = verdict.details["ranks"]
+    assert rank["not_applied"].keys() == NOT_MADE.keys()
+    for check, why in NOT_MADE.items():
+        assert rank["not_applied"][check].startswith(why)
+    compared = verdict.details["checks"]
+    for check, name in (
+        ("extra_equal", "scheduler.last_epoch"),
+        ("extra_equal", "progress.step"),
+        ("extra_equal", "order.state"),
+        ("extra_equal", "data"),
+        ("random_equal", "random.rank0.cpu"),
+        ("optim_equal", "state.3.weight.exp_avg"),
+    ):
+        assert compared[check]["control"][f"{name} in the checkpoint of step 1"], name
+    assert "random.rank0.python in the checkpoint of step 1" not in compared["random_equal"]["control"]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "seen"),
+    [
+        (trainers.ForgetsTheScheduler, {"extra_equal": "scheduler.last_epoch"}),
+        (trainers.ForgetsTheGenerators, {"random_equal": "random.rank0.cpu", "loss_resume_equal": ""}),
+        (trainers.ForgetsTheOrder, {"extra_equal": "order.state", "loss_resume_equal": ""}),
+        (trainers.OneStepOff, {"extra_equal": "progress.step"}),
+        (trainers.SavesViews, {"model_equal": "0.weight", "loss_resume_equal": ""}),
+        (trainers.ForgetsTheSecond, {"optim_equal": "state.3.weight.momentum_buffer"}),
+        (trainers.TimesItself, {"extra_equal": "started", "save_harmless": "started"}),
+    ],
+)
+def test_what_a_trainer_does_wrong_is_seen(trainer: type, seen: dict[str, str]) -> None:
+    verdict = judged(trainer)
+    assert verdict.status == "fail", verdict.reason
+    found = failing(verdict)
+    assert found.keys() == {*seen, "state_resume_equal"}, verdict.reason
+    for check, name in seen.items():
+        assert name in ("", found[check])
+
+
+@pytest.mark.parametrize(
+    "trainer", [trainers.SavesInTheBackground, trainers.Two, trainers.SaysWhatIsNone, trainers.DrawsNothing]
+)
+def test_a_trainer_that_does_it_right_passes(trainer: type) -> None:
+    verdict = judged(trainer)
+    assert verdict.status == "pass", verdict.reason
+    assert verdict.checks["random_equal"] is (None if trainer is trainers.DrawsNothing else True)
+
+
+def test_what_cannot_be_looked_at_is_told() -> None:
+    verdict = judged(trainers.Unlucky)
+    assert verdict.status == "pass", verdict.reason
+    told = verdict.details["ranks"][0]["not_applied"]
+    assert told["extra_equal of batches"] == "a range_iterator has no state that can be asked for"
+    assert not any("built" in name for name in told)
+
+
+def test_what_is_no_trainer_is_told() -> None:
+    given = config(checkpointer="trainer")
+    with pytest.raises(ConfigError, match=r"checkpointer=trainer: workload.target=null"):
+        given.check()
+    given.workload = WorkloadConfig("support.own_trainer.no_trainer")
+    given.check()
+    lacks = (
+        r"target=support.own_trainer.no_trainer: returned a object without model, step, save, load, optimizer"
+    )
+    with pytest.raises(TypeError, match=lacks):
+        TrainerRun(given, world(), 0)
+
+
+def test_each_trainer_draws_from_generators_of_its_own() -> None:
+    generators = own_trainer.Generators(1, 0, torch.device("cpu"))
+    before = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())
+
+    def drawn() -> tuple[float, float, float]:
+        with generators.drawn_from():
+            return float(torch.rand(1)), random.random(), float(np.random.rand())
+
+    first, second = drawn(), drawn()
+    generators.seed(1)
+    assert (drawn(), drawn()) == (first, second)
+    assert all(one != other for one, other in zip(first, second, strict=True))
+    after = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    cells = ("workload.target=support.own_trainer.Trainer", "checkpointer=trainer", "parallel=none,ddp,fsdp2")
+    return run(
+        tmp_path_factory.mktemp("own") / "sweep", "-m", *cells, "device=cpu", "world_size=2", *ONE_STEP
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["none", "ddp", "fsdp2"])
+def test_a_trainer_passes_on_ranks(sweep: Finished, parallel: str) -> None:
+    row = sweep.row(parallel=parallel)
+    assert row["status"] == "pass", row["reason"]
+    assert row["checkpointer"] == "trainer"
+    assert row["checkpoint_bytes"] > 0
+    assert row["loss_twin"] is None
