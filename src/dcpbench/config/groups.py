@@ -196,7 +196,8 @@ class ModelConfig(Group):
 @dataclass
 class WorkloadConfig:
     """What is trained, if it is not a model of the group `model` by an optimizer of the group `optimizer`:
-    `target(**options)` returns a `dcpbench.workloads.workload.Workload`."""
+    `target(**options)` returns a `dcpbench.workloads.workload.Workload`; with `checkpointer=trainer`
+    `target(setup, **options)` returns a trainer, see `dcpbench.workloads.own_trainer`."""
 
     target: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
