@@ -156,7 +156,7 @@ def test_writing_reports_changes_only_the_folder(
         plant(sweep / name, outside)
         assert main([str(sweep)]) == 0
         out, err = capsys.readouterr()
-        assert "1 cells: 1 pass" in out
+        assert "1 cell: 1 pass" in out
         if plant is folder and not name.endswith("tmp"):
             assert err.endswith(f" as they were: {sweep / name} cannot be written to: Is a directory\n")
         else:

@@ -4,6 +4,7 @@ import io
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -17,8 +18,9 @@ from dcpbench.config.groups import StorageConfig
 from dcpbench.config.schema import Config
 from dcpbench.records.row import Row
 from dcpbench.records.store import append_row
+from dcpbench.sweep.plan import forked_map
 from dcpbench.sweep.plan.resources import Costs, Estimated, duration_text, keys
-from dcpbench.sweep.run.progress import ProgressDisplay
+from dcpbench.sweep.run.progress import ProgressDisplay, composing_shown
 from support.rows import row
 
 WITHOUT_TORCH = """
@@ -119,6 +121,21 @@ def test_what_is_left_is_told_sparingly() -> None:
     ]
     assert lines[0] == "[9/40] pass cell 0"
     assert lines[-1] == "[40/40] pass cell 31"
+
+
+def test_a_terminal_is_told_how_far_composing_is() -> None:
+    assert forked_map.told is None
+    told = io.StringIO()
+    with composing_shown(Console(file=told, force_terminal=True, width=60)):
+        assert threading.active_count() == 1, "another thread would keep composing to one core"
+        assert forked_map.forked_map(str, [*range(40)], 0.0) == [str(number) for number in range(40)]
+    assert "composing" in told.getvalue()
+    assert "/40" in told.getvalue()
+    assert forked_map.told is None
+    told = io.StringIO()
+    with composing_shown(Console(file=told)):
+        forked_map.forked_map(str, [*range(40)], 0.0)
+    assert told.getvalue() == "", "a file is not drawn into"
 
 
 class Usage(NamedTuple):

@@ -16,6 +16,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from dcpbench.checkpointers.dcp_metadata import METADATA, MetadataError, foreign_manifest
+from dcpbench.config.text import counted
 from dcpbench.records.findings import Finding, Problem
 from dcpbench.records.sentences import finding_sentence
 from dcpbench.records.store import ResultsError
@@ -161,8 +162,8 @@ def _show(one: Audited, all_keys: bool) -> None:
         tensors = [entry for entry in one.entries.values() if entry.shape is not None]
         elements = sum(math.prod(entry.shape or ()) for entry in tensors)
         files, values = len(one.files) - len(one.beside), len(one.entries) - len(tensors)
-        counted = f"{_count(len(tensors), 'tensor')} with {elements:,} elements, {_count(values, 'value')}"
-        console.print(f"  {decimal(one.size)} in {_count(files, 'file')}; {counted}")
+        held = f"{counted(len(tensors), 'tensor')} with {elements:,} elements, {counted(values, 'value')}"
+        console.print(f"  {decimal(one.size)} in {counted(files, 'file')}; {held}")
     for finding in one.findings[: None if all_keys else _MOST_SHOWN]:
         console.print(text_of(f"  {finding_sentence(finding)}"))
     if not all_keys and len(one.findings) > _MOST_SHOWN:
@@ -171,10 +172,6 @@ def _show(one: Audited, all_keys: bool) -> None:
         names = ", ".join([*one.beside][:3]) + (", ..." if len(one.beside) > 3 else "")
         console.print(text_of(f"  beside it {decimal(sum(one.beside.values()))} that no key names: {names}"))
     _show_keys(one, all_keys)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _show_keys(one: Audited, all_keys: bool) -> None:

@@ -26,6 +26,7 @@ from rich.text import Text
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import StorageConfig
+from dcpbench.config.text import counted
 from dcpbench.executors import fork_server
 from dcpbench.report.styles import standard_output, style_of, text_of
 from dcpbench.sweep.plan.validity import RANKS_BY_DEFAULT as RANKS
@@ -145,7 +146,7 @@ def links_of(topology: list[str]) -> list[str]:
 
 def _processors() -> Line:
     cores = len(os.sched_getaffinity(0))
-    seen = f"{cores} core{'s' if cores > 1 else ''}, {platform.machine()}"
+    seen = f"{counted(cores, 'core')}, {platform.machine()}"
     if cores < 2:
         return Line("cores", "warning", seen, f"{RANKS} ranks share it, and every cell takes longer")
     return Line("cores", "ok", seen)

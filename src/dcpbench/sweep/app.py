@@ -16,6 +16,7 @@ from rich.console import Console
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Rerun
 from dcpbench.config.schema import OF_THE_SWEEP, REPEATS
+from dcpbench.config.text import counted
 from dcpbench.executors import fork_server
 from dcpbench.records.row import INTERRUPTED, exit_status
 from dcpbench.records.row_log import RowLog
@@ -25,10 +26,13 @@ from dcpbench.sweep.folder import manifest, next_steps, resume
 from dcpbench.sweep.plan import cells as composing
 from dcpbench.sweep.plan import dry_run, job
 from dcpbench.sweep.run import driver
+from dcpbench.sweep.run.progress import composing_shown
 from dcpbench.sweep.task import objective_of
 
 _MULTIRUN_YAML = "multirun.yaml"
 """The configuration of the sweep, named as by Hydra's own sweeper, which writes it before the first batch."""
+_MANY = 50
+"""Of more cells a file is told too that they are being composed, which takes seconds."""
 
 
 class SweepRun:
@@ -125,11 +129,12 @@ class SweepRun:
             manifest.refuse_used(folder)
         elif before is not None and not base.plan:
             self._claim.enter_context(manifest.held(folder))
-        context = fork_server.fork_server(compiles=composing.may_compile(base, batch))
-        if self._console.is_terminal:  # until the first rank runs there is nothing else to see
+        if self._console.is_terminal or len(batch) > _MANY:  # until the first rank runs there is no other
             doing = "planning" if base.plan else "starting ranks"
-            self._print(f"{len(batch)} cell{'s' if len(batch) > 1 else ''}: {doing} ...")
-        cells = self._cells.cells(batch)
+            self._print(f"{counted(len(batch), 'cell')}: {doing} ...")
+        context = fork_server.fork_server(compiles=composing.may_compile(base, batch))
+        with composing_shown(self._console):
+            cells = self._cells.cells(batch)
         if before is not None:
             resume.same_matrix(folder, before, {cell.name for cell in cells})
         here = fork_server.probe(context)
@@ -229,7 +234,7 @@ class SweepRun:
             if all(row.status == "skip" for row in rows):
                 self._print("every cell was skipped: nothing was measured")
             spent_s = time.monotonic() - self._started
-            self._print(f"{sweep.written} cells in {spent_s:.1f} s, written to {self._folder}")
+            self._print(f"{counted(sweep.written, 'cell')} in {spent_s:.1f} s, written to {self._folder}")
             for sentence in next_steps.sentences(self._folder, self._record.cells, whole):
                 self._print(sentence)
         return status or (exit_status(rows) if whole else 1)
