@@ -20,7 +20,7 @@ from dcpbench.config.text import counted
 from dcpbench.records.findings import Finding, Problem
 from dcpbench.records.sentences import finding_sentence
 from dcpbench.records.store import ResultsError
-from dcpbench.report.styles import complain, console_for, standard_output, style_of, text_of
+from dcpbench.report.styles import complain, print_table, standard_output, style_of, text_of
 from dcpbench.verify.audit import Entry, Manifest, audit
 
 _OF_A_RANK = re.compile(r"__\d+\.metadata")
@@ -183,7 +183,7 @@ def _show_keys(one: Audited, all_keys: bool) -> None:
         dtype = (entry.dtype or "value").removeprefix("torch.")
         table.add_row(text_of(f"  {key}"), text_of(dtype), shape, str(len(entry.chunks)))
     if one.entries:
-        console_for(table).print(table)
+        print_table(table)
     if not all_keys and len(one.entries) > _MOST_SHOWN:
         print(f"  and {len(one.entries) - _MOST_SHOWN} more: --all shows them")
 

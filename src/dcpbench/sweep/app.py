@@ -63,6 +63,7 @@ class SweepRun:
         self._record = manifest.Record(manifest.own_words(sys.argv[1:]), str(Path.cwd()), [], [])
         self._driver: driver.Sweep | None = None
         self._started = 0.0
+        self._planned = 0
         self._in_batch = False
         self._broken_off: ResultsError | None = None
         if not own_sweeper:
@@ -80,8 +81,9 @@ class SweepRun:
         """Whether another sweeper than dcpbench's own is at work, between two batches."""
         return not self._own_sweeper and not self._in_batch
 
-    def run(self, job_overrides: Sequence[Sequence[str]]) -> list[float | None]:
-        """Run the cells of a batch that have no row yet; the value of the objective for each.
+    def run(self, job_overrides: Sequence[Sequence[str]], blocks: Sequence[str] = ()) -> list[float | None]:
+        """Run the cells of a batch that have no row yet; the value of the objective for each. A plan puts
+        cells together by these blocks, if there are any.
 
         Raises:
             ConfigError, hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: the
@@ -92,7 +94,7 @@ class SweepRun:
             raise ConfigError(f"hydra/sweeper={self.sweeper}: asks for no cell")
         self._in_batch = True
         batch = [_of_the_cell(overrides) for overrides in job_overrides]
-        jobs = self._next(self._driver, batch) if self._driver else self._first(batch)
+        jobs = self._next(self._driver, batch) if self._driver else self._first(batch, blocks)
         if self._driver:  # else it is only planned
             try:
                 self._driver.run(jobs)
@@ -114,12 +116,12 @@ class SweepRun:
         """
         with self._claim:
             try:
-                return self._end(self._driver, status) if self._driver else status
+                return self._end(self._driver, status) if self._driver else status or self._planned
             finally:
                 if not (self.begun or self._own_sweeper):  # whose sweeper may have left it behind
                     (self._folder / _MULTIRUN_YAML).unlink(missing_ok=True)
 
-    def _first(self, batch: list[list[str]]) -> list[job.Job]:
+    def _first(self, batch: list[list[str]], blocks: Sequence[str]) -> list[job.Job]:
         """The jobs of the first batch, which of dcpbench's own sweeper is the only one. Begins the sweep,
         unless it is only to be planned."""
         base, folder = self._base, self._folder
@@ -147,7 +149,7 @@ class SweepRun:
             for root in self._new_roots(jobs):
                 manifest.refuse_unusable(root / folder.name, "storage.root")
             here.complete()
-            dry_run.print_plan(folder, jobs, here.gpus, found)
+            self._planned = dry_run.print_plan(folder, jobs, blocks, here.gpus, found, base.plan_as)
             return jobs
         if found:
             self._go_on(sweep, found)
