@@ -230,6 +230,7 @@ class SweepRun:
             why = "interrupted: " if status == INTERRUPTED else ""
             self._print(f"{why}{len(rows)} of {len(sweep.jobs)} cells have a row")
         if rows:
+            from dcpbench.analysis.history_rows import sweep_before
             from dcpbench.report.show import print_report, write_reports
 
             self._show(write_csv, write_reports, print_report)
@@ -237,7 +238,7 @@ class SweepRun:
                 self._print("every cell was skipped: nothing was measured")
             spent_s = time.monotonic() - self._started
             self._print(f"{counted(sweep.written, 'cell')} in {spent_s:.1f} s, written to {self._folder}")
-            for sentence in next_steps.sentences(self._folder, self._record.cells, whole):
+            for sentence in next_steps.sentences(self._folder, sweep_before(self._folder), whole):
                 self._print(sentence)
         return status or (exit_status(rows) if whole else 1)
 
