@@ -309,13 +309,13 @@ _add(
 _add(
     "audit",
     "dcpbench.cli.audit",
-    """Tell whether checkpoint folders of torch.distributed.checkpoint are whole, whoever wrote them: files
-    short or missing, keys, shapes, dtypes, chunks that overlap or leave holes. No data is loaded, and nothing
-    that stands in them is run.
+    """Tell whether checkpoint folders of torch.distributed.checkpoint, or of safetensors, are whole, whoever
+    wrote them: files short or missing, keys, shapes, dtypes, chunks that overlap or leave holes, bytes that
+    are of two keys. No data is loaded, and nothing that stands in them is run.
 
     Ends with 0 when all are whole, with 1 when one is torn or damaged, with 2 when one is no checkpoint.""",
     _places("checkpoints", "CHECKPOINT..."),
-    _flag("--newest", "Print the newest whole checkpoint below these folders instead."),
+    _flag("--newest", "Print the newest whole checkpoint below these folders, by number, else by time."),
     _flag("--all", "Every key and every finding, however many there are."),
     click.Option(["--json", "as_json"], is_flag=True, help="All of it as JSON."),
 )

@@ -11,6 +11,7 @@ from typing import TextIO
 import pandas as pd
 
 from dcpbench.analysis.frame import Sweeps, read_sweeps, short_names
+from dcpbench.analysis.history_rows import sweep_before
 from dcpbench.analysis.query import Condition, QueryError, known_column, known_metric, names_in, parse, select
 from dcpbench.analysis.runs import failures, of_a_kind
 from dcpbench.records.row import NESTED
