@@ -42,6 +42,8 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         ("run -m +model.options.x=1 ~a", ["-m", "+model.options.x=1", "~a"]),
         ("run --config-dir=own seed=1 -c job", ["--config-dir=own", "seed=1", "-c", "job"]),
         ("plan", ["plan=true"]),
+        ("plan --all seed=1", ["seed=1", "plan=true", "plan_as=cells"]),
+        ("plan seed=1 --json", ["seed=1", "plan=true", "plan_as=json"]),
         ("plan -m seed=1 --config-dir own", ["-m", "seed=1", "plan=true", "--config-dir", "own"]),
         ("resume a=b", ['resume="a=b"']),
         ("resume out rerun=failed -m", ["rerun=failed", 'resume="out"', "-m"]),
