@@ -66,6 +66,7 @@ SEEN: dict[str, set[str]] = {
     "missing_keys_ignored": {"contract_held"},
     "second_step_wrong": {"state_resume_equal"},
     "training_mode_lost": {"flags_equal"},
+    "hook_lost": {"flags_equal"},
     "load_changes_other_run": {"side_effect_free"},
     "restored_run_saved_wrong": {"optim_equal"},
     "fsync_left_out": {"checkpoint_whole"},

@@ -75,6 +75,12 @@ def defaults_changed(target: "Target") -> None:
     target.state["optimizer"].optimizer.defaults["lr"] = 0.5
 
 
+@on_one_rank(Expect("flags_equal", r"hooks\.optimizer", -2, "value"))
+def hook_lost(target: "Target") -> None:
+    """A hook on the optimizer is gone."""
+    target.state["optimizer"].optimizer._optimizer_step_post_hooks.clear()
+
+
 @fault(Expect("side_effect_free", r"generator\.cpu", 0), at=Place.live)
 def save_draws_default(target: "Target") -> None:
     """A save draws from the default random generator."""
