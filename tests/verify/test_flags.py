@@ -105,7 +105,7 @@ class Counting:
 
 
 def test_a_hook_is_told_by_its_kind_and_its_code() -> None:
-    """In the order in which they are called; those of a parallelism are left out, by whatever they are wrapped."""
+    """In the order in which they are called; those of a parallelism are left out, however wrapped."""
     model, optimizer = tied()
     model = checkpoint_wrapper(model)
     inner = model._checkpoint_wrapped_module

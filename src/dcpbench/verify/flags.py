@@ -19,7 +19,7 @@ _OF_PARALLELISMS = ("torch.distributed.", "torch._")
 def snapshot_flags(model: nn.Module, optimizer: torch.optim.Optimizer, state: Leaves) -> Leaves:
     """Which parameters require a gradient and which modules are in training mode, by FQN; the optimizer's
     defaults and the keys of its groups; which of the tensors in `state` share memory; the gradients left; the
-hooks that are not a parallelism's own."""
+    hooks that are not a parallelism's own."""
     parameters = named_parameters(model)
     flags: Leaves = {f"requires_grad.{name}": value.requires_grad for name, value in parameters.items()}
     hooks = [one for name, value in parameters.items() for one in _hooks(name, value)]
@@ -37,8 +37,8 @@ hooks that are not a parallelism's own."""
 
 
 def _hooks(name: str, owner: object) -> Iterator[str]:
-    """The hooks on a module, a parameter or an optimizer in the order in which they are called: of which kind,
-    and where their code is."""
+    """The hooks on a module, a parameter or an optimizer, as they are called one after the other: of which
+    kind, and where their code is."""
     is_tensor = isinstance(owner, torch.Tensor)
     held = {kind: getattr(owner, kind) for kind in _OF_TENSORS} if is_tensor else vars(owner)
     for kind, hooks in held.items():
