@@ -263,8 +263,8 @@ def _explain(
     found, state = list(found), run.train_state
 
     def beside(other: TrainingRun) -> Findings:
-        tensors = _tensors(run)
-        alike = tensors.keys() - {one.name for one in compare_close(_tensors(other), tensors, tolerance)}
+        tensors = _tensors(other)
+        alike = tensors.keys() - {one.name for one in compare_close(tensors, _tensors(run), tolerance)}
         if same_value([state.losses, state.current_loss], [recorded, recorded[-1]]):
             alike |= {"train_state.losses", "train_state.current_loss"}
         return [one for one in found if one.name not in alike]
