@@ -165,7 +165,7 @@ def test_run_plan_and_resume_are_what_they_were(tmp_path: Path) -> None:
         f"hydra.sweep.dir={folder}",
     ]
     planned = run_dcpbench("plan", *asked, folder=folder)
-    assert (planned.status, "1 cells: 1 would run" in planned.out, folder.exists()) == (0, True, False)
+    assert (planned.status, "1 cell: 1 would run" in planned.out, folder.exists()) == (0, True, False)
     ended = run_dcpbench("run", *asked, folder=folder)
     assert (ended.status, len(ended.rows)) == (0, 1), ended.err
     again = run_dcpbench("resume", str(folder), folder=folder)
