@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hydra.core.config_loader import ConfigLoader
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import Config

@@ -27,7 +27,7 @@ _COMPOSED_S = 0.075
 
 
 class _Part(NamedTuple):
-    """A value of a group: what is chosen with it, and its part of the configuration, pickled below the group."""
+    """A value of a group: what is chosen with it, and its part of the configuration, pickled below it."""
 
     group: str
     choices: dict[str, str | None]
