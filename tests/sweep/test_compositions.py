@@ -16,8 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 from dcpbench.cli.run import register_groups
 from dcpbench.config.schema import conf_folder
 from dcpbench.sweep.plan import forked_map
-from dcpbench.sweep.plan.cells import typed
 from dcpbench.sweep.plan.composition import Compositions
+from dcpbench.sweep.plan.configurations import typed
 
 pytestmark = pytest.mark.slow
 
