@@ -178,7 +178,7 @@ def test_ctrl_c_keeps_the_rows_and_ends_the_ranks(tmp_path: Path, how: list[str]
     out, err = driver.communicate(timeout=30)
     assert driver.returncode == 130, err
     assert "1 of 2 cells have a row" in err
-    assert "1 cells: 1 pass" in out
+    assert "1 cell: 1 pass" in out
     assert len((folder / "results.jsonl").read_text().splitlines()) == 1
     assert (folder / "results.csv").exists()
     assert alive_in(folder) == []

@@ -104,7 +104,7 @@ def test_a_batch_that_is_wrong_ends_a_sweep_that_has_begun(tmp_path: Path) -> No
     assert ended.status == 2
     assert "dcpbench: saves=0: must be at least 1" in ended.err
     assert [row["status"] for row in ended.rows] == ["pass"]
-    assert "1 cells: 1 pass" in ended.out, "what there is is shown"
+    assert "1 cell: 1 pass" in ended.out, "what there is is shown"
     resumed = [sys.executable, "-m", "dcpbench", f"resume={ended.folder}"]
     again = subprocess.run(resumed, capture_output=True, text=True, check=False)
     assert again.returncode == 2

@@ -8,7 +8,7 @@ from hydra.core.override_parser.types import Override
 
 from conftest import ONE_STEP, SMALL, run
 from dcpbench.config.errors import ConfigError
-from hydra_plugins.dcpbench_launcher.matrix import jobs, repeated
+from hydra_plugins.dcpbench_launcher.matrix import Job, jobs, repeated
 
 BLOCKS = {
     "end_to_end": ["scenario=save_load", "parallel=fsdp,hsdp", "compile=false,true"],
@@ -22,8 +22,8 @@ def parsed(*items: str) -> list[Override]:
 
 
 def chosen(*given: str) -> list[str]:
-    blocks = [parsed(*items) for items in BLOCKS.values()]
-    return [" ".join(job) for job in jobs(blocks, parsed(*given))]
+    blocks = {name: parsed(*items) for name, items in BLOCKS.items()}
+    return [" ".join(job.overrides) for job in jobs(blocks, parsed(*given))]
 
 
 def test_every_block_is_a_product_in_its_order() -> None:
@@ -58,8 +58,8 @@ def test_all_that_a_cell_is_made_of_asks_for_it_alone(number: int) -> None:
 
 
 def test_a_job_that_two_blocks_have_runs_once() -> None:
-    blocks = [parsed("parallel=ddp,fsdp") for _ in ("one", "other")]
-    assert jobs(blocks, []) == [["parallel=ddp"], ["parallel=fsdp"]]
+    blocks = {name: parsed("parallel=ddp,fsdp") for name in ("one", "other")}
+    assert jobs(blocks, []) == [Job(["parallel=ddp"], "one"), Job(["parallel=fsdp"], "one")]
 
 
 @pytest.mark.parametrize(
@@ -116,15 +116,15 @@ def test_random_seeds_are_drawn_once_and_may_be_chosen(tmp_path: Path) -> None:
 
 
 def test_all_cells_run_once_before_any_runs_again() -> None:
-    jobs = [["parallel=ddp"], ["parallel=fsdp"]]
+    jobs = [Job(["parallel=ddp"], "one"), Job(["parallel=fsdp"], "other")]
     assert repeated(jobs, 1, for_all=True) == jobs
     assert repeated(jobs, 2, for_all=True) == [
-        ["parallel=ddp", "repeat=0"],
-        ["parallel=fsdp", "repeat=0"],
-        ["parallel=ddp", "repeat=1"],
-        ["parallel=fsdp", "repeat=1"],
+        (["parallel=ddp", "repeat=0"], "one"),
+        (["parallel=fsdp", "repeat=0"], "other"),
+        (["parallel=ddp", "repeat=1"], "one"),
+        (["parallel=fsdp", "repeat=1"], "other"),
     ]
-    again = [["parallel=ddp", "repeat=1"]]
+    again = [Job(["parallel=ddp", "repeat=1"])]
     assert repeated(again, 5, for_all=True) == again, "a cell that is asked for again is one cell"
 
 
@@ -135,8 +135,8 @@ CHECKED_AND_TIMED = {
 
 
 def rounds(*given: str, repeats: int = 1, for_all: bool = False) -> list[str]:
-    blocks = [parsed(*items) for items in CHECKED_AND_TIMED.values()]
-    return [" ".join(job) for job in repeated(jobs(blocks, parsed(*given)), repeats, for_all)]
+    blocks = {name: parsed(*items) for name, items in CHECKED_AND_TIMED.items()}
+    return [" ".join(job.overrides) for job in repeated(jobs(blocks, parsed(*given)), repeats, for_all)]
 
 
 def test_a_block_may_say_its_own_repeats() -> None:
@@ -158,7 +158,7 @@ def test_a_repeat_of_a_block_is_asked_for_again_alone() -> None:
 @pytest.mark.parametrize("repeats", ["repeats=0", "repeats=some", "repeats=1,2"])
 def test_the_repeats_of_a_block_are_one_number(repeats: str) -> None:
     with pytest.raises(ConfigError, match="repeats="):
-        repeated(jobs([parsed("parallel=ddp", repeats)], []), 1, for_all=False)
+        repeated(jobs({"one": parsed("parallel=ddp", repeats)}, []), 1, for_all=False)
 
 
 @pytest.mark.slow

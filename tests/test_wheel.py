@@ -84,7 +84,7 @@ def test_it_runs_from_another_folder_with_a_users_own_group(elsewhere: Path, tmp
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    assert "1 cells: 1 pass" in ended.stdout
+    assert "1 cell: 1 pass" in ended.stdout
     (sweep,) = (tmp_path / "outputs").iterdir()
     assert json.loads((sweep / "environment.json").read_text())["git_commit"] is None
     where = subprocess.run(

@@ -15,7 +15,7 @@ from dcpbench.records import files, store
 from dcpbench.records.metrics import Measurement
 from dcpbench.report.__main__ import main
 from dcpbench.sweep.folder import manifest, prune, resume
-from dcpbench.sweep.plan.resources import newest_like
+from dcpbench.sweep.plan.resources import Costs, Estimated
 from dcpbench.sweep.run import worker
 from report.sweeps import cell, folder_of_lines, folder_with, line
 from support.jobs import job
@@ -156,7 +156,7 @@ def test_writing_reports_changes_only_the_folder(
         plant(sweep / name, outside)
         assert main([str(sweep)]) == 0
         out, err = capsys.readouterr()
-        assert "1 cells: 1 pass" in out
+        assert "1 cell: 1 pass" in out
         if plant is folder and not name.endswith("tmp"):
             assert err.endswith(f" as they were: {sweep / name} cannot be written to: Is a directory\n")
         else:
@@ -256,7 +256,7 @@ def test_a_sweep_beside_it_breaks_no_plan(
     plant: Callable[[Path, Path], None], outside: Path, tmp_path: Path
 ) -> None:
     bad = hostile(tmp_path / "sweeps", "results.jsonl", plant, outside)
-    assert newest_like(bad.parent / "new", []) is None
+    assert Costs().learn_beside(bad.parent / "new", [Estimated(["a"], 1)]) == []
     assert list(prune._stored_sweeps(bad.parent))
 
 

@@ -225,7 +225,7 @@ def test_sweeps_without_a_common_cell_say_in_what_they_differ(
     assert compared(old, new) == 0
     assert "they differ in model (even before, uneven now)" in capsys.readouterr().out
     assert compared(old, new, "--ignore", "model") == 0
-    assert "1 cells, 0 with another status" in capsys.readouterr().out
+    assert "1 cell, 0 with another status" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_an_edited_configuration_is_told_and_nothing_is_called_slower(
     text = capsys.readouterr().out
     assert "The environments are the same; configurations are not, see below." in text
     assert "model.options.sizes  [3, 4] → [3, 8]  8" in text
-    assert "8 cells have another configuration" in text
+    assert "8 cells of another configuration" in text
     assert compared(old, tmp_path / "all", "--format", "markdown") == 0
     assert "model.options.sizes | \\[3, 4\\] → \\[3, 8\\] | 8 |" in capsys.readouterr().out
     assert compared(old, tmp_path / "all", "--ignore", "model.options.sizes", "--fail-on", "regressions") == 1

@@ -42,6 +42,8 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         ("run -m +model.options.x=1 ~a", ["-m", "+model.options.x=1", "~a"]),
         ("run --config-dir=own seed=1 -c job", ["--config-dir=own", "seed=1", "-c", "job"]),
         ("plan", ["plan=true"]),
+        ("plan --all seed=1", ["seed=1", "plan=true", "plan_as=cells"]),
+        ("plan seed=1 --json", ["seed=1", "plan=true", "plan_as=json"]),
         ("plan -m seed=1 --config-dir own", ["-m", "seed=1", "plan=true", "--config-dir", "own"]),
         ("resume a=b", ['resume="a=b"']),
         ("resume out rerun=failed -m", ["rerun=failed", 'resume="out"', "-m"]),
@@ -165,7 +167,7 @@ def test_run_plan_and_resume_are_what_they_were(tmp_path: Path) -> None:
         f"hydra.sweep.dir={folder}",
     ]
     planned = run_dcpbench("plan", *asked, folder=folder)
-    assert (planned.status, "1 cells: 1 would run" in planned.out, folder.exists()) == (0, True, False)
+    assert (planned.status, "1 cell: 1 would run" in planned.out, folder.exists()) == (0, True, False)
     ended = run_dcpbench("run", *asked, folder=folder)
     assert (ended.status, len(ended.rows)) == (0, 1), ended.err
     again = run_dcpbench("resume", str(folder), folder=folder)

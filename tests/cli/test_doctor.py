@@ -15,7 +15,10 @@ import pytest
 from dcpbench.cli import doctor
 from dcpbench.cli.commands import main
 from dcpbench.config.errors import ConfigError
+from dcpbench.config.groups import Device
+from dcpbench.config.schema import Config
 from dcpbench.executors import fork_server
+from dcpbench.sweep.plan.validity import why_skip
 
 LINKED = """
 \t\x1b[4mGPU0\tGPU1\tGPU2\tCPU Affinity\tNUMA Affinity\x1b[0m
@@ -84,7 +87,12 @@ def test_a_torch_that_is_too_old_is_bad() -> None:
             "the driver knows 3, torch 2.13.0 none: install a CUDA build of torch",
         ),
         (of_torch(cuda="13.0"), "NV18", "warning", "look at CUDA_VISIBLE_DEVICES"),
-        (of_torch(gpu_count=4, gpus=["H200"] * 4, cuda="13.0", nccl="2.28"), "NV18", "ok", "linked by NV18"),
+        (
+            of_torch(gpu_count=4, gpus=["H200"] * 4, cuda="13.0", nccl="2.28"),
+            "NV18",
+            "ok",
+            "NCCL 2.28, linked by NV18",
+        ),
         (of_torch(gpu_count=4, gpus=["H200"] * 4), "SYS", "warning", "linked by NV18, SYS: without NVLink"),
         (of_torch(gpu_count=4, gpus=["H200"] * 4), None, "warning", "how they are linked is not known"),
         (of_torch(gpu_count=1, gpus=["H200"]), "NV18", "warning", "world_size=1"),
@@ -140,7 +148,13 @@ def test_a_compiler_that_is_not_there_or_no_good(tmp_path: Path, monkeypatch: py
     if shutil.which("g++"):
         assert doctor._compiler().state == "ok"
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "no g++" in doctor._compiler().seen
+    compiled = Config(device=Device.cpu, world_size=4, compile=True)
+    for name in ("g++", "another"):  # clang++ alone is none: the compiler asks for CXX, else for g++
+        (tmp_path / "clang++").touch(mode=0o755)
+        assert doctor._compiler().seen == f"no {name}: cells with compile=true are a skip on the CPU"
+        assert f"a C++ compiler, and {name} was not found" in str(why_skip(compiled, compiled))
+        monkeypatch.setenv("CXX", "another")
+    monkeypatch.delenv("CXX")
     program = tmp_path / "g++"
     program.write_text("#!/bin/sh\necho 'fatal error: Python.h: No such file' >&2\nexit 1\n")
     program.chmod(0o755)

@@ -121,6 +121,16 @@ def chunked(*chunks: tuple[tuple[int, ...], tuple[int, ...]]) -> Callable[[Path]
     return rewritten(change)
 
 
+def moved(by: int | None) -> Callable[[Metadata], None]:
+    """The second place in the file begins earlier, or where the first one does."""
+
+    def change(metadata: Metadata) -> None:
+        one, other = sorted(metadata.storage_data.values(), key=lambda place: place.offset)[:2]
+        other.offset = one.offset if by is None else other.offset + by
+
+    return change
+
+
 def cut(name: str, left: float) -> Callable[[Path], None]:
     def damage(folder: Path) -> None:
         os.truncate(folder / name, int((folder / name).stat().st_size * left))
@@ -151,11 +161,11 @@ def sparse(path: Path) -> None:
 
 DATA, METADATA = "__0_0.distcp", ".metadata"
 DAMAGED = {
-    "data short": (cut(DATA, 0.5), "damaged", "bytes by .metadata"),
+    "data short": (cut(DATA, 0.5), "damaged", "bytes by the metadata"),
     "data missing": (removed(DATA), "damaged", "no such file"),
     "data a pipe": (replaced(DATA, os.mkfifo), "damaged", "no such file"),
     "data a folder": (replaced(DATA, Path.mkdir), "damaged", "no such file"),
-    "data huge": (replaced(DATA, sparse), "damaged", "bytes by .metadata, 4398046511104"),
+    "data huge": (replaced(DATA, sparse), "damaged", "bytes by the metadata, 4398046511104"),
     "no metadata": (removed(METADATA), "torn", "its save did not end"),
     "unfinished metadata": (lambda at: (at / METADATA).rename(at / ".metadata.tmp"), "torn", "did not end"),
     "nothing": (removed(METADATA, DATA), "none", "holds no checkpoint"),
@@ -175,6 +185,8 @@ DAMAGED = {
     "beyond": (chunked(((0, 0), (4, 7))), "damaged", "reaches beyond"),
     "other dimensions": (chunked(((0,), (24,))), "damaged", "shapes that are none"),
     "negative": (chunked(((0, 0), (4, -6))), "damaged", "shapes that are none"),
+    "bytes of two": (rewritten(moved(-8)), "damaged", "are of both"),
+    "bytes twice": (rewritten(moved(None)), "damaged", "are of both"),
     "not stored": (
         rewritten(lambda of: of.storage_data.pop(MetadataIndex("model.weight", (0, 0)))),
         "damaged",
@@ -306,25 +318,6 @@ def test_a_tensor_in_very_many_chunks(tmp_path: Path) -> None:
     (tmp_path / METADATA).write_bytes(pickle.dumps(metadata))
     found = [one for one in audit.audited(tmp_path).findings if one.name == "w"]
     assert found == []
-
-
-def test_the_newest_whole_one(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for number, name in enumerate(("step-10", "run/step-20", "run/step-30", "step-40")):
-        folder = tmp_path / name
-        folder.mkdir(parents=True)
-        for item in saved.iterdir():
-            (folder / item.name).write_bytes(item.read_bytes())
-        for item in folder.iterdir():
-            os.utime(item, (1e9 + number, 1e9 + number))
-    (tmp_path / "run/step-30" / DATA).unlink()
-    (tmp_path / "step-40" / METADATA).unlink()
-    assert main(["audit", "--newest", str(tmp_path)]) == 0
-    said = capsys.readouterr()
-    assert said.out == f"{tmp_path / 'run/step-20'}\n"
-    assert f"{tmp_path / 'step-40'}: torn" in said.err
-    assert f"{tmp_path / 'run/step-30'}: damaged" in said.err
-    assert main(["audit", "--newest", str(tmp_path / "run/step-30")]) == 1
-    assert main(["audit", "--newest", str(tmp_path / "nowhere")]) == 2
 
 
 def test_several_at_once(checkpoint: Path, saved: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -290,7 +290,7 @@ def test_conditions_hold_in_every_format(matrix: Path, capsys: pytest.CaptureFix
     (line,) = csv.DictReader(io.StringIO(shown("csv")))
     assert list(line) == list(record) == ["sweep", *columns()]
     assert (line["status"], line["compile"], line["load_s"]) == ("fail", "False", "")
-    assert "1 cells: 1 fail (1 of 12 rows)" in shown("table")
+    assert "1 cell: 1 fail (1 of 12 rows)" in shown("table")
     assert "| ddp | false | async | fail |" in shown("markdown")
     assert "- **fail** `parallel=ddp,save=async,repeat=1`: `model_equal" in shown("markdown")
     assert 'tests="1"' in shown("junit")

@@ -8,13 +8,14 @@ import torch
 from torch import nn
 
 from dcpbench.records.findings import Finding, Problem
-from dcpbench.scenarios import fine_tune, known_defects
+from dcpbench.scenarios import checks, fine_tune, known_defects
 from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import Checkpoint
+from dcpbench.scenarios.checkpoint import FLAGS, Checkpoint, live_state
 from dcpbench.scenarios.steps import Oracle
-from dcpbench.verify.known_defects import TRAINED_ALONE, UNFROZEN
+from dcpbench.verify.compare import compare
+from dcpbench.verify.known_defects import AS_RESTORED, TRAINED_ALONE, UNFROZEN
 from dcpbench.verify.snapshot import named_parameters
-from dcpbench.workloads.training_run import TrainingRun, batches, build_plain
+from dcpbench.workloads.training_run import TrainingRun, batches, build_plain, build_replica
 from support.alone import bare_cell, config, world
 
 SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
@@ -59,15 +60,6 @@ def test_what_differs_after_a_load_is_marked_where_a_defect_makes_it(
     monkeypatch.setattr(known_defects, "mark_replica", replica)
     marked = known_defects.mark_restored(on(parallel, size, tmp_path), check, FOUND, checkpoint, actual)
     assert marked == MARKED[parallel, size].get(check, FOUND)
-
-
-@pytest.mark.parametrize(("parallel", "size"), MARKED)
-def test_what_slices_have_set_is_held_against_the_whole(
-    parallel: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(known_defects, "against_whole", lambda *_: "scaled")
-    scaled = known_defects.scale_resumed(on(parallel, size, tmp_path), FOUND, {})
-    assert scaled == ("scaled" if parallel == "fsdp_tp" else FOUND)
 
 
 def with_tp(cell: Cell, plan: dict[str, str]) -> Cell:
@@ -165,3 +157,92 @@ def test_what_fits_the_plan_is_unfrozen(plan: list[str], unfrozen: list[str]) ->
     known_defects._unfreeze(model, dict.fromkeys(plan, "colwise"))
     seen = [name for name, value in model.named_parameters() if value.requires_grad]
     assert seen == [f"{name}.{kind}" for name in unfrozen for kind in ("weight", "bias")]
+
+
+def resumed(cell: Cell, target: TrainingRun, until: int) -> tuple[str | None, TrainingRun | None]:
+    """By what a difference is marked that a run which goes on from the same does not have; that run."""
+    seen: list[TrainingRun] = []
+
+    def compare(other: TrainingRun) -> list[Finding]:
+        seen.append(other)
+        return []
+
+    data = batches(cell.config, cell.world.device)
+    (marked,) = known_defects.resumed_by(cell, target, data, until)(FOUND, compare)
+    return marked.by, seen[0] if seen else None
+
+
+@pytest.mark.parametrize(
+    ("parallel", "size", "make"), [("fsdp_tp", 4, build_plain), ("hsdp", 2, build_replica)]
+)
+@pytest.mark.parametrize("model", ["tied", "buffered", "dropout"])
+def test_what_was_restored_goes_on_as_a_plain_run_does(
+    parallel: str, size: int, make: Any, model: str, tmp_path: Path
+) -> None:
+    """To the bit, where the target is a plain one itself; with its hyperparameters and generators."""
+    given = config(**{**SMALL, "model": model, "optimizer": "adamw_groups"}, parallel=parallel)
+    cell = bare_cell(tmp_path, given, world(0, size))
+    data = batches(cell.config, cell.world.device)
+    target = make(cell.config, cell.world, 11)
+    target.train(data, 2)
+    for entries in target.optimizer.state.values():
+        entries["exp_avg"].mul_(3)
+    target.optimizer.param_groups[1]["lr"] *= 2
+    target.noise.like(torch.zeros(3))
+    before = list(target.train_state.losses)
+    by, other = resumed(cell, target, 4)
+    assert by == AS_RESTORED
+    assert target.train_state.losses == before, "the target is yet to go on"
+    target.train(data, 4)
+    assert other is not None
+    for check, leaves in live_state(target).items():
+        if check not in (FLAGS, "extra_equal"):
+            assert compare(leaves, live_state(other)[check]) == []
+    assert other.train_state.losses == target.train_state.losses
+
+
+@pytest.mark.parametrize(("parallel", "size"), [one for one in MARKED if not MARKED[one]])
+def test_what_is_subject_to_no_defect_is_held_against_nothing_else(
+    parallel: str, size: int, tmp_path: Path
+) -> None:
+    cell = on(parallel, size, tmp_path)
+    assert resumed(cell, build_plain(cell.config, cell.world, 1), 1) == (None, None)
+
+
+def test_what_was_unfrozen_goes_on_being_trained(tmp_path: Path) -> None:
+    cell = with_tp(on("fsdp_tp", 4, tmp_path), {"net1": "colwise"})
+    target = build_plain(cell.config, cell.world, 11)
+    _, other = resumed(cell, target, 1)
+    assert other is not None
+    theirs = frozen_of(target.model)
+    for name, value in frozen_of(other.model).items():
+        assert torch.equal(value, theirs[name]) is not name.startswith("pretrain.net1.")
+
+
+def test_of_a_resumed_state_close_tensors_and_recorded_losses_are_explained() -> None:
+    given, here = config(**SMALL), world()
+    data = batches(given, here.device)
+    run, other = (build_plain(given, here, given.seed) for _ in range(2))
+    for each in (run, other):
+        each.train(data, 2)
+    names = (
+        "net1.weight",
+        "net2.bias",
+        "param_groups.0.lr",
+        "train_state.losses",
+        "train_state.current_loss",
+    )
+    found = [Finding(name, Problem.differs) for name in names]
+
+    def left(recorded: list[float]) -> list[str]:
+        marked = checks._explain(lambda found, beside: beside(other), run, recorded, 1e-4, iter(found))
+        return [one.name for one in marked]
+
+    recorded = list(run.train_state.losses)
+    assert left(recorded) == ["param_groups.0.lr"]
+    assert left([recorded[0] + 1, recorded[1]]) == list(names[2:])
+    with torch.no_grad():
+        named_parameters(run.model)["net2.bias"].add_(0.01)
+    assert left(recorded) == ["net2.bias", "param_groups.0.lr"]
+    run.train_state.current_loss += 1
+    assert left(recorded) == ["net2.bias", *names[2:]]

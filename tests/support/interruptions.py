@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 
 from conftest import SMALL, start, wait_for, words_of
+from dcpbench.config.text import counted
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.save_load import save_load
 from support.drivers import plant
@@ -140,10 +141,11 @@ def _wrong(folder: Path, status: int | None, number: signal.Signals, out: str, e
         yield "a row that was written is not among those it knows"
     if any(row["status"] != "pass" for row in rows):
         yield f"rows {[row['status'] for row in rows]}"
-    true = (f"{len(rows)} of 2 cells have a row", f"{len(rows)} cells in ") if rows else (_NO_ROW, _BEFORE)
+    ran = counted(len(rows), "cell")
+    true = (f"{len(rows)} of 2 cells have a row", f"{ran} in ") if rows else (_NO_ROW, _BEFORE)
     if not any(line.startswith(true) or f"interrupted: {true[0]}" in line for line in err.splitlines()):
         yield f"with {len(rows)} rows it said: {err.strip().splitlines()[-1]}"
-    if rows and f"{len(rows)} cells: {len(rows)} pass" not in out:
+    if rows and f"{ran}: {len(rows)} pass" not in out:
         yield "no table"
     missing = [name for name in _REPORTS if rows and not (folder / name).exists()]
     if missing:

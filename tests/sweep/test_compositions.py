@@ -16,8 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 from dcpbench.cli.run import register_groups
 from dcpbench.config.schema import conf_folder
 from dcpbench.sweep.plan import forked_map
-from dcpbench.sweep.plan.cells import typed
 from dcpbench.sweep.plan.composition import Compositions
+from dcpbench.sweep.plan.configurations import typed
 
 pytestmark = pytest.mark.slow
 
@@ -152,7 +152,11 @@ def test_many_choices_are_composed_beside_each_other_alike(
     jobs = [[f"parallel={name}", f"seed={seed}"] for name in ("ddp", "hsdp", "none") for seed in (1, 2)]
     wrong = ["parallel=none_such"]
     made = Compositions(hydra_loader, base)
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(forked_map, "told", lambda *far: told.append(far))
     made.prepare([*jobs[:3], wrong, *jobs[3:]])
+    assert told, "whoever waits sees how far it is"
+    assert told[-1][0] == told[-1][1] == len(told)
     monkeypatch.setattr(type(hydra_loader), "load_sweep_config", lambda *_: pytest.fail("composed again"))
     copies = [made.of(job) for job in jobs]
     monkeypatch.undo()

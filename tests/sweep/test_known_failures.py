@@ -123,6 +123,12 @@ def test_the_farthest_of_one_name_counts() -> None:
     assert after(Outcome(reports), CLOSELY) == "fail"
 
 
+def test_what_two_defects_make_of_one_name_is_found_twice() -> None:
+    report = CheckReport()
+    report.add([differing(by=by) for by in ("one", "other", None)])
+    assert [one.by for one in report.distinct.values()] == ["one", "other", None]
+
+
 def test_a_cell_without_power_is_vacuous_before_it_is_known() -> None:
     outcome = failing({"optim_equal": ["state.w.exp_avg"]})
     for report in outcome.reports:

@@ -9,18 +9,22 @@ from pathlib import Path
 import pytest
 
 from conftest import ONE_STEP, run
+from dcpbench.analysis.history_rows import sweep_before
 from dcpbench.cli.commands import main
+from dcpbench.records.store import append_row, write_csv
 from dcpbench.sweep.folder import next_steps
-from dcpbench.sweep.folder.manifest import Record
+from support.rows import row
 
 
-def made(folder: Path, at: float, *cells: str) -> Path:
-    """A sweep of cells of these names that ended then."""
+def made(folder: Path, at: int, *parallels: str) -> Path:
+    """A sweep of cells of these parallelisms that began in this second and ended with it."""
     folder.mkdir(parents=True)
-    Record([], str(folder), [*cells], []).write(folder)
-    for name in ("results.jsonl", "report.html"):
-        (folder / name).touch()
-        os.utime(folder / name, (at, at))
+    for name in parallels:
+        append_row(folder, row(cell=f"{name} {at}", parallel=name, started_at=f"2026-11-22T02:00:{at}+00:00"))
+    write_csv(folder)
+    (folder / "report.html").touch()
+    for item in folder.iterdir():
+        os.utime(item, (at, at))
     return folder
 
 
@@ -30,20 +34,29 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/usr/bin/dcpbench"])
 
 
-def test_the_sweep_before_is_the_newest_with_cells_in_common(tmp_path: Path) -> None:
-    made(tmp_path / "oldest", 1e9, "a", "b")
-    made(tmp_path / "old one", 1.1e9, "a", "b")
-    made(tmp_path / "other", 1.2e9, "c")
+def test_the_sweep_before_is_the_newest_that_ended_with_half_of_the_cells(tmp_path: Path) -> None:
+    made(tmp_path / "oldest", 10, "ddp", "fsdp")
+    old = made(tmp_path / "old one", 11, "ddp", "fsdp")
+    made(tmp_path / "other", 12, "hsdp")
     (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "results.jsonl").touch()
-    new = made(tmp_path / "new", 1.3e9, "b", "d")
-    assert next_steps.sweep_before(new, ["b", "d"]) == tmp_path / "old one"
+    (tmp_path / "broken" / "results.csv").touch()
+    os.utime(tmp_path / "broken" / "results.csv", (12, 12))
+    (made(tmp_path / "not ended", 12, "ddp", "fsdp") / "results.csv").unlink()
+    new = made(tmp_path / "new", 13, "fsdp", "none")
+    made(tmp_path / "later", 14, "fsdp", "none")
+    assert sweep_before(new) == old
+    assert sweep_before(made(tmp_path / "few", 13, "fsdp", "none", "fsdp2")) is None
+    assert sweep_before(tmp_path / "nowhere") is None
+
+
+def test_the_page_and_the_next_command_are_told(tmp_path: Path) -> None:
+    old, new = made(tmp_path / "old one", 11, "ddp"), made(tmp_path / "new", 13, "ddp")
     told = ["page: new/report.html", "next: dcpbench compare 'old one' new"]
-    assert [*next_steps.sentences(new, ["b", "d"], whole=True)] == told
-    assert [*next_steps.sentences(new, ["d"], whole=True)] == told[:1]
-    assert [*next_steps.sentences(new, ["b"], whole=False)] == [told[0], "next: dcpbench resume new"]
+    assert [*next_steps.sentences(new, old, whole=True)] == told
+    assert [*next_steps.sentences(new, None, whole=True)] == told[:1]
+    assert [*next_steps.sentences(new, old, whole=False)] == [told[0], "next: dcpbench resume new"]
     (new / "report.html").unlink()
-    assert [*next_steps.sentences(new, ["b"], whole=True)] == told[1:]
+    assert [*next_steps.sentences(new, old, whole=True)] == told[1:]
 
 
 def test_it_is_said_as_it_was_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,24 +1,35 @@
 """What a sweep would do is told without doing any of it: cells, times, room on the disk."""
 
 import io
+import json
+import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from rich.console import Console
 
 from conftest import TESTS, Finished, environment
 from dcpbench.config.cell_key import CellKey
-from dcpbench.config.groups import StorageConfig
+from dcpbench.config.errors import ConfigError
+from dcpbench.config.groups import PlanAs, StorageConfig
 from dcpbench.config.schema import Config
 from dcpbench.records.row import Row
 from dcpbench.records.store import append_row
+from dcpbench.sweep.folder import manifest
+from dcpbench.sweep.plan import forked_map
+from dcpbench.sweep.plan.dry_run import print_plan
+from dcpbench.sweep.plan.job import Job
+from dcpbench.sweep.plan.known_failures import KnownFailure
 from dcpbench.sweep.plan.resources import Costs, Estimated, duration_text, keys
-from dcpbench.sweep.run.progress import ProgressDisplay
+from dcpbench.sweep.run.progress import ProgressDisplay, composing_shown
+from support.jobs import job
 from support.rows import row
 
 WITHOUT_TORCH = """
@@ -121,6 +132,21 @@ def test_what_is_left_is_told_sparingly() -> None:
     assert lines[-1] == "[40/40] pass cell 31"
 
 
+def test_a_terminal_is_told_how_far_composing_is() -> None:
+    assert forked_map.told is None
+    told = io.StringIO()
+    with composing_shown(Console(file=told, force_terminal=True, width=60)):
+        assert threading.active_count() == 1, "another thread would keep composing to one core"
+        assert forked_map.forked_map(str, [*range(40)], 0.0) == [str(number) for number in range(40)]
+    assert "composing" in told.getvalue()
+    assert " of 40" in told.getvalue()
+    assert forked_map.told is None
+    told = io.StringIO()
+    with composing_shown(Console(file=told)):
+        forked_map.forked_map(str, [*range(40)], 0.0)
+    assert told.getvalue() == "", "a file is not drawn into"
+
+
 class Usage(NamedTuple):
     total: int
     used: int
@@ -173,3 +199,105 @@ def test_room_on_the_disk_is_looked_at_before_each_cell(sweep: Callable[..., Fin
     assert ended.status == 0
 
     assert ran["config_dir"] == str(TESTS / "conf")
+
+
+def planned(
+    capsys: pytest.CaptureFixture[str], jobs: list[Job], shown: PlanAs = PlanAs.auto, **how: Any
+) -> tuple[int, str]:
+    """The exit status and what is printed of these jobs."""
+    status = print_plan(how.get("folder", Path("/nowhere")), jobs, how.get("blocks", []), 0, None, shown)
+    return status, capsys.readouterr().out
+
+
+def asked(number: int, skip: str | None = None, known: tuple[KnownFailure, ...] = (), **axes: object) -> Job:
+    one = job(known=known, skip=skip)
+    overrides = [f"{axis}={value}" for axis, value in axes.items()]
+    return replace(one, cell=replace(one.cell, name=f"cell {number}", overrides=overrides))
+
+
+def test_many_cells_are_summed_up_by_block(capsys: pytest.CaptureFixture[str]) -> None:
+    failure = KnownFailure("some-id", reason="torch is wrong")
+    jobs = [asked(number, "no accelerator" if number % 3 else None) for number in range(60)]
+    jobs[0] = asked(0, known=(failure,))
+    jobs[1] = asked(1, "no compiler")
+    blocks = ["first"] * 40 + ["second"] * 20
+    status, told = planned(capsys, jobs, blocks=blocks)
+    assert status == 0
+    lines = told.splitlines()
+    assert [line.split() for line in lines[:3]] == [
+        ["block", "cells", "run", "skip", "done", "about"],
+        ["first", "40", "14", "26", "?"],
+        ["second", "20", "6", "14", "?"],
+    ]
+    assert lines[4:7] == ["would be skipped:", "  39 × no accelerator", "  1 × no compiler"]
+    assert lines[8:10] == ["known failures, which are expected:", "  1 × some-id: torch is wrong"]
+    assert lines[11:13] == [
+        "--all shows every cell, --json all of it",
+        "60 cells: 20 would run, 40 would be skipped",
+    ]
+    assert "cell 7" not in told
+    assert not [line for line in lines if line.endswith(" ")], "not one blank at the end of a line"
+    _, told = planned(capsys, jobs, PlanAs.cells, blocks=blocks)
+    assert len([line for line in told.splitlines() if line.startswith("cell ")]) == 61, "and the heading"
+    assert not [line for line in told.splitlines() if line.endswith(" ")]
+    assert told.splitlines()[1] == "cell 0   run    ?      known failure some-id"
+    _, told = planned(capsys, jobs, PlanAs.json, blocks=blocks)
+    values = json.loads(told)
+    assert values["blocks"]["second"] == {"cells": 20, "run": 6, "skip": 14, "done": 0, "seconds": None}
+    assert values["cells"][1] == {
+        "cell": "cell 1",
+        "block": "first",
+        "would": "skip",
+        "seconds": None,
+        "because": "no compiler",
+        "known": [],
+    }
+
+
+def test_without_blocks_an_axis_puts_cells_together(capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = [asked(n, seed=n, parallel=("ddp", "fsdp")[n % 2], save=n % 3) for n in range(60)]
+    assert planned(capsys, jobs)[1].count("save=") == 3
+    jobs += [asked(60, parallel="ddp", scenario="convert"), asked(61, scenario="save_load")]
+    found = [line.split()[:-2] for line in planned(capsys, jobs)[1].splitlines()[1:4]]
+    assert found == [["no", "scenario", "60"], ["scenario=convert", "1"], ["scenario=save_load", "1"]]
+    assert "\nall " in planned(capsys, [asked(n, seed=n) for n in range(60)])[1]
+
+
+def test_a_plan_of_skips_alone_ends_as_the_run_would(capsys: pytest.CaptureFixture[str]) -> None:
+    status, told = planned(capsys, [asked(0, "no"), asked(1, "no")])
+    assert (status, told.splitlines()[-1]) == (1, "every cell would be skipped: nothing would be measured")
+    assert planned(capsys, [asked(0, "no"), asked(1)])[0] == 0
+
+
+def test_each_cell_is_estimated_from_the_closest_of_all_sweeps_beside_it(tmp_path: Path) -> None:
+    own, beside, other = key("a"), key("b"), key(**{"scenario.name": "convert"})
+    for age, (name, cells) in enumerate(
+        {
+            "newest": [taken(key("c"), 7.0)],
+            "later": [taken(beside, 50.0), taken(own, None)],
+            "older": [taken(own, 10.0), taken(beside, 99.0)],
+            "oldest": [taken(own, 1.0), taken(other, 3.0)],
+            "sweep": [taken(own, 1000.0)],
+        }.items()
+    ):
+        (tmp_path / name).mkdir()
+        for one in cells:
+            append_row(tmp_path / name, one)
+        os.utime(tmp_path / name / "results.jsonl", (1e9 - age, 1e9 - age))
+    wanted = [Estimated(keys(one), 1) for one in (own, beside)]
+    times = Costs()
+    assert times.learn_beside(tmp_path / "sweep", wanted) == [tmp_path / "later", tmp_path / "older"]
+    assert [times.seconds(one.keys) for one in wanted] == [10, 50], "the newest of their identity"
+    assert times.seconds(keys(key("d"))) == 7, "the newest of those that are only alike"
+    known = Costs([taken(own, 20.0)])
+    convert = Estimated(keys(other), 1)
+    assert known.learn_beside(tmp_path / "sweep", [wanted[0], convert]) == [tmp_path / "oldest"]
+    assert [known.seconds(one.keys) for one in (wanted[0], convert)] == [20, 3], "this sweep's own come first"
+
+
+def test_a_folder_in_which_another_is_at_work_is_no_place_for_a_plan(tmp_path: Path) -> None:
+    (tmp_path / "rows").touch()
+    manifest.refuse_unusable(tmp_path, begun=True)
+    with manifest.held(tmp_path), pytest.raises(ConfigError, match="another dcpbench is at work"):
+        manifest.refuse_unusable(tmp_path, begun=True)
+    manifest.refuse_unusable(tmp_path, begun=True)

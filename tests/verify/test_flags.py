@@ -1,6 +1,7 @@
 """What is no value of the state and decides how training goes on: each part of it by its name."""
 
 import copy
+import functools
 import itertools
 from collections.abc import Callable
 
@@ -28,6 +29,10 @@ def tied() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(groups, lr=0.1)
 
 
+def observe(*_: object) -> None:
+    """A hook."""
+
+
 CHANGES: dict[str, tuple[Callable[[nn.Module, torch.optim.Optimizer], object], set[str]]] = {
     "first parameter": (
         lambda model, _: model[0].embed.weight.requires_grad_(False),
@@ -43,6 +48,19 @@ CHANGES: dict[str, tuple[Callable[[nn.Module, torch.optim.Optimizer], object], s
     "no longer tied": (
         lambda model, _: setattr(model[0].head, "weight", copy.deepcopy(model[0].head.weight)),
         {"shared_memory"},
+    ),
+    "module's hook": (lambda model, _: model[1].register_forward_pre_hook(observe), {"hooks.model"}),
+    "root's hook": (lambda model, _: model.register_full_backward_hook(observe), {"hooks.model"}),
+    "state dict's hook": (lambda model, _: model.register_state_dict_post_hook(observe), {"hooks.model"}),
+    "load's hook": (lambda model, _: model.register_load_state_dict_pre_hook(observe), {"hooks.model"}),
+    "parameter's hook": (lambda model, _: model[1].bias.register_hook(observe), {"hooks.model"}),
+    "hook on gradients": (
+        lambda model, _: model[1].bias.register_post_accumulate_grad_hook(observe),
+        {"hooks.model"},
+    ),
+    "optimizer's hook": (
+        lambda _, optimizer: optimizer.register_step_pre_hook(observe),
+        {"hooks.optimizer"},
     ),
     "gradient of the first": (
         lambda model, _: setattr(model[0].embed.weight, "grad", torch.zeros(4, 3)),
@@ -76,6 +94,37 @@ def test_what_there_is() -> None:
     assert {name for name in flags if name.startswith("training")} == {
         f"training.model{one}" for one in inner
     }
+
+
+class Counting:
+    """A hook that is an object."""
+
+    def __call__(self, *_: object) -> None: ...
+
+    def method(self, *_: object) -> None: ...
+
+
+def test_a_hook_is_told_by_its_kind_and_its_code() -> None:
+    """In the order in which they are called; those of a parallelism are left out, however wrapped."""
+    model, optimizer = tied()
+    model = checkpoint_wrapper(model)
+    inner = model._checkpoint_wrapped_module
+    assert snapshot(model, optimizer)["hooks.model"] == "", "the wrapper has hooks of its own"
+    inner[1].register_forward_hook(functools.partial(observe, 1))
+    inner[1].register_forward_hook(Counting())
+    inner[0].register_load_state_dict_post_hook(Counting().method)
+    inner[1].bias.register_hook(Counting.method)
+    inner[1].register_forward_hook(functools.partial(functools.partial(checkpoint_wrapper)))
+    optimizer.register_step_post_hook(observe)
+    line, method = observe.__code__.co_firstlineno, Counting.method.__code__.co_firstlineno
+    flags = snapshot(model, optimizer)
+    assert flags["hooks.optimizer"] == f"_optimizer_step_post_hooks {__name__}.observe:{line}"
+    assert flags["hooks.model"].split("; ") == [
+        f"1.bias _backward_hooks {__name__}.Counting.method:{method}",
+        f"0 _load_state_dict_post_hooks {__name__}.Counting.method:{method}",
+        f"1 _forward_hooks {__name__}.observe:{line}",
+        f"1 _forward_hooks {__name__}.Counting",
+    ]
 
 
 def test_a_module_with_two_names_has_its_mode_under_both() -> None:

@@ -3,6 +3,7 @@ a tensor."""
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -22,41 +23,41 @@ from dcpbench.verify.known_defects import (
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf, digested
 
-PEERS = 8.0
-"""The largest magnitude in the other rank's part; of all other tensors it is 0.5."""
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_parts_are_assembled_wherever_they_lie(
+    monkeypatch: pytest.MonkeyPatch, order: tuple[int, ...]
+) -> None:
+    """Cut by TP in two and flat in another, one that a single rank has, and a scalar that all have."""
+    tensor, alone, step = torch.arange(12.0).view(3, 4), torch.arange(3), torch.tensor(7.0)
+    right = Extent((3, 4), (0, 2), (3, 2), 0, 6)
+    cuts = [Extent((3, 4), (0, 0), (3, 2), 0, 4), Extent((3, 4), (0, 0), (3, 2), 4, 2), right]
+    counted = TensorLeaf(step, whole(step), None)
+    ranks: list[Leaves] = [
+        {"w": TensorLeaf(cut.take(tensor), cut, None), "step": counted, "lr": 0.1} for cut in cuts
+    ]
+    ranks[1]["step"] = Idle(counted)
+    ranks[2]["alone"] = TensorLeaf(alone, whole(alone), None)
+    named = [["w", "step"], ["w"], ["w", "step", "alone"]]
+    here = ranks[order[0]]
+    asked: list[object] = []
 
-def part(*values: float) -> Leaves:
-    """One rank's half of a tensor of four elements, and what is no tensor."""
-    return {"moment": TensorLeaf(torch.tensor(values), Extent((4,), (0,), (2,), 0, 2), None), "lr": values[0]}
+    def gathered(mine: object, group: object) -> list[Any]:
+        asked.append(mine)
+        if len(asked) == 1:
+            return [named[number] for number in order]
+        leaves = [ranks[number].get(("w", "step", "alone")[len(asked) - 2]) for number in order]
+        return [(one.extent, one.local) if isinstance(one, TensorLeaf) else None for one in leaves]
 
-
-def scaled(
-    monkeypatch: pytest.MonkeyPatch, restored: Leaves, saved: Leaves | None = None
-) -> dict[str, Finding]:
-    """What is found of a part of which a peer has the rest, by name."""
-    saved = saved or part(1.0, 2.0)
-    peers = dict.fromkeys(saved, 0.5) | {"moment": PEERS}
-    monkeypatch.setattr(known_defects, "gathered", lambda mine, group: [mine, peers])
-    found = compare(saved, restored)
-    return {one.name: one for one in known_defects.against_whole(found, saved, None)}
-
-
-def test_a_distance_is_a_share_of_the_whole_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert scaled(monkeypatch, part(1.0, 2.0)) == {}
-    found = scaled(monkeypatch, part(5.0, 2.0))
-    assert found["moment"].facts["share"] == 4.0 / PEERS
-    assert found["lr"] == compare({"lr": 1.0}, {"lr": 5.0})[0], "what is no tensor stays as it is"
-    assert scaled(monkeypatch, part(1.0, 0.0), part(1.0, 16.0))["moment"].facts["share"] == 1.0
-    restored = {"one": part(4.0, 1.0)["moment"], **part(1.0, 2.0), "other": part(1.0, 1.0)["moment"]}
-    nowhere_else = {"one": part(2.0, 1.0)["moment"], **part(1.0, 2.0), "other": part(5.0, 1.0)["moment"]}
-    found = scaled(monkeypatch, restored, nowhere_else)
-    assert [each.facts["share"] for each in found.values()] == [2.0 / 2.0, 4.0 / 5.0]
-
-
-def test_what_is_not_a_number_has_no_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = scaled(monkeypatch, part(float("nan"), 2.0))
-    assert "share" not in found["moment"].facts
+    monkeypatch.setattr(known_defects, "gathered", gathered)
+    found = known_defects.assembled(here, None)
+    assert asked[0] == named[order[0]], "the names of the tensors of which it has a part"
+    assert [one is None for one in asked[1:]] == [name not in named[order[0]] for name in named[2]]
+    expected = {"w": tensor, "step": step, "alone": alone}
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name].dtype == value.dtype
+        assert torch.equal(found[name], value)
 
 
 def by(marked: Iterable[Finding]) -> dict[str, str | None]:

@@ -8,6 +8,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from dcpbench.analysis.cell_identity import identity_keys, override_values
+from dcpbench.analysis.cell_identity import identity_keys, override_values, with_cells
 from dcpbench.analysis.frame import frame_of, short_names, sweeps_in
 from dcpbench.records import files
 from dcpbench.records.row import AXES, SCHEMA_VERSION, ColumnType, Row, column_types
@@ -26,6 +27,8 @@ _LAST = ("cell", "status", "started_at")
 _NEEDED = (*_LAST, "overrides", "schema_version")
 _COLUMNS = (*_NEEDED, *AXES, "config_digest", "reason", "flaky", "fault_seen", "repeat")
 _COLUMNS += ("torch_version", "git_commit")
+_LOOKED_AT = 10
+_LEAST_IN_COMMON = 0.5
 _LONGEST_TEXT = 2**31 - 1
 _MOST_FLAT_BYTES = 2**30
 _OF_TEXT: dict[type, Callable[[str], Any]] = {
@@ -93,6 +96,37 @@ def read_history(places: Sequence[Path], columns: Sequence[str] = ()) -> Rows:
         slow.append(f"{first}{more}: {reason}; read from {RESULTS_JSONL}, which takes longer")
     read = Rows(frame_of(values), folders, slow + remarks)
     return replace(read, keys=_identity_keys(read))
+
+
+def sweep_before(folder: Path) -> Path | None:
+    """The newest sweep beside the one in `folder` that ended, began before it did and has half of its cells,
+    whatever they are called there; None if there is none."""
+    own = folder.resolve()
+    frame = _rows_of(own)
+    written = {path.parent: _written_ns(path) for path in own.parent.glob(f"*/{RESULTS_CSV}")}
+    limit = max(map(_written_ns, own.glob("results.*")), default=0)
+    ended = [place for place, at in written.items() if place != own and at <= limit]
+    for place in sorted(ended, key=written.__getitem__, reverse=True)[:_LOOKED_AT]:
+        other = _rows_of(place)
+        if frame is None or other is None:
+            continue
+        began, then = (one["started_at"].dropna().min() for one in (frame, other))
+        cells, there = (with_cells(one, ())["address"].drop_duplicates() for one in (frame, other))
+        if (pd.isna(began) or pd.isna(then) or then < began) and cells.isin(there).mean() >= _LEAST_IN_COMMON:
+            return place
+    return None
+
+
+def _rows_of(folder: Path) -> pd.DataFrame | None:
+    with suppress(ResultsError, OSError):  # what lies beside a sweep may be anybody's
+        return read_history([folder]).frame
+    return None
+
+
+def _written_ns(path: Path) -> int:
+    with suppress(OSError):  # it may go at any time
+        return path.lstat().st_mtime_ns
+    return 0
 
 
 def _identity_keys(rows: Rows) -> set[str]:

@@ -9,19 +9,20 @@ import io
 import os
 import pickle
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dcpbench.records import files
-from dcpbench.verify.audit import Chunk, Entry, Manifest
+from dcpbench.verify.audit import Chunk, Entry, Manifest, Span
 
 METADATA = ".metadata"
 MOST_BYTES = 2**30
 """Larger is no metadata: of a checkpoint of ten thousand ranks it is less."""
 
 _DTYPE = re.compile(r"bool|(bfloat|bits|complex|float|q?u?int)\d\w*")
-_DAMAGED = (
+DAMAGED = (
     pickle.UnpicklingError,
     *(AttributeError, EOFError, ImportError, LookupError, MemoryError, OverflowError),
     *(RecursionError, TypeError, ValueError),
@@ -112,7 +113,7 @@ def read_metadata(path: Path) -> Any:
     """
     try:
         metadata = _Reader(io.BytesIO(files.read(path, MOST_BYTES))).load()
-    except _DAMAGED as error:
+    except DAMAGED as error:
         raise MetadataError(f"{type(error).__name__}: {error}") from None
     if not isinstance(getattr(metadata, "state_dict_metadata", None), dict):
         raise MetadataError("it holds no metadata of a checkpoint")
@@ -122,9 +123,11 @@ def read_metadata(path: Path) -> Any:
 def manifest_of(metadata: Any, lengths: Mapping[str, int], own: str = METADATA) -> Manifest:
     """A checkpoint's metadata, torch's or as it is read here, and the bytes of its files by their paths."""
     stored = {(one.fqn, _shape(one.offset)): place for one, place in (metadata.storage_data or {}).items()}
-    named: dict[str, int] = {}
-    for place in stored.values():
-        named[place.relative_path] = max(named.get(place.relative_path, 0), place.offset + place.length)
+    spans: defaultdict[str, list[Span]] = defaultdict(list)
+    for index, place in stored.items():
+        span = Span(place.offset, place.offset + place.length, _name(*index))
+        spans[place.relative_path].append(span)
+    named = {path: max(span.end for span in spans) for path, spans in spans.items()}
     path_of = {index: place.relative_path for index, place in stored.items()}
     entries: dict[str, Entry] = {}
     claimed: set[tuple[str, tuple[int, ...] | None]] = set()
@@ -140,10 +143,8 @@ def manifest_of(metadata: Any, lengths: Mapping[str, int], own: str = METADATA) 
         else:
             entries[key] = Entry(None, None, (Chunk((), (), path_of.get((key, None))),))
             claimed.add((key, None))
-    unclaimed = tuple(
-        f"{fqn} at {[*(offset or ())]}" for fqn, offset in stored if (fqn, offset) not in claimed
-    )
-    return Manifest(entries, named, lengths, frozenset([own]), unclaimed)
+    unclaimed = tuple(_name(*index) for index in stored if index not in claimed)
+    return Manifest(entries, named, lengths, frozenset([own]), unclaimed, spans)
 
 
 def foreign_manifest(folder: Path, lengths: Mapping[str, int], own: str = METADATA) -> Manifest:
@@ -155,22 +156,27 @@ def foreign_manifest(folder: Path, lengths: Mapping[str, int], own: str = METADA
     try:
         manifest = manifest_of(read_metadata(Path(os.path.realpath(folder / own))), lengths, own)
         for key, entry in manifest.entries.items():
-            _check(key, entry)
-        for path, length in manifest.named.items():
-            if not isinstance(path, str) or type(length) is not int:
-                raise MetadataError(f"a file is named {path!r}, with {length!r} bytes")
-    except _DAMAGED as error:
+            check_entry(key, entry)
+        for path, spans in manifest.spans.items():
+            numbers = {type(number) for span in spans for number in (span.begin, span.end)}
+            if not isinstance(path, str) or numbers != {int}:
+                raise MetadataError(f"a file is named {path!r}, with {manifest.named[path]!r} bytes")
+    except DAMAGED as error:
         raise MetadataError(f"{type(error).__name__}: {error}") from None
     return manifest
 
 
-def _check(key: object, entry: Entry) -> None:
+def check_entry(key: object, entry: Entry) -> None:
     """Refuse, as a MetadataError, what is no entry: shapes are numbers, chunks have as many dimensions."""
     shapes = [one for chunk in entry.chunks for one in (chunk.offsets, chunk.sizes)]
     whole = entry.shape or ()
     numbers = all(type(size) is int and 0 <= size < 2**63 for one in (whole, *shapes) for size in one)
     if not isinstance(key, str) or not numbers or any(len(one) != len(whole) for one in shapes):
         raise MetadataError(f"{key!r} has shapes that are none")
+
+
+def _name(fqn: str, offset: tuple[int, ...] | None) -> str:
+    return f"{fqn} at {[*(offset or ())]}"
 
 
 def _shape(offset: Any) -> tuple[int, ...] | None:

@@ -1,4 +1,4 @@
-"""`dcpbench audit CHECKPOINT...`: whether a checkpoint of DCP is whole, whoever wrote it."""
+"""`dcpbench audit CHECKPOINT...`: whether a checkpoint of DCP, or of safetensors, is whole."""
 
 import io
 import json
@@ -16,10 +16,12 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from dcpbench.checkpointers.dcp_metadata import METADATA, MetadataError, foreign_manifest
+from dcpbench.checkpointers.safetensors_headers import SUFFIX, names_in, safetensors_manifest
+from dcpbench.config.text import counted
 from dcpbench.records.findings import Finding, Problem
 from dcpbench.records.sentences import finding_sentence
 from dcpbench.records.store import ResultsError
-from dcpbench.report.styles import complain, console_for, standard_output, style_of, text_of
+from dcpbench.report.styles import complain, print_table, standard_output, style_of, text_of
 from dcpbench.verify.audit import Entry, Manifest, audit
 
 _OF_A_RANK = re.compile(r"__\d+\.metadata")
@@ -75,24 +77,28 @@ def audited(folder: Path) -> Audited:
     own = sorted(name for name in files if name == METADATA or _OF_A_RANK.fullmatch(name))
     if os.path.lexists(folder / METADATA):
         own = [METADATA]
-    if not own:
-        if not any(map(_UNFINISHED.fullmatch, files)):
-            return Audited(
-                folder, "none", f"holds no checkpoint of torch.distributed.checkpoint (no {METADATA})"
-            )
+    if not own and any(map(_UNFINISHED.fullmatch, files)):
         because = f"no {METADATA}, which is written last: its save did not end"
         return Audited(folder, "torn", because, files=files)
+    if not own and not names_in(files):
+        because = f"holds no checkpoint of torch.distributed.checkpoint (no {METADATA}), nor safetensors"
+        return Audited(folder, "none", because)
     found = Audited(folder, "whole", files=files)
     named: set[str] = {*own}
-    for name in own:
+    for name in own or [SUFFIX]:
         try:
-            manifest = foreign_manifest(folder, files, name)
+            if own:
+                manifest = foreign_manifest(folder, files, name)
+            else:
+                manifest, found.findings = safetensors_manifest(folder, files)
         except OSError as error:
-            return Audited(folder, "damaged", f"{name}: cannot be read: {error.strerror}", files=files)
+            place = Path(error.filename or name).name
+            return Audited(folder, "damaged", f"{place}: cannot be read: {error.strerror}", files=files)
         except MetadataError as error:
-            return Audited(folder, "damaged", f"{name}: is not what DCP writes: {error}", files=files)
-        _add(found, manifest, "" if name == METADATA else name.removesuffix(METADATA).strip("_"))
-        named |= {*manifest.named}
+            because = f"{name}: is not what DCP writes: {error}" if own else str(error)
+            return Audited(folder, "damaged", because, files=files)
+        _add(found, manifest, name.removesuffix(METADATA).strip("_") if _OF_A_RANK.fullmatch(name) else "")
+        named |= {*manifest.named, *manifest.own}
     found.beside = {path: size for path, size in files.items() if path not in named}
     found.state = "damaged" if found.findings else "whole"
     return found
@@ -123,10 +129,12 @@ def lengths(folder: Path) -> dict[str, int]:
 
 
 def _print_newest(folders: Iterable[Path]) -> int:
-    places = [place for folder in folders for place in _checkpoints_below(folder)]
+    places = dict(place for folder in folders for place in _checkpoints_below(folder))
     if not places:
         raise ResultsError(f"{', '.join(map(str, folders))}: no checkpoint here, nor in a folder below")
-    for _, place in sorted(places, reverse=True):
+    numbered = len({re.sub(r"\d+", "0", str(place)) for place in places}) == 1
+    order = _numbers if numbered else places.__getitem__
+    for place in sorted(places, key=order, reverse=True):
         one = audited(place)
         if one.state == "whole":
             with standard_output():
@@ -136,13 +144,20 @@ def _print_newest(folders: Iterable[Path]) -> int:
     return 1
 
 
-def _checkpoints_below(folder: Path) -> Iterator[tuple[float, Path]]:
-    """The folders below one that hold metadata or what a broken save leaves, and when they were written."""
-    for place, _, names in os.walk(folder):
+def _numbers(place: Path) -> list[int]:
+    """What tells step-900 and step-1000 apart, or epoch=1-step=20.ckpt: a copy has other times."""
+    return [int(number) for number in re.findall(r"\d+", str(place))]
+
+
+def _checkpoints_below(folder: Path) -> Iterator[tuple[Path, float]]:
+    """The folders below one that are checkpoints, or what a broken save leaves, and when they were written;
+    what lies within a checkpoint is part of it."""
+    for place, below, names in os.walk(folder):
         written = [name for name in names if name == METADATA or _OF_A_RANK.fullmatch(name)]
-        written = written or [name for name in names if _UNFINISHED.fullmatch(name)]
+        written = written or [name for name in names if _UNFINISHED.fullmatch(name) or name.endswith(SUFFIX)]
         if written:
-            yield max((Path(place) / name).lstat().st_mtime for name in written), Path(place)
+            below.clear()
+            yield Path(place), max((Path(place) / name).lstat().st_mtime for name in written)
 
 
 def _why(one: Audited) -> str:
@@ -161,8 +176,8 @@ def _show(one: Audited, all_keys: bool) -> None:
         tensors = [entry for entry in one.entries.values() if entry.shape is not None]
         elements = sum(math.prod(entry.shape or ()) for entry in tensors)
         files, values = len(one.files) - len(one.beside), len(one.entries) - len(tensors)
-        counted = f"{_count(len(tensors), 'tensor')} with {elements:,} elements, {_count(values, 'value')}"
-        console.print(f"  {decimal(one.size)} in {_count(files, 'file')}; {counted}")
+        held = f"{counted(len(tensors), 'tensor')} with {elements:,} elements, {counted(values, 'value')}"
+        console.print(f"  {decimal(one.size)} in {counted(files, 'file')}; {held}")
     for finding in one.findings[: None if all_keys else _MOST_SHOWN]:
         console.print(text_of(f"  {finding_sentence(finding)}"))
     if not all_keys and len(one.findings) > _MOST_SHOWN:
@@ -171,10 +186,6 @@ def _show(one: Audited, all_keys: bool) -> None:
         names = ", ".join([*one.beside][:3]) + (", ..." if len(one.beside) > 3 else "")
         console.print(text_of(f"  beside it {decimal(sum(one.beside.values()))} that no key names: {names}"))
     _show_keys(one, all_keys)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _show_keys(one: Audited, all_keys: bool) -> None:
@@ -186,7 +197,7 @@ def _show_keys(one: Audited, all_keys: bool) -> None:
         dtype = (entry.dtype or "value").removeprefix("torch.")
         table.add_row(text_of(f"  {key}"), text_of(dtype), shape, str(len(entry.chunks)))
     if one.entries:
-        console_for(table).print(table)
+        print_table(table)
     if not all_keys and len(one.entries) > _MOST_SHOWN:
         print(f"  and {len(one.entries) - _MOST_SHOWN} more: --all shows them")
 

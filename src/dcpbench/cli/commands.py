@@ -75,16 +75,16 @@ def tree() -> None:
     """The commands."""
 
 
-def _add_run(name: str, help: str, words_of: Callable[[tuple[str, ...]], Sequence[str]]) -> None:
-    """Add a command whose words `words_of` turns into those of a run."""
+def _add_run(name: str, help: str, words_of: Callable[..., Sequence[str]], *params: click.Parameter) -> None:
+    """Add a command whose words, and these parameters, `words_of` turns into the words of a run."""
 
     @click.pass_context
-    def callback(ctx: click.Context, overrides: tuple[str, ...]) -> int:
+    def callback(ctx: click.Context, /, overrides: tuple[str, ...], **options: bool) -> int:
         if {"-h", "--help"} & {*overrides}:
             load_plugins()
             click.echo(ctx.get_help())
             return 0
-        words = words_of(overrides)
+        words = words_of(overrides, **options)
         if wrong := described.wrong_option(words):
             raise ConfigError(wrong)
         from dcpbench.cli import run
@@ -94,13 +94,16 @@ def _add_run(name: str, help: str, words_of: Callable[[tuple[str, ...]], Sequenc
     typed = click.Argument(
         ["overrides"], nargs=-1, type=click.UNPROCESSED, shell_complete=completion.override
     )
-    tree.add_command(Run(name, context_settings=_AS_TYPED, callback=callback, params=[typed], help=help))
+    tree.add_command(
+        Run(name, context_settings=_AS_TYPED, callback=callback, params=[typed, *params], help=help)
+    )
 
 
-def _planned(words: Sequence[str]) -> Sequence[str]:
+def _planned(words: Sequence[str], all: bool, as_json: bool) -> Sequence[str]:
     from dcpbench.sweep.folder.manifest import with_overrides
 
-    return with_overrides(words, ["plan=true"])
+    shown = [f"plan_as={'json' if as_json else 'cells'}"] if all or as_json else []
+    return with_overrides(words, ["plan=true", *shown])
 
 
 def _resumed(words: Sequence[str]) -> Sequence[str]:
@@ -177,7 +180,16 @@ _add_run(
     is wrong and nothing was started.""",
     lambda words: words,
 )
-_add_run("plan", "Tell what a run would do and how long it would take, and start nothing.", _planned)
+_add_run(
+    "plan",
+    """Tell what a run would do and how long it would take, and start nothing. Above 50 cells a line tells of
+    a block of the matrix, or of the cells of one scenario or other axis.
+
+    Ends as the run would, as far as that is known: with 1 when every cell would be skipped.""",
+    _planned,
+    _flag("--all", "Every cell, however many there are."),
+    click.Option(["--json", "as_json"], is_flag=True, help="All of it as JSON."),
+)
 _add_run(
     "resume",
     """Go on with the sweep in FOLDER: cells whose row stands do not run again.
@@ -297,13 +309,13 @@ _add(
 _add(
     "audit",
     "dcpbench.cli.audit",
-    """Tell whether checkpoint folders of torch.distributed.checkpoint are whole, whoever wrote them: files
-    short or missing, keys, shapes, dtypes, chunks that overlap or leave holes. No data is loaded, and nothing
-    that stands in them is run.
+    """Tell whether checkpoint folders of torch.distributed.checkpoint, or of safetensors, are whole, whoever
+    wrote them: files short or missing, keys, shapes, dtypes, chunks that overlap or leave holes, bytes that
+    are of two keys. No data is loaded, and nothing that stands in them is run.
 
     Ends with 0 when all are whole, with 1 when one is torn or damaged, with 2 when one is no checkpoint.""",
     _places("checkpoints", "CHECKPOINT..."),
-    _flag("--newest", "Print the newest whole checkpoint below these folders instead."),
+    _flag("--newest", "Print the newest whole checkpoint below these folders, by number, else by time."),
     _flag("--all", "Every key and every finding, however many there are."),
     click.Option(["--json", "as_json"], is_flag=True, help="All of it as JSON."),
 )

@@ -26,9 +26,11 @@ from rich.text import Text
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import StorageConfig
+from dcpbench.config.text import counted
 from dcpbench.executors import fork_server
 from dcpbench.report.styles import standard_output, style_of, text_of
 from dcpbench.sweep.plan.validity import RANKS_BY_DEFAULT as RANKS
+from dcpbench.sweep.plan.validity import cpp_compiler
 
 _RANK_BYTES = 2**30
 """What a rank with torch takes up before it has a model, generously."""
@@ -145,7 +147,7 @@ def links_of(topology: list[str]) -> list[str]:
 
 def _processors() -> Line:
     cores = len(os.sched_getaffinity(0))
-    seen = f"{cores} core{'s' if cores > 1 else ''}, {platform.machine()}"
+    seen = f"{counted(cores, 'core')}, {platform.machine()}"
     if cores < 2:
         return Line("cores", "warning", seen, f"{RANKS} ranks share it, and every cell takes longer")
     return Line("cores", "ok", seen)
@@ -205,10 +207,10 @@ def _file_system(place: Path) -> str:
 
 def _compiler() -> Line:
     """What torch.compile needs on a CPU; on GPUs Triton brings its own, but needs a C compiler too."""
-    name = next((one for one in (os.environ.get("CXX"), "g++", "clang++") if one and shutil.which(one)), None)
-    packages = "apt-get install g++ python3-dev, or leave compile=true out"
-    if name is None:
-        return Line("compiler", "warning", "no g++: cells with compile=true end as error", packages)
+    name, packages = cpp_compiler(), "apt-get install g++ python3-dev, or leave compile=true out"
+    if not shutil.which(name):
+        seen = f"no {name}: cells with compile=true are a skip on the CPU"
+        return Line("compiler", "warning", seen, packages)
     words = [name, "-fsyntax-only", "-fopenmp", f"-I{sysconfig.get_path('include')}", "-x", "c++", "-"]
     try:
         tried = subprocess.run(words, input=_HEADERS, capture_output=True, text=True, timeout=60, check=False)
@@ -216,7 +218,8 @@ def _compiler() -> Line:
         return Line("compiler", "warning", f"{name} does not run: {error}", packages)
     if tried.returncode:
         why = next((line for line in tried.stderr.splitlines() if "error" in line), "it failed")
-        return Line("compiler", "warning", f"{name} cannot compile for Python: {why.strip()}", packages)
+        seen = f"{name} cannot compile for Python, cells with compile=true end as error: {why.strip()}"
+        return Line("compiler", "warning", seen, packages)
     return Line("compiler", "ok", f"{shutil.which(name)}, with Python.h and OpenMP")
 
 

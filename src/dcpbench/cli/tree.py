@@ -109,6 +109,10 @@ class Run(click.Command):
             formatter.write_text(
                 "dcpbench run --help tells every axis, its values, every key and the options."
             )
+            own = [one.get_help_record(ctx) for one in self.params if isinstance(one, click.Option)]
+            if own:
+                with formatter.section("Options"):
+                    formatter.write_dl([*filter(None, own)])
             return
         there = described.described(ctx.params["overrides"])
         with formatter.section("Examples"):
@@ -133,4 +137,4 @@ class Run(click.Command):
             formatter.write_dl([*named, ("-h, --help", "this")], col_max=28)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-        return completion.options(incomplete)
+        return [*super().shell_complete(ctx, incomplete), *completion.options(incomplete)]

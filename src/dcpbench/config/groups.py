@@ -38,6 +38,9 @@ KeepCheckpoints = StrEnum("KeepCheckpoints", "none failed all")
 Rerun = StrEnum("Rerun", "none failed")
 """Which cells of a sweep that is resumed run again, besides those that have no row that stands."""
 
+PlanAs = StrEnum("PlanAs", "auto blocks cells json")
+"""What a plan shows: blocks of cells, cells, all of it as JSON, or cells unless they are many."""
+
 Isolation = StrEnum("Isolation", "warm fresh")
 """Whether ranks stay up from cell to cell; after anything but a pass they are replaced anyway."""
 

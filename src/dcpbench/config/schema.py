@@ -9,7 +9,7 @@ from dcpbench.config import groups
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import how_run
 
-OF_THE_SWEEP = ("resume", "trust", "rerun", "plan", "objective")
+OF_THE_SWEEP = ("resume", "trust", "rerun", "plan", "plan_as", "objective")
 """Keys that say what to do with a sweep: they take one value, and no cell has them."""
 REPEATS = "repeats"
 """How often a sweep runs each of its cells, which differ in `repeat` then; takes one value too."""
@@ -60,6 +60,7 @@ class Config:
     trust: bool = how_run(False)
     rerun: groups.Rerun = how_run(groups.Rerun.none)
     plan: bool = how_run(False)
+    plan_as: groups.PlanAs = how_run(groups.PlanAs.auto)
     objective: str | None = how_run(None)
 
     @property

@@ -33,5 +33,10 @@ def names_shown(names: Sequence[str]) -> str:
     return ", ".join(names if len(names) <= _SHOWN else [*names[:_SHOWN], f"... ({len(names)} in all)"])
 
 
+def counted(number: int, what: str) -> str:
+    """`1 cell`, `1,000 cells`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def _escape(sign: str) -> str:
     return sign.encode("unicode_escape").decode()

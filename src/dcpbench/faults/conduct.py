@@ -17,8 +17,8 @@ def _flag(name: str) -> Expect:
     return Expect("flags_equal", name, 0, "value")
 
 
-@on_one_rank(Expect("state_resume_equal", r"net\d\.weight", -2))
-def second_step_wrong(target: "Target") -> None:
+@on_one_rank(Expect("state_resume_equal", r"net\d\.weight", -2), after=2, by=0.001)
+def second_step_wrong(target: "Target", after: int, by: float) -> None:
     """The optimizer's second step after the load goes a little further with one weight."""
     optimizer = target.state["optimizer"].optimizer
     honest, taken = optimizer.step, 0
@@ -27,8 +27,8 @@ def second_step_wrong(target: "Target") -> None:
         nonlocal taken
         taken += 1
         returned = honest(*arguments, **options)
-        if taken == 2:
-            target.largest("model.*.weight")[:1].add_(0.001)
+        if taken == after:
+            target.largest("model.*.weight")[:1].add_(by)
         return returned
 
     optimizer.step = step
@@ -73,6 +73,12 @@ def training_mode_lost(target: "Target") -> None:
 def defaults_changed(target: "Target") -> None:
     """What a group that is added later would get is another learning rate."""
     target.state["optimizer"].optimizer.defaults["lr"] = 0.5
+
+
+@on_one_rank(Expect("flags_equal", r"hooks\.optimizer", -2, "value"))
+def hook_lost(target: "Target") -> None:
+    """A hook on the optimizer is gone."""
+    target.state["optimizer"].optimizer._optimizer_step_post_hooks.clear()
 
 
 @fault(Expect("side_effect_free", r"generator\.cpu", 0), at=Place.live)

@@ -48,7 +48,7 @@ for _spec in (
     CheckSpec("checkpoint_whole", "whole", "the checkpoint has the keys, shapes, chunks and files it should"),
     CheckSpec("save_harmless", "harmless", "a run that saves ends in the state of one that never does"),
     CheckSpec("state_resume_equal", "resume state=", "the state after resuming is the uninterrupted run's"),
-    CheckSpec("flags_equal", "flags=", "flags, modes, defaults, shared memory and gradients stayed"),
+    CheckSpec("flags_equal", "flags=", "flags, modes, defaults, shared memory, gradients and hooks stayed"),
     CheckSpec("side_effect_free", "no side effects", "saves and loads change nothing else that is live"),
     CheckSpec("files_unchanged", "files=", "files are what they were when their save reported success"),
     CheckSpec("files_equal", "plain read=", "the files hold what was saved, read without DCP"),

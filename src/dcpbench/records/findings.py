@@ -31,6 +31,7 @@ class Problem(StrEnum):
     not_asked_for = "not_asked_for"  # in the checkpoint, but not to be saved
     chunks = "chunks"  # of a checkpoint: overlapping, beyond their tensor, or stored nowhere
     files = "files"  # of a checkpoint: missing, or of another length
+    ranges = "ranges"  # of bytes in a file of a checkpoint: of two entries, of none, or not as many as needed
     stray = "stray"  # a file of a checkpoint that none of its entries names
     not_synced = "not_synced"  # a file of a checkpoint that was to be synced
     unreadable = "unreadable"  # bytes of a file that cannot be decoded

@@ -39,11 +39,6 @@ class CheckReport:
             self.worst = sorted([*self.worst, finding], key=badness, reverse=True)[:_KEPT]
 
     @property
-    def names(self) -> list[str]:
-        """All that differ."""
-        return list(dict.fromkeys(finding.name for finding in self.distinct.values()))
-
-    @property
     def max_abs_diff(self) -> float:
         """The largest distance that was seen; 0 where nothing differs or no distance can be determined."""
         return max((finding.max_abs_diff or 0.0 for finding in self.worst), default=0.0)

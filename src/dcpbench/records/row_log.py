@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from dcpbench.config.text import counted
 from dcpbench.records.row import Row
 from dcpbench.records.store import RESULTS_JSONL, Line, ResultsError, append_row, keep_lines, read_lines
 
@@ -49,7 +50,7 @@ class RowLog:
         foreign = [line for line in there if line.content not in contents and not line.torn]
         keep_lines(self._folder, known, foreign)
         lost = len(contents - found)
-        rows = "1 row" if lost == 1 else f"{lost} rows"
+        rows = counted(lost, "row")
         told = f"{rows} of this sweep had vanished from {RESULTS_JSONL}, or been changed: written again"
         return told if lost else None
 

@@ -75,7 +75,16 @@ _TEMPLATES: dict[Problem, tuple[str, ...]] = {
         "the chunks at {one} and {other} overlap",
         "nothing is stored for the chunk at {nowhere}",
     ),
-    Problem.files: ("{named} bytes by .metadata, {found}",),
+    Problem.files: (
+        "{named} bytes by the metadata, {found}",
+        "{found}, though it is listed for {keys} keys",
+        "{found}, though files are numbered up to {last}",
+    ),
+    Problem.ranges: (
+        "bytes {begin} to {end} are of both {one} and {other}",
+        "bytes {begin} to {end} are of no tensor",
+        "{bytes} bytes in {file} for {elements} elements of {dtype}",
+    ),
     Problem.stray: ("{found} bytes, of which no entry knows",),
     Problem.not_synced: ("no rank synced it, though sync_files is true",),
     Problem.unreadable: ("its bytes cannot be read: {error}",),

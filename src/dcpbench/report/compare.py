@@ -23,6 +23,7 @@ from dcpbench.analysis.comparison import (
 from dcpbench.analysis.costs import CHANGED, LEAST_RUNS, TOO_FEW, Rule, always_compared
 from dcpbench.analysis.frame import Sweeps, read_sweeps, short_names
 from dcpbench.analysis.query import QueryError, names_in
+from dcpbench.config.text import counted
 from dcpbench.records.metrics import METRICS
 from dcpbench.records.store import ResultsError
 from dcpbench.report.document import Content, Table, first_of
@@ -163,7 +164,7 @@ def _configurations(compared: Comparison, every: bool) -> Content:
         lines.append((key, f"{old} → {new}", str(len(cells)), ", ".join(listed) + more))
     table = pd.DataFrame(lines, columns=["key", "old → new", "cells", "which"])
     number = compared.configurations["key"].nunique()
-    headline = f"{number} cells have another configuration: neither statuses nor costs of them are compared."
+    headline = f"{counted(number, 'cell')} of another configuration: neither statuses nor costs are compared."
     return Content([Table(f"configurations: {compared.name}", table)], headline=headline)
 
 
@@ -208,7 +209,7 @@ def _counts(statuses: pd.DataFrame) -> str:
     listed = f" ({', '.join(phrases)})" if phrases else ""
     other = int(changed.sum() - compared.sum())
     apart = f", {other} with another configuration" if other else ""
-    return f"{len(statuses)} cells, {int(compared.sum())} with another status{listed}{apart}"
+    return f"{counted(len(statuses), 'cell')}, {int(compared.sum())} with another status{listed}{apart}"
 
 
 def _cost_table(compared: Comparison, lines: pd.DataFrame, single: bool) -> pd.DataFrame:

@@ -20,6 +20,7 @@ from dcpbench.analysis.change_points import FALSE_ALARMS, LEAST_EFFECT, LEAST_SI
 from dcpbench.analysis.frame import records
 from dcpbench.analysis.history_rows import read_history
 from dcpbench.analysis.query import QueryError, known_metric, names_in, parse, select
+from dcpbench.config.text import counted
 from dcpbench.records.metrics import METRICS
 from dcpbench.report.document import Content, Table, first_of
 from dcpbench.report.labels import change_style, clipped, plain, quantity
@@ -231,7 +232,7 @@ def _headline(found: History) -> list[str]:
     days = dict.fromkeys(plain(sweeps["started_at"].iloc[place])[:_DAY] for place in (0, -1))
     newest = _sweep(sweeps, len(sweeps) - 1)
     return [
-        f"{len(sweeps)} sweep{'s' if len(sweeps) > 1 else ''}, {' to '.join(days)}",
+        f"{counted(len(sweeps), 'sweep')}, {' to '.join(days)}",
         f"The newest, {newest}: {good} of {len(there)} cells as they should be",
     ]
 
@@ -297,7 +298,7 @@ def _percent(change: Change) -> str:
 
 
 def _cells(cells: Sequence[CellHistory]) -> str:
-    return f"{len(cells)} cell{'s' if len(cells) > 1 else ''}"
+    return counted(len(cells), "cell")
 
 
 def _sweep(sweeps: pd.DataFrame, at: int) -> str:

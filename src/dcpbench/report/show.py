@@ -3,6 +3,7 @@
 import io
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
@@ -10,6 +11,7 @@ from typing import TextIO
 import pandas as pd
 
 from dcpbench.analysis.frame import Sweeps, read_sweeps, short_names
+from dcpbench.analysis.history_rows import sweep_before
 from dcpbench.analysis.query import Condition, QueryError, known_column, known_metric, names_in, parse, select
 from dcpbench.analysis.runs import failures, of_a_kind
 from dcpbench.records.row import NESTED
@@ -18,7 +20,7 @@ from dcpbench.report.document import Content, Table, first_of
 from dcpbench.report.junit import junit
 from dcpbench.report.output import document_text, format_of, put_out, rows_text
 from dcpbench.report.page import page
-from dcpbench.report.page.changes import sweep_before, without_row
+from dcpbench.report.page.changes import without_row
 from dcpbench.report.rendering import rendered
 from dcpbench.report.styles import complain
 from dcpbench.report.tables import (
@@ -115,7 +117,10 @@ def write_reports(folder: Path, sweeps: Sweeps | None = None) -> None:
         dcpbench.records.store.ResultsError: the folder holds no results, or one of them cannot be written.
     """
     sweeps = sweeps or read_sweeps([folder])
-    before, not_run = sweep_before(folder, sweeps.frame), without_row(folder, sweeps.frame)
+    place, not_run = sweep_before(folder), without_row(folder, sweeps.frame)
+    before = None
+    with suppress(ResultsError):  # what lies beside it may be anybody's
+        before = read_sweeps([place]) if place else None
     text = page(sweeps, folder.resolve().name, before, not_run)
     write_whole(folder / "report.html", [text.encode()])
     write_whole(folder / "junit.xml", [junit(sweeps).encode()])

@@ -52,6 +52,20 @@ def standard_output() -> Iterator[None]:
             raise ResultsError(f"standard output cannot be written to: {error.strerror}") from None
 
 
+def print_table(table: Table, fits: bool = False) -> None:
+    """Print a table to standard output, its lines as long as they are, without blanks at their ends where
+    no terminal shows them; with `fits` a terminal's lines are folded to its width."""
+    console = console_for(*([] if fits and Console().is_terminal else [table]))
+    with console.capture() as shown:
+        console.print(table)
+    print(without_trailing_blanks(shown.get()), end="")
+
+
+def without_trailing_blanks(text: str) -> str:
+    """Lines without the blanks that a table ends each of them with."""
+    return "".join(f"{line.rstrip(' ')}\n" for line in text.splitlines())
+
+
 def console_for(*tables: Table, file: TextIO | None = None) -> Console:
     """A console on standard output or this file, wide enough for these: rows are long lines, never folded."""
     wide = Console(width=_UNFOLDED)

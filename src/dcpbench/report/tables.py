@@ -10,6 +10,7 @@ from pandas.api.typing import DataFrameGroupBy
 from dcpbench.analysis.cell_identity import override_words
 from dcpbench.analysis.frame import is_false, is_true, records
 from dcpbench.analysis.runs import one_a_cell, runs_text, severity, status_text
+from dcpbench.config.text import counted
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.metrics import METRICS
 from dcpbench.records.row import AXES
@@ -54,7 +55,7 @@ def headline(frame: pd.DataFrame) -> str:
     """How many cells there are, in how many runs if these are more, and how many have which status."""
     cells = len(one_a_cell(frame))
     runs = f" in {len(frame)} runs" if len(frame) > cells else ""
-    return f"{cells} cells{runs}: {counts(frame)}" if cells else "0 cells: no rows yet"
+    return f"{counted(cells, 'cell')}{runs}: {counts(frame)}" if cells else "0 cells: no rows yet"
 
 
 def counts(frame: pd.DataFrame) -> str:

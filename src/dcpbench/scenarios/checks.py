@@ -16,7 +16,7 @@ from dcpbench.scenarios import known_defects, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import FLAGS, Checkpoint, State, live_state, retained_state
 from dcpbench.scenarios.steps import Losses, Oracle, other_seed
-from dcpbench.verify.compare import compare
+from dcpbench.verify.compare import compare, same_value
 from dcpbench.verify.files import compare_files, digest_files, file_controls
 from dcpbench.verify.perturb import (
     all_different,
@@ -42,6 +42,10 @@ from dcpbench.workloads.training_run import TrainingRun
 
 _UNRESTORED = 5
 """How many models from other seeds a loss is held against before it is said that nothing tells them apart."""
+
+_DRAWN = {"loss": 0.02, "model_equal": 0.1, "optim_equal": 2.0}
+"""How far a run with a known defect may be from a plain one that draws other random numbers: its losses as a
+part of these, its tensors of the largest magnitude in them."""
 
 Findings = Iterable[Finding]
 
@@ -210,40 +214,75 @@ def resume(
         exactly: whether losses and state are the same bits; another layout sums in another order.
     """
     first, last = checkpoint.step + 1, checkpoint.step + cell.config.resume_steps
+    with cell.phase("verify", "known_defects"):
+        mark = known_defects.resumed_by(cell, target, losses.data, last)
     resumed = steps.train(cell, target, losses.data, last)
     continued, twin = losses.continued[first - 1 : last], losses.twin[first - 1 : last]
-    close = loss_tolerance(TOLERANCES[cell.config.tolerance.value], target.model)
-    near = partial(losses_close, first=first, tolerance=close)
+    tolerance = TOLERANCES[cell.config.tolerance.value]
+    near = partial(losses_close, first=first, tolerance=loss_tolerance(tolerance, target.model))
+    drawn = bool(target.draws and target.sizes)
+    beside = partial(losses_close, first=first, tolerance=_DRAWN["loss"]) if drawn else near
+
+    def marked(compared: Comparison) -> Comparison:
+        return lambda seen: mark(
+            compared(seen), lambda other: beside(other.train_state.losses[first - 1 :], seen)
+        )
+
     comparisons: dict[str, Comparison] = {}
     if not _has_no_twin(cell, target, ["loss_twin_close"]):
-        comparisons["loss_twin_close"] = partial(near, twin)
+        comparisons["loss_twin_close"] = marked(partial(near, twin))
     if exactly:
-        comparisons["loss_resume_equal"] = partial(losses_equal, continued, first=first)
+        comparisons["loss_resume_equal"] = marked(partial(losses_equal, continued, first=first))
     elif not _draws_otherwise(cell, target, ["loss_resume_close"]):
-        comparisons["loss_resume_close"] = partial(near, continued, reference="uninterrupted")
+        comparisons["loss_resume_close"] = marked(partial(near, continued, reference="uninterrupted"))
     where = f"after the checkpoint of step {checkpoint.step}"
     with cell.phase("verify", "resumed"):
         taken = range(first, last + 1)
         _verify_losses(cell, comparisons, resumed, target.alive, losses, taken, where)
         expected = replace(checkpoint, state=losses.states[last])
+        recorded = [*losses.continued[: first - 1], *resumed]
         for check, leaves in retained_state(target).items():
+            close = _DRAWN.get(check, tolerance) if drawn else tolerance
+            explain = partial(_explain, mark, target, recorded, close)
             if check == FLAGS:
-                _verify_resumed(cell, FLAGS, check, expected, leaves, f"{where}, resumed")
+                _verify_resumed(cell, FLAGS, check, expected, leaves, f"{where}, resumed", explain)
             elif exactly:
-                _verify_resumed(cell, "state_resume_equal", check, expected, leaves, where)
+                _verify_resumed(cell, "state_resume_equal", check, expected, leaves, where, explain)
     cell.report.resumed[checkpoint.step] = resumed
 
 
 def _verify_resumed(
-    cell: Cell, check: str, part: str, expected: Checkpoint, actual: Leaves, where: str
+    cell: Cell,
+    check: str,
+    part: str,
+    expected: Checkpoint,
+    actual: Leaves,
+    where: str,
+    explain: Callable[[Findings], Findings],
 ) -> None:
     """A part of a resumed run's state must be what it is in the uninterrupted one. The control is a copy in
     which everything is different."""
     found = expected.compare(part, actual, cell.world.checkpoint_group)
     control = expected.compare(part, all_different(actual), cell.world.checkpoint_group, closely=False)
-    scaled = known_defects.scale_resumed(cell, found, expected.state[part])
-    cell.check(check, scaled, where, compared_names(expected.state[part]))
+    cell.check(check, explain(found), where, compared_names(expected.state[part]))
     _control(cell, check, controllable(expected.state[part]), control, where)
+
+
+def _explain(
+    mark: known_defects.Mark, run: TrainingRun, recorded: list[float], tolerance: float, found: Findings
+) -> Findings:
+    """What was found of a resumed run's state, with marks: on tensors that are close to those of a run with
+    the known defect, and on the losses in it where they are those that were recorded."""
+    found, state = list(found), run.train_state
+
+    def beside(other: TrainingRun) -> Findings:
+        tensors = _tensors(other)
+        alike = tensors.keys() - {one.name for one in compare_close(tensors, _tensors(run), tolerance)}
+        if same_value([state.losses, state.current_loss], [recorded, recorded[-1]]):
+            alike |= {"train_state.losses", "train_state.current_loss"}
+        return [one for one in found if one.name not in alike]
+
+    return mark(found, beside)
 
 
 def _verify_losses(

@@ -2,6 +2,7 @@
 
 import fnmatch
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,16 +13,24 @@ from dcpbench.records.findings import Finding
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint
 from dcpbench.verify.known_defects import (
+    AS_RESTORED,
     TRAINED_ALONE,
     UNFROZEN,
-    against_whole,
+    assembled,
     mark_expected,
     mark_replica,
     mark_sliced,
 )
-from dcpbench.verify.snapshot import Leaves, named_parameters
+from dcpbench.verify.snapshot import (
+    Leaves,
+    below,
+    named_parameters,
+    persistent_tensors,
+    snapshot_model,
+    snapshot_optimizer,
+)
 from dcpbench.workloads import training_run
-from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.training_run import Batches, TrainingRun
 
 if TYPE_CHECKING:
     from dcpbench.scenarios.steps import Oracle
@@ -44,12 +53,6 @@ def mark_restored(
     return found
 
 
-def scale_resumed(cell: Cell, found: Iterable[Finding], expected: Leaves) -> Iterable[Finding]:
-    """What differs after steps from what a known defect has sliced, against whole tensors; collective."""
-    tp = _sizes(cell).get("tp", 1)
-    return against_whole(found, expected, cell.world.checkpoint_group) if tp > 1 else found
-
-
 def marked_by(cell: Cell, oracle: "Oracle") -> Mark:
     """A way to mark what of the trained run differs from the twin, where it does not differ from a twin that
     is subject to what the cell is; collective."""
@@ -67,10 +70,47 @@ def marked_by(cell: Cell, oracle: "Oracle") -> Mark:
     return lambda found, beside: mark_expected(found, by, lambda: beside(other))
 
 
+def resumed_by(cell: Cell, target: TrainingRun, data: Batches, until: int) -> Mark:
+    """A way to mark what of a resumed run, which is yet to go on from what was restored, differs from the
+    uninterrupted one, where it does not from what a plain run makes of the same until then; collective."""
+    sizes = _sizes(cell)
+    alone = _never_averages(sizes)
+    if not (alone or sizes.get("tp", 1) > 1):
+        return lambda found, beside: found
+    make = training_run.build_replica if alone else training_run.build_plain
+    other = make(cell.config, cell.world, cell.config.seed)
+    group = None if alone else cell.world.checkpoint_group
+    _set_model(other, assembled(snapshot_model(target.model), group))
+    _set_optimizer(other, assembled(snapshot_optimizer(target.model, target.optimizer), group), target)
+    if not alone and _frozen(other.model):
+        _unfreeze(other.model, cell.config.parallel.tp_plan)
+    other.scheduler.load_state_dict(target.scheduler.state_dict())
+    other.noise.load_state_dict(target.noise.state_dict())
+    other.train_state = replace(target.train_state, losses=[*target.train_state.losses])
+    other.random.states = dict(target.random.states)
+    other.train(data, until)
+    return lambda found, beside: mark_expected(found, AS_RESTORED, lambda: beside(other))
+
+
+@torch.no_grad()
+def _set_model(run: TrainingRun, tensors: Leaves) -> None:
+    for name, value in persistent_tensors(run.model).items():
+        value.copy_(tensors[name])
+
+
+def _set_optimizer(run: TrainingRun, tensors: Leaves, target: TrainingRun) -> None:
+    names = {id(value): name for name, value in reversed(named_parameters(run.model).items())}
+    parameters = (value for group in run.optimizer.param_groups for value in group["params"])
+    state = {number: below(tensors, f"state.{names[id(one)]}.") for number, one in enumerate(parameters)}
+    groups = target.optimizer.state_dict()["param_groups"]
+    run.optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
 def _sizes(cell: Cell) -> dict[str, int]:
-    """Of the mesh under FSDP1; none under anything else."""
+    """Of the mesh under FSDP1; none under anything else, nor of a trainer, which nobody can recompute."""
     parallel: ParallelConfig = cell.config.parallel
-    return parallel.mesh_sizes(cell.world.size) if parallel.target == _FSDP1 else {}
+    subject = parallel.target == _FSDP1 and not cell.config.own_trainer
+    return parallel.mesh_sizes(cell.world.size) if subject else {}
 
 
 def _never_averages(sizes: dict[str, int]) -> bool:

@@ -16,6 +16,7 @@ from rich.console import Console
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Rerun
 from dcpbench.config.schema import OF_THE_SWEEP, REPEATS
+from dcpbench.config.text import counted
 from dcpbench.executors import fork_server
 from dcpbench.records.row import INTERRUPTED, exit_status
 from dcpbench.records.row_log import RowLog
@@ -25,10 +26,13 @@ from dcpbench.sweep.folder import manifest, next_steps, resume
 from dcpbench.sweep.plan import cells as composing
 from dcpbench.sweep.plan import dry_run, job
 from dcpbench.sweep.run import driver
+from dcpbench.sweep.run.progress import composing_shown
 from dcpbench.sweep.task import objective_of
 
 _MULTIRUN_YAML = "multirun.yaml"
 """The configuration of the sweep, named as by Hydra's own sweeper, which writes it before the first batch."""
+_MANY = 50
+"""Of more cells a file is told too that they are being composed, which takes seconds."""
 
 
 class SweepRun:
@@ -59,6 +63,7 @@ class SweepRun:
         self._record = manifest.Record(manifest.own_words(sys.argv[1:]), str(Path.cwd()), [], [])
         self._driver: driver.Sweep | None = None
         self._started = 0.0
+        self._planned = 0
         self._in_batch = False
         self._broken_off: ResultsError | None = None
         if not own_sweeper:
@@ -76,8 +81,9 @@ class SweepRun:
         """Whether another sweeper than dcpbench's own is at work, between two batches."""
         return not self._own_sweeper and not self._in_batch
 
-    def run(self, job_overrides: Sequence[Sequence[str]]) -> list[float | None]:
-        """Run the cells of a batch that have no row yet; the value of the objective for each.
+    def run(self, job_overrides: Sequence[Sequence[str]], blocks: Sequence[str] = ()) -> list[float | None]:
+        """Run the cells of a batch that have no row yet; the value of the objective for each. A plan puts
+        cells together by these blocks, if there are any.
 
         Raises:
             ConfigError, hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: the
@@ -88,7 +94,7 @@ class SweepRun:
             raise ConfigError(f"hydra/sweeper={self.sweeper}: asks for no cell")
         self._in_batch = True
         batch = [_of_the_cell(overrides) for overrides in job_overrides]
-        jobs = self._next(self._driver, batch) if self._driver else self._first(batch)
+        jobs = self._next(self._driver, batch) if self._driver else self._first(batch, blocks)
         if self._driver:  # else it is only planned
             try:
                 self._driver.run(jobs)
@@ -110,12 +116,12 @@ class SweepRun:
         """
         with self._claim:
             try:
-                return self._end(self._driver, status) if self._driver else status
+                return self._end(self._driver, status) if self._driver else status or self._planned
             finally:
                 if not (self.begun or self._own_sweeper):  # whose sweeper may have left it behind
                     (self._folder / _MULTIRUN_YAML).unlink(missing_ok=True)
 
-    def _first(self, batch: list[list[str]]) -> list[job.Job]:
+    def _first(self, batch: list[list[str]], blocks: Sequence[str]) -> list[job.Job]:
         """The jobs of the first batch, which of dcpbench's own sweeper is the only one. Begins the sweep,
         unless it is only to be planned."""
         base, folder = self._base, self._folder
@@ -125,11 +131,12 @@ class SweepRun:
             manifest.refuse_used(folder)
         elif before is not None and not base.plan:
             self._claim.enter_context(manifest.held(folder))
-        context = fork_server.fork_server(compiles=composing.may_compile(base, batch))
-        if self._console.is_terminal:  # until the first rank runs there is nothing else to see
+        if self._console.is_terminal or len(batch) > _MANY:  # until the first rank runs there is no other
             doing = "planning" if base.plan else "starting ranks"
-            self._print(f"{len(batch)} cell{'s' if len(batch) > 1 else ''}: {doing} ...")
-        cells = self._cells.cells(batch)
+            self._print(f"{counted(len(batch), 'cell')}: {doing} ...")
+        context = fork_server.fork_server(compiles=composing.may_compile(base, batch))
+        with composing_shown(self._console):
+            cells = self._cells.cells(batch)
         if before is not None:
             resume.same_matrix(folder, before, {cell.name for cell in cells})
         here = fork_server.probe(context)
@@ -142,7 +149,7 @@ class SweepRun:
             for root in self._new_roots(jobs):
                 manifest.refuse_unusable(root / folder.name, "storage.root")
             here.complete()
-            dry_run.print_plan(folder, jobs, here.gpus, found)
+            self._planned = dry_run.print_plan(folder, jobs, blocks, here.gpus, found, base.plan_as)
             return jobs
         if found:
             self._go_on(sweep, found)
@@ -223,14 +230,15 @@ class SweepRun:
             why = "interrupted: " if status == INTERRUPTED else ""
             self._print(f"{why}{len(rows)} of {len(sweep.jobs)} cells have a row")
         if rows:
+            from dcpbench.analysis.history_rows import sweep_before
             from dcpbench.report.show import print_report, write_reports
 
             self._show(write_csv, write_reports, print_report)
             if all(row.status == "skip" for row in rows):
                 self._print("every cell was skipped: nothing was measured")
             spent_s = time.monotonic() - self._started
-            self._print(f"{sweep.written} cells in {spent_s:.1f} s, written to {self._folder}")
-            for sentence in next_steps.sentences(self._folder, self._record.cells, whole):
+            self._print(f"{counted(sweep.written, 'cell')} in {spent_s:.1f} s, written to {self._folder}")
+            for sentence in next_steps.sentences(self._folder, sweep_before(self._folder), whole):
                 self._print(sentence)
         return status or (exit_status(rows) if whole else 1)
 

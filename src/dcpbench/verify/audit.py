@@ -1,8 +1,8 @@
 """What a checkpoint says of itself, against what was to be saved: nothing is loaded for it."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dcpbench.records.findings import Finding, Problem
@@ -29,12 +29,22 @@ class Entry:
     chunks: tuple[Chunk, ...] = ()
 
 
+@dataclass(frozen=True, order=True)
+class Span:
+    """The bytes of a file that are an entry's: from `begin` until before `end`."""
+
+    begin: int
+    end: int
+    name: str
+
+
 @dataclass(frozen=True)
 class Manifest:
     """A checkpoint's entries by their flattened keys (`model.net1.weight`), and its files by their paths.
 
     `named` has the bytes of each file by what the checkpoint says, `found` by what is there. `own` are the
-    files that the format has beside those, `unclaimed` names what is stored though no entry has it.
+    files that the format has beside those, `unclaimed` names what is stored though no entry has it. `spans`
+    are what is stored in each file, where the format says it.
     """
 
     entries: Mapping[str, Entry]
@@ -42,6 +52,7 @@ class Manifest:
     found: Mapping[str, int]
     own: frozenset[str] = frozenset()
     unclaimed: tuple[str, ...] = ()
+    spans: Mapping[str, Sequence[Span]] = field(default_factory=dict)
 
 
 _VALUE = "a value"
@@ -50,8 +61,8 @@ _VALUE = "a value"
 
 def audit(manifest: Manifest, expected: Mapping[str, Entry]) -> list[Finding]:
     """Keys in both directions, tensors stored as such, shapes, dtypes, chunks that tile each tensor exactly
-    once and are stored, and files that are there with the lengths that the checkpoint names; nothing beside
-    all that."""
+    once and are stored, and files that are there with the lengths that the checkpoint names, no byte of them
+    of two entries; nothing beside all that."""
     entries = manifest.entries
     found = [Finding(key, Problem.not_stored) for key in expected if key not in entries]
     found += [Finding(key, Problem.not_asked_for) for key in entries if key not in expected]
@@ -70,8 +81,20 @@ def audit(manifest: Manifest, expected: Mapping[str, Entry]) -> list[Finding]:
         if manifest.found.get(path) != named:
             facts = {"named": named, "found": manifest.found.get(path, "no such file")}
             found.append(Finding(path, Problem.files, facts=facts))
+    for path, spans in manifest.spans.items():
+        found += [Finding(path, Problem.ranges, facts=facts) for facts in _overlapping(spans)]
     strangers = sorted(manifest.found.keys() - manifest.named.keys() - manifest.own)
     return found + [Finding(path, Problem.stray, facts={"found": manifest.found[path]}) for path in strangers]
+
+
+def _overlapping(spans: Iterable[Span]) -> Iterator[dict[str, Any]]:
+    """What two entries share of one file, each entry with the one that reaches the furthest before it."""
+    before = Span(0, 0, "")
+    for span in sorted(span for span in spans if span.begin < span.end):
+        if span.begin < before.end:
+            shared = {"begin": span.begin, "end": min(span.end, before.end)}
+            yield {**shared, "one": before.name, "other": span.name}
+        before = max(before, span, key=lambda one: one.end)
 
 
 def _tensor(key: str, entry: Entry, shape: Shape, expected: Entry) -> list[Finding]:
@@ -92,8 +115,9 @@ def _tensor(key: str, entry: Entry, shape: Shape, expected: Entry) -> list[Findi
             boxes = [*zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True)]
             if boxes and boxes[0][0] + boxes[0][1] <= boxes[0][2]:
                 break  # those after it begin no earlier
+            rest = boxes[1:]
             if all(
-                max(begin, start) < min(begin + length, start + size) for begin, length, start, size in boxes
+                max(begin, start) < min(begin + length, start + size) for begin, length, start, size in rest
             ):
                 wrong.append((Problem.chunks, {"one": one.offsets, "other": other.offsets}))
     stored = sum(math.prod(chunk.sizes) for chunk in entry.chunks)
@@ -108,7 +132,8 @@ def controls(manifest: Manifest, expected: Mapping[str, Entry]) -> dict[str, boo
     key, entry = next(
         (key, entry) for key, entry in manifest.entries.items() if math.prod(entry.shape or ()) > 1
     )
-    one = replace(manifest, entries={key: entry, _VALUE: Entry()})
+    spans = {path: spans[:1] for path, spans in [*manifest.spans.items()][:1]}
+    one = replace(manifest, entries={key: entry, _VALUE: Entry()}, spans=spans)
     wanted = {key: expected.get(key, Entry()), _VALUE: Entry()}
     clean = audit(one, wanted)
     return {
@@ -131,7 +156,9 @@ def damaged_copies(manifest: Manifest, key: str) -> dict[str, Manifest]:
     def with_chunks(*chunks: Chunk) -> Manifest:
         return with_entries({key: replace(entry, chunks=chunks)})
 
-    return {
+    shared = {path: [*spans, replace(spans[0], name="stranger")] for path, spans in manifest.spans.items()}
+    where_known = {"bytes of two entries": replace(manifest, spans=shared)} if shared else {}
+    return where_known | {
         "a tensor that is stored as bytes": with_entries({key: Entry(None, None, entry.chunks[:1])}),
         "a value that is stored as a tensor": with_entries({_VALUE: entry}),
         "a key that is missing": replace(manifest, entries=_without(manifest.entries, key)),

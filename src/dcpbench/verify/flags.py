@@ -1,22 +1,35 @@
 """What decides how training goes on and is no value of the state: flags, modes, defaults, shared memory,
-gradients."""
+gradients, hooks."""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
 
 from dcpbench.verify.snapshot import Leaves, TensorLeaf, named_parameters, plain_fqn, snapshot_nested
 
+_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_OF_PARALLELISMS = ("torch.distributed.", "torch._")
+"""Modules whose hooks come and go with the layout and with the first step."""
+
 
 def snapshot_flags(
     model: nn.Module, optimizer: torch.optim.Optimizer, state: Leaves, gradients: bool = True
 ) -> Leaves:
     """Which parameters require a gradient and which modules are in training mode, by FQN; the optimizer's
-    defaults and the keys of its groups; which of the tensors in `state` share memory; the gradients left, if
-    these are asked for."""
+    defaults and the keys of its groups; which of the tensors in `state` share memory; the hooks that are not
+    a parallelism's own; the gradients left, if these are asked for."""
     parameters = named_parameters(model)
     flags: Leaves = {f"requires_grad.{name}": value.requires_grad for name, value in parameters.items()}
+    hooks = [one for name, value in parameters.items() for one in _hooks(name, value)]
     for name, module in model.named_modules(remove_duplicate=False):
-        flags[f"training.model.{plain_fqn(model, f'{name}.')}".rstrip(".")] = module.training
+        fqn = plain_fqn(model, f"{name}.").rstrip(".")
+        flags[f"training.model.{fqn}".rstrip(".")] = module.training
+        hooks += _hooks(fqn, module)
+    flags |= {"hooks.model": "; ".join(hooks), "hooks.optimizer": "; ".join(_hooks("", optimizer))}
     flags |= snapshot_nested(optimizer.defaults, "defaults.")
     for number, group in enumerate(optimizer.param_groups):
         flags[f"param_groups.{number}.keys"] = ", ".join(sorted(group))
@@ -25,6 +38,29 @@ def snapshot_flags(
         return flags
     left = {name: value.grad for name, value in parameters.items() if value.grad is not None}
     return {**flags, "gradients": ", ".join(left), **snapshot_nested(left, "gradients.")}
+
+
+def _hooks(name: str, owner: object) -> Iterator[str]:
+    """The hooks on a module, a parameter or an optimizer, as they are called one after the other: of which
+    kind, and where their code is."""
+    is_tensor = isinstance(owner, torch.Tensor)
+    held = {kind: getattr(owner, kind) for kind in _OF_TENSORS} if is_tensor else vars(owner)
+    for kind, hooks in held.items():
+        if kind.endswith("_hooks") and hooks:
+            codes = [_code_of(hook) for hook in hooks.values()]
+            yield from (
+                f"{name} {kind} {code}".lstrip() for code in codes if not code.startswith(_OF_PARALLELISMS)
+            )
+
+
+def _code_of(hook: Callable[..., Any]) -> str:
+    """Module, qualified name and line of a function, a method, or the class of an object that is called."""
+    hook = inspect.unwrap(hook)
+    if isinstance(hook, functools.partial):
+        return _code_of(hook.func)
+    named: Any = hook if hasattr(hook, "__qualname__") else type(hook)
+    line = getattr(getattr(hook, "__code__", None), "co_firstlineno", None)
+    return f"{named.__module__}.{named.__qualname__}{f':{line}' if line else ''}"
 
 
 def sharing_memory(state: Leaves) -> list[list[str]]:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from dcpbench.records.findings import Finding, Problem
-from dcpbench.verify.compare import Recall, bits, distances, share_of
+from dcpbench.verify.compare import Recall, bits
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.digest import Digest, add
 from dcpbench.verify.snapshot import DigestedLeaf, Leaf, Leaves, TensorLeaf, block_digests
@@ -23,6 +23,8 @@ TRAINED_ALONE = "trained_alone"
 """The same: each replica is what its own share of the batches makes of it."""
 UNFROZEN = "unfrozen"
 """Under FSDP1 + TP frozen parameters that TP shards are trained."""
+AS_RESTORED = "as_restored"
+"""After a load that was wrong by a known defect: what a plain run makes of what was restored."""
 
 _OF_TENSORS = (Problem.differs, Problem.digests_differ)
 
@@ -59,23 +61,19 @@ def mark_replica(
         yield replace(finding, by=ONE_REPLICA) if same else finding
 
 
-def against_whole(
-    found: Iterable[Finding], expected: Leaves, group: dist.ProcessGroup | None
-) -> Iterator[Finding]:
-    """Findings whose distance is a part of the largest magnitude in the whole tensor: what slices of it have
-    set in this rank's part is as large. Collective over `group`."""
-    mine = {
-        name: float(distances(leaf.local, torch.zeros_like(leaf.local)).max().item())
-        for name, leaf in expected.items()
-        if isinstance(leaf, TensorLeaf) and leaf.local.numel()
-    }
-    everybody = gathered(mine, group)
-    for finding in found:
-        sizes = [each[finding.name] for each in everybody if finding.name in each]
-        if sizes and finding.problem is Problem.differs and finding.max_abs_diff is not None:
-            share = share_of(finding.max_abs_diff, max(sizes))
-            finding = replace(finding, facts={**finding.facts, "share": share})
-        yield finding
+def assembled(leaves: Leaves, group: dist.ProcessGroup | None) -> dict[str, torch.Tensor]:
+    """Whole tensors, on the CPU, of the parts that the ranks have; one after the other, collective over
+    `group`. An element that no rank has is 0."""
+    names = gathered([name for name, leaf in leaves.items() if isinstance(leaf, TensorLeaf)], group)
+    tensors: dict[str, torch.Tensor] = {}
+    for name in dict.fromkeys(name for mine in names for name in mine):
+        leaf = leaves.get(name)
+        mine = (leaf.extent, leaf.local.cpu()) if isinstance(leaf, TensorLeaf) else None
+        for extent, local in filter(None, gathered(mine, group)):
+            held = tensors.setdefault(name, torch.zeros(extent.shape, dtype=local.dtype))
+            at = extent.take(torch.arange(held.numel()).view(extent.shape))
+            held.view(-1)[at] = local.reshape(-1)
+    return tensors
 
 
 def mark_expected(

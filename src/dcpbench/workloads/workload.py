@@ -83,9 +83,15 @@ def of_groups(config: Config) -> Workload:
         made: torch.optim.Optimizer = pkgutil.resolve_name(config.optimizer.target)(
             groups, **config.optimizer.hyperparameters()
         )
+        made.register_step_post_hook(_let_go)
         return made
 
     return Workload(model, batch, loss, optimizer)
+
+
+def _let_go(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Free the gradients right after a step, in a hook as trainers have them."""
+    optimizer.zero_grad()
 
 
 def each_tensor(change: Callable[[torch.Tensor], torch.Tensor], tensors: Tensors) -> Tensors:

@@ -28,7 +28,10 @@ _FAULT = "fault"
 
 
 class DcpbenchLauncher(Launcher):
-    """Runs the cells of a sweep on ranks of this host, batch by batch, for whichever sweeper asks."""
+    """Runs the cells of a sweep on ranks of this host, batch by batch, for whichever sweeper asks; `blocks`
+    names for each cell the block that asks for it, if there are blocks."""
+
+    blocks: Sequence[str] = ()
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Begin the sweep, and leave it in `task_function` to be ended when Hydra has returned."""
@@ -44,7 +47,8 @@ class DcpbenchLauncher(Launcher):
         """Run the cells of one batch. Every job is completed and returns the value of the objective:
         verdicts are rows, never Hydra's."""
         completed = []
-        for overrides, value in zip(job_overrides, self.sweep.run(job_overrides), strict=True):
+        values = self.sweep.run(job_overrides, self.blocks)
+        for overrides, value in zip(job_overrides, values, strict=True):
             job = JobReturn(overrides=list(overrides), status=JobStatus.COMPLETED)
             job.return_value = value
             completed.append(job)
@@ -73,7 +77,7 @@ class DcpbenchSweeper(Sweeper):
             raise ConfigError("hydra/launcher: dcpbench runs cells with its own launcher only")
         self._parser = OverridesParser.create(config_loader=hydra_context.config_loader)
         self._repeats = config.repeats
-        self._launcher = Plugins.instance().instantiate_launcher(
+        self._launcher: Any = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
 
@@ -89,13 +93,14 @@ class DcpbenchSweeper(Sweeper):
         if self.max_batch_size is not None:
             ignored = f"hydra.sweeper.max_batch_size={self.max_batch_size}"
             sys.stderr.write(f"dcpbench: {ignored} changes nothing: all cells are one batch\n")
-        blocks = [
-            self._parser.parse_overrides([f"{key}={_listed(values)}" for key, values in block.items()])
-            for block in self.matrix.values()
-        ]
+        blocks = {
+            name: self._parser.parse_overrides([f"{key}={_listed(values)}" for key, values in block.items()])
+            for name, block in self.matrix.items()
+        }
         cells = jobs(blocks, own) if blocks else product(own)
         cells = repeated(cells, self._repeats, for_all=REPEATS in about_all)
-        return [self._launcher.launch(cells, initial_job_idx=0)]
+        self._launcher.blocks = [cell.block for cell in cells] if blocks else []
+        return [self._launcher.launch([cell.overrides for cell in cells], initial_job_idx=0)]
 
 
 class FaultSource(ConfigSource):

@@ -7,24 +7,30 @@ block may say its own `repeats`: what is timed runs several times, what is only 
 
 import itertools
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from hydra.core.override_parser.types import Override
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import REPEATS
 
-Job = list[str]
+
+class Job(NamedTuple):
+    """The overrides of a cell, and the name of the block that asks for it, if it is of one."""
+
+    overrides: list[str]
+    block: str = ""
+
 
 _NUMBERED = "repeat="
 
 
-def jobs(blocks: Sequence[Sequence[Override]], given: Sequence[Override]) -> list[Job]:
+def jobs(blocks: Mapping[str, Sequence[Override]], given: Sequence[Override]) -> list[Job]:
     """Every job of the union, each once, in the order of the blocks.
 
     Args:
-        blocks: the overrides that make up each block.
+        blocks: the overrides that make up each block, by its name.
         given: the overrides of the command line, after those of `hydra.sweeper.params`; where a key comes
             twice the last holds. One whose key a block sweeps keeps of the block's values those that it
             names, and leaves the block out if it names none. Another holds for all jobs of the block. If
@@ -38,11 +44,11 @@ def jobs(blocks: Sequence[Sequence[Override]], given: Sequence[Override]) -> lis
     """
     given = list({override.get_key_element(): override for override in given}.values())
     union: dict[tuple[str, ...], Job] = {}
-    for block in blocks:
-        for job in _block_jobs(block, given):
-            union.setdefault(tuple(sorted(job)), job)
+    for name, block in blocks.items():
+        for overrides in _block_jobs(block, given):
+            union.setdefault(tuple(sorted(overrides)), Job(overrides, name))
     if not union:
-        raise ConfigError(_nothing_left(blocks, given))
+        raise ConfigError(_nothing_left(blocks.values(), given))
     exact = tuple(sorted(item for override in given for item in _items(override)))
     return [union[exact]] if exact in union else list(union.values())
 
@@ -58,7 +64,7 @@ def product(overrides: Sequence[Override]) -> list[Job]:
         key = override.get_key_element()
         swept = override.is_sweep_override()
         lists[key] = _items(override) if swept else [f"{key}={override.get_value_element_as_str()}"]
-    return [list(job) for job in itertools.product(*lists.values())]
+    return [Job([*overrides]) for overrides in itertools.product(*lists.values())]
 
 
 def repeated(jobs: Sequence[Job], repeats: int, for_all: bool) -> list[Job]:
@@ -75,7 +81,7 @@ def repeated(jobs: Sequence[Job], repeats: int, for_all: bool) -> list[Job]:
     """
     counted = [_counted(job, repeats, for_all) for job in jobs]
     return [
-        [*job, f"{_NUMBERED}{this}"] if number > 1 else job
+        Job([*job.overrides, f"{_NUMBERED}{this}"], job.block) if number > 1 else job
         for this in range(max(number for _, number in counted))
         for job, number in counted
         if this < number
@@ -84,16 +90,16 @@ def repeated(jobs: Sequence[Job], repeats: int, for_all: bool) -> list[Job]:
 
 def _counted(job: Job, repeats: int, for_all: bool) -> tuple[Job, int]:
     """A job without its `repeats`, and how often it runs."""
-    of_block = [item.partition("=")[2] for item in job if item.startswith(f"{REPEATS}=")]
-    own = [item for item in job if not item.startswith(f"{REPEATS}=")]
+    of_block = [item.partition("=")[2] for item in job.overrides if item.startswith(f"{REPEATS}=")]
+    own = [item for item in job.overrides if not item.startswith(f"{REPEATS}=")]
     asked = of_block[0] if of_block and not for_all else str(repeats)
     if not asked.isdecimal() or int(asked) < 1:
         raise ConfigError(f"{REPEATS}={asked}: must be a number, at least 1")
     numbered = any(item.startswith(_NUMBERED) for item in own)
-    return own, 1 if numbered else int(asked)
+    return Job(own, job.block), 1 if numbered else int(asked)
 
 
-def _block_jobs(block: Sequence[Override], given: Sequence[Override]) -> list[Job]:
+def _block_jobs(block: Sequence[Override], given: Sequence[Override]) -> list[list[str]]:
     swept = {override.get_key_element(): _items(override) for override in block}
     named = {override.get_key_element(): _items(override) for override in given}
     if len(swept.get(REPEATS, [])) > 1:
@@ -116,7 +122,7 @@ def _items(override: Override) -> list[str]:
     return [f"{key}={value if isinstance(value, bool) else override.get_value_element_as_str()}"]
 
 
-def _nothing_left(blocks: Sequence[Sequence[Override]], given: Sequence[Override]) -> str:
+def _nothing_left(blocks: Iterable[Sequence[Override]], given: Sequence[Override]) -> str:
     swept: defaultdict[str, dict[str, None]] = defaultdict(dict)
     for override in itertools.chain.from_iterable(blocks):
         swept[override.get_key_element()].update(dict.fromkeys(_items(override)))

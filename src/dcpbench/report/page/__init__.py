@@ -17,6 +17,7 @@ from typing import Any
 import pandas as pd
 
 from dcpbench.analysis.frame import Sweeps, is_true, ok
+from dcpbench.config.text import counted
 from dcpbench.report.page.changes import changes
 from dcpbench.report.page.rows import LIMITS, compact, cut
 from dcpbench.report.tables import counts, detection
@@ -88,7 +89,8 @@ def _packed(sweeps: Sweeps, beside: dict[str, Any]) -> str:
 
 def _plain(frame: pd.DataFrame) -> str:
     """Counts and what did not pass, for a browser without scripts."""
-    parts = [f"<p>{_text(f'{len(frame)} cells: {counts(frame)}' if len(frame) else 'no rows')}</p>"]
+    said = f"{counted(len(frame), 'cell')}: {counts(frame)}" if len(frame) else "no rows"
+    parts = [f"<p>{_text(said)}</p>"]
     passed = frame["status"].eq("pass").fillna(False).astype(bool) | is_true(frame["fault_seen"])
     chosen = frame[~(passed & ok(frame))]
     shown = chosen[_PLAIN].head(_PLAIN_ROWS).map(lambda value: cut(value, _PLAIN_REASON) or "")

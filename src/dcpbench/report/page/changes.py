@@ -1,4 +1,4 @@
-"""What changed since the sweep before: which sweep that is, and what the page says of the two."""
+"""What the page says of a sweep and the one before it."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -9,34 +9,13 @@ import pandas as pd
 from dcpbench.analysis.cell_identity import cell_names, identity_keys, with_cells
 from dcpbench.analysis.comparison import OTHER_CONFIGURATION, SAME, compared, differences
 from dcpbench.analysis.costs import CHANGED, TOO_FEW, Rule, is_regression
-from dcpbench.analysis.frame import Sweeps, ok, read_sweeps, records, short_names
-from dcpbench.analysis.history_rows import read_history
+from dcpbench.analysis.frame import Sweeps, ok, records, short_names
 from dcpbench.records import files
 from dcpbench.records.row_reader import parse
-from dcpbench.records.store import RESULTS_CSV, SWEEP_JSON, ResultsError
+from dcpbench.records.store import SWEEP_JSON
 from dcpbench.report.labels import quantity
 
-_LOOKED_AT = 10
-_LEAST_IN_COMMON = 0.5
 _LISTED = 300
-
-
-def sweep_before(folder: Path, frame: pd.DataFrame) -> Sweeps | None:
-    """The newest sweep beside `folder` that ended, began before its rows did and has half of its cells."""
-    own = folder.resolve()
-    found = [path for path in own.parent.glob(f"*/{RESULTS_CSV}") if path.parent != own]
-    written = {path: path.lstat().st_mtime_ns for path in found}
-    limit = max(path.lstat().st_mtime_ns for path in own.glob("results.*"))
-    newest = sorted((path for path in found if written[path] <= limit), key=written.__getitem__, reverse=True)
-    for path in newest[:_LOOKED_AT]:
-        with suppress(ResultsError, OSError):  # what lies beside it may be anybody's
-            other = read_history([path.parent]).frame
-            began = [one["started_at"].dropna().min() for one in (other, frame)]
-            if any(map(pd.isna, began)) or began[0] < began[1]:
-                share = _cells(frame).isin(_cells(other)).mean()
-                if share >= _LEAST_IN_COMMON:
-                    return read_sweeps([path.parent])
-    return None
 
 
 def without_row(folder: Path, frame: pd.DataFrame) -> list[str]:
@@ -47,11 +26,6 @@ def without_row(folder: Path, frame: pd.DataFrame) -> list[str]:
         done = set(frame["cell"])
         return [cell for cell in cells or () if isinstance(cell, str) and cell not in done]
     return []
-
-
-def _cells(frame: pd.DataFrame) -> "pd.Series[str]":
-    """The address of each cell, as far as its axes say it."""
-    return with_cells(frame, ())["address"].drop_duplicates()
 
 
 def changes(before: Sweeps, now: Sweeps) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 from dcpbench.analysis.frame import read_sweeps
 from dcpbench.analysis.query import QueryError
 from dcpbench.config.cell_key import digest_of
-from dcpbench.config.text import visible
+from dcpbench.config.text import counted, visible
 from dcpbench.records.row import AXES, NESTED, Row, column_types
 from dcpbench.records.store import SUPERSEDED_JSONL, ResultsError, stored_rows
 from dcpbench.report.styles import complain
@@ -86,7 +86,7 @@ def main(sweeps: Sequence[Path], to: str, dir: Path | None = None, project: str 
         before = tracker.log(sweep, folder, project)
         changed = sweep.changed(before)
         new = sum(cell.key not in before for cell in changed)
-        counts = [f"{new} cells logged"]
+        counts = [f"{counted(new, 'cell')} logged"]
         if replaced := len(changed) - new:
             counts.append(f"{replaced} replaced, which have run again")
         if same := len(sweep.cells) - len(changed):

@@ -155,7 +155,7 @@ def held(folder: Path) -> Iterator[None]:
     try:
         descriptor = lock.take(folder)
     except BlockingIOError:
-        raise ConfigError(f"{_DIR}={folder}: another dcpbench is at work in this folder") from None
+        raise _at_work(folder) from None
     except OSError as error:
         raise ConfigError(f"{_DIR}={folder}: cannot be used: {error.strerror}") from None
     try:
@@ -165,6 +165,10 @@ def held(folder: Path) -> Iterator[None]:
             if not _used(folder):
                 shutil.rmtree(folder)
         os.close(descriptor)
+
+
+def _at_work(folder: Path) -> ConfigError:
+    return ConfigError(f"{_DIR}={folder}: another dcpbench is at work in this folder")
 
 
 def refuse_used(folder: Path, key: str = _DIR) -> None:
@@ -194,6 +198,8 @@ def refuse_unusable(folder: Path, key: str = _DIR, begun: bool = False) -> None:
     """
     if not begun:
         refuse_used(folder, key)
+    if lock.is_held(folder):
+        raise _at_work(folder)
     place = next(path for path in (folder, *folder.parents) if path.exists())
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         raise ConfigError(f"{key}={folder}: cannot be used: {place} cannot be written to")

@@ -24,13 +24,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.records import lock
 from dcpbench.records.store import RESULTS_JSONL, SWEEP_JSON, ResultsError, stored_rows
-from dcpbench.report.styles import BAD, complain, console_for, text_of
+from dcpbench.report.styles import BAD, complain, print_table, text_of
 from dcpbench.sweep.folder import manifest
 
 RUBBISH = ".thinned"
@@ -268,8 +269,8 @@ def _print_fates(fates: Sequence[Fate], sentences: Sequence[str]) -> None:
         began = f"{fate.sweep.at:%Y-%m-%d %H:%M}"
         frees = (goes, decimal(fate.freed_bytes)) if fate.goes else ("", "")
         table.add_row(text_of(fate.sweep.folder.name), began, *frees, text_of(fate.because))
-    console = console_for(table)
-    console.print(table)
+    print_table(table)
+    console = Console()
     for sentence in sentences:
         console.print(text_of(sentence, BAD), soft_wrap=True)
     for fate in fates:

@@ -12,6 +12,7 @@ from typing import Any
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Rerun
+from dcpbench.config.text import counted
 from dcpbench.records import files, store
 from dcpbench.records.row import Row
 from dcpbench.records.row_reader import parse
@@ -39,7 +40,7 @@ class Found:
         """What there is to say about it, a line each, for a sweep of so many cells."""
         sentences = [f"resume: {len(self.standing)} of {cells} cells are done"]
         for why, number in self.reasons.items():
-            sentences.append(f"resume: {number} {'cell' if number == 1 else 'cells'} again: {why}")
+            sentences.append(f"resume: {counted(number, 'cell')} again: {why}")
         if self.torn:
             sentences.append(f"resume: the last line of {store.RESULTS_JSONL} was broken off and is cut off")
         return sentences

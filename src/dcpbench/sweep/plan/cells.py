@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hydra.core.config_loader import ConfigLoader
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
 
-from dcpbench.config.errors import ConfigError, refuse_unknown
+from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import Config
-from dcpbench.sweep.plan.composition import Compositions
-from dcpbench.sweep.plan.forked_map import forked_map
+from dcpbench.sweep.plan.composition import Choices, Compositions
+from dcpbench.sweep.plan.configurations import Configurations, leave_out_hydra
 
 _LONGEST_NAME = 150
-_CONFIGURED_S = 0.01
+_OWN_FOLDER = {"hydra.job.id", "hydra.job.num", "hydra.job.override_dirname"}
+"""What the name of a job's folder may be made of without the job's whole composition being made."""
 
 
 @dataclass
@@ -43,7 +42,7 @@ class SweepCell:
         composed = self.composed()
         OmegaConf.save(OmegaConf.masked_copy(composed, "hydra"), output / "hydra.yaml")
         OmegaConf.save(OmegaConf.create(self.overrides), output / "overrides.yaml")
-        _leave_out_hydra(composed)
+        leave_out_hydra(composed)
         OmegaConf.save(composed, output / "config.yaml")
 
 
@@ -55,19 +54,13 @@ class _Asked(NamedTuple):
     number: int
 
 
-class _Configured(NamedTuple):
-    """What a cell's composition says of it."""
-
-    config: Config
-    folder: Path
-    config_dir: str | None
-
-
 class CellMaker:
     """Makes the cells of a sweep, batch by batch; `base` is the composition of the sweep itself."""
 
     def __init__(self, loader: ConfigLoader, base: DictConfig) -> None:
         self._compositions = Compositions(loader, base)
+        self._configurations = Configurations(self._compositions)
+        self._begun: dict[Choices, DictConfig] = {}
         self._names: Counter[str] = Counter()
         self._folders: dict[Path, str] = {}
 
@@ -79,11 +72,7 @@ class CellMaker:
                 is wrong, or two cells would share a folder.
         """
         self._compositions.prepare(batch)
-        asked = [self._asked(tuple(overrides)) for overrides in batch]
-        made = forked_map(self._configured_if_right, asked, _CONFIGURED_S)
-        return [
-            self._cell(one, known or self._configured(one)) for one, known in zip(asked, made, strict=True)
-        ]
+        return [self._cell(self._asked(tuple(overrides))) for overrides in batch]
 
     def _asked(self, overrides: tuple[str, ...]) -> _Asked:
         name, number = _cell_name(_own(overrides)), self._names.total()
@@ -93,34 +82,40 @@ class CellMaker:
         return _Asked(overrides, name, number)
 
     def _composed(self, asked: _Asked) -> DictConfig:
-        job = self._compositions.of(asked.overrides)
-        with open_dict(job):
-            job.hydra.job.id = asked.name
-            job.hydra.job.num = asked.number
-        return job
+        return _numbered(self._compositions.of(asked.overrides), asked)
 
-    def _configured(self, asked: _Asked) -> _Configured:
-        job = self._composed(asked)
-        sources = job.hydra.runtime.config_sources
-        folder = Path(str(job.hydra.sweep.dir)).resolve() / str(job.hydra.sweep.subdir)
-        config_dir = next((str(one.path) for one in sources if one.provider == "command-line"), None)
-        config = typed(job)
+    def _with_folder(self, asked: _Asked) -> DictConfig:
+        """A composition of which the job's folder can be asked: one for all jobs that begin alike, where
+        that names folders by what is numbered or named for each of them."""
+        begun, _ = self._compositions.begun_with(asked.overrides)
+        if begun not in self._begun:
+            self._begun[begun] = self._compositions.of(begun)
+        job = self._begun[begun]
+        sweep = OmegaConf.to_container(job.hydra.sweep)
+        assert isinstance(sweep, dict)
+        of = set(re.findall(r"\$\{([^{}]*)\}", f"{sweep['dir']} {sweep['subdir']}"))
+        if not all(text in _OWN_FOLDER or text.startswith("now:") for text in of):
+            return self._composed(asked)
+        return _numbered(self._compositions.described(job, asked.overrides), asked)
+
+    def _cell(self, asked: _Asked) -> SweepCell:
+        config = self._configurations.of(asked.overrides)
         config.check()
-        return _Configured(config, folder, config_dir)
-
-    def _configured_if_right(self, asked: _Asked) -> _Configured | None:
-        try:
-            return self._configured(asked)
-        except (ConfigError, HydraException, OmegaConfBaseException):
-            return None
-
-    def _cell(self, asked: _Asked, made: _Configured) -> SweepCell:
-        if (other := self._folders.setdefault(made.folder, asked.name)) != asked.name:
-            raise ConfigError(f"hydra.sweep.subdir: {other} and {asked.name} would share {made.folder}")
+        job = self._with_folder(asked)
+        folder = Path(str(job.hydra.sweep.dir)).resolve() / str(job.hydra.sweep.subdir)
+        sources = job.hydra.runtime.config_sources
+        config_dir = next((str(one.path) for one in sources if one.provider == "command-line"), None)
+        if (other := self._folders.setdefault(folder, asked.name)) != asked.name:
+            raise ConfigError(f"hydra.sweep.subdir: {other} and {asked.name} would share {folder}")
         composed = partial(self._composed, asked)
-        return SweepCell(
-            asked.name, _own(asked.overrides), made.config, made.folder, made.config_dir, composed
-        )
+        return SweepCell(asked.name, _own(asked.overrides), config, folder, config_dir, composed)
+
+
+def _numbered(job: DictConfig, asked: _Asked) -> DictConfig:
+    with open_dict(job):
+        job.hydra.job.id = asked.name
+        job.hydra.job.num = asked.number
+    return job
 
 
 def may_compile(base: DictConfig, batch: Sequence[Sequence[str]]) -> bool:
@@ -130,20 +125,6 @@ def may_compile(base: DictConfig, batch: Sequence[Sequence[str]]) -> bool:
     """
     asked = {item.lower() for overrides in batch for item in overrides if item.startswith("compile=")}
     return bool(asked - {"compile=false"}) if asked else bool(base.compile)
-
-
-def typed(composed: DictConfig) -> Config:
-    """The job's part of a composition, which is cut down to it, as the dataclass it was checked against."""
-    _leave_out_hydra(composed)
-    config = OmegaConf.to_object(composed)
-    assert isinstance(config, Config)
-    refuse_unknown(config)
-    return config
-
-
-def _leave_out_hydra(composed: DictConfig) -> None:
-    with open_dict(composed):
-        del composed["hydra"]
 
 
 def _own(overrides: Sequence[str]) -> list[str]:

@@ -27,10 +27,10 @@ _COMPOSED_S = 0.075
 
 
 class _Part(NamedTuple):
-    """A value of a group: what it is called, and its part of the configuration, pickled below the group."""
+    """A value of a group: what is chosen with it, and its part of the configuration, pickled below it."""
 
     group: str
-    choice: str | None
+    choices: dict[str, str | None]
     own: bytes
 
 
@@ -72,6 +72,13 @@ class Compositions:
             return self._copy(overrides)
         return self.composed(overrides)  # which says what is wrong as Hydra says it
 
+    def begun_with(self, overrides: Sequence[str]) -> tuple[Choices, list[str]]:
+        """Those of a job's overrides that may change anything, and the others, of which each changes one
+        top-level key of the configuration alone."""
+        _, choices = self._split(overrides)
+        begun = self._common if self._can_put_together(choices) else choices
+        return begun, [line for line in overrides if line not in begun]
+
     def composed(self, overrides: Sequence[str]) -> DictConfig:
         """What Hydra itself makes of them, from all files; raises what `of` does."""
         return self._loader.load_sweep_config(self._base, list(overrides))
@@ -103,14 +110,16 @@ class Compositions:
         group = self._parse(line).key_or_group
         made = self._load(both)
         rests = [OmegaConf.to_container(config) for config in (made, self._load(self._common))]
+        choices: list[dict[str, str | None]] = []
         for rest in rests:
             assert isinstance(rest, dict)
-            del rest[group], rest["hydra"]["runtime"]["choices"][group]
-            del rest["hydra"]["overrides"]["task"], rest["hydra"]["job"]["override_dirname"]
+            del rest[group], rest["hydra"]["overrides"]["task"], rest["hydra"]["job"]["override_dirname"]
+            chosen = rest["hydra"]["runtime"]["choices"]
+            named = [name for name in chosen if name == group or name.endswith(f"@{group}")]
+            choices.append({name: chosen.pop(name) for name in named})
         if rests[0] != rests[1]:
             return None
-        own = pickle.dumps(OmegaConf.masked_copy(made, [group]))
-        return _Part(group, made.hydra.runtime.choices[group], own)
+        return _Part(group, choices[0], pickle.dumps(OmegaConf.masked_copy(made, [group])))
 
     def _can_put_together(self, choices: Choices) -> bool:
         asked, common = set(choices), set(self._common)
@@ -121,13 +130,14 @@ class Compositions:
         with flag_override(job, "no_deepcopy_set_nodes", True):
             for part in (self._parts[line] for line in choices if line in self._parts):
                 job[part.group] = pickle.loads(part.own)[part.group]  # noqa: S301 - made above
-                job.hydra.runtime.choices[part.group] = part.choice
+                with open_dict(job.hydra.runtime.choices):
+                    job.hydra.runtime.choices.update(part.choices)
         return job
 
     def _is_as_by_hydra(self, choices: Choices) -> bool:
         if choices not in self._by_hydra:
             return False
-        ours = self._described(self._put_together(choices), choices)
+        ours = self.described(self._put_together(choices), choices)
         return bool(OmegaConf.to_container(ours) == OmegaConf.to_container(self._load(choices)))
 
     def _split(self, overrides: Sequence[str]) -> tuple[list[Override], Choices]:
@@ -148,10 +158,10 @@ class Compositions:
             return self.composed(overrides)
         for override in values:
             OmegaConf.update(job, override.key_or_group, override.value(), merge=True)
-        return self._described(job, overrides)
+        return self.described(job, overrides)
 
-    def _described(self, job: DictConfig, overrides: Sequence[str]) -> DictConfig:
-        """The job, which says of itself by which overrides it was made."""
+    def described(self, job: DictConfig, overrides: Sequence[str]) -> DictConfig:
+        """The job, which is made to say of itself by which overrides it was made."""
         own = [item for item in map(self._parse, overrides) if not item.is_hydra_override()]
         how = job.hydra.job.config.override_dirname
         named = sorted(str(item.input_line) for item in own if item.key_or_group not in how.exclude_keys)

@@ -1,13 +1,20 @@
 """`plan=true`: what a sweep would do and how long it would take, without starting a rank."""
 
+import json
+import sys
 from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dcpbench.records.row import Row
-from dcpbench.report.styles import console_for, standard_output, style_of, text_of
+from dcpbench.config.groups import PlanAs
+from dcpbench.config.text import counted
+from dcpbench.records.row import Row, exit_status
+from dcpbench.report.styles import print_table, standard_output, style_of, text_of
 from dcpbench.sweep.folder.resume import Found
 from dcpbench.sweep.plan import resources
 from dcpbench.sweep.plan.job import Job
@@ -15,53 +22,171 @@ from dcpbench.sweep.plan.resources import Costs, Estimated, duration_text
 
 _WOULD = {"run": "would run", "skip": "would be skipped", "done": "are done"}
 _STYLES = {"done": style_of("pass"), "skip": style_of("skip")}
+_MOST_CELLS = 50
+"""Of more, blocks are shown unless it is asked for all."""
+_MOST_GROUPS = 24
+"""An axis of more values puts too few cells together."""
 
 
-def print_plan(folder: Path, jobs: list[Job], gpus: int, found: Found | None) -> None:
-    """Print to standard output what would become of each cell of the sweep in `folder`, and the sum."""
+@dataclass(frozen=True)
+class Fate:
+    """What would become of a cell of a `block` of the sweep: whether it would `run`, be a `skip` or is
+    `done`, in about how many seconds if that is known, and why; `known` failures are expected of it."""
+
+    cell: str
+    block: str
+    would: str
+    seconds: float | None
+    because: str
+    known: tuple[str, ...] = ()
+
+
+def print_plan(
+    folder: Path, jobs: Sequence[Job], blocks: Sequence[str], gpus: int, found: Found | None, shown: PlanAs
+) -> int:
+    """Print to standard output what would become of the cells of the sweep in `folder`, one by one or by
+    block, and the sum. `blocks` are those that ask for the cells, if an experiment names blocks.
+
+    Returns:
+        the exit status that a run is already known to have: 1 if every cell would be a skip.
+    """
     done = found.done if found else {}
-    to_run = list(resources.estimates([job for job in jobs if job.cell.name not in done], gpus).values())
-    # This sweep, if it has begun and knows such cells, else the newest beside it that does.
-    costs = Costs(done.values())
-    source, times = "this sweep", costs
-    if costs.left(to_run) is None and (other := resources.newest_like(folder, to_run)):
-        source, times = str(other[0]), other[1]
-    table = Table("cell", "would", "about", "because", box=None, pad_edge=False, header_style="bold")
-    counts: Counter[str] = Counter()
-    for job in jobs:
-        would, about, because = _fate(job, done.get(job.cell.name), folder, costs, times)
-        counts[would] += 1
-        style = _STYLES.get(would, "default")
-        table.add_row(text_of(job.cell.name), Text(would, style=style), about, text_of(because))
-    console = console_for(table)
-    sentences = found.sentences(len(jobs)) if found else []
-    parts = [f"{counts[would]} {words}" for would, words in _WOULD.items() if counts[would]]
-    sentences.append(f"{len(jobs)} cells: {', '.join(parts)}")
-    if to_run:
-        sentences.append(_estimate(to_run, source, times))
+    estimated = resources.estimates([job for job in jobs if job.cell.name not in done], gpus)
+    costs, times = Costs(done.values()), Costs(done.values())
+    sources = times.learn_beside(folder, estimated.values())
+    fates = [
+        _fate(job, block, done.get(job.cell.name), folder, costs, times)
+        for job, block in zip(jobs, blocks or _groups(jobs), strict=True)
+    ]
+    to_run = [estimated[fate.cell] for fate in fates if fate.would == "run"]
+    by_block = {
+        block: _Block.of([fate for fate in fates if fate.block == block], estimated, times)
+        for block in dict.fromkeys(fate.block for fate in fates)
+    }
     with standard_output():
-        console.print(table)
-        console.print()
-        for sentence in sentences:
-            console.print(text_of(sentence), soft_wrap=True)
+        if shown is PlanAs.json:
+            told = {
+                "cells": [*map(asdict, fates)],
+                "blocks": {name: asdict(block) for name, block in by_block.items()},
+                "seconds": times.left(to_run),
+                "sources": [*map(str, sources)],
+            }
+            sys.stdout.write(f"{json.dumps(told, indent=1)}\n")
+        else:
+            _print(fates, by_block, shown)
+            sentences = found.sentences(len(jobs)) if found else []
+            counts = Counter(fate.would for fate in fates)
+            parts = [f"{counts[would]} {words}" for would, words in _WOULD.items() if counts[would]]
+            sentences.append(f"{counted(len(jobs), 'cell')}: {', '.join(parts)}")
+            if to_run:
+                sentences.append(_estimate(to_run, sources, times))
+            elif not done:
+                sentences.append("every cell would be skipped: nothing would be measured")
+            for sentence in sentences:
+                _print_line(sentence)
+    return 0 if to_run else exit_status(done.values())
 
 
-def _fate(job: Job, done: Row | None, folder: Path, costs: Costs, times: Costs) -> tuple[str, str, str]:
+@dataclass(frozen=True)
+class _Block:
+    """How many cells of a block have which fate, and about how long all of them take."""
+
+    cells: int
+    run: int
+    skip: int
+    done: int
+    seconds: float | None
+
+    @classmethod
+    def of(cls, fates: Sequence[Fate], estimated: dict[str, Estimated], times: Costs) -> "_Block":
+        counts = Counter(fate.would for fate in fates)
+        seconds = times.left(estimated[fate.cell] for fate in fates if fate.would == "run")
+        return cls(len(fates), counts["run"], counts["skip"], counts["done"], seconds)
+
+
+def _groups(jobs: Sequence[Job]) -> list[str]:
+    """For the cells of a sweep without blocks what puts them together best: the axis that is swept over the
+    most values, of those over not too many; scenarios before all."""
+    lists = [dict(item.partition("=")[::2] for item in job.cell.overrides) for job in jobs]
+    values = {key: {each.get(key) for each in lists} for each in lists for key in each}
+    several = [key for key, found in values.items() if 1 < len(found) <= _MOST_GROUPS]
+    if not several:
+        return ["all"] * len(jobs)
+    best = max(several, key=lambda key: (key == "scenario", len(values[key])))
+    return [f"{best}={each[best]}" if best in each else f"no {best}" for each in lists]
+
+
+def _fate(job: Job, block: str, done: Row | None, folder: Path, costs: Costs, times: Costs) -> Fate:
+    name = job.cell.name
     if done:
-        return "done", "", f"{done.status}: {done.reason}" if done.reason else done.status
+        return Fate(
+            name, block, "done", None, f"{done.status}: {done.reason}" if done.reason else done.status
+        )
     skip = job.skip or costs.why_skip(job.key, job.config.storage, job.checkpoints(folder))
     if skip:
-        return "skip", "", skip
-    expects = "; ".join(f"known failure {failure.id}: {failure.reason}" for failure in job.known_failures)
-    seconds = times.seconds(resources.keys(job.key))
-    return "run", "?" if seconds is None else duration_text(seconds), expects
+        return Fate(name, block, "skip", None, skip)
+    known = tuple(f"{failure.id}: {failure.reason}" for failure in job.known_failures)
+    because = "; ".join(f"known failure {failure.id}" for failure in job.known_failures)
+    return Fate(name, block, "run", times.seconds(resources.keys(job.key)), because, known)
 
 
-def _estimate(to_run: list[Estimated], source: str, times: Costs) -> str:
+def _print(fates: Sequence[Fate], by_block: dict[str, _Block], shown: PlanAs) -> None:
+    if shown is PlanAs.cells or (shown is PlanAs.auto and len(fates) <= _MOST_CELLS):
+        print_table(_cells(fates), fits=True)
+    else:
+        print_table(_blocks(by_block), fits=True)
+        _print_reasons("would be skipped", (fate.because for fate in fates if fate.would == "skip"))
+    _print_reasons("known failures, which are expected", (one for fate in fates for one in fate.known))
+    _print_line("")
+    if shown is PlanAs.auto and len(fates) > _MOST_CELLS:
+        _print_line("--all shows every cell, --json all of it")
+
+
+def _cells(fates: Iterable[Fate]) -> Table:
+    table = Table("cell", "would", "about", "because", box=None, pad_edge=False, header_style="bold")
+    table.columns[0].overflow = "fold"
+    for fate in fates:
+        would = Text(fate.would, style=_STYLES.get(fate.would, "default"))
+        about = _about(fate.seconds) if fate.would == "run" else ""
+        table.add_row(text_of(fate.cell), would, about, text_of(fate.because))
+    return table
+
+
+def _blocks(by_block: dict[str, _Block]) -> Table:
+    table = Table("block", box=None, pad_edge=False, header_style="bold")
+    for column in ("cells", *_WOULD, "about"):
+        table.add_column(column, justify="right")
+    for name, block in by_block.items():
+        numbers = [str(number or "") for number in (block.cells, block.run, block.skip, block.done)]
+        table.add_row(text_of(name), *numbers, _about(block.seconds) if block.run else "")
+    return table
+
+
+def _about(seconds: float | None) -> str:
+    return "?" if seconds is None else duration_text(seconds)
+
+
+def _print_reasons(heading: str, reasons: Iterable[str]) -> None:
+    """Each reason once, with the number of cells that it is of."""
+    for number, (reason, cells) in enumerate(Counter(reasons).most_common()):
+        if not number:
+            _print_line("")
+            _print_line(f"{heading}:")
+        _print_line(f"  {cells} × {reason}")
+
+
+def _print_line(sentence: str) -> None:
+    console = Console()
+    console.print(text_of(sentence), soft_wrap=not console.is_terminal)
+
+
+def _estimate(to_run: Sequence[Estimated], sources: Sequence[Path], times: Costs) -> str:
     whole = times.left(to_run)
     if whole is None:
         return "no estimate of the time: no sweep beside this one has cells like these"
     missing = sum(times.seconds(cell.keys) is None for cell in to_run)
     known = f"{len(to_run) - missing} of the {len(to_run)}"
-    text = f"about {duration_text(whole)}, from the times of cells like {known} in {source}"
+    place = ", ".join(map(str, sources[:1])) or "this sweep"
+    place += f" and {counted(len(sources) - 1, 'other sweep')}" if len(sources) > 1 else ""
+    text = f"about {duration_text(whole)}, from the times of cells like {known} in {place}"
     return text + f"; {missing} had none and are taken to need as long as the others do" if missing else text

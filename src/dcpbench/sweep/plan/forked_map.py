@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -26,11 +27,25 @@ def forked_map(make: Callable[[Item], Made], items: Sequence[Item], each_s: floa
     workers = min(_MOST_WORKERS, len(os.sched_getaffinity(0)), int(len(items) * each_s / _WORTH_S))
     if workers > 1 and threading.active_count() == 1:  # a thread's locks would stay locked in a fork
         with multiprocessing.get_context("fork").Pool(workers, leave_to_parent) as pool:
-            pending = pool.map_async(_made, items, chunksize=4)
+            ends = time.monotonic() + _SLOW * each_s * len(items)
+            pending = pool.imap(_made, items)
             with suppress(multiprocessing.TimeoutError):  # a process was stopped: this one does it all
-                return pending.get(_SLOW * each_s * len(items))
-    return [make(item) for item in items]
+                return _collected(lambda: pending.next(max(0, ends - time.monotonic())), len(items))
+    remaining = iter(items)
+    return _collected(lambda: make(next(remaining)), len(items))
 
+
+def _collected(take: Callable[[], Made], number: int) -> list[Made]:
+    made: list[Made] = []
+    while len(made) < number:
+        made.append(take())
+        if told:
+            told(len(made), number)
+    return made
+
+
+told: Callable[[int, int], None] | None = None
+"""Called with the number of items made so far, and of how many: whoever sets it shows how far it is."""
 
 _make: Callable[[Any], Any]
 """What processes forked from this one do."""

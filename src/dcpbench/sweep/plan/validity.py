@@ -39,6 +39,11 @@ def resolve(config: Config, machine: Machine) -> Config:
     return replace(config, device=device, world_size=int(world_size))
 
 
+def cpp_compiler() -> str:
+    """What torch.compile calls to compile for the CPU."""
+    return os.environ.get("CXX", "g++")
+
+
 def why_skip(asked: Config, resolved: Config, several_sizes: bool = False) -> str | None:
     """Why a cell makes no sense or this machine cannot run it, or None if it can.
 
@@ -58,8 +63,10 @@ def why_skip(asked: Config, resolved: Config, several_sizes: bool = False) -> st
     if resolved.model.requires_accelerator:
         why = "is for accelerators (model.requires_accelerator=false runs it on the CPU all the same)"
         return f"model={resolved.model.name} {why}"
-    if resolved.compile and not (shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")):
-        return "compile=true on the CPU needs a C++ compiler, and none was found (g++, or set CXX)"
+    if resolved.compile and not shutil.which(cpp_compiler()):
+        return (
+            f"compile=true on the CPU needs a C++ compiler, and {cpp_compiler()} was not found (or set CXX)"
+        )
     return None
 
 

@@ -1,0 +1,151 @@
+"""What safetensors files say of themselves: their headers, which are JSON, and the index beside them. DCP's
+HuggingFace storage writes such folders too; where each rank has files of its own, their headers say which
+part of each tensor they hold."""
+
+import json
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dcpbench.checkpointers.dcp_metadata import DAMAGED, MetadataError, check_entry
+from dcpbench.records import files
+from dcpbench.records.findings import Finding, Problem
+from dcpbench.verify.audit import Chunk, Entry, Manifest, Shape, Span
+
+SUFFIX = ".safetensors"
+INDEX = ".safetensors.index.json"
+"""How the name of the file ends that lists for each key the file that it is in."""
+
+_MOST_BYTES = 2**48
+_MOST_OF_HEADER = 100_000_000
+"""More no reader of safetensors takes."""
+_LENGTH_BYTES = 8
+_NUMBERED = re.compile(r"(?!shard-)(.*)-(\d{1,9})-of-(\d{1,6})\.safetensors")
+_DTYPES = {
+    "BOOL": ("bool", 1),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "F8_E8M0": ("float8_e8m0fnu", 1),
+    "BF16": ("bfloat16", 2),
+    "C64": ("complex64", 8),
+    **{f"F{bits}": (f"float{bits}", bits // 8) for bits in (16, 32, 64)},
+    **{f"I{bits}": (f"int{bits}", bits // 8) for bits in (8, 16, 32, 64)},
+    **{f"U{bits}": (f"uint{bits}", bits // 8) for bits in (8, 16, 32, 64)},
+}
+"""Names of dtypes in a header: torch's, and the bytes of an element."""
+
+
+def names_in(lengths: Mapping[str, int]) -> list[str]:
+    """The safetensors files among those of a folder, not of folders below."""
+    return [name for name in lengths if name.endswith(SUFFIX) and "/" not in name]
+
+
+def safetensors_manifest(folder: Path, lengths: Mapping[str, int]) -> tuple[Manifest, list[Finding]]:
+    """What the headers of a folder's safetensors files say, and what in them does not fit together: bytes
+    that are no tensor's or not as many as its elements take, keys and files that the index lists otherwise.
+
+    Raises:
+        OSError, MetadataError: a header cannot be read, or is none; the text names its file.
+    """
+    chunks: defaultdict[str, list[Chunk]] = defaultdict(list)
+    dtypes: dict[str, str] = {}
+    spans: dict[str, list[Span]] = {}
+    named: dict[str, int] = {}
+    found: list[Finding] = []
+    for name in names_in(lengths):
+        try:
+            header, data_at = _header(folder / name)
+            extra = header.pop("__metadata__", {})
+            sharding = json.loads(extra.get("DCP_SHARDING_INFO", "null"))
+            spans[name] = []
+            for key, tensor in header.items():
+                sizes: Shape = tuple(tensor["shape"])
+                if not all(type(at) is int and at >= 0 for at in tensor["data_offsets"]):
+                    raise ValueError(f"{key} lies at {tensor['data_offsets']}")
+                begin, end = (data_at + at for at in tensor["data_offsets"])
+                offsets = tuple(sharding[key]["saved_offsets"]) if sharding else (0,) * len(sizes)
+                chunk = Chunk(offsets, sizes, name)
+                check_entry(key, Entry(tuple(map(sum, zip(offsets, sizes, strict=True))), None, (chunk,)))
+                dtype, element_bytes = _DTYPES.get(tensor["dtype"], (str(tensor["dtype"]), None))
+                if any(len(one.sizes) != len(sizes) or dtypes[key] != dtype for one in chunks[key]):
+                    raise ValueError(f"{key} is another tensor than in {chunks[key][0].file}")
+                dtypes[key] = dtype
+                if element_bytes and end - begin != math.prod(sizes) * element_bytes:
+                    facts = {"elements": math.prod(sizes), "dtype": dtype, "bytes": end - begin, "file": name}
+                    found.append(Finding(key, Problem.ranges, facts=facts))
+                chunks[key].append(chunk)
+                spans[name].append(Span(begin, end, key))
+        except (*DAMAGED, MetadataError) as error:
+            raise MetadataError(f"{name}: is not what safetensors writes: {error}") from None
+        named[name] = max((span.end for span in spans[name]), default=data_at)
+        found += _holes(name, data_at, spans[name])
+    entries = {key: Entry(_whole(parts), f"torch.{dtypes[key]}", (*parts,)) for key, parts in chunks.items()}
+    own = frozenset(name for name in lengths if name.endswith(INDEX) and "/" not in name)
+    found += _against_index(folder, own, entries, lengths) if own else []
+    return Manifest(entries, named, lengths, own, spans=spans), [*found, *_numbers_missing(named)]
+
+
+def _header(path: Path) -> tuple[dict[str, Any], int]:
+    """The header of a file, and where its data begin."""
+    with files.open_regular(path, _MOST_BYTES) as file:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        text = file.read(min(length, _MOST_OF_HEADER))
+    if len(text) < length or not length:
+        raise ValueError(f"a header of {length:,} bytes, of which there are {len(text):,}")
+    header = json.loads(text)
+    if not isinstance(header, dict):
+        raise ValueError("its header is no mapping")
+    return header, _LENGTH_BYTES + length
+
+
+def _whole(chunks: list[Chunk]) -> Shape:
+    """The shape that a tensor has at least: how far its chunks reach."""
+    ends = [map(sum, zip(chunk.offsets, chunk.sizes, strict=True)) for chunk in chunks]
+    return tuple(map(max, zip(*ends, strict=True)))
+
+
+def _holes(name: str, data_at: int, spans: list[Span]) -> Iterator[Finding]:
+    """Bytes of a file before and between tensors."""
+    at = data_at
+    for span in sorted(spans):
+        if span.begin > at:
+            yield Finding(name, Problem.ranges, facts={"begin": at, "end": span.begin})
+        at = max(at, span.end)
+
+
+def _against_index(
+    folder: Path, indices: Iterable[str], entries: Mapping[str, Entry], lengths: Mapping[str, int]
+) -> Iterator[Finding]:
+    """Keys in both directions, and files that are listed and not there."""
+    listed: dict[str, str] = {}
+    for index in indices:
+        try:
+            listed |= json.loads(files.read(folder / index))["weight_map"]
+            if not all(isinstance(name, str) for name in listed.values()):
+                raise ValueError("the name of a file is no text")
+        except DAMAGED as error:
+            raise MetadataError(f"{index}: lists no keys: {error}") from None
+    for name, keys in Counter(listed.values()).items():
+        if name not in lengths:
+            yield Finding(name, Problem.files, facts={"found": "no such file", "keys": keys})
+    for key, name in listed.items():
+        if name in lengths and name not in {chunk.file for chunk in entries.get(key, Entry()).chunks}:
+            yield Finding(key, Problem.not_stored)
+    for key in entries:
+        if key not in listed:
+            yield Finding(key, Problem.unclaimed)
+
+
+def _numbers_missing(names: Mapping[str, int]) -> Iterator[Finding]:
+    """Of files that are numbered 1 of 3 those that are not there; not of those of single ranks, each of which
+    has the numbers that it has something for."""
+    numbered = [found.groups() for name in names if (found := _NUMBERED.fullmatch(name))]
+    for stem, digits, of in dict.fromkeys((stem, len(number), of) for stem, number, of in numbered):
+        there = {int(this) for other, this, all_of in numbered if (other, all_of) == (stem, of)}
+        for missing in range(1, int(of) + 1):
+            if missing not in there:
+                name = f"{stem}-{missing:0{digits}}-of-{of}{SUFFIX}"
+                yield Finding(name, Problem.files, facts={"found": "no such file", "last": int(of)})
