@@ -91,8 +91,7 @@ class Samples:
         """Commands with what each prints, in a terminal of so many columns, with 0 into a file, and how the
         last one ends."""
         beside = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        modules = f"{self.folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-        own = {"PATH": beside, "PYTHONPATH": modules, "XDG_STATE_HOME": str(self.folder / "state")}
+        own = {"PATH": beside, "XDG_STATE_HOME": str(self.folder / "state")}
         shown, status = "", 0
         for command in commands:
             text, errors, status = _printed(command, self.folder, {**os.environ, **own, **_SIZE}, columns)

@@ -12,6 +12,8 @@ import psutil
 import pytest
 
 from conftest import ONE_STEP, SMALL, Finished, alive_in, hanging, run, start, wait_for, words_of
+from dcpbench import __main__
+from dcpbench.cli import commands
 from dcpbench.cli.run import unmasked_interrupts
 
 WRONG = {
@@ -245,3 +247,20 @@ def test_an_interrupt_within_the_cleanup_of_a_library_is_one() -> None:
         interrupted()
     with pytest.raises(AttributeError), unmasked_interrupts():
         raise AttributeError("of its own")
+
+
+def test_the_console_script_finds_modules_in_the_folder_it_is_started_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[str]] = []
+    monkeypatch.setattr(commands, "main", lambda words: seen.append([*sys.path]) or 0)
+    monkeypatch.setattr(sys, "path", ["/usr/bin", "/installed"])
+    monkeypatch.chdir(tmp_path)
+    interrupted = signal.getsignal(signal.SIGINT)
+    try:
+        for _ in range(2):
+            with pytest.raises(SystemExit):
+                __main__.main()
+    finally:
+        signal.signal(signal.SIGINT, interrupted)
+    assert seen == [["/usr/bin", "/installed", str(tmp_path)]] * 2
