@@ -42,6 +42,8 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         ("run -m +model.options.x=1 ~a", ["-m", "+model.options.x=1", "~a"]),
         ("run --config-dir=own seed=1 -c job", ["--config-dir=own", "seed=1", "-c", "job"]),
         ("plan", ["plan=true"]),
+        ("plan --all seed=1", ["seed=1", "plan=true", "plan_as=cells"]),
+        ("plan seed=1 --json", ["seed=1", "plan=true", "plan_as=json"]),
         ("plan -m seed=1 --config-dir own", ["-m", "seed=1", "plan=true", "--config-dir", "own"]),
         ("resume a=b", ['resume="a=b"']),
         ("resume out rerun=failed -m", ["rerun=failed", 'resume="out"', "-m"]),
@@ -172,3 +174,16 @@ def test_run_plan_and_resume_are_what_they_were(tmp_path: Path) -> None:
     assert (again.status, len(again.rows)) == (0, 1), again.err
     assert "0 cells in" in again.err
     assert sys.modules["dcpbench.cli.run"] is run
+
+
+def test_a_terminal_is_told_something_before_all_of_the_configuration_is_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sead=1"]) == 2
+    assert capsys.readouterr().err.startswith("dcpbench: ")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main(["sead=1"]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert (first, second[:10]) == ("reading the configuration ...", "dcpbench: ")
+    assert main(["sead=1", "--cfg", "job"]) == 2
+    assert "reading" not in capsys.readouterr().err

@@ -7,8 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from dcpbench.cli.commands import main
+from support.gloo_ranks import WORLD_SIZE, Ask
 
 INDEX = "model.safetensors.index.json"
 ONE, TWO = (f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
@@ -175,6 +184,43 @@ def test_parts_of_ranks_that_do_not_fit(
 ) -> None:
     seen = look(sharded(tmp_path / "step-1", offsets))
     assert (seen["state"], told in seen["because"]) == ("damaged", True), seen["because"]
+
+
+def save_distributed(folder: str, sharded: bool) -> None:
+    """What DCP's own writer leaves of a sharded model: files of each rank, or of one."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 10), torch.nn.Linear(10, 3, dtype=torch.bfloat16))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    state = get_model_state_dict(fully_shard(model, mesh=mesh) if sharded else model)
+    writer = HuggingFaceStorageWriter(folder, save_distributed=sharded)
+    if sharded or dist.get_rank() == 0:
+        dcp.save(state, storage_writer=writer, no_dist=not sharded)
+
+
+@pytest.mark.parametrize("is_sharded", [True, False], ids=["files of each rank", "one with an index"])
+def test_what_dcp_writes_for_hugging_face(
+    is_sharded: bool, ask: Ask, tmp_path: Path, look: Callable[[Path], dict[str, Any]]
+) -> None:
+    folder = tmp_path / "step-1"
+    ask(save_distributed, str(folder), is_sharded)
+    seen = look(folder)
+    assert (seen["state"], seen["findings"], seen["beside"]) == ("whole", [], [])
+    theirs = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    shapes = {key: (str(one.properties.dtype), list(one.size)) for key, one in theirs.items()}
+    assert {key: (one["dtype"], one["shape"]) for key, one in seen["keys"].items()} == shapes
+    assert shapes["1.weight"] == ("torch.bfloat16", [3, 10])
+    assert len(seen["keys"]["0.weight"]["chunks"]) == (WORLD_SIZE if is_sharded else 1)
+    os.truncate(next(folder.glob("*.safetensors")), 500)
+    assert look(folder)["state"] == "damaged"
+
+
+def test_what_safetensors_itself_writes(tmp_path: Path, look: Callable[[Path], dict[str, Any]]) -> None:
+    dtypes = [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.bool, torch.int64, torch.uint16]
+    tensors = {str(dtype): torch.zeros(3, 2, dtype=dtype) for dtype in dtypes}
+    save_file({**tensors, "none": torch.zeros(0, 3)}, tmp_path / "model.safetensors")
+    seen = look(tmp_path)
+    assert (seen["state"], seen["findings"]) == ("whole", [])
+    assert {seen["keys"][name]["dtype"] for name in tensors} == tensors.keys()
 
 
 def test_dcp_comes_first(tmp_path: Path, look: Callable[[Path], dict[str, Any]]) -> None:

@@ -17,10 +17,12 @@ from rich.console import Console
 
 from conftest import TESTS, Finished, environment
 from dcpbench.config.cell_key import CellKey
+from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import PlanAs, StorageConfig
 from dcpbench.config.schema import Config
 from dcpbench.records.row import Row
 from dcpbench.records.store import append_row
+from dcpbench.sweep.folder import manifest
 from dcpbench.sweep.plan import forked_map
 from dcpbench.sweep.plan.dry_run import print_plan
 from dcpbench.sweep.plan.job import Job
@@ -137,7 +139,7 @@ def test_a_terminal_is_told_how_far_composing_is() -> None:
         assert threading.active_count() == 1, "another thread would keep composing to one core"
         assert forked_map.forked_map(str, [*range(40)], 0.0) == [str(number) for number in range(40)]
     assert "composing" in told.getvalue()
-    assert "/40" in told.getvalue()
+    assert " of 40" in told.getvalue()
     assert forked_map.told is None
     told = io.StringIO()
     with composing_shown(Console(file=told)):
@@ -291,3 +293,11 @@ def test_each_cell_is_estimated_from_the_closest_of_all_sweeps_beside_it(tmp_pat
     convert = Estimated(keys(other), 1)
     assert known.learn_beside(tmp_path / "sweep", [wanted[0], convert]) == [tmp_path / "oldest"]
     assert [known.seconds(one.keys) for one in (wanted[0], convert)] == [20, 3], "this sweep's own come first"
+
+
+def test_a_folder_in_which_another_is_at_work_is_no_place_for_a_plan(tmp_path: Path) -> None:
+    (tmp_path / "rows").touch()
+    manifest.refuse_unusable(tmp_path, begun=True)
+    with manifest.held(tmp_path), pytest.raises(ConfigError, match="another dcpbench is at work"):
+        manifest.refuse_unusable(tmp_path, begun=True)
+    manifest.refuse_unusable(tmp_path, begun=True)

@@ -109,9 +109,10 @@ class Run(click.Command):
             formatter.write_text(
                 "dcpbench run --help tells every axis, its values, every key and the options."
             )
-            if own := [told for one in self.params if (told := one.get_help_record(ctx))]:
+            own = [one.get_help_record(ctx) for one in self.params if isinstance(one, click.Option)]
+            if own:
                 with formatter.section("Options"):
-                    formatter.write_dl(own)
+                    formatter.write_dl([*filter(None, own)])
             return
         there = described.described(ctx.params["overrides"])
         with formatter.section("Examples"):

@@ -198,7 +198,7 @@ def refuse_unusable(folder: Path, key: str = _DIR, begun: bool = False) -> None:
     """
     if not begun:
         refuse_used(folder, key)
-    elif lock.is_held(folder):
+    if lock.is_held(folder):
         raise _at_work(folder)
     place = next(path for path in (folder, *folder.parents) if path.exists())
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):

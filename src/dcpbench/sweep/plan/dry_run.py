@@ -176,7 +176,8 @@ def _print_reasons(heading: str, reasons: Iterable[str]) -> None:
 
 
 def _print_line(sentence: str) -> None:
-    Console().print(text_of(sentence), soft_wrap=True)
+    console = Console()
+    console.print(text_of(sentence), soft_wrap=not console.is_terminal)
 
 
 def _estimate(to_run: Sequence[Estimated], sources: Sequence[Path], times: Costs) -> str:

@@ -29,14 +29,13 @@ def composing_shown(console: Console) -> Iterator[None]:
     if not console.is_terminal:
         yield
         return
-    bar = Progress(
-        "composing", BarColumn(), MofNCompleteColumn(), console=console, auto_refresh=False, transient=True
-    )
-    task, drawn_at = bar.add_task("", total=None), 0.0
+    far = TextColumn("composing {task.fields[far]}")
+    bar = Progress(BarColumn(), far, console=console, auto_refresh=False, transient=True)
+    task, drawn_at = bar.add_task("", total=1, far="..."), 0.0
 
     def told(made: int, of: int) -> None:
         nonlocal drawn_at
-        bar.update(task, completed=made, total=of)
+        bar.update(task, completed=made, total=of, far=f"{made} of {of}")
         if time.monotonic() - drawn_at >= _REDRAWN_EVERY_S:
             drawn_at = time.monotonic()
             bar.refresh()
