@@ -174,3 +174,16 @@ def test_run_plan_and_resume_are_what_they_were(tmp_path: Path) -> None:
     assert (again.status, len(again.rows)) == (0, 1), again.err
     assert "0 cells in" in again.err
     assert sys.modules["dcpbench.cli.run"] is run
+
+
+def test_a_terminal_is_told_something_before_all_of_the_configuration_is_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sead=1"]) == 2
+    assert capsys.readouterr().err.startswith("dcpbench: ")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main(["sead=1"]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert (first, second[:10]) == ("reading the configuration ...", "dcpbench: ")
+    assert main(["sead=1", "--cfg", "job"]) == 2
+    assert "reading" not in capsys.readouterr().err

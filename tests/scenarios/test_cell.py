@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,8 +16,16 @@ from dcpbench.records.findings import Finding, Problem
 from dcpbench.records.metrics import METRICS, PHASE_S, MetricSpec
 from dcpbench.scenarios import steps
 from dcpbench.scenarios.cell import Uploads
-from dcpbench.scenarios.checkpoint import FLAGS, Checkpoint, SavedCheckpoint, live_state, promised_keys
+from dcpbench.scenarios.checkpoint import (
+    FLAGS,
+    RANDOM,
+    Checkpoint,
+    SavedCheckpoint,
+    live_state,
+    promised_keys,
+)
 from dcpbench.verify import snapshot
+from dcpbench.verify.layout import whole
 from dcpbench.verify.snapshot import TensorLeaf, snapshot_nested
 from dcpbench.workloads.training_run import build
 from dcpbench.workloads.world import World
@@ -221,3 +229,24 @@ def test_where_there_is_no_way_with_plain_files_nothing_is_measured_of_them(tmp_
     steps._measure_raw(cell, saved)
     assert cell.report.measurements == []
     saved.checkpointer.manifest.assert_not_called()
+
+
+def test_parts_are_compared_where_they_lie_unless_it_is_said_otherwise() -> None:
+    tensor = torch.ones(2)
+    saved, elsewhere = (
+        {"w": TensorLeaf(tensor, whole(tensor), placements)} for placements in ("[Replicate()]", None)
+    )
+    checkpoint = Checkpoint(1, "", None, {"model_equal": saved})  # type: ignore[arg-type]
+    assert str(checkpoint) == "in the checkpoint of step 1"
+    (found,) = checkpoint.compare("model_equal", elsewhere, None)
+    assert found.problem is Problem.placements
+    by_content = replace(checkpoint, by_content=True, again=True)
+    assert by_content.compare("model_equal", elsewhere, None) == []
+    assert str(by_content) == "in the checkpoint of step 1, saved again"
+
+
+def test_what_ranks_draw_next_is_looked_at_where_it_can_be_restored() -> None:
+    run = build(config(**SMALL), world(), 0)
+    assert RANDOM in live_state(run)
+    run.keeps_random = False
+    assert RANDOM not in live_state(run)

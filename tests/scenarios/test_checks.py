@@ -267,3 +267,25 @@ def test_a_load_into_the_run_that_was_saved_may_change_it(tmp_path: Path) -> Non
     steps.load(cell, build(cell.config, cell.world, 1), saved)
     compared = cell.report.checks["side_effect_free"].compared["after the load of step 1"]
     assert "net1.weight" in compared, "a load into another run may not"
+
+
+@pytest.mark.parametrize(
+    ("draws", "sizes", "compiled", "why"),
+    [
+        (True, {"dp_shard": 2}, False, "ranks draw others than one process"),
+        (True, {"dp_shard": 2}, True, "ranks draw others than one process"),
+        (True, {}, True, "compiled code draws others than eager code"),
+        (True, {}, False, None),
+        (False, {"dp_shard": 2}, True, None),
+    ],
+)
+def test_where_a_run_draws_others_than_a_plain_one_checks_of_one_against_the_other_are_not_made(
+    draws: bool, sizes: dict[str, int], compiled: bool, why: str | None, tmp_path: Path
+) -> None:
+    cell = bare_cell(tmp_path, config(**{**ONCE, "compile": compiled}))
+    run = build_plain(cell.config, cell.world, 0)
+    run.draws, run.sizes = draws, sizes
+    told = ["loss_twin_close", "state_twin_close", "loss_resume_close"]
+    assert checks._draws_otherwise(cell, run, told) is (why is not None)
+    text = f"the model draws random numbers in training, and {why}"
+    assert cell.report.not_applied == (dict.fromkeys(told, text) if why else {})

@@ -27,7 +27,7 @@ RESTORED = ("model_equal", "optim_equal", "extra_equal", "random_equal")
 OPEN = {"process.open_files", "process.threads", "process.descriptors"}
 FILES = {".metadata", "__0_0.distcp", "a file that went", "a file that came"}
 ONE = Manifest({"key": Entry((2,), "float32", (Chunk((0,), (2,), "file"),))}, {"file": 1}, {"file": 1})
-DAMAGES = {*controls(ONE, {}), "files that were not synced"}
+DAMAGES = {*controls(ONE, {}), "bytes of two entries", "files that were not synced"}
 PROCESS = set(snapshot_process(world().device))
 
 

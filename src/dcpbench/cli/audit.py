@@ -168,7 +168,7 @@ def _why(one: Audited) -> str:
 
 
 def _show(one: Audited, all_keys: bool) -> None:
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=not sys.stdout.isatty())
     style = style_of("pass" if one.state == "whole" else "fail")
     told = {"none": "no checkpoint"}.get(one.state, one.state)
     console.print(text_of(f"{one.folder}: {told}{f': {one.because}' if one.because else ''}", style))

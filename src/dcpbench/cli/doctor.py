@@ -8,6 +8,7 @@ import resource
 import shutil
 import socket
 import subprocess
+import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator
@@ -56,7 +57,7 @@ class Line:
 def main(folder: Path | None = None, as_json: bool = False) -> int:
     """Look at this machine; 1 if something is bad. Checkpoints would go to `folder`."""
     lines = []
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=not sys.stdout.isatty())
     with standard_output():
         for line in examined(folder or Path("outputs")):
             lines.append(line)

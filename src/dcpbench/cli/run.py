@@ -33,6 +33,8 @@ from dcpbench.sweep.task import SweepTask
 
 _WRONG = (ConfigError, PluginError, ResultsError, HydraException, OmegaConfBaseException, YAMLError)
 """Whose text says what is wrong with the configuration."""
+_PRINTS = {"-c", "--cfg", "-i", "--info", "--hydra-help", "--shell-completion", "-sc"}
+"""Options of Hydra that print something and start nothing."""
 
 
 def random_seeds(count: int) -> str:
@@ -101,6 +103,8 @@ def _run(task: SweepTask, words: Sequence[str]) -> int:
         load_plugins()
         sys.argv[1:] = command_line(words)  # which Hydra reads
         register_groups(sys.argv[1:])
+        if sys.stderr.isatty() and not {word.partition("=")[0] for word in words} & _PRINTS:
+            sys.stderr.write("reading the configuration ...\n")
         app = hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")
         with unmasked_interrupts():
             app(task)()

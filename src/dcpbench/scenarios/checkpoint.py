@@ -14,6 +14,7 @@ from dcpbench.verify.compare import Recall, compare
 from dcpbench.verify.compare_layouts import compare_across
 from dcpbench.verify.files import FileDigests
 from dcpbench.verify.flags import snapshot_flags
+from dcpbench.verify.layout import parameter_extents
 from dcpbench.verify.snapshot import (
     Leaves,
     expected_of,
@@ -45,9 +46,10 @@ def key_of(check: str, name: str = "") -> str:
 
 def live_state(run: TrainingRun) -> State:
     """The state of this rank, which goes on changing."""
+    extents = parameter_extents(run.model)
     state = {
-        "model_equal": snapshot_model(run.model),
-        "optim_equal": snapshot_optimizer(run.model, run.optimizer),
+        "model_equal": snapshot_model(run.model, extents),
+        "optim_equal": snapshot_optimizer(run.model, run.optimizer, extents),
         "extra_equal": snapshot_nested(run.objects()),
     }
     if run.keeps_random:

@@ -46,7 +46,7 @@ def _hooks(name: str, owner: object) -> Iterator[str]:
     is_tensor = isinstance(owner, torch.Tensor)
     held = {kind: getattr(owner, kind) for kind in _OF_TENSORS} if is_tensor else vars(owner)
     for kind, hooks in held.items():
-        if kind.endswith("_hooks") and hooks:
+        if hooks and kind.endswith("_hooks"):
             codes = [_code_of(hook) for hook in hooks.values()]
             yield from (
                 f"{name} {kind} {code}".lstrip() for code in codes if not code.startswith(_OF_PARALLELISMS)

@@ -59,8 +59,12 @@ def _shard(shape: tuple[int, ...], mesh: DeviceMesh, placements: tuple[Placement
     return Extent(shape, tuple(offset), tuple(box), 0, math.prod(box))
 
 
-def parameter_extents(model: nn.Module) -> dict[int, Extent]:
-    """The extent of every parameter by its `id`."""
+Extents = dict[int, Extent]
+"""Those of parameters, by the `id` of each."""
+
+
+def parameter_extents(model: nn.Module) -> Extents:
+    """The extent of every parameter."""
     extents = {id(parameter): extent_of(parameter) for parameter in model.parameters()}
     extents.update(_fsdp1_extents(model))
     return extents

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dcpbench.verify.audit import Entry
 from dcpbench.verify.digest import Digest, digest, fetch
-from dcpbench.verify.layout import Extent, extent_of, parameter_extents
+from dcpbench.verify.layout import Extent, Extents, extent_of, parameter_extents
 
 LARGE_BYTES = 4 * 2**20
 """Parts of more bytes are not copied."""
@@ -77,20 +77,22 @@ Leaves = dict[str, Leaf]
 """Every piece of state by its name."""
 
 
-def snapshot_model(model: nn.Module) -> Leaves:
-    """Parameters and persistent buffers by FQN."""
-    extents = parameter_extents(model)
+def snapshot_model(model: nn.Module, extents: Extents | None = None) -> Leaves:
+    """Parameters and persistent buffers by FQN; `extents` are those of the parameters, if they are known."""
+    extents = extents or parameter_extents(model)
     return {
         name: _leaf(value, "param" if isinstance(value, nn.Parameter) else "buffer", extents.get(id(value)))
         for name, value in persistent_tensors(model).items()
     }
 
 
-def snapshot_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> Leaves:
+def snapshot_optimizer(
+    model: nn.Module, optimizer: torch.optim.Optimizer, extents: Extents | None = None
+) -> Leaves:
     """State entries as `state.<FQN>.<entry>`, hyperparameters as `param_groups.<n>.<key>`."""
     # A tied one has the first of its names, as in `model.named_parameters()`.
     names = {id(value): name for name, value in reversed(named_parameters(model).items())}
-    extents = parameter_extents(model)
+    extents = extents or parameter_extents(model)
     leaves: Leaves = {}
     for parameter, entries in optimizer.state.items():
         local_shape = local_part(parameter).shape
