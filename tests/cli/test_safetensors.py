@@ -122,7 +122,7 @@ DEEP = b"[" * 100_000
 DAMAGED = {
     "short": (lambda at: os.truncate(at / ONE, (at / ONE).stat().st_size - 1), "bytes by the metadata"),
     "long": (lambda at: os.truncate(at / ONE, 4096), "bytes by the metadata, 4096"),
-    "missing": (lambda at: (at / TWO).unlink(), "no such file, though it is listed for 1 keys"),
+    "missing": (lambda at: (at / TWO).unlink(), "no such file; keys listed in it: 1"),
     "a number missing": (
         lambda at: [(at / name).unlink() for name in (TWO, INDEX)],
         f"{TWO}: no such file, though files are numbered up to 2",

@@ -63,6 +63,7 @@ def test_failures_alike_are_one_line_each(tmp_path: Path) -> None:
 
     folder = folder_with(tmp_path / "s", *(failed(seed, 0.5 + seed) for seed in range(3)))
     told = [line for line in rendered(content(read_sweeps([folder])), io.StringIO()).splitlines() if line]
+    assert not [line for line in told if line.endswith(" ")], "a file has no blanks at the end of lines"
     assert told[-4] == (
         "fail seed=0 (and 2 more like it): "
         "optim_equal: net.weight differs by 0.5, rank 1 (+3 more), also extra_equal"

@@ -77,7 +77,7 @@ _TEMPLATES: dict[Problem, tuple[str, ...]] = {
     ),
     Problem.files: (
         "{named} bytes by the metadata, {found}",
-        "{found}, though it is listed for {keys} keys",
+        "{found}; keys listed in it: {keys}",
         "{found}, though files are numbered up to {last}",
     ),
     Problem.ranges: (

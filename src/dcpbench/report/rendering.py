@@ -15,7 +15,7 @@ from rich.text import Text
 from dcpbench.config.text import visible
 from dcpbench.report.document import Content, Table
 from dcpbench.report.labels import clipped, is_metric, narrowed, not_held
-from dcpbench.report.styles import BAD, console_for, style_of, text_of
+from dcpbench.report.styles import BAD, console_for, style_of, text_of, without_trailing_blanks
 
 _SPECIAL = re.compile(r"([\\`*\[\]|<>&@#])")
 _REASON = 300
@@ -42,7 +42,7 @@ def rendered(content: Content, file: TextIO) -> str:
         color_system=own.color_system,  # type: ignore[arg-type]
     )
     _print(console, content, own.width if own.is_terminal else None)
-    return page.getvalue()
+    return without_trailing_blanks(page.getvalue())
 
 
 def _needed(shown: Table) -> int:

@@ -63,7 +63,7 @@ def print_table(table: Table, fits: bool = False) -> None:
 
 def without_trailing_blanks(text: str) -> str:
     """Lines without the blanks that a table ends each of them with."""
-    return "".join(f"{line.rstrip(' ')}\n" for line in text.splitlines())
+    return "\n".join(line.rstrip(" ") for line in text.split("\n"))
 
 
 def console_for(*tables: Table, file: TextIO | None = None) -> Console:
