@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dcpbench.records.checks import CheckSpec
 from dcpbench.records.findings import Finding
@@ -18,7 +19,7 @@ from dcpbench.verify.files import digest_files
 from dcpbench.verify.perturb import controllable
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.verify.tolerances import losses_equal
-from dcpbench.workloads.training_run import TrainingRun, batches, build, build_plain
+from dcpbench.workloads.training_run import Batches, TrainingRun, batches, build, build_plain
 from support.alone import alone, bare_cell, config, run_alone, world
 
 SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 2}
@@ -289,3 +290,37 @@ def test_where_a_run_draws_others_than_a_plain_one_checks_of_one_against_the_oth
     assert checks._draws_otherwise(cell, run, told) is (why is not None)
     text = f"the model draws random numbers in training, and {why}"
     assert cell.report.not_applied == (dict.fromkeys(told, text) if why else {})
+
+
+@pytest.mark.parametrize(("draws", "sizes"), [(True, {"tp": 1}), (True, {}), (False, {"tp": 1})])
+def test_beside_a_known_defect_a_run_that_draws_otherwise_may_be_farther_off(
+    draws: bool, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no other: one whose weights are off by a few per cent of the largest, and its losses by less."""
+    told: list[set[str]] = []
+
+    def resumed_by(cell: Cell, target: TrainingRun, data: Batches, until: int) -> known_defects.Mark:
+        other = build_plain(cell.config, cell.world, cell.config.seed)
+        other.train(data, until)
+        with torch.no_grad():
+            for value in target.model.parameters():
+                value.mul_(1.003)
+        target.draws, target.sizes = draws, sizes
+
+        def mark(found: list[Finding], beside: Any) -> list[Finding]:
+            told.append({one.name for one in beside(other)})
+            return found
+
+        return mark
+
+    monkeypatch.setattr(known_defects, "resumed_by", resumed_by)
+    alone(**ONCE)
+    losses, *others = told
+    apart, state = {"net1.weight", "state.net1.weight.exp_avg"}, set().union(*others)
+    assert losses == (set() if draws and sizes else {"loss of step 2"}), "the others are of controls"
+    assert state & apart == (set() if draws and sizes else apart)
+    assert "train_state.losses" not in state, "they are those that were recorded"
+
+
+def test_how_far_a_run_that_draws_otherwise_may_be_off() -> None:
+    assert checks._DRAWN == {"loss": 0.02, "model_equal": 0.1, "optim_equal": 2.0}

@@ -82,8 +82,7 @@ def resumed_by(cell: Cell, target: TrainingRun, data: Batches, until: int) -> Ma
     group = None if alone else cell.world.checkpoint_group
     _set_model(other, assembled(snapshot_model(target.model), group))
     _set_optimizer(other, assembled(snapshot_optimizer(target.model, target.optimizer), group), target)
-    if not alone and _frozen(other.model):
-        _unfreeze(other.model, cell.config.parallel.tp_plan)
+    _unfreeze(other.model, cell.config.parallel.tp_plan)
     other.scheduler.load_state_dict(target.scheduler.state_dict())
     other.noise.load_state_dict(target.noise.state_dict())
     other.train_state = replace(target.train_state, losses=[*target.train_state.losses])
