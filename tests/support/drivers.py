@@ -180,8 +180,13 @@ def _forget_server() -> None:
     util.spawnv_passfds = _forked
 
 
-def _forked(_: str, arguments: list[str], kept: list[int]) -> int:
-    """What `multiprocessing.util.spawnv_passfds` does, without importing everything again."""
+_exec = util.spawnv_passfds
+
+
+def _forked(path: str, arguments: list[str], kept: list[int]) -> int:
+    """What `multiprocessing.util.spawnv_passfds` does, without importing everything again for a helper."""
+    if any("spawn_main" in os.fsdecode(word) for word in arguments):  # its own groups would be in its way
+        return _exec(path, arguments, kept)
     sys.stdout.flush()
     if pid := os.fork():
         return pid

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint import _async_process_executor
 from torch.overrides import TorchFunctionMode
 
 from dcpbench.checkpointers.dcp import DcpCheckpointer
@@ -44,6 +45,8 @@ _kept: list[Any] = []
 
 LEAKS: dict[str, Callable[[], object]] = {
     "autocast": lambda: torch.set_autocast_enabled("cpu", True),
+    "cached_plans": lambda: dcp.SavePlanner._cached_all_plans.update(DefaultSavePlanner=[]),
+    "checkpoint_process": lambda: setattr(_async_process_executor, "_CHECKPOINT_PROCESS", "another's"),
     "child": lambda: _kept.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])),
     "code_of_forward": lambda: setattr(nn.Linear.forward, "__code__", _forward.__code__),
     "default_device": lambda: torch.set_default_device("meta"),

@@ -151,6 +151,10 @@ class Checkpointer(ABC):
         """Remove a checkpoint; one rank does."""
         shutil.rmtree(checkpoint_id)
 
+    def close(self) -> None:
+        """Give back what is kept from one save to the next; nothing is asked of it any more."""
+        return
+
 
 def file_lengths(checkpoint_id: str) -> dict[str, int]:
     """The bytes of each file below a folder by its relative path."""

@@ -6,46 +6,64 @@ import threading
 import time
 import zipfile
 from collections import defaultdict
+from collections.abc import Callable
 from functools import partial
+from multiprocessing import resource_sharer
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import StorageReader, StorageWriter
+from torch.distributed.checkpoint import (
+    DefaultSavePlanner,
+    SavePlanner,
+    StorageReader,
+    StorageWriter,
+    _async_process_executor,
+)
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks
 from dcpbench.checkpointers.dcp_metadata import METADATA, manifest_of, read_metadata
 from dcpbench.checkpointers.storage import Storage
 from dcpbench.checkpointers.torch_file import stored_in
+from dcpbench.config.groups import Kept, PlannerConfig, SaveConfig, StagerConfig, Uploader
 from dcpbench.config.schema import Config
 from dcpbench.verify.audit import Manifest
 from dcpbench.verify.plain_read import Stored, StoredChunk
 
+_LIMIT_S = 10.0
+
 
 class DcpCheckpointer(Checkpointer):
-    """Saves as `config.save` says and lies where `config.storage` says.
-
-    There is one writer for all saves in a slot, which gets a new checkpoint id each time: a cached staging
-    buffer lives in the writer, and only shows its faults from the second save on.
-    """
+    """Saves as `config.save` says and lies where `config.storage` says."""
 
     def __init__(self, folder: Path, config: Config, ranks: Ranks) -> None:
         self._save, self._ranks = config.save, ranks
         make = partial(pkgutil.resolve_name(config.storage.target), folder, config.storage, config.save)
-        self._storages: defaultdict[int, Storage] = defaultdict(make)
-        self.raw = self._storages[0].raw
+        self._slots = defaultdict[int, _Slot](lambda: _Slot(make, config.save))
+        self._storage: Storage = make()
+        self.raw = self._storage.raw
 
     def save(self, state: dict[str, Any], checkpoint_id: str, slot: int = 0) -> PendingSave:
-        writer, group = self._storages[slot].writer, self._ranks.group_of(slot)
-        held_back = _hold_back(writer) if slot else None
+        kept, group = self._slots[slot], self._ranks.group_of(slot)
+        writer = kept.writer()
+        held_back = _hold_back(writer) if slot and writer else None
         save = pkgutil.resolve_name(self._save.target)
-        pending: PendingSave = save(state, checkpoint_id, writer, group, **self._save.options)
+        given = kept.given()
+        pending: PendingSave = save(state, checkpoint_id, writer, group, **given, **self._save.options)
         pending.held_back = held_back
+        if self._save.stager and not self._save.stager.kept:
+            pending.when_ended(given["async_stager"].close)
         return pending
+
+    def close(self) -> None:
+        for slot in self._slots.values():
+            slot.close()
+        forget_kept_by_dcp()
 
     def load(self, state: dict[str, Any], checkpoint_id: str) -> None:
         dcp.load(state, storage_reader=self.reader(checkpoint_id), process_group=self._ranks.group_of(0))
@@ -53,7 +71,7 @@ class DcpCheckpointer(Checkpointer):
     def manifest(self, checkpoint_id: str) -> Manifest:
         """What `.metadata` says. It is a pickle, and one that this cell wrote."""
         metadata = self.reader(checkpoint_id).read_metadata()
-        return manifest_of(metadata, self._storages[0].lengths(checkpoint_id))
+        return manifest_of(metadata, self._storage.lengths(checkpoint_id))
 
     def read_tensor(self, checkpoint_id: str, key: str) -> torch.Tensor | None:
         reader = self.reader(checkpoint_id)
@@ -68,24 +86,75 @@ class DcpCheckpointer(Checkpointer):
         return stored_chunks(Path(checkpoint_id))
 
     def size(self, checkpoint_id: str) -> int:
-        return sum(self._storages[0].lengths(checkpoint_id).values())
+        return sum(self._storage.lengths(checkpoint_id).values())
 
     def reader(self, checkpoint_id: str) -> StorageReader:
         """For what only DCP can do."""
-        return self._storages[0].reader(checkpoint_id)
+        return self._storage.reader(checkpoint_id)
+
+
+class _Slot:
+    """What is given to the saves of a slot. A writer that is kept gets a new checkpoint id each time: a
+    cached staging buffer lives in the writer, and only shows its faults from the second save on."""
+
+    def __init__(self, storage: Callable[[], Storage], config: SaveConfig) -> None:
+        self._storage, self._config = storage, config
+        self._kept: dict[str, Any] = {}
+
+    def writer(self) -> StorageWriter | None:
+        """The writer for the next save; None where DCP is to make its own."""
+        if self._config.writer is Kept.none:
+            return None
+        made: StorageWriter = self._one_of(
+            "writer", self._config.writer is Kept.kept, lambda: self._storage().writer
+        )
+        return made
+
+    def given(self) -> dict[str, Any]:
+        """What else the next save is given, by the names of DCP's arguments."""
+        given: dict[str, Any] = {}
+        if stager := self._config.stager:
+            options = _without_kept(stager)
+            make = partial(DefaultStager, StagingOptions(**options))
+            given["async_stager"] = self._one_of("stager", stager.kept, make)
+        if planner := self._config.planner:
+            make_planner = partial(DefaultSavePlanner, **_without_kept(planner))
+            given["planner"] = self._one_of("planner", planner.kept, make_planner)
+        if self._config.uploader is Uploader.process:
+            given["async_checkpointer_type"] = AsyncCheckpointerType.PROCESS
+        return given
+
+    def close(self) -> None:
+        if stager := self._kept.get("stager"):
+            stager.close()
+
+    def _one_of(self, name: str, kept: bool, make: Callable[[], Any]) -> Any:
+        if not kept:
+            return make()
+        if name not in self._kept:
+            self._kept[name] = make()
+        return self._kept[name]
 
 
 def sync(
-    state_dict: dict[str, Any], checkpoint_id: str, writer: StorageWriter, group: dist.ProcessGroup | None
+    state_dict: dict[str, Any],
+    checkpoint_id: str,
+    writer: StorageWriter | None,
+    group: dist.ProcessGroup | None,
+    **given: Any,
 ) -> PendingSave:
     """`dcp.save`, coordinated in `group`: when it returns, the checkpoint is complete."""
     started = time.perf_counter()
-    dcp.save(state_dict, checkpoint_id=checkpoint_id, storage_writer=writer, process_group=group)
+    dcp.save(state_dict, checkpoint_id=checkpoint_id, storage_writer=writer, process_group=group, **given)
     return PendingSave(started, time.perf_counter())
 
 
 def asynchronous(
-    state_dict: dict[str, Any], checkpoint_id: str, writer: StorageWriter, group: dist.ProcessGroup | None
+    state_dict: dict[str, Any],
+    checkpoint_id: str,
+    writer: StorageWriter | None,
+    group: dist.ProcessGroup | None,
+    **given: Any,
 ) -> PendingSave:
     """`dcp.async_save`: it returns once the state is staged, the upload goes on in a thread.
 
@@ -94,13 +163,38 @@ def asynchronous(
     """
     started = time.perf_counter()
     upload = dcp.async_save(
-        state_dict, checkpoint_id=checkpoint_id, storage_writer=writer, process_group=group
+        state_dict, checkpoint_id=checkpoint_id, storage_writer=writer, process_group=group, **given
     )
     if isinstance(upload, AsyncSaveResponse):
         # Where staging is asynchronous too, the state must not change before it is staged.
         upload.staging_completion.result()
         upload = upload.upload_completion
     return PendingSave(started, time.perf_counter(), upload=upload)
+
+
+def kept_by_dcp() -> dict[str, Any]:
+    """What DCP keeps for the whole process from one save to the next, by name, where there is any: the plans
+    of planners that cache them, and the process that uploads."""
+    cached = {
+        name: value for name, value in vars(SavePlanner).items() if name.startswith("_cached") and value
+    }
+    process = _async_process_executor._CHECKPOINT_PROCESS
+    return cached if process is None else {**cached, "_CHECKPOINT_PROCESS": process}
+
+
+def forget_kept_by_dcp() -> None:
+    """Have DCP keep nothing of all this: every later save of this process would find it. A process that
+    uploads is ended, and waited for."""
+    kept = kept_by_dcp()
+    _async_process_executor._CHECKPOINT_PROCESS = None
+    if kept.pop("_CHECKPOINT_PROCESS", None):  # the last reference to it, which ends it
+        resource_sharer.stop(_LIMIT_S)  # the thread that has handed tensors to it
+    for plans in kept.values():
+        plans.clear()
+
+
+def _without_kept(config: StagerConfig | PlannerConfig) -> dict[str, Any]:
+    return {name: value for name, value in vars(config).items() if name != "kept"}
 
 
 def stored_chunks(folder: Path) -> Stored:

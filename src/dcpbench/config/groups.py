@@ -235,17 +235,59 @@ class CheckpointerConfig(Group):
     only: dict[str, Only] = how_run(dict)
 
 
+class Kept(StrEnum):
+    """Whether all saves of a cell (in a slot) are given one object, each a new one, or none, so that DCP
+    makes its own."""
+
+    kept = "kept"
+    new = "new"
+    none = "none"
+
+
+class Uploader(StrEnum):
+    """What uploads in the background: DCP's `AsyncCheckpointerType`."""
+
+    thread = "thread"
+    process = "process"
+
+
+@dataclass
+class StagerConfig:
+    """The options of DCP's `DefaultStager`, and whether one is `kept` for all saves."""
+
+    kept: bool = False
+    use_pinned_memory: bool = False
+    use_shared_memory: bool = False
+    use_async_staging: bool = False
+    use_non_blocking_copy: bool = False
+
+
+@dataclass
+class PlannerConfig:
+    """The options of DCP's `DefaultSavePlanner`, and whether one is `kept` for all saves."""
+
+    kept: bool = False
+    dedup_save_to_lowest_rank: bool = False
+    enable_plan_caching: bool = False
+
+
 @dataclass
 class SaveConfig(Group):
     """How DCP is called to save: `target(state_dict, checkpoint_id, writer, process_group, **options)`; see
     `dcpbench.checkpointers.dcp`. Other checkpointers look at the flags alone.
 
-    `asynchronous` says that training may go on before the checkpoint is complete.
+    `asynchronous` says that training may go on before the checkpoint is complete. Without a `stager` the
+    writer stages, or what DCP makes where it has none; without a `planner` DCP makes one.
     """
 
     asynchronous: bool = False
     cache_staged_state_dict: bool = False
     requires_accelerator: bool = False
+    writer: Kept = Kept.kept
+    stager: StagerConfig | None = None
+    planner: PlannerConfig | None = None
+    uploader: Uploader = Uploader.thread
+    only: dict[str, Only] = how_run(dict)
 
 
 @dataclass

@@ -4,7 +4,7 @@ import multiprocessing
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -65,6 +65,8 @@ class Cell:
     """The newest checkpoint that is complete, once there is one."""
     synced: Synced = field(default_factory=set)
     """The files that this rank has synced."""
+    endings: ExitStack = field(default_factory=ExitStack)
+    """What has to be given back when the stage ends."""
     children_before: set[BaseProcess] = field(default_factory=lambda: set(multiprocessing.active_children()))
     """The processes that this rank had started before the cell."""
 

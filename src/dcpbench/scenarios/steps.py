@@ -113,6 +113,7 @@ def open_checkpointer(cell: Cell) -> Checkpointer:
     """What writes and reads the checkpoints of the cell; it plants the cell's fault if there is one."""
     config, world = cell.config, cell.world
     made: Checkpointer = pkgutil.resolve_name(config.checkpointer.target)(cell.folder, config, world)
+    cell.endings.callback(made.close)
     if config.fault.target:
         FaultInjector(made, config.fault, world)
     return made

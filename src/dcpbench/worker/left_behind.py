@@ -26,6 +26,7 @@ from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 from torch.utils import _python_dispatch
 
+from dcpbench.checkpointers.dcp import kept_by_dcp
 from dcpbench.verify.process_state import open_descriptors, process_flags, settled
 
 _PATCHABLE = (
@@ -133,6 +134,7 @@ def _settings(device: torch.device) -> dict[str, object]:
         "recursion limit": min(sys.getrecursionlimit(), _RECURSION),
         "garbage collection": (gc.isenabled(), gc.get_threshold(), len(gc.callbacks)),
         "tracing": (sys.gettrace(), sys.getprofile()),
+        "kept by DCP": tuple(kept_by_dcp()),
         "warnings that raise": sum(entry[0] == "error" for entry in warnings.filters),
     }
 

@@ -5,6 +5,7 @@ import gc
 import pkgutil
 import random
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -47,8 +48,9 @@ def run_cell(
         _keep_graphs_of(config, world)
     where = Path(spec.checkpoints)
     try:
-        with recorded_syncs() as synced:
-            cell = Cell(config, world, where, announce, report, Uploads(uploads), synced=synced)
+        with recorded_syncs() as synced, ExitStack() as endings:
+            told = Uploads(uploads)
+            cell = Cell(config, world, where, announce, report, told, synced=synced, endings=endings)
             pkgutil.resolve_name(stage.target)(cell, **config.scenario.options)
     except Skip as reason:
         report.skip = str(reason)

@@ -1,0 +1,133 @@
+"""Each value of `save` gives DCP what its file says, from one save to the next."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from omegaconf import OmegaConf
+from test_contract import Alone
+from torch.distributed.checkpoint import _async_process_executor
+from torch.distributed.checkpoint.staging import DefaultStager
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+from conftest import SMALL, run
+from dcpbench.checkpointers.dcp import DcpCheckpointer, forget_kept_by_dcp, kept_by_dcp
+from dcpbench.config.groups import SaveConfig, StorageConfig
+from dcpbench.config.schema import Config, conf_folder
+
+WAYS = ("own_writer", "new_writer", "stager", "stager_kept", "stager_shared", "stager_async", "process")
+ASYNC = [f"async_{way}" for way in WAYS]
+SYNC = ["sync_planner_kept", "sync_plan_caching", "sync_dedup_lowest"]
+Given = list[dict[str, Any]]
+
+
+def config_of(save: str) -> Config:
+    typed = OmegaConf.merge(
+        OmegaConf.structured(SaveConfig), OmegaConf.load(conf_folder() / f"save/{save}.yaml")
+    )
+    made = OmegaConf.to_object(typed)
+    assert isinstance(made, SaveConfig)
+    return Config(save=made, storage=StorageConfig("file", "dcpbench.checkpointers.storage.file"))
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> Iterator[Given]:
+    """What each save was given; all are made in this process, as one beside it needs process groups."""
+    calls: Given = []
+    for name in ("save", "async_save"):
+        honest = getattr(dcp, name)
+
+        def called(state: dict[str, Any], honest: Any = honest, **arguments: Any) -> Any:
+            calls.append(dict(arguments))
+            arguments.pop("async_checkpointer_type", None)
+            return honest(state, **arguments)
+
+        monkeypatch.setattr(dcp, name, called)
+    yield calls
+    forget_kept_by_dcp()
+
+
+def two_saves(save: str, folder: Path, given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What two saves one after the other were given; each checkpoint holds its own moment."""
+    checkpointer = DcpCheckpointer(folder, config_of(save), Alone())
+    weight = torch.arange(6.0)
+    for step in (1, 2):
+        weight.mul_(2)
+        pending = checkpointer.save({"model": {"w": weight}}, str(folder / f"{step}"))
+        pending.wait()
+    weight.zero_()
+    for step in (1, 2):
+        held = checkpointer.read_tensor(str(folder / f"{step}"), "model.w")
+        assert held is not None
+        assert torch.equal(held, torch.arange(6.0) * 2**step)
+    checkpointer.close()
+    first, second = given
+    return first, second
+
+
+@pytest.mark.parametrize("save", ASYNC + SYNC)
+def test_what_is_kept_is_one_and_the_same(save: str, tmp_path: Path, given: Given) -> None:
+    first, second = two_saves(save, tmp_path, given)
+    config = config_of(save).save
+    writers = first["storage_writer"], second["storage_writer"]
+    assert (writers == (None, None)) == (save == "async_own_writer")
+    assert (writers[0] is writers[1]) == (config.writer != "new")
+    for name, asked in (("async_stager", config.stager), ("planner", config.planner)):
+        assert (name in first) == (asked is not None)
+        if asked is not None:
+            assert (first[name] is second[name]) == asked.kept
+
+
+@pytest.mark.parametrize("save", [save for save in ASYNC if config_of(save).save.stager])
+def test_a_stager_has_its_options_and_is_closed(
+    save: str, tmp_path: Path, given: Given, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[DefaultStager] = []
+    close = DefaultStager.close
+    monkeypatch.setattr(DefaultStager, "close", lambda self: (closed.append(self), close(self))[1])
+    first, second = two_saves(save, tmp_path, given)
+    asked = config_of(save).save.stager
+    assert asked is not None
+    options = {name: value for name, value in vars(asked).items() if name != "kept"}
+    assert vars(first["async_stager"]._config) == options
+    assert {id(one) for one in closed} == {id(first["async_stager"]), id(second["async_stager"])}
+
+
+def test_only_one_of_them_uploads_in_a_process(tmp_path: Path, given: Given) -> None:
+    for number, save in enumerate(ASYNC):
+        two_saves(save, tmp_path / save, given)
+        kinds = {call.get("async_checkpointer_type") for call in given}
+        assert kinds == ({AsyncCheckpointerType.PROCESS} if save == "async_process" else {None}), number
+        given.clear()
+
+
+def test_a_planner_has_its_options(tmp_path: Path, given: Given) -> None:
+    first, _ = two_saves("sync_dedup_lowest", tmp_path / "lowest", given)
+    assert first["planner"].dedup_save_to_lowest_rank
+    given.clear()
+    first, _ = two_saves("sync_plan_caching", tmp_path / "caching", given)
+    assert first["planner"]._enable_plan_caching
+
+
+def test_what_dcp_keeps_for_the_process_goes_with_the_checkpointer(tmp_path: Path) -> None:
+    checkpointer = DcpCheckpointer(tmp_path, config_of("sync_plan_caching"), Alone())
+    checkpointer.save({"model": {"w": torch.ones(2)}}, str(tmp_path / "1"))
+    assert kept_by_dcp()
+    checkpointer.close()
+    assert kept_by_dcp() == {}
+    assert _async_process_executor._CHECKPOINT_PROCESS is None
+
+
+@pytest.mark.slow
+def test_on_ranks_every_check_holds_and_a_stale_stage_is_seen(tmp_path: Path) -> None:
+    ways = ",".join(["async_stager_kept", "async_process", "sync_plan_caching"])
+    words = ("-m", f"save={ways}", "parallel=fsdp2", "fault=none,stale_stage", "saves=2")
+    ended = run(tmp_path / "sweep", *words, "device=cpu", "world_size=2", *SMALL)
+    verdicts = {(row["save"], row["fault"]): row["status"] for row in ended.rows}
+    assert len(verdicts) == 6, (ended.out, ended.err)
+    for (save, fault), status in verdicts.items():
+        assert status == ("pass" if fault in (None, "none") else "fail"), (save, fault, ended.out)
+    assert [rank["left_behind"] for row in ended.rows for rank in row["details"]["ranks"]] == [[]] * 12
