@@ -42,6 +42,11 @@ CHANGES: dict[str, tuple[Callable[[nn.Module, torch.optim.Optimizer], object], s
     "root": (lambda model, _: setattr(model, "training", False), {"training.model"}),
     "module": (lambda model, _: model[0].inner.eval(), {"training.model.0.inner"}),
     "last module": (lambda model, _: model[1].eval(), {"training.model.1"}),
+    "default that every load sets": (lambda _, optimizer: optimizer.defaults.pop("differentiable"), set()),
+    "another in its place": (
+        lambda _, optimizer: optimizer.defaults.update(differentiable=True),
+        {"defaults.differentiable"},
+    ),
     "default": (lambda _, optimizer: optimizer.defaults.update(lr=0.2), {"defaults.lr"}),
     "first group": (lambda _, optimizer: optimizer.param_groups[0].update(new=1), {"param_groups.0.keys"}),
     "last group": (lambda _, optimizer: optimizer.param_groups[1].pop("of"), {"param_groups.1.keys"}),

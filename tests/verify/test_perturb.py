@@ -81,6 +81,16 @@ def test_a_changed_value_is_another_and_turns_nothing_on(value: object) -> None:
         assert bool(changed) <= bool(value)
 
 
+@pytest.mark.parametrize("value", [0.1, 0.0, -0.0])
+def test_a_changed_tensor_is_another_and_turns_nothing_on(value: float) -> None:
+    rate = torch.tensor(value)
+    changed = perturbed(rate)
+    assert not torch.equal(bits(rate), bits(changed))
+    assert not torch.equal(bits(changed), bits(perturbed(changed)))
+    assert bool(changed) == bool(rate)
+    assert torch.equal(rate, torch.tensor(value)), "another tensor, and not the live one"
+
+
 def test_a_flag_stays_one_that_a_fused_kernel_takes() -> None:
     assert perturbed(True) is False
     assert perturbed(False) is None

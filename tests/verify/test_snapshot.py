@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -28,6 +29,7 @@ from dcpbench.verify.snapshot import (
     plain_fqn,
     retained,
     snapshot_model,
+    snapshot_nested,
     snapshot_optimizer,
 )
 from support.models import Tied
@@ -220,3 +222,17 @@ def test_every_control_differs() -> None:
                 assert made_different(leaf).blocks != leaf.blocks
             else:
                 assert compare({name: leaf}, {name: made_different(leaf)})
+
+
+def test_names_are_those_that_dcp_gives() -> None:
+    rate = torch.tensor(0.1)
+    state = {
+        "base_lrs": [rate, 3],
+        "betas": (0.9, 0.99),
+        "milestones": [1, 2],
+        "of": {"step": rate, "names": []},
+    }
+    assert list(snapshot_nested(state)) == list(flatten_state_dict(state)[0])
+    assert not compare(snapshot_nested(state), snapshot_nested(state))
+    other = {**state, "base_lrs": [rate, 4]}
+    assert [one.name for one in compare(snapshot_nested(state), snapshot_nested(other))] == ["base_lrs.1"]

@@ -208,13 +208,15 @@ class WorkloadConfig:
 
 @dataclass
 class OptimizerConfig(Group):
-    """An optimizer: `target(groups(model), lr=..., ...)`; what is null is left to its default."""
+    """An optimizer: `target(groups(model), lr=..., ...)`; what is null is left to its default. `only` has the
+    values of other axes that it can be used with; with others a cell is a skip."""
 
     groups: str = "dcpbench.workloads.models.one_group"
     lr: float = MISSING
     weight_decay: float | None = None
     momentum: float | None = None
     betas: list[float] | None = None
+    only: dict[str, Only] = how_run(dict)
 
     def hyperparameters(self) -> dict[str, Any]:
         """Keyword arguments for the optimizer's constructor."""

@@ -30,7 +30,8 @@ def snapshot_flags(
         flags[f"training.model.{fqn}".rstrip(".")] = module.training
         hooks += _hooks(fqn, module)
     flags |= {"hooks.model": "; ".join(hooks), "hooks.optimizer": "; ".join(_hooks("", optimizer))}
-    flags |= snapshot_nested(optimizer.defaults, "defaults.")
+    # `Optimizer.__setstate__` gives it to every optimizer that is loaded, also to one without such an option.
+    flags |= snapshot_nested({"differentiable": False, **optimizer.defaults}, "defaults.")
     for number, group in enumerate(optimizer.param_groups):
         flags[f"param_groups.{number}.keys"] = ", ".join(sorted(group))
     flags["shared_memory"] = "; ".join(", ".join(names) for names in sharing_memory(state))

@@ -74,6 +74,8 @@ def perturbed(value: Any) -> Any:
         return f"{value}'"
     if isinstance(value, tuple | list):
         return type(value)(perturbed(item) for item in value)
+    if isinstance(value, torch.Tensor):  # a learning rate, say
+        return torch.where(value != 0, value * 0.5, -value)
     raise TypeError(f"a hyperparameter of type {type(value).__name__} has no negative control yet")
 
 

@@ -112,9 +112,12 @@ def snapshot_optimizer(
 
 
 def snapshot_nested(nested: dict[str, Any], prefix: str = "") -> Leaves:
-    """What nested dictionaries hold, by the path to it with dots between its keys."""
+    """What nested dictionaries hold, by the path to it with dots between its keys. A list is one value, but
+    for one that holds tensors, which is gone into, as DCP does when it flattens a state dict."""
     leaves: Leaves = {}
     for key, value in nested.items():
+        if isinstance(value, list) and any(isinstance(item, torch.Tensor) for item in value):
+            value = {str(number): item for number, item in enumerate(value)}
         if isinstance(value, dict):
             leaves.update(snapshot_nested(value, f"{prefix}{key}."))
         else:

@@ -99,7 +99,7 @@ def _does_not_fit(asked: Config, resolved: Config, several_sizes: bool) -> str |
 
 def _makes_no_sense(config: Config) -> str | None:
     scenario, named = config.scenario, f"scenario={config.scenario.name}"
-    for group in ("scenario", "fault", "checkpointer", "save"):
+    for group in ("scenario", "fault", "checkpointer", "save", "optimizer"):
         limited = getattr(config, group)
         for axis, only in limited.only.items():
             if (value := config.value_of(axis)) not in only.values:
