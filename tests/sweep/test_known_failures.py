@@ -219,6 +219,7 @@ def test_the_list_of_the_house_is_whole() -> None:
     assert {each.id for each in known} == {
         "fsdp1-tp-optimizer-state",
         "fsdp1-tp-unfreezes",
+        "tensor-lr-in-defaults",
         "compiled-fsdp1-names",
         "compiled-mutated-buffer",
         "fsdp1-one-shard",
