@@ -60,7 +60,7 @@ class CellMaker:
     def __init__(self, loader: ConfigLoader, base: DictConfig) -> None:
         self._compositions = Compositions(loader, base)
         self._configurations = Configurations(self._compositions)
-        self._begun: dict[Choices, DictConfig] = {}
+        self._begun: dict[Choices, DictConfig | None] = {}
         self._names: Counter[str] = Counter()
         self._folders: dict[Path, str] = {}
 
@@ -89,12 +89,10 @@ class CellMaker:
         that names folders by what is numbered or named for each of them."""
         begun, _ = self._compositions.begun_with(asked.overrides)
         if begun not in self._begun:
-            self._begun[begun] = self._compositions.of(begun)
+            made = self._compositions.of(begun)
+            self._begun[begun] = made if _names_own_folders(made) else None
         job = self._begun[begun]
-        sweep = OmegaConf.to_container(job.hydra.sweep)
-        assert isinstance(sweep, dict)
-        of = set(re.findall(r"\$\{([^{}]*)\}", f"{sweep['dir']} {sweep['subdir']}"))
-        if not all(text in _OWN_FOLDER or text.startswith("now:") for text in of):
+        if job is None:
             return self._composed(asked)
         return _numbered(self._compositions.described(job, asked.overrides), asked)
 
@@ -109,6 +107,13 @@ class CellMaker:
             raise ConfigError(f"hydra.sweep.subdir: {other} and {asked.name} would share {folder}")
         composed = partial(self._composed, asked)
         return SweepCell(asked.name, _own(asked.overrides), config, folder, config_dir, composed)
+
+
+def _names_own_folders(job: DictConfig) -> bool:
+    sweep = OmegaConf.to_container(job.hydra.sweep)
+    assert isinstance(sweep, dict)
+    of = re.findall(r"\$\{([^{}]*)\}", f"{sweep['dir']} {sweep['subdir']}")
+    return all(text in _OWN_FOLDER or text.startswith("now:") for text in of)
 
 
 def _numbered(job: DictConfig, asked: _Asked) -> DictConfig:
