@@ -11,11 +11,12 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dcpbench.cli.run import register_groups
 from dcpbench.config.schema import conf_folder
 from dcpbench.sweep.plan import forked_map
+from dcpbench.sweep.plan.cells import CellMaker
 from dcpbench.sweep.plan.composition import Compositions
 from dcpbench.sweep.plan.configurations import typed
 
@@ -166,3 +167,27 @@ def test_many_choices_are_composed_beside_each_other_alike(
         )
     with pytest.raises(HydraException, match="none_such"):
         made.of(wrong)
+
+
+@pytest.mark.parametrize(
+    ("subdir", "parallel"),
+    [
+        ("${hydra.job.id}", ("fsdp2_tp",)),
+        ("${seed}/${hydra.job.num}", ("fsdp2_tp",)),
+        ("${model.name}${hydra.job.num}", ("ddp", "fsdp2_tp")),
+    ],
+)
+def test_cells_are_configured_and_lie_as_hydra_has_it(
+    subdir: str, parallel: tuple[str, ...], hydra_loader: ConfigLoader
+) -> None:
+    named = [f"hydra.sweep.subdir={subdir}", "hydra.sweep.dir=x"]
+    base = hydra_loader.load_configuration("config", named, RunMode.MULTIRUN)
+    # Values mention those of other axes: save_at a seed, fsdp2_tp the plan of the model.
+    jobs = product(**{**LISTS, "parallel": parallel, "model": ("dummy", "even", "nested"), "seed": ("3",)})
+    jobs = [[*job, "save_at=${seed}"] for job in jobs]
+    for job, cell in zip(jobs, CellMaker(hydra_loader, base).cells(jobs), strict=True):
+        theirs = hydra_loader.load_sweep_config(base, job)
+        with open_dict(theirs):
+            theirs.hydra.job.update(id=cell.name, num=jobs.index(job))
+        folder = Path(str(theirs.hydra.sweep.dir)).resolve() / str(theirs.hydra.sweep.subdir)
+        assert (cell.folder, cell.config) == (folder, typed(theirs))
