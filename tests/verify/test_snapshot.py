@@ -229,6 +229,7 @@ def test_names_are_those_that_dcp_gives() -> None:
     state = {
         "base_lrs": [rate, 3],
         "betas": (0.9, 0.99),
+        "last_lrs": [3, rate],
         "milestones": [1, 2],
         "of": {"step": rate, "names": []},
     }
