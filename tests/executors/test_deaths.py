@@ -180,6 +180,13 @@ def test_what_is_well_or_has_a_fault_planted_is_tried_once(tried_again: Finished
         assert "first_try" not in row["details"]
 
 
+def test_a_mismatch_that_a_second_try_has_repeated_is_not_tried_for_again(tried_again: Finished) -> None:
+    tries = {row["seed"]: row["details"] for row in tried_again.rows if row["status"] == "fail"}
+    assert {seed: "first_try" in details for seed, details in tries.items()} == {5: True, 6: False, 7: True}
+    assert tries[6]["no_second_try"].startswith("a second one has repeated it in seed=5,")
+    assert tried_again.row(seed=6)["flaky"] is None
+
+
 def test_a_rank_that_never_joins_is_a_timeout(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     overrides = ("parallel=ddp", "device=cpu", "world_size=2", "timeouts.join_s=2", "retry=0")

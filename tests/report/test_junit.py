@@ -36,7 +36,7 @@ def every_status(tmp_path: Path) -> Path:
 
 
 def read_back(folder: Path) -> junitparser.TestSuite:
-    write_reports(folder)
+    write_reports(folder, None)
     document = etree.parse(folder / "junit.xml")
     SCHEMA.assertValid(document)
     (suite,) = junitparser.JUnitXml.fromfile(str(folder / "junit.xml"))

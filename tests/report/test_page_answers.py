@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dcpbench.analysis.history_rows import sweep_before
 from dcpbench.records.findings import Finding, Problem
 from dcpbench.records.row import Row
 from dcpbench.records.sentences import check_sentence
@@ -159,7 +160,7 @@ def test_the_sweep_before_is_found_beside_it(browser: Browser, tmp_path: Path) -
             rows = [cell("hsdp", started_at=began), cell("ddp", save="async", started_at=began)]
         write_csv(folder_with(tmp_path / name, *rows))
     (tmp_path / "own" / "results.jsonl").touch()
-    write_reports(tmp_path / "own")
+    write_reports(tmp_path / "own", sweep_before(tmp_path / "own"))
     browser.open(tmp_path / "own" / "report.html")
     assert browser.text("#against") == (
         "Against last of 2026-11-19: no status changed, and no cost beyond noise; "
@@ -172,7 +173,7 @@ def test_cells_without_a_row_are_told(browser: Browser, tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "s", *rows)
     planned = {"cells": [*(row.cell for row in rows), "parallel=ddp,save=async", "parallel=fsdp,save=sync"]}
     (folder / "sweep.json").write_text(json.dumps(planned))
-    write_reports(folder)
+    write_reports(folder, None)
     browser.open(folder / "report.html")
     assert browser.text("#verdict") == "2 cells: all as they should be. 2 cells more did not run yet."
     assert "sync" in (browser.one("#verdict span").get_dom_attribute("title") or "")

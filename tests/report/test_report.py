@@ -27,7 +27,7 @@ def test_the_table_shows_the_axes_that_vary(tmp_path: Path) -> None:
 def test_pages_escape_what_rows_say(tmp_path: Path) -> None:
     said = "<script>alert(1)</script> & \x1b[31mred"
     sweep = folder_with(tmp_path / "s", row(status="error", reason=said), row(status="skip", reason=said))
-    write_reports(sweep)
+    write_reports(sweep, None)
     page = (sweep / "report.html").read_text()
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
@@ -64,6 +64,6 @@ def test_planted_faults_have_a_table_of_their_own(tmp_path: Path) -> None:
     assert list(table.loc["all of them", ["ddp", "fsdp", "seen"]]) == ["2 of 2", "0 of 1", "2 of 3"]
     assert list(failures(frame)["status"]) == ["pass", "skip"]
     assert counts(frame).endswith("2 of 3 faults seen")
-    write_reports(sweep)
+    write_reports(sweep, None)
     assert "all of them" in (sweep / "report.html").read_text()
     assert detection(frame[frame["fault"].isna()]).empty

@@ -8,7 +8,7 @@ pytestmark = pytest.mark.slow
 
 ASKED = {
     "eager_optimizers": "{parallel: 'none,fsdp,fsdp2', optimizer: 'sgd,adamw'}",
-    "layers": "{parallel: fsdp2_per_layer, compile_scope: layer, saves: 1}",
+    "layers": "{parallel: fsdp2_per_layer, saves: 1}",
     "scenarios": "{scenario: 'convert,fine_tune,partial_load', parallel: fsdp2, save: async, saves: 1}",
 }
 

@@ -139,7 +139,7 @@ def test_a_cell_without_power_is_vacuous_before_it_is_known() -> None:
 
 
 def test_every_rank_that_raised_is_to_be_known() -> None:
-    listed = KnownFailure(id="e", torch=">=2", error=KnownError("KeyError", "load"), reason="x")
+    listed = KnownFailure(id="e", torch=">=2", error=KnownError("KeyError", ["load"]), reason="x")
     known, other = RaisedError(0, "load", "KeyError", "'a'"), RaisedError(1, "load", "ValueError", "no")
     assert after(Outcome([], "error", known, raised=(known, replace(known, rank=1))), listed) == "xfail"
     assert after(Outcome([], "error", known, raised=(known, other)), listed) == "error"
@@ -147,7 +147,7 @@ def test_every_rank_that_raised_is_to_be_known() -> None:
 
 def test_what_two_entries_list_together_is_known() -> None:
     """One of them alone is not enough, and an error is known only where it was raised."""
-    names = KnownFailure(id="names", torch=">=2", error=KnownError("KeyError", "load"), reason="x")
+    names = KnownFailure(id="names", torch=">=2", error=KnownError("KeyError", ["load"]), reason="x")
     raised = RaisedError(0, "load", "KeyError", "'a'")
     seen = failing({"optim_equal": ["state.w.exp_avg"]}).reports
     outcome = Outcome(seen, "error", raised)
@@ -159,7 +159,7 @@ def test_what_two_entries_list_together_is_known() -> None:
 
 
 def test_what_an_earlier_stage_found_counts_where_a_later_one_raised() -> None:
-    listed = KnownFailure(id="e", torch=">=2", error=KnownError("KeyError", "load"), reason="x")
+    listed = KnownFailure(id="e", torch=">=2", error=KnownError("KeyError", ["load"]), reason="x")
     raised = Outcome([], "error", RaisedError(0, "load", "KeyError", "'a'"))
     assert verdict_of(job(known=(listed,)), [failing({}), raised]).status == "xfail"
     assert verdict_of(job(known=(listed,)), [failing({"model_equal": ["w"]}), raised]).status == "error"
@@ -176,7 +176,7 @@ def test_a_listed_error_is_expected_and_no_other() -> None:
         id="names",
         cells={"parallel": "ddp"},
         torch=">=2",
-        error=KnownError(type="KeyError", phase="load", message="'a.*'"),
+        error=KnownError(type="KeyError", phases=["load"], message="'a.*'"),
         checks={"model_equal": [KnownMismatch("w.*", ["missing"])]},
         reason="x",
     )
@@ -223,6 +223,7 @@ def test_the_list_of_the_house_is_whole() -> None:
         "compiled-fsdp1-names",
         "compiled-mutated-buffer",
         "fsdp1-one-shard",
+        "stager-used-once",
     }
     for each in known:
         assert each.link is not None

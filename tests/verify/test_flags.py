@@ -99,6 +99,9 @@ def test_what_there_is() -> None:
     assert {name for name in flags if name.startswith("training")} == {
         f"training.model{one}" for one in inner
     }
+    without = snapshot_flags(model, optimizer, snapshot_model(model), gradients=False)
+    assert flags.keys() - without.keys() == {"gradients", "gradients.0.inner.weight", "gradients.1.bias"}
+    assert without.items() <= flags.items(), "a trainer may clear them when its next step begins"
 
 
 class Counting:
@@ -151,7 +154,7 @@ def test_memory_is_shared_where_brute_force_finds_an_address_twice(
     cut: list[tuple[int, list[int], bool, bool]],
 ) -> None:
     """Views of one storage that begin anywhere, of any shape and of two dtypes, some of them transposed."""
-    storage = torch.zeros(200)
+    storage = torch.zeros(2 * (40 + 4**3))
     state: Leaves = {"lr": 0.1}
     addresses: dict[str, set[int]] = {}
     for number, (begin, shape, transposed, wide) in enumerate(cut):

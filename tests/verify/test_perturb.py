@@ -15,6 +15,7 @@ from dcpbench.verify.perturb import (
     perturb_model,
     perturb_optimizer,
     perturbed,
+    with_changed_constants,
     with_other_names,
     without_constants,
 )
@@ -142,6 +143,16 @@ def test_what_no_seed_changes_has_a_control_of_its_own() -> None:
     assert reported == set(one)
     stranger = without_constants(one, other)
     assert stranger["net1.weight"] is other["net1.weight"], "it is told from another seed's as it is"
+
+
+def test_what_an_unrestored_state_has_as_expected_becomes_another_and_nothing_else() -> None:
+    expected = {"first": 1, "kept": 0.5, "w": snapshot_model(trained()[0])["0.net1.weight"], "last": "mean"}
+    unrestored = {**expected, "kept": 0.25, "more": 3}
+    changed = with_changed_constants(expected, unrestored)
+    assert list(changed) == list(unrestored), "a name that is missing would be reported whatever it holds"
+    assert {name for name, leaf in changed.items() if leaf is unrestored[name]} == {"kept", "more"}
+    found = {one.name for one in compare(expected, changed)}
+    assert found == {*expected, "more"}
 
 
 def test_what_an_optimizer_counts_is_constant_and_a_model_s_scalar_where_it_is_the_same() -> None:

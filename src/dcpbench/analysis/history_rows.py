@@ -102,24 +102,25 @@ def sweep_before(folder: Path) -> Path | None:
     """The newest sweep beside the one in `folder` that ended, began before it did and has half of its cells,
     whatever they are called there; None if there is none."""
     own = folder.resolve()
-    frame = _rows_of(own)
+    rows = _rows_of(own)
     written = {path.parent: _written_ns(path) for path in own.parent.glob(f"*/{RESULTS_CSV}")}
     limit = max(map(_written_ns, own.glob("results.*")), default=0)
     ended = [place for place, at in written.items() if place != own and at <= limit]
     for place in sorted(ended, key=written.__getitem__, reverse=True)[:_LOOKED_AT]:
         other = _rows_of(place)
-        if frame is None or other is None:
+        if rows is None or other is None:
             continue
-        began, then = (one["started_at"].dropna().min() for one in (frame, other))
-        cells, there = (with_cells(one, ())["address"].drop_duplicates() for one in (frame, other))
+        frames, keys = (rows.frame, other.frame), {*rows.keys, *other.keys}
+        began, then = (one["started_at"].dropna().min() for one in frames)
+        cells, there = (with_cells(one, keys)["address"].drop_duplicates() for one in frames)
         if (pd.isna(began) or pd.isna(then) or then < began) and cells.isin(there).mean() >= _LEAST_IN_COMMON:
             return place
     return None
 
 
-def _rows_of(folder: Path) -> pd.DataFrame | None:
+def _rows_of(folder: Path) -> Rows | None:
     with suppress(ResultsError, OSError):  # what lies beside a sweep may be anybody's
-        return read_history([folder]).frame
+        return read_history([folder])
     return None
 
 

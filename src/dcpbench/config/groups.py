@@ -133,7 +133,8 @@ class ParallelConfig(Group):
 
     `mesh` names the dimensions that this parallelism has, outermost first, out of the three
     whose sizes follow, of which one may be `REST`. An empty `mesh` means an unwrapped replica on every rank.
-    `tp_plan` is the model's, unless another is given.
+    `tp_plan` is the model's, unless another is given. `compile_scope` is what is compiled by itself where the
+    cell does not say.
     """
 
     mesh: list[str] = field(default_factory=list)
@@ -141,6 +142,7 @@ class ParallelConfig(Group):
     dp_shard: int = 1
     tp: int = 1
     tp_plan: dict[str, str] = field(default_factory=dict)
+    compile_scope: CompileScope = CompileScope.model
 
     def mesh_sizes(self, world_size: int) -> dict[str, int]:
         """The size of each mesh dimension on `world_size` ranks, outermost first.

@@ -110,18 +110,18 @@ status, their median times. Without --format and -o, report.html and junit.xml i
 single sweep are made again."""
 
 
-def write_reports(folder: Path, sweeps: Sweeps | None = None) -> None:
-    """Make `report.html` and `junit.xml` again from a sweep's rows, if not given those in `sweeps`.
+def write_reports(folder: Path, place: Path | None, sweeps: Sweeps | None = None) -> None:
+    """Make `report.html` and `junit.xml` again from a sweep's rows, if not given those in `sweeps`; `place`
+    is that of the sweep before it, if there is one.
 
     Raises:
         dcpbench.records.store.ResultsError: the folder holds no results, or one of them cannot be written.
     """
     sweeps = sweeps or read_sweeps([folder])
-    place, not_run = sweep_before(folder), without_row(folder, sweeps.frame)
     before = None
     with suppress(ResultsError):  # what lies beside it may be anybody's
         before = read_sweeps([place]) if place else None
-    text = page(sweeps, folder.resolve().name, before, not_run)
+    text = page(sweeps, folder.resolve().name, before, without_row(folder, sweeps.frame))
     write_whole(folder / "report.html", [text.encode()])
     write_whole(folder / "junit.xml", [junit(sweeps).encode()])
 
@@ -160,7 +160,7 @@ def _write_beside(places: Sequence[Path], sweeps: Sweeps) -> None:
     if len(places) != 1 or not (places[0] / RESULTS_JSONL).exists():
         return
     try:
-        write_reports(places[0], sweeps)
+        write_reports(places[0], sweep_before(places[0]), sweeps)
     except ResultsError as error:
         complain(f"report.html and junit.xml are as they were: {error}")
 

@@ -359,9 +359,7 @@ def hand_over(cell: Cell, checkpoints: list[SavedCheckpoint], losses: Losses) ->
         torch.save((left, losses.continued, losses.twin, states), cell.folder / _HANDOVER)
 
 
-def take_over(
-    cell: Cell, checkpointer: Checkpointer, same_layout: bool = True
-) -> tuple[list[Checkpoint], Losses]:
+def take_over(cell: Cell, checkpointer: Checkpointer, same_layout: bool) -> tuple[list[Checkpoint], Losses]:
     """The checkpoints of the stage before, the oldest first, and the losses to go on with; without the state
     of its ranks' random generators if this one does not have the same layout."""
     with torch.serialization.safe_globals([DigestedLeaf, Extent]):

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -233,12 +234,14 @@ class SweepRun:
             from dcpbench.analysis.history_rows import sweep_before
             from dcpbench.report.show import print_report, write_reports
 
-            self._show(write_csv, write_reports, print_report)
+            self._show(write_csv)
+            before = sweep_before(self._folder)
+            self._show(partial(write_reports, place=before), print_report)
             if all(row.status == "skip" for row in rows):
                 self._print("every cell was skipped: nothing was measured")
             spent_s = time.monotonic() - self._started
             self._print(f"{counted(sweep.written, 'cell')} in {spent_s:.1f} s, written to {self._folder}")
-            for sentence in next_steps.sentences(self._folder, sweep_before(self._folder), whole):
+            for sentence in next_steps.sentences(self._folder, before, whole):
                 self._print(sentence)
         return status or (exit_status(rows) if whole else 1)
 

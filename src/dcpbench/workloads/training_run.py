@@ -279,7 +279,7 @@ def build(config: Config, world: World, seed: int) -> TrainingRun:
         return TrainerRun(config, world, seed)
     sizes = config.parallel.mesh_sizes(world.size)
     workload = _workload(config, world.device, seed)
-    by_layer = config.compile_scope is CompileScope.layer
+    by_layer = (config.compile_scope or config.parallel.compile_scope) is CompileScope.layer
     if config.compile and by_layer:
         for holder, name, layer in layers(workload.model):
             compiled: Any = torch.compile(layer, dynamic=False)

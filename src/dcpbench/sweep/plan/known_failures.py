@@ -20,16 +20,16 @@ from dcpbench.records.row import columns
 
 @dataclass
 class KnownError:
-    """An exception that a rank raises: in which phase, of which class, and a regular expression for its whole
-    text, which is torch's own."""
+    """An exception that a rank raises: in which phases, of which class, and a regular expression for its
+    whole text, which is torch's own."""
 
     type: str = MISSING
-    phase: str = MISSING
+    phases: list[str] = MISSING
     message: str = ".*"
 
     def matches(self, error: RaisedError) -> bool:
         """Whether this is what a rank raised."""
-        alike = (error.type, error.phase) == (self.type, self.phase)
+        alike = error.type == self.type and error.phase in self.phases
         return alike and re.fullmatch(self.message, error.message) is not None
 
 

@@ -21,7 +21,7 @@ from dcpbench.report.styles import text_of
 from dcpbench.sweep.plan.job import Job
 from dcpbench.sweep.plan.resources import Costs, Estimated, estimates, places, stretches
 from dcpbench.sweep.run.progress import ProgressDisplay
-from dcpbench.sweep.run.worker import Finished, Worker, remove
+from dcpbench.sweep.run.worker import Finished, Mismatches, Worker, remove
 from dcpbench.sweep.signals import uninterrupted
 
 
@@ -43,6 +43,7 @@ class Sweep:
     earlier_machines: list[dict[str, Any]] = field(default_factory=list)
     written: int = 0
     _costs: Costs = field(default_factory=Costs)
+    _repeated: dict[Mismatches, str] = field(default_factory=dict)
     _executors: dict[tuple[int, tuple[int, ...]], LocalExecutor] = field(default_factory=dict)
     """By the number of the worker and the GPUs that its ranks use."""
 
@@ -94,7 +95,8 @@ class Sweep:
         shared = len(numbered) > 1 and together[0].config.sharing is Sharing.correctness
         # Those of an earlier stretch or batch, whose ranks may be of use again, or new ones.
         executors = [self._executors.setdefault(one, LocalExecutor(self.context, one[1])) for one in numbered]
-        workers = [Worker(self.folder, one, self.console, display, self._costs, shared) for one in executors]
+        of_all = (self.console, display, self._costs, shared, self._repeated)
+        workers = [Worker(self.folder, executor, *of_all) for executor in executors]
         idle = deque(workers)
 
         def run(job: Job) -> Finished:

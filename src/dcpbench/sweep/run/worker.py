@@ -2,7 +2,8 @@
 
 A cell that did not come out as it should is tried once more, on fresh ranks into a clean checkpoint folder:
 what an earlier cell may have done to the ranks of the first try cannot make its verdict. Where the first came
-to something else, the row says so (`flaky`), and is not as it should be.
+to something else, the row says so (`flaky`), and is not as it should be. A mismatch that a second try has
+repeated once is no matter of chance: cells that fail alike after it are not tried again.
 """
 
 import datetime
@@ -10,7 +11,7 @@ import os
 import shutil
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from rich.console import Console
 from dcpbench.config.groups import Ending, Isolation, KeepCheckpoints, StageConfig
 from dcpbench.config.schema import Config
 from dcpbench.executors.base import Executor, Outcome
+from dcpbench.records.findings import Problem
 from dcpbench.records.metrics import Measurement
 from dcpbench.records.row import Row
 from dcpbench.report.styles import text_of
@@ -30,6 +32,8 @@ from dcpbench.sweep.run.verdict import Verdict, verdict_of
 from dcpbench.worker.messages import CellSpec, RunId
 
 FIRST_TRY = "first-try"
+Mismatches = tuple[tuple[str, ...], frozenset[tuple[str, str, Problem]]]
+"""What cells fail alike by: axes that they share, and what differs by check, name and kind."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,8 @@ class Worker:
     display: ProgressDisplay
     costs: Costs
     shared: bool = False
+    repeated: dict[Mismatches, str] = field(default_factory=dict)
+    """What second tries have repeated, and of which cell; shared by the workers of a sweep."""
 
     def run(self, job: Job) -> Finished:
         """Run a cell, once more if it did not come out as it should."""
@@ -69,7 +75,10 @@ class Worker:
             return [Try(Verdict("error", f"the cell's folder could not be made: {error}"), _now())]
         keep = job.config.keep_checkpoints
         first = self._try(job, 0, checkpoints)
-        if self.executor.interrupted or not is_due(first, job.config):
+        alike = _mismatches(job.config, first.verdict)
+        if alike in self.repeated:
+            first.verdict.details["no_second_try"] = f"a second one has repeated it in {self.repeated[alike]}"
+        if self.executor.interrupted or alike in self.repeated or not is_due(first, job.config):
             self._print(clear(keep, not first.is_ok, checkpoints))
             return [first]
         try:
@@ -80,6 +89,8 @@ class Worker:
         self.display.begin(job.cell.name, "second try")
         second = self._try(job, 1, checkpoints)
         flaky = first.verdict.status != second.verdict.status
+        if alike and alike == _mismatches(job.config, second.verdict):
+            self.repeated.setdefault(alike, job.cell.name)
         self._print(clear(keep, not second.is_ok, checkpoints), clear(keep, flaky, aside))
         return [first, second]
 
@@ -122,6 +133,15 @@ def is_due(tried: Try, config: Config) -> bool:
     """Whether a cell runs once more. A planted fault that was not seen is never tried again: it would
     be until somebody sees it."""
     return config.retry > 0 and config.fault.target is None and not tried.is_ok
+
+
+def _mismatches(config: Config, verdict: Verdict) -> Mismatches | None:
+    """What a cell failed by; None if it is not by what was compared."""
+    if verdict.status != "fail":
+        return None
+    axes = (config.scenario.name, config.parallel.name, config.save.name, config.model.name)
+    differing = ((one.check, each.name, each.problem) for one in verdict.failed for each in one.findings)
+    return axes, frozenset(differing)
 
 
 def set_aside(folder: Path, checkpoints: Path) -> Path:

@@ -1,0 +1,278 @@
+"""The steps of scenarios by themselves: what of a run is kept and has to come back, what is asked of a
+checkpointer, what is told of a save, what goes from one stage to the next."""
+
+import io
+import multiprocessing
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from dcpbench.checkpointers.dcp import DcpCheckpointer
+from dcpbench.records.findings import Problem
+from dcpbench.records.rank_report import RankReport
+from dcpbench.scenarios import fresh_process, steps
+from dcpbench.scenarios.cell import Cell
+from dcpbench.scenarios.checkpoint import RANDOM, Checkpoint, SavedCheckpoint, State
+from dcpbench.verify import compare_layouts
+from dcpbench.verify.files import FileDigests, digest_files, recorded_syncs
+from dcpbench.verify.snapshot import Leaves
+from dcpbench.workloads.training_run import build
+from dcpbench.workloads.world import World
+from support import own_trainer
+from support.alone import bare_cell, config, world
+
+SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 2}
+NAMES = ("first", "middle", "last")
+
+
+def names(of: Iterable[str]) -> set[str]:
+    return {name.rpartition(".")[2] for name in of}
+
+
+class Opaque(own_trainer.DrawsNothing):
+    """It has three things that nobody can look at, and draws no random numbers."""
+
+    def __init__(self, setup: Any) -> None:
+        super().__init__(setup)
+        self.first, self.middle, self.last = object(), object(), object()
+
+
+@pytest.mark.parametrize("trainer", [own_trainer.Trainer, Opaque])
+def test_of_a_trainer_that_which_it_draws_has_to_come_back_and_what_is_not_looked_at_is_told(
+    trainer: type, tmp_path: Path
+) -> None:
+    draws = trainer is own_trainer.Trainer
+    target = {"target": f"{trainer.__module__}.{trainer.__name__}"}
+    cell = bare_cell(
+        tmp_path, config(checkpointer="trainer", workload=target, **{**SMALL, "resume_steps": 3})
+    )
+    oracle = steps.build(cell)
+    checkpoints = steps.train_and_save(cell, oracle)
+    everything = [*oracle.states.values(), *(one.state for one in checkpoints)]
+    assert len(everything) == 4
+    drawn = [names(state.get(RANDOM, ())) for state in everything]
+    assert drawn == [{"cpu"} if draws else set()] * 4, "it draws neither from Python's nor from NumPy's"
+    assert (len(oracle.losses.continued), oracle.losses.twin) == (5, []), "it has no twin"
+    unreadable = {"checkpoint_whole", "files_equal", "contract_held"}
+    opaque = {f"extra_equal of {name}" for name in NAMES}
+    told = cell.report.not_applied
+    assert told.keys() == unreadable | (set() if draws else opaque | {RANDOM})
+    assert {told[name] for name in opaque & told.keys()} <= {"a object has no state that can be asked for"}
+    assert cell.report.checks.keys() == {"side_effect_free"}, "what nobody can read is not audited"
+
+
+def leaves(*of: str) -> Leaves:
+    return {f"random.rank0.{name}": name for name in of}
+
+
+@pytest.mark.parametrize("needed", [(), ("first",), ("last",), ("first", "last"), NAMES])
+def test_of_every_state_that_is_kept_only_what_is_needed_of_the_generators_stays(
+    needed: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Also of one that a checkpoint has in common with the uninterrupted run."""
+    cell = bare_cell(tmp_path)
+    oracle = steps.build(cell)
+    own: list[State] = [{"model_equal": {}, RANDOM: leaves(*NAMES)} for _ in range(6)]
+    oracle.states.update(enumerate(own[:4]))
+    checkpoints = [Checkpoint(1, "", mock.Mock(), state) for state in (*own[4:], own[0])]
+    steps._keep_random(cell, oracle, checkpoints, frozenset(needed))
+    assert own == [{"model_equal": {}, **({RANDOM: leaves(*needed)} if needed else {})}] * 6
+    assert oracle.trained.keeps_random == frozenset(needed)
+    assert (RANDOM in cell.report.not_applied) is not bool(needed)
+
+
+def test_a_state_is_retained_where_a_resume_ends_and_nowhere_else(tmp_path: Path) -> None:
+    """Each holds a copy of all that is small."""
+    cell = bare_cell(tmp_path, config(**{**SMALL, "resume_steps": 3}))
+    oracle = steps.build(cell)
+    for until, retained in ((1, []), (2, []), (4, [4]), (5, [4, 5])):
+        steps.go_on(cell, oracle, until)
+        assert oracle.trained.train_state.step == until
+        assert [*oracle.states] == retained
+
+
+def test_a_checkpointer_is_closed_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[object] = []
+    monkeypatch.setattr(DcpCheckpointer, "close", lambda made: closed.append(made))
+    cell = bare_cell(tmp_path)
+    with cell.endings:
+        made = steps.open_checkpointer(cell)
+        assert closed == []
+    assert closed == [made]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_was_written_is_read_again_by_rank_0_alone(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digested: list[Path] = []
+
+    def digest(folder: Path) -> FileDigests:
+        digested.append(folder)
+        return digest_files(folder)
+
+    monkeypatch.setattr(steps, "digest_files", digest)
+    cell = bare_cell(tmp_path, seen_by=world(rank, 2))
+    saved = steps.save(cell, build(cell.config, cell.world, 0), steps.open_checkpointer(cell))
+    assert bool(saved.files.result()) is (rank == 0)
+    assert digested == ([] if rank else [tmp_path / "step-0000"])
+
+
+@pytest.mark.parametrize("asked_for", [True, False])
+def test_files_that_need_not_be_synced_are_no_finding(asked_for: bool, tmp_path: Path) -> None:
+    given = config(**SMALL)
+    given.storage = replace(given.storage, sync_files=asked_for)
+    with recorded_syncs() as synced:
+        cell = replace(bare_cell(tmp_path, given), synced=synced)
+        oracle = steps.build(cell)
+        steps.go_on(cell, oracle, 1)
+        steps.finish(cell, steps.save(cell, oracle.trained, steps.open_checkpointer(cell)))
+    assert bool(synced) is asked_for
+    seen = cell.report.checks["checkpoint_whole"]
+    (control,) = seen.control.values()
+    assert seen.count == 0
+    assert all(control.values())
+    assert ("files that were not synced" in control) is asked_for
+
+
+def test_a_process_that_a_save_has_started_may_have_synced_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = bare_cell(tmp_path)
+    before, started = mock.Mock(), mock.Mock()
+    cell.children_before.add(before)
+    children = [before]
+    monkeypatch.setattr(multiprocessing, "active_children", lambda: children)
+    saved = mock.Mock(SavedCheckpoint, checkpointer=mock.Mock())
+    assert steps._synced(cell, saved) is cell.synced
+    children.append(started)
+    assert steps._synced(cell, saved) is None
+    saved.checkpointer.raw = None
+    assert steps._synced(cell, saved) is None
+
+
+@dataclass
+class Late(World):
+    """A world whose device is behind, and whose clock goes on when it is waited for."""
+
+    behind: float = 0.0
+    now: float = 0.0
+    met: list[str] = field(default_factory=list)
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def synchronize(self) -> None:
+        self.now, self.behind = self.now + self.behind, 0.0
+
+    def meet(self) -> None:
+        self.met.append("met")
+
+
+def late(monkeypatch: pytest.MonkeyPatch, rank: int = 0, size: int = 1) -> Late:
+    here = Late(rank, size, torch.device("cpu"), None)
+    monkeypatch.setattr(steps, "time", here)
+    return here
+
+
+def test_a_load_takes_until_the_device_has_done_its_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = late(monkeypatch)
+    cell = bare_cell(tmp_path, seen_by=here)
+    run = build(cell.config, here, 0)
+
+    def behind(by: float) -> None:
+        here.behind += by
+
+    checkpointer = mock.Mock(load=lambda *_: behind(1.0))
+    steps.load(cell, run, Checkpoint(1, "", checkpointer, {}), {}, install=lambda: behind(2.0))
+    assert [one.value for one in cell.report.measurements if one.metric == "load_s"] == [3.0]
+
+
+def test_all_ranks_at_once_write_and_read_plain_files_as_long_as_the_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[int] = []
+    for rank in (0, 1):
+        here = late(monkeypatch, rank, 2)
+        cell = bare_cell(tmp_path, seen_by=here)
+
+        def do(what: str, here: Late = here) -> Any:
+            def record(folder: Path, lengths: Sequence[int]) -> None:
+                here.met.append(what)
+                here.now += sum(lengths)
+                done.extend(lengths)
+
+            return record
+
+        saved = mock.Mock(SavedCheckpoint, checkpoint_id="", number=0, checkpointer=mock.Mock())
+        saved.checkpointer.raw = mock.Mock(write=do("written"), read=do("read"))
+        saved.checkpointer.manifest.return_value.found = {"d": 1, "a": 2, "c": 4, "b": 8, "e": 16}
+        steps._measure_raw(cell, saved)
+        assert here.met == ["met", "written", "met", "read"]
+        taken = {one.metric: one.value for one in cell.report.measurements if one.metric.startswith("raw_")}
+        assert taken == dict.fromkeys(("raw_write_s", "raw_read_s"), 9.0 if rank else 22.0)
+    assert sorted(done) == [1, 1, 2, 2, 4, 4, 8, 8, 16, 16]
+
+
+def handed_over(cell: Cell) -> None:
+    """Three checkpoints, each with a state of its own, and three states at the ends of resumes."""
+    kept = [{"extra_equal": dict.fromkeys(NAMES, number), RANDOM: leaves("cpu")} for number in range(6)]
+    saved: Any = [
+        Checkpoint(step, str(cell.folder / f"step-{step}"), mock.Mock(), kept[step]) for step in range(3)
+    ]
+    states = {step: kept[step] for step in range(3, 6)}
+    steps.hand_over(cell, saved, steps.Losses([1.0], [2.0], mock.Mock(), states))
+
+
+@pytest.mark.parametrize("same_layout", [True, False])
+def test_what_ranks_draw_next_is_taken_over_by_the_same_layout(same_layout: bool, tmp_path: Path) -> None:
+    cell = bare_cell(tmp_path)
+    handed_over(cell)
+    checkpoints, losses = steps.take_over(cell, mock.Mock(), same_layout)
+    taken = [*(one.state for one in checkpoints), *losses.states.values()]
+    random = {RANDOM: leaves("cpu")} if same_layout else {}
+    assert taken == [{"extra_equal": dict.fromkeys(NAMES, number), **random} for number in range(6)]
+    assert all(one.by_content for one in checkpoints), "it may lie otherwise"
+    assert cell.report.checks == {}
+
+
+@pytest.mark.parametrize("differing", [{"first"}, {"last"}, {*NAMES}])
+def test_ranks_that_do_not_agree_on_what_was_saved_are_told_and_had_it(
+    differing: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gathered(mine: Leaves, group: object) -> list[Leaves]:
+        return [mine, {name: leaf if name not in differing else "other" for name, leaf in mine.items()}]
+
+    monkeypatch.setattr(compare_layouts, "gathered", gathered)
+    cell = bare_cell(tmp_path)
+    handed_over(cell)
+    assert cell.report.checks.keys() == {"extra_equal"}
+    seen = cell.report.checks["extra_equal"]
+    told = {f"in the checkpoint of step {step}": dict.fromkeys(differing, True) for step in range(3)}
+    assert (seen.compared, seen.control) == (told, told)
+    found = {(one.name, one.where, one.problem) for one in seen.distinct.values()}
+    assert found == {(name, where, Problem.ranks_disagree) for name in differing for where in told}
+
+
+def test_no_code_is_run_that_a_folder_of_results_holds(tmp_path: Path) -> None:
+    """It may come from anywhere."""
+    cell = bare_cell(tmp_path, config(**SMALL, verify="deep"))
+    for name in ("handover.pt", "newest.pt", "value"):
+        torch.save(RankReport(0), tmp_path / name)
+    value = io.BytesIO((tmp_path / "value").read_bytes())
+    for read in (
+        partial(steps.take_over, cell, mock.Mock(), same_layout=True),
+        partial(fresh_process.load_alone, cell),
+        partial(fresh_process._as_seen, value, [1.0]),
+    ):
+        with pytest.raises(UnpicklingError, match="Unsupported global"):
+            read()
