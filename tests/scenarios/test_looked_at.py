@@ -236,6 +236,7 @@ def test_losses_of_ranks_that_draw_otherwise_are_held_against_none_but_their_own
             world_size=2,
             seen_by=world(group=group),
         )
+    assert not ran.verdict.failed
     saving, loading = ran.reports
     assert saving.not_applied.keys() == {"loss_twin_close", "state_twin_close"}
     assert loading.not_applied.keys() == {"loss_twin_close", "loss_resume_close"}
