@@ -182,7 +182,7 @@ def test_what_is_large_is_not_saved_again(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_tensors_that_share_memory_are_looked_for_in_all_of_the_state(tmp_path: Path) -> None:
-    """In each of the model, the optimizer and the objects, and between them."""
+    """In each of the model, the optimizer, the objects and the generators, and between them."""
     run = build(config(model="short"), world(), 0)
     run.train_state.record(1.0)
     first, *_, last = run.model.parameters()
@@ -190,11 +190,13 @@ def test_tensors_that_share_memory_are_looked_for_in_all_of_the_state(tmp_path: 
         run.optimizer.state[parameter] = {"exp_avg": parameter.data}
     run.tensor_object.tensors["fp8"] = run.tensor_object.tensors["flags"]
     run.tensor_object.data = last.data
+    run.random.states["cpu"] = run.tensor_object.tensors["integers"]
     shared = live_state(run)[FLAGS]["shared_memory"]
     assert [set(names.split(", ")) for names in shared.split("; ")] == [
         {"net1.weight", "state.net1.weight.exp_avg"},
         {"net2.bias", "state.net2.bias.exp_avg", "tensor_object.data"},
         {"tensor_object.flags", "tensor_object.fp8"},
+        {"tensor_object.integers", "random.rank0.cpu"},
     ]
 
 

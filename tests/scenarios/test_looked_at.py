@@ -25,7 +25,9 @@ Places = dict[tuple[str, str], set[str]]
 SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 2}
 RESTORED = ("model_equal", "optim_equal", "extra_equal", "random_equal")
 OPEN = {"process.open_files", "process.threads", "process.descriptors"}
-FILES = {".metadata", "__0_0.distcp", "a file that went", "a file that came"}
+STORED = {".metadata", "__0_0.distcp"}
+FILES = {*STORED, "a file that went", "a file that came"}
+EVERY_GENERATOR = {f"random.rank0.{name}" for name in ("cpu", "python", "numpy")}
 ONE = Manifest({"key": Entry((2,), "float32", (Chunk((0,), (2,), "file"),))}, {"file": 1}, {"file": 1})
 DAMAGES = {*controls(ONE, {}), "bytes of two entries", "files that were not synced"}
 PROCESS = set(snapshot_process(world().device))
@@ -34,6 +36,8 @@ PROCESS = set(snapshot_process(world().device))
 def trained(given: Config) -> TrainingRun:
     run = build(given, world(), given.seed)
     run.train(batches(given, world().device), 1)
+    if run.needs_random is not None:
+        run.keeps_random = run.needs_random
     return run
 
 
@@ -150,6 +154,23 @@ def test_save_load() -> None:
     assert places_of(report) == save_load()
     assert ran.left == ["step-0001", "step-0002"], "what was saved again is removed"
     assert ran.announced.count("load") == 4, "each checkpoint, what was saved again, and once what is there"
+    phases = [one.phase for one in report.measurements]
+    assert phases.count("verify/absent_key") == 1, "what is set again was not loaded again"
+
+
+def test_a_trainer_is_looked_at_but_for_its_files_and_a_twin() -> None:
+    values = {"checkpointer": "trainer", "workload": {"target": "support.own_trainer.Trainer"}}
+    looked = Looked(config(**SMALL, **values))
+    expected = save_load(looked)
+    not_made = {"checkpoint_whole", "files_equal", "contract_held", "loss_twin_close", "state_twin_close"}
+    expected = {place: names for place, names in expected.items() if place[0] not in not_made}
+    for step in (1, 2):  # what its ranks draw is known once it has taken all its steps
+        expected["side_effect_free", f"after the save of step {step}"] |= EVERY_GENERATOR
+        files = {f"checkpoint/{name}" if name in STORED else name for name in FILES}
+        expected["files_unchanged", f"in the checkpoint of step {step}"] = files
+    (report,) = passed(run_alone(**SMALL, **values)).reports
+    assert places_of(report) == expected
+    assert report.not_applied.keys() == not_made
 
 
 def test_overlapping_saves_are_looked_at_as_others_are_but_for_what_is_counted() -> None:
@@ -203,6 +224,24 @@ def test_convert(same_layout: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not ran.verdict.failed
     assert ran.verdict.status == "pass" or not same_layout
     assert ran.left == ["handover.pt", "newest.pt", "step-0001", "step-0002"]
+
+
+def test_losses_of_ranks_that_draw_otherwise_are_held_against_none_but_their_own() -> None:
+    """Neither against the twin's, nor against those of another layout."""
+    with group_of_one() as group:
+        ran = run_alone(
+            **{**SMALL, "model": "dropout"},
+            scenario="convert",
+            parallel="ddp",
+            world_size=2,
+            seen_by=world(group=group),
+        )
+    assert not ran.verdict.failed
+    saving, loading = ran.reports
+    assert saving.not_applied.keys() == {"loss_twin_close", "state_twin_close"}
+    assert loading.not_applied.keys() == {"loss_twin_close", "loss_resume_close"}
+    for report in ran.reports:
+        assert not report.not_applied.keys() & report.checks.keys()
 
 
 def once(step: int, looked: Looked = SHORT) -> Places:

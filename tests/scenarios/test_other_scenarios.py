@@ -32,7 +32,7 @@ from dcpbench.scenarios.checkpoint import FLAGS, SavedCheckpoint
 from dcpbench.verify.perturb import controllable
 from dcpbench.verify.snapshot import DigestedLeaf, snapshot_nested
 from dcpbench.workloads.stateful import PartState, SubmoduleState
-from dcpbench.workloads.training_run import build
+from dcpbench.workloads.training_run import TrainingRun, build
 from support.alone import Ran, alone, bare_cell, config, group_of_one, run_alone, world
 from support.planted import DEFECTS
 
@@ -207,6 +207,29 @@ def test_a_torch_that_has_no_submodules_is_a_skip(tmp_path: Path, monkeypatch: p
         fine_tune.fine_tune(cell, 2, submodules=True)
     with pytest.raises(RuntimeError, match="it was built"):
         fine_tune.fine_tune(cell, 2, submodules=False)
+
+
+def test_a_model_of_ones_own_is_not_put_into_another(tmp_path: Path) -> None:
+    given = config(**SMALL, scenario="fine_tune", workload={"target": "support.own_workload.build"})
+    with pytest.raises(Skip, match=r"workload\.target has its own"):
+        fine_tune.fine_tune(bare_cell(tmp_path, given), 2, submodules=False)
+
+
+@pytest.mark.parametrize("order", [("scheduler", "train_state"), ("train_state", "scheduler")])
+def test_each_object_is_set_from_what_was_filled(
+    order: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the first and the last, where what is filled is not its own memory."""
+    honest = TrainingRun.state
+
+    def state(run: TrainingRun) -> dict[str, Any]:
+        held = honest(run)
+        first, last = (held.pop(name) for name in order)
+        return {order[0]: first, **held, order[1]: last}
+
+    monkeypatch.setattr(TrainingRun, "state", state)
+    verdict, _ = alone(**SMALL, scenario="in_place")
+    assert verdict.status == "pass", verdict.reason
 
 
 def test_every_dictionary_and_tensor_has_its_place() -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -252,6 +253,20 @@ def test_many_cells_are_summed_up_by_block(capsys: pytest.CaptureFixture[str]) -
         "because": "no compiler",
         "known": [],
     }
+
+
+def test_a_terminal_breaks_names_between_overrides(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = ["scenario=save_load", "parallel=fsdp2_per_layer", "save=async_stager_default", "model=dummy"]
+    (one,) = (replace(each, cell=replace(each.cell, name=",".join(overrides))) for each in [asked(0, "no")])
+    assert ",".join(overrides) in planned(capsys, [one])[1]
+    for name, value in {"FORCE_COLOR": "1", "COLUMNS": "60", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    lines = re.sub(r"\x1b\[[\d;]*m", "", planned(capsys, [one])[1]).splitlines()
+    assert max(map(len, lines)) <= 60
+    words = [word.rstrip(",") for line in lines[1:] for word in line.split()]
+    assert [word for word in words if "=" in word] == overrides
 
 
 def test_without_blocks_an_axis_puts_cells_together(capsys: pytest.CaptureFixture[str]) -> None:

@@ -145,10 +145,11 @@ def _print(fates: Sequence[Fate], by_block: dict[str, _Block], shown: PlanAs) ->
 def _cells(fates: Iterable[Fate]) -> Table:
     table = Table("cell", "would", "about", "because", box=None, pad_edge=False, header_style="bold")
     table.columns[0].overflow = "fold"
+    comma = ", " if Console().is_terminal else ","  # a line of a terminal ends at a blank
     for fate in fates:
         would = Text(fate.would, style=_STYLES.get(fate.would, "default"))
         about = _about(fate.seconds) if fate.would == "run" else ""
-        table.add_row(text_of(fate.cell), would, about, text_of(fate.because))
+        table.add_row(text_of(fate.cell.replace(",", comma)), would, about, text_of(fate.because))
     return table
 
 
