@@ -1,10 +1,8 @@
 """`torch.distributed.checkpoint`, in all its ways of saving (a function each) and on every storage."""
 
-import io
 import pkgutil
 import threading
 import time
-import zipfile
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
@@ -216,10 +214,7 @@ def stored_chunks(folder: Path) -> Stored:
 
 
 def _read_range(path: Path, offset: int, length: int) -> torch.Tensor:
-    with path.open("rb") as file:
-        file.seek(offset)
-        archive = zipfile.ZipFile(io.BytesIO(file.read(length)))
-    held = stored_in(archive, archive.read)
+    held = stored_in(path, offset, length)
     assert isinstance(held, StoredChunk)
     return held.read()
 

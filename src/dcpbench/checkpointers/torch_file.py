@@ -2,21 +2,54 @@
 
 import io
 import pickle
+import struct
 import zipfile
-from collections.abc import Callable
 from functools import partial
-from typing import Any
+from mmap import ACCESS_COPY, ALLOCATIONGRANULARITY, mmap
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 
 from dcpbench.verify.plain_read import StoredChunk
 
+_NAME_AND_EXTRA_AT, _LOCAL_HEADER = 26, 30
+"""In the header before a record: where the lengths of its name and its extra field stand, and its own."""
 
-def stored_in(archive: zipfile.ZipFile, record: Callable[[str], bytes]) -> Any:
-    """The object that an archive holds, with tensors as chunks that `record` reads by a name in the archive,
-    and without whatever else is no plain value."""
-    (pickled,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
-    return _Records(io.BytesIO(archive.read(pickled)), pickled.split("/")[0], record).load()
+
+def stored_in(path: Path, offset: int = 0, length: int | None = None) -> Any:
+    """The object in a file, or in so many bytes of it, and without whatever is no plain value. Tensors
+    are chunks that are read when they are asked for, of a large one no more than is looked at."""
+    mapped = _mapped(path, offset, length)
+    with zipfile.ZipFile(cast(Any, mapped)) as archive:  # whose `seek` returns nothing before Python 3.13
+        (pickled,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+        skipped = offset % ALLOCATIONGRANULARITY
+        places = {
+            one.filename: (offset - skipped + _begin_of(one, mapped), one.file_size)
+            for one in archive.infolist()
+        }
+        return _Records(io.BytesIO(archive.read(pickled)), pickled.split("/")[0], path, places).load()
+
+
+def _mapped(path: Path, offset: int, length: int | None) -> "_Mapped":
+    """So many bytes of a file, or all of it, after what lies before them on their first page."""
+    before = offset % ALLOCATIONGRANULARITY
+    with path.open("rb") as file:
+        size = 0 if length is None else before + length
+        return _Mapped(file.fileno(), size, access=ACCESS_COPY, offset=offset - before)
+
+
+class _Mapped(mmap):
+    """One that says that it can be read from anywhere, as those of Python 3.13 do."""
+
+    def seekable(self) -> bool:
+        return True
+
+
+def _begin_of(info: zipfile.ZipInfo, mapped: mmap) -> int:
+    """Where the bytes of a record begin; it is never compressed."""
+    lengths = struct.unpack_from("<HH", mapped, info.header_offset + _NAME_AND_EXTRA_AT)
+    return info.header_offset + _LOCAL_HEADER + int(sum(lengths))
 
 
 class _Other:
@@ -28,9 +61,11 @@ class _Other:
 
 
 class _Records(pickle.Unpickler):
-    def __init__(self, pickled: io.BytesIO, root: str, record: Callable[[str], bytes]) -> None:
+    def __init__(
+        self, pickled: io.BytesIO, root: str, path: Path, places: dict[str, tuple[int, int]]
+    ) -> None:
         super().__init__(pickled)
-        self._root, self._record = root, record
+        self._root, self._path, self._places = root, path, places
 
     def persistent_load(self, pid: Any) -> tuple[torch.dtype, str]:
         _, storage, name, *_ = pid
@@ -59,4 +94,6 @@ class _Records(pickle.Unpickler):
         return StoredChunk((0,) * len(sizes), tuple(sizes), read)
 
     def _read(self, dtype: torch.dtype, name: str, *place: Any) -> torch.Tensor:
-        return torch.frombuffer(bytearray(self._record(name)), dtype=dtype).as_strided(*place)
+        begin, length = self._places[name]
+        mapped = memoryview(_mapped(self._path, begin, length))[begin % ALLOCATIONGRANULARITY :]
+        return torch.frombuffer(mapped, dtype=dtype).as_strided(*place)

@@ -3,7 +3,6 @@
 import io
 import os
 import time
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -114,14 +113,7 @@ class TorchSaveCheckpointer(Checkpointer):
         return held.clone() if isinstance(held, torch.Tensor) else None
 
     def stored(self, checkpoint_id: str) -> Stored:
-        path = Path(checkpoint_id) / FILE
-
-        def record(name: str) -> bytes:
-            with zipfile.ZipFile(path) as archive:
-                return archive.read(name)
-
-        with zipfile.ZipFile(path) as archive:
-            held = stored_in(archive, record)
+        held = stored_in(Path(checkpoint_id) / FILE)
         slots = ((key, container[name]) for container, name, key in _slots(held))
         return {key: [chunk] for key, chunk in slots if isinstance(chunk, StoredChunk)}
 
