@@ -7,7 +7,7 @@ import zipfile
 from functools import partial
 from mmap import ACCESS_COPY, ALLOCATIONGRANULARITY, mmap
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -21,32 +21,49 @@ def stored_in(path: Path, offset: int = 0, length: int | None = None) -> Any:
     """The object in a file, or in so many bytes of it, and without whatever is no plain value. Tensors
     are chunks that are read when they are asked for, of a large one no more than is looked at."""
     mapped = _mapped(path, offset, length)
-    with zipfile.ZipFile(cast(Any, mapped)) as archive:  # whose `seek` returns nothing before Python 3.13
+    with zipfile.ZipFile(_View(mapped)) as archive:
         (pickled,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
-        skipped = offset % ALLOCATIONGRANULARITY
         places = {
-            one.filename: (offset - skipped + _begin_of(one, mapped), one.file_size)
-            for one in archive.infolist()
+            one.filename: (offset + _begin_of(one, mapped), one.file_size) for one in archive.infolist()
         }
         return _Records(io.BytesIO(archive.read(pickled)), pickled.split("/")[0], path, places).load()
 
 
-def _mapped(path: Path, offset: int, length: int | None) -> "_Mapped":
-    """So many bytes of a file, or all of it, after what lies before them on their first page."""
+def _mapped(path: Path, offset: int, length: int | None) -> memoryview:
+    """So many bytes of a file from there on, or all of them, of which no more is read than is looked at."""
     before = offset % ALLOCATIONGRANULARITY
     with path.open("rb") as file:
         size = 0 if length is None else before + length
-        return _Mapped(file.fileno(), size, access=ACCESS_COPY, offset=offset - before)
+        return memoryview(mmap(file.fileno(), size, access=ACCESS_COPY, offset=offset - before))[before:]
 
 
-class _Mapped(mmap):
-    """One that says that it can be read from anywhere, as those of Python 3.13 do."""
+class _View(io.RawIOBase):
+    """Bytes as a file; `io.BytesIO` would copy them."""
+
+    def __init__(self, held: memoryview) -> None:
+        self._held, self._at = held, 0
+
+    def readable(self) -> bool:
+        return True
 
     def seekable(self) -> bool:
         return True
 
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        at = (0, self._at, len(self._held))[whence] + offset
+        if at < 0:
+            raise OSError(f"{-at} bytes before the first one")
+        self._at = at
+        return at
 
-def _begin_of(info: zipfile.ZipInfo, mapped: mmap) -> int:
+    def readinto(self, buffer: Any) -> int:
+        piece = self._held[self._at : self._at + len(buffer)]
+        buffer[: len(piece)] = piece
+        self._at += len(piece)
+        return len(piece)
+
+
+def _begin_of(info: zipfile.ZipInfo, mapped: memoryview) -> int:
     """Where the bytes of a record begin; it is never compressed."""
     lengths = struct.unpack_from("<HH", mapped, info.header_offset + _NAME_AND_EXTRA_AT)
     return info.header_offset + _LOCAL_HEADER + int(sum(lengths))
@@ -94,6 +111,5 @@ class _Records(pickle.Unpickler):
         return StoredChunk((0,) * len(sizes), tuple(sizes), read)
 
     def _read(self, dtype: torch.dtype, name: str, *place: Any) -> torch.Tensor:
-        begin, length = self._places[name]
-        mapped = memoryview(_mapped(self._path, begin, length))[begin % ALLOCATIONGRANULARITY :]
+        mapped = _mapped(self._path, *self._places[name])
         return torch.frombuffer(mapped, dtype=dtype).as_strided(*place)
