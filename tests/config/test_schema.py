@@ -1,9 +1,19 @@
 """Meshes, plans and what a machine can run."""
 
+from dataclasses import replace
+
 import pytest
 
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.groups import Device, ModelConfig, Only, ParallelConfig, ScenarioConfig
+from dcpbench.config.groups import (
+    Device,
+    FaultConfig,
+    ModelConfig,
+    Only,
+    ParallelConfig,
+    ScenarioConfig,
+    WorkloadConfig,
+)
 from dcpbench.config.schema import SEED_STRIDE, Config
 from dcpbench.executors.fork_server import Machine
 from dcpbench.sweep.plan.validity import resolve, why_skip
@@ -113,6 +123,23 @@ def test_what_makes_no_sense_is_a_skip_with_its_reason(config: Config, told: str
     reason = why_skip(config, resolve(config, NO_GPU))
     assert reason is not None
     assert told in reason
+
+
+@pytest.mark.parametrize("package", ["dcpbench.faults", "mine"])
+@pytest.mark.parametrize(
+    ("model", "target"), [("mine.Net", None), ("dcpbench.workloads.models.Mlp", "mine.build")]
+)
+def test_faults_are_planted_in_models_whose_names_they_expect(
+    package: str, model: str, target: str | None
+) -> None:
+    given = {"fault": FaultConfig("gone", f"{package}.gone"), "scenario": scenario()}
+    asked = Config(**given, model=ModelConfig("mine", model), workload=WorkloadConfig(target))  # type: ignore[arg-type]
+    told = why_skip(asked, resolve(asked, NO_GPU)) or ""
+    assert ("plant one of your own" in told) is (package == "dcpbench.faults")
+    own = replace(
+        asked, model=ModelConfig("dummy", "dcpbench.workloads.models.Mlp"), workload=WorkloadConfig()
+    )
+    assert why_skip(own, resolve(own, NO_GPU)) is None
 
 
 def test_an_axis_that_does_not_exist_is_refused() -> None:

@@ -59,10 +59,7 @@ def load_alone(cell: Cell, **_: Any) -> None:
             for key, entry in checkpointer.manifest(checkpoint_id).entries.items()
         }
         checkpointer.load(loaded, checkpoint_id)
-        held: Leaves = {}
-        for key, value in loaded.items():  # one after the other: the device need not have room for all
-            there = value.to(cell.world.device) if isinstance(value, torch.Tensor) else value
-            held |= retained(snapshot_nested({key: there}))
+        held = retained(snapshot_nested(loaded))
         for check, leaves in state.items():
             actual: Leaves = {}
             for name, leaf in leaves.items():

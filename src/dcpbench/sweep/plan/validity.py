@@ -15,6 +15,8 @@ from dcpbench.executors.fork_server import Machine
 
 RANKS_BY_DEFAULT = 4
 
+_OWN_FAULTS, _OWN_MODELS = "dcpbench.faults.", "dcpbench.workloads.models."
+
 
 def resolve(config: Config, machine: Machine) -> Config:
     """The configuration with its device and world size decided.
@@ -105,6 +107,11 @@ def _makes_no_sense(config: Config) -> str | None:
             if (value := config.value_of(axis)) not in only.values:
                 may_be = ", ".join(only.values)
                 return f"{group}={limited.name} takes {axis}={may_be} and not {value}: {only.because}"
+    if (config.fault.target or "").startswith(_OWN_FAULTS) and _has_own_model(config):
+        why = (
+            "the parameters by which it has to be seen are those of dcpbench's models: plant one of your own"
+        )
+        return f"fault={config.fault.name}: {why}"
     if not scenario.process_group and config.world_size != 1:
         return f"{named} is one process without a process group, not world_size={config.world_size}"
     if config.overlap_saves and not config.save.asynchronous:
@@ -116,3 +123,8 @@ def _makes_no_sense(config: Config) -> str | None:
     if config.load_world_size and not scenario.converts:
         return f"load_world_size={config.load_world_size}: {named} loads on the ranks that it saved with"
     return None
+
+
+def _has_own_model(config: Config) -> bool:
+    """Whether the model is a user's."""
+    return bool(config.workload.target) or not config.model.target.startswith(_OWN_MODELS)
