@@ -40,8 +40,8 @@ class CellKey:
 
     def part(self, keys: Iterable[str]) -> str:
         """The digest of those values whose keys are these or lie below them: for cells that are alike."""
-        wanted = tuple(keys)
-        return digest_of({key: value for key, value in self.values.items() if lies_below(key, wanted)})
+        wanted = _begins(keys)
+        return digest_of({key: value for key, value in self.values.items() if f"{key}.".startswith(wanted)})
 
     def differences(self, other: "CellKey") -> dict[str, tuple[Value | None, Value | None]]:
         """The keys whose values are not the same in both: this one's value and the other's."""
@@ -52,7 +52,12 @@ class CellKey:
 
 def lies_below(key: str, keys: Iterable[str]) -> bool:
     """Whether a dotted key is one of these, or below one."""
-    return any(key == one or key.startswith(f"{one}.") for one in keys)
+    return f"{key}.".startswith(_begins(keys))
+
+
+def _begins(keys: Iterable[str]) -> tuple[str, ...]:
+    """What a dotted key that lies below one of these begins with, if it ends with a dot too."""
+    return tuple(f"{key}." for key in keys)
 
 
 def digest_of(content: Any) -> str:

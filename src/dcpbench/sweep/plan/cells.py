@@ -18,7 +18,8 @@ from dcpbench.sweep.plan.composition import Choices, Compositions
 from dcpbench.sweep.plan.configurations import Configurations, leave_out_hydra
 
 _LONGEST_NAME = 150
-_OWN_FOLDER = {"hydra.job.id", "hydra.job.num", "hydra.job.override_dirname"}
+_BY_OVERRIDES = "hydra.job.override_dirname"
+_OWN_FOLDER = {"hydra.job.id", "hydra.job.num", _BY_OVERRIDES}
 """What the name of a job's folder may be made of without the job's whole composition being made."""
 
 
@@ -60,7 +61,7 @@ class CellMaker:
     def __init__(self, loader: ConfigLoader, base: DictConfig) -> None:
         self._compositions = Compositions(loader, base)
         self._configurations = Configurations(self._compositions)
-        self._begun: dict[Choices, DictConfig | None] = {}
+        self._begun: dict[Choices, tuple[DictConfig, set[str]]] = {}
         self._names: Counter[str] = Counter()
         self._folders: dict[Path, str] = {}
 
@@ -90,11 +91,13 @@ class CellMaker:
         begun, _ = self._compositions.begun_with(asked.overrides)
         if begun not in self._begun:
             made = self._compositions.of(begun)
-            self._begun[begun] = made if _names_own_folders(made) else None
-        job = self._begun[begun]
-        if job is None:
+            self._begun[begun] = made, _names_in_folder(made)
+        job, names = self._begun[begun]
+        if not names <= _OWN_FOLDER:
             return self._composed(asked)
-        return _numbered(self._compositions.described(job, asked.overrides), asked)
+        if _BY_OVERRIDES in names:
+            job = self._compositions.described(job, asked.overrides)
+        return _numbered(job, asked)
 
     def _cell(self, asked: _Asked) -> SweepCell:
         config = self._configurations.of(asked.overrides)
@@ -109,11 +112,12 @@ class CellMaker:
         return SweepCell(asked.name, _own(asked.overrides), config, folder, config_dir, composed)
 
 
-def _names_own_folders(job: DictConfig) -> bool:
+def _names_in_folder(job: DictConfig) -> set[str]:
+    """What the name of a job's folder is made of, but the time."""
     sweep = OmegaConf.to_container(job.hydra.sweep)
     assert isinstance(sweep, dict)
-    of = re.findall(r"\$\{([^{}]*)\}", f"{sweep['dir']} {sweep['subdir']}")
-    return all(text in _OWN_FOLDER or text.startswith("now:") for text in of)
+    found = re.findall(r"\$\{([^{}]*)\}", f"{sweep['dir']} {sweep['subdir']}")
+    return {text for text in found if not text.startswith("now:")}
 
 
 def _numbered(job: DictConfig, asked: _Asked) -> DictConfig:

@@ -41,6 +41,7 @@ class Compositions:
         self._loader, self._base = loader, base
         self._parser = OverridesParser.create(config_loader=loader)
         self._parsed: dict[str, Override] = {}
+        self._values: dict[str, bool] = {}
         self._by_hydra: dict[Choices, bytes] = {}
         self._common: Choices = ()
         self._parts: dict[str, _Part] = {}
@@ -142,9 +143,11 @@ class Compositions:
 
     def _split(self, overrides: Sequence[str]) -> tuple[list[Override], Choices]:
         """The overrides that set values, and the others."""
-        values = [item for item in map(self._parse, overrides) if _is_value(item, self._base)]
-        lines = {item.input_line for item in values}
-        return values, tuple(line for line in overrides if line not in lines)
+        for line in overrides:
+            if line not in self._values:
+                self._values[line] = _is_value(self._parse(line), self._base)
+        values = [self._parse(line) for line in overrides if self._values[line]]
+        return values, tuple(line for line in overrides if not self._values[line])
 
     def _copy(self, overrides: Sequence[str]) -> DictConfig:
         values, choices = self._split(overrides)

@@ -108,7 +108,8 @@ def _groups(jobs: Sequence[Job]) -> list[str]:
     """For the cells of a sweep without blocks what puts them together best: the axis that is swept over the
     most values, of those over not too many; scenarios before all."""
     lists = [dict(item.partition("=")[::2] for item in job.cell.overrides) for job in jobs]
-    values = {key: {each.get(key) for each in lists} for each in lists for key in each}
+    keys = dict.fromkeys(key for each in lists for key in each)
+    values = {key: {each.get(key) for each in lists} for key in keys}
     several = [key for key, found in values.items() if 1 < len(found) <= _MOST_GROUPS]
     if not several:
         return ["all"] * len(jobs)
