@@ -81,6 +81,30 @@ def test_what_is_kept_is_one_and_the_same(save: str, tmp_path: Path, given: Give
             assert (first[name] is second[name]) == asked.kept
 
 
+@pytest.mark.parametrize("save", ["async", "async_own_writer", "async_new_writer", "async_shared_writer"])
+def test_saves_that_overlap_share_a_writer_where_it_is_asked_for(
+    save: str, tmp_path: Path, given: Given
+) -> None:
+    checkpointer = DcpCheckpointer(tmp_path, config_of(save), Alone())
+    pending = [
+        checkpointer.save({"model": {"w": torch.full((2,), float(slot))}}, str(tmp_path / f"{slot}"), slot)
+        for slot in (1, 2)
+    ]
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()], (
+        "each is held back until it is waited for"
+    )
+    for one in pending:
+        one.wait()
+    first, second = (call["storage_writer"] for call in given)
+    assert (first is second) == (save in ("async_own_writer", "async_shared_writer"))
+    held = [checkpointer.manifest(str(tmp_path / f"{slot}")).entries.keys() for slot in (1, 2)]
+    whole = {"model.w"}
+    assert held == [set() if save == "async_shared_writer" else whole, whole], (
+        "dcp writes both into one folder"
+    )
+    checkpointer.close()
+
+
 @pytest.mark.parametrize("save", [save for save in ASYNC if config_of(save).save.stager])
 def test_a_stager_has_its_options_and_is_closed(
     save: str, tmp_path: Path, given: Given, monkeypatch: pytest.MonkeyPatch

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint import FileSystemReader
 
 from dcpbench.checkpointers.dcp_metadata import manifest_of
+from dcpbench.records.findings import Problem
 from dcpbench.records.sentences import describe
 from dcpbench.verify.audit import Chunk, Entry, Manifest, audit, controls, damaged_copies
 from dcpbench.verify.layout import whole
@@ -86,6 +87,15 @@ def test_a_damaged_copy_is_whole_but_for_one_thing() -> None:
 def test_a_key_that_nobody_asked_for_is_told_wherever_it_stands(key: str) -> None:
     wanted = {name: entry for name, entry in IN_CHUNKS.entries.items() if name != key}
     assert [(found.name, found.problem) for found in audit(IN_CHUNKS, wanted)] == [(key, "not_asked_for")]
+
+
+def test_a_folder_without_metadata_holds_nothing_that_was_to_be_saved() -> None:
+    found = audit(Manifest({}, {}, {"__0_0.distcp": 8}), {"model.w": Entry((2,), "torch.float32")})
+    assert {(one.name, one.problem) for one in found} == {
+        ("model.w", Problem.not_stored),
+        ("__0_0.distcp", Problem.stray),
+    }
+    assert controls(Manifest({}, {}, {"__0_0.distcp": 8}), {}) == {}, "there is nothing to damage"
 
 
 def test_the_control_takes_a_tensor_wherever_it_stands() -> None:

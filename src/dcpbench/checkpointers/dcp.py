@@ -42,16 +42,16 @@ class DcpCheckpointer(Checkpointer):
     def __init__(self, folder: Path, config: Config, ranks: Ranks) -> None:
         self._save, self._ranks = config.save, ranks
         make = partial(pkgutil.resolve_name(config.storage.target), folder, config.storage, config.save)
-        self._slots = defaultdict[int, _Slot](lambda: _Slot(make, config.save))
+        shared: dict[str, Any] = {}
+        self._slots = defaultdict[int, _Slot](lambda: _Slot(make, config.save, shared))
         self._storage: Storage = make()
         self.raw = self._storage.raw
 
     def save(self, state: dict[str, Any], checkpoint_id: str, slot: int = 0) -> PendingSave:
         kept, group = self._slots[slot], self._ranks.group_of(slot)
-        writer = kept.writer()
-        held_back = _hold_back(writer) if slot and writer else None
+        writer, given = kept.writer(), kept.given()
+        held_back = _hold_back(given.setdefault("planner", DefaultSavePlanner())) if slot else None
         save = pkgutil.resolve_name(self._save.target)
-        given = kept.given()
         pending: PendingSave = save(state, checkpoint_id, writer, group, **given, **self._save.options)
         pending.held_back = held_back
         if self._save.stager and not self._save.stager.kept:
@@ -67,9 +67,12 @@ class DcpCheckpointer(Checkpointer):
         dcp.load(state, storage_reader=self.reader(checkpoint_id), process_group=self._ranks.group_of(0))
 
     def manifest(self, checkpoint_id: str) -> Manifest:
-        """What `.metadata` says. It is a pickle, and one that this cell wrote."""
-        metadata = self.reader(checkpoint_id).read_metadata()
-        return manifest_of(metadata, self._storage.lengths(checkpoint_id))
+        """What `.metadata` says, or that nothing is stored where there is none. It is a pickle, and one that
+        this cell wrote."""
+        lengths = self._storage.lengths(checkpoint_id)
+        if METADATA not in lengths:
+            return Manifest({}, {}, lengths)
+        return manifest_of(self.reader(checkpoint_id).read_metadata(), lengths)
 
     def read_tensor(self, checkpoint_id: str, key: str) -> torch.Tensor | None:
         reader = self.reader(checkpoint_id)
@@ -93,19 +96,19 @@ class DcpCheckpointer(Checkpointer):
 
 class _Slot:
     """What is given to the saves of a slot. A writer that is kept gets a new checkpoint id each time: a
-    cached staging buffer lives in the writer, and only shows its faults from the second save on."""
+    cached staging buffer lives in the writer, and only shows its faults from the second save on. What is
+    `shared` the saves of all slots are given."""
 
-    def __init__(self, storage: Callable[[], Storage], config: SaveConfig) -> None:
+    def __init__(self, storage: Callable[[], Storage], config: SaveConfig, shared: dict[str, Any]) -> None:
         self._storage, self._config = storage, config
-        self._kept: dict[str, Any] = {}
+        self._kept: dict[str, Any] = shared if config.writer is Kept.shared else {}
 
     def writer(self) -> StorageWriter | None:
         """The writer for the next save; None where DCP is to make its own."""
         if self._config.writer is Kept.none:
             return None
-        made: StorageWriter = self._one_of(
-            "writer", self._config.writer is Kept.kept, lambda: self._storage().writer
-        )
+        kept = self._config.writer is not Kept.new
+        made: StorageWriter = self._one_of("writer", kept, lambda: self._storage().writer)
         return made
 
     def given(self) -> dict[str, Any]:
@@ -219,14 +222,15 @@ def _read_range(path: Path, offset: int, length: int) -> torch.Tensor:
     return held.read()
 
 
-def _hold_back(writer: StorageWriter) -> threading.Event:
-    """Have a writer write no data until the event is set: its save is certain to be under way until then."""
+def _hold_back(planner: SavePlanner) -> threading.Event:
+    """Have the save that this planner is given to write no data until the event is set: it is certain to be
+    under way until then."""
     go_on = threading.Event()
-    write_data = type(writer).write_data
+    finish_plan = type(planner).finish_plan
 
-    def wait_and_write(*arguments: Any) -> Any:
+    def wait_and_finish(plan: Any) -> Any:
         go_on.wait()
-        return write_data(writer, *arguments)
+        return finish_plan(planner, plan)
 
-    vars(writer)["write_data"] = wait_and_write
+    vars(planner)["finish_plan"] = wait_and_finish
     return go_on

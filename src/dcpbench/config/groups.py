@@ -240,10 +240,11 @@ class CheckpointerConfig(Group):
 
 
 class Kept(StrEnum):
-    """Whether all saves of a cell (in a slot) are given one object, each a new one, or none, so that DCP
-    makes its own."""
+    """Whether all saves of a cell that do not overlap are given one object, or all of them (`shared`), each a
+    new one, or none, so that DCP makes its own."""
 
     kept = "kept"
+    shared = "shared"
     new = "new"
     none = "none"
 
