@@ -40,11 +40,3 @@ def lying(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
 def careless(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
     """`file`, but it always overwrites."""
     return file(folder, replace(config, options={**config.options, "overwrite": True}), save)
-
-
-_ONE: dict[Path, Storage] = {}
-
-
-def one_writer(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
-    """`file`, but all saves of a cell share a writer, also those that are under way at once."""
-    return _ONE.setdefault(folder, file(folder, config, save))
