@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from dcpbench.checkpointers.dcp import DcpCheckpointer
@@ -362,6 +363,28 @@ def test_a_fresh_process_is_not_left_what_ranks_do_not_agree_on(
         "extra_equal": {"number", "other"} - differing,
     }
     assert left(cell) == {check: names for check, names in agreed.items() if names}
+
+
+@pytest.mark.parametrize("missing", ["", "model.middle", "number"])
+def test_a_fresh_process_tells_what_the_checkpoint_no_longer_holds(missing: str, tmp_path: Path) -> None:
+    cell, saved = newest(tmp_path, *ALL)
+    fresh_process.leave(cell)
+    values = {
+        **{f"model.{name}": leaf.local for name, leaf in saved.state["model_equal"].items()},
+        **saved.state["extra_equal"],
+    }
+    dcp.save(
+        {key: value for key, value in values.items() if key != missing}, checkpoint_id=saved.checkpoint_id
+    )
+    fresh_process.load_alone(cell)
+    check = "model_equal" if missing.startswith("model.") else "extra_equal"
+    reported = cell.report.checks
+    found = {
+        name: [(one.name, one.problem) for one in reported[name].worst]
+        for name in ("model_equal", "extra_equal")
+        if reported[name].worst
+    }
+    assert found == ({check: [(missing.removeprefix("model."), Problem.missing)]} if missing else {})
 
 
 def test_what_is_left_is_no_longer_cached_by_rank_0_alone(

@@ -16,7 +16,7 @@ from dcpbench.verify.files import drop_pages
 from dcpbench.verify.layout import Extent
 from dcpbench.verify.perturb import all_different, controllable
 from dcpbench.verify.plain_read import compare_stored
-from dcpbench.verify.snapshot import DigestedLeaf, Leaf, Leaves, retained, snapshot_nested
+from dcpbench.verify.snapshot import DigestedLeaf, Leaves, retained, snapshot_nested
 
 _LEFT = "newest.pt"
 
@@ -64,10 +64,9 @@ def load_alone(cell: Cell, **_: Any) -> None:
             actual: Leaves = {}
             for name, leaf in leaves.items():
                 key = key_of(check, name)
-                if isinstance(leaf, DigestedLeaf) and key in held:
-                    actual[name] = held[key]
-                elif key in loaded:
-                    actual |= snapshot_nested({name: _as_seen(loaded[key], leaf)})
+                if key in loaded:
+                    is_tensor, value = isinstance(leaf, DigestedLeaf), loaded[key]
+                    actual |= {name: held.get(key)} if is_tensor else snapshot_nested({name: _as_seen(value)})
             found, control = (saved.compare(check, each, None) for each in (actual, all_different(actual)))
             checks.verify(cell, check, found, control, controllable(leaves), where)
         if stored := checkpointer.stored(checkpoint_id):
@@ -76,11 +75,9 @@ def load_alone(cell: Cell, **_: Any) -> None:
             cell.control("files_equal", seen.control, where)
 
 
-def _as_seen(value: Any, saved: Leaf) -> Any:
-    """A loaded value as a comparison looks at it, which has numbers for tensors without dimensions, and what
-    was written for a stream of bytes."""
-    if isinstance(saved, DigestedLeaf):
-        return value
+def _as_seen(value: Any) -> Any:
+    """A loaded value that was no tensor, as a comparison looks at it: numbers for tensors without dimensions,
+    and what was written for a stream of bytes."""
     if isinstance(value, torch.Tensor) and value.dim():
         value = io.BytesIO(value.numpy().tobytes())
     if isinstance(value, io.BytesIO):
