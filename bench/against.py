@@ -4,7 +4,7 @@
     python bench/against.py b16eef1 --rounds 3 --no-compose
 
 Both run the same commands in turns on this machine: composing 960 cells (`plan`), and a sweep of small cells
-on warm ranks, on the GPUs if there are any. Printed are medians, the ratio of the new to the old, and how many
+on warm ranks, on the GPUs if there are any. Printed are medians, their ratio (new to old), and how many
 checks a cell has on each side.
 """
 
