@@ -32,7 +32,9 @@ docs: $(VENV)/.ready
 samples: $(VENV)/.ready
 	$(BIN)/python scripts/samples.py
 
+# `make bench AGAINST=<commit>` measures this commit beside an older one too.
 bench: $(VENV)/.ready
+	$(if $(AGAINST),$(BIN)/python bench/against.py $(AGAINST))
 	$(BIN)/python bench/digest.py
 	$(BIN)/python bench/cells.py --fresh
 	$(BIN)/python bench/seeds.py

@@ -9,7 +9,7 @@ from support.adversary import ESCAPES
 
 pytestmark = pytest.mark.slow
 
-SCENARIOS = ["leaves_folder", "looks_at_store", "speaks_for_others", "tells_escapes", "removes_rows"]
+SCENARIOS = ["leaves_folder", "looks_around", "speaks_for_others", "tells_escapes", "removes_rows"]
 CONTROLS = [sign for sign in ESCAPES if not sign.isprintable()]
 
 
@@ -32,7 +32,7 @@ def test_checkpoints_of_a_cell_that_changes_its_folder_are_where_they_were_asked
 
 
 def test_ranks_meet_where_nobody_else_can_come(sweep: Finished) -> None:
-    row = sweep.row(scenario="looks_at_store")
+    row = sweep.row(scenario="looks_around")
     assert row["status"] == "pass", row["reason"]
 
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dcpbench.analysis.cell_identity import cell_names, identity_keys, with_cells
 from dcpbench.analysis.frame import dtypes, records, short_names
 from dcpbench.records.row import columns
 from dcpbench.records.store import ResultsError, read_lines, read_rows
@@ -22,6 +23,7 @@ from dcpbench.report.junit import junit
 from dcpbench.report.page import page
 from dcpbench.report.rendering import markdown, rendered
 from dcpbench.report.show import content
+from dcpbench.report.tables import summary
 from report.sweeps import cell, folder_of_lines, folder_with, line
 
 
@@ -237,6 +239,17 @@ def test_several_sweeps_are_one_frame_with_short_names(tmp_path: Path) -> None:
     assert list(content(sweeps).tables[0].table["sweep"])[::2] == ["a/matrix", "b/matrix", "seeds"]
     with pytest.raises(ResultsError):
         read_sweeps([tmp_path / "a", tmp_path / "c"])
+
+
+def test_a_workload_is_told_once_as_the_model(tmp_path: Path) -> None:
+    rows = [
+        cell(model=own, optimizer=None, overrides=f"parallel=ddp workload.target={own}", cell=own)
+        for own in ("mine.build", "other.build")
+    ]
+    frame = read_sweeps([folder_with(tmp_path / "s", *rows)]).frame
+    assert list(summary(frame).columns[:5]) == ["parallel", "compile", "save", "model", "status"]
+    named = cell_names(with_cells(frame, identity_keys(frame["overrides"], frame["config"])))
+    assert named == ["parallel=ddp model=mine.build", "parallel=ddp model=other.build"]
 
 
 def every_format(folder: Path) -> str:

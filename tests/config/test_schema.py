@@ -142,6 +142,35 @@ def test_faults_are_planted_in_models_whose_names_they_expect(
     assert why_skip(own, resolve(own, NO_GPU)) is None
 
 
+OWN = Config(
+    scenario=scenario(), model=ModelConfig("dummy", "x", batch_size=5), workload=WorkloadConfig("mine.build")
+)
+
+
+def test_a_workload_is_model_and_optimizer_of_its_cell() -> None:
+    decided = resolve(OWN, NO_GPU)
+    assert decided.value_of("model") == "mine.build"
+    wide = replace(OWN, parallel=hsdp())
+    assert why_skip(wide, resolve(wide, NO_GPU)) is None, "its batches are not those of the group model"
+
+
+@pytest.mark.parametrize("asked", ["optimizer=sgd", "+model.options.width=3", "model=nested"])
+def test_what_a_workload_has_itself_cannot_be_asked_for(asked: str) -> None:
+    told = why_skip(OWN, resolve(OWN, NO_GPU), overrides=["parallel=ddp", asked])
+    assert told is not None
+    assert told.startswith(f"{asked}: workload.target=mine.build has its own ")
+    assert why_skip(Config(scenario=scenario()), resolve(Config(), NO_GPU), overrides=[asked]) is None
+
+
+def test_a_workload_is_not_sharded_by_the_plan_of_another_model() -> None:
+    plan = {"net1": "colwise"}
+    tp = ParallelConfig("tp", "x", mesh=["tp"], tp=4, tp_plan=plan)
+    asked = replace(OWN, model=replace(OWN.model, tp_plan=plan), parallel=tp)
+    assert "model=mine.build has no tp_plan" in (why_skip(asked, resolve(asked, NO_GPU)) or "")
+    own = replace(asked, parallel=replace(tp, tp_plan={"layer": "colwise"}))
+    assert why_skip(own, resolve(own, NO_GPU)) is None
+
+
 def test_an_axis_that_does_not_exist_is_refused() -> None:
     config = Config(scenario=scenario(only={"paralel": Only(["ddp"], "of a typo")}))
     with pytest.raises(ConfigError, match=r"only\.paralel: there is no such axis"):

@@ -3,11 +3,16 @@
 import os
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from conftest import run
+import conftest
+
+# What tests' drivers are forked from compiles once, and has touched CUDA.
+run = partial(conftest.run, own_process=True)
 
 
 def gpus() -> int:
@@ -29,6 +34,23 @@ def test_numbers_that_a_load_moves_to_the_gpu_are_what_they_were(tmp_path: Path)
     """NAdam keeps the product of its momenta on the CPU; `load_state_dict` puts it where the parameter is."""
     ended = run(tmp_path / "sweep", "-m", "optimizer=nadam", "parallel=none", "world_size=1")
     assert [row["status"] for row in ended.rows] == ["pass"], ended.out
+
+
+@one_gpu
+def test_ranks_on_the_cpu_leave_gpus_alone(tmp_path: Path) -> None:
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+
+    def used_mb() -> int:
+        return sum(map(int, subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()))
+
+    before, seen = used_mb(), []
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run, tmp_path / "sweep", "-m", "device=cpu", "parallel=ddp", "save=sync,async")
+        while not running.done():
+            seen.append(used_mb())
+            wait([running], timeout=0.2)
+    assert [row["status"] for row in running.result().rows] == ["pass"] * 2, running.result().out
+    assert max(seen) - before < 100
 
 
 @four_gpus

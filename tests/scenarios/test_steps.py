@@ -272,7 +272,7 @@ def test_no_code_is_run_that_a_folder_of_results_holds(tmp_path: Path) -> None:
     for read in (
         partial(steps.take_over, cell, mock.Mock(), same_layout=True),
         partial(fresh_process.load_alone, cell),
-        partial(fresh_process._as_seen, value, [1.0]),
+        partial(fresh_process._as_seen, value),
     ):
         with pytest.raises(UnpicklingError, match="Unsupported global"):
             read()

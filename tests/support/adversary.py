@@ -22,8 +22,10 @@ def leaves_folder(cell: Cell) -> None:
     save_load(cell)
 
 
-def looks_at_store(cell: Cell) -> None:
-    """Where the ranks meet is a file without a name, and no port of dcpbench's or torch's own."""
+def looks_around(cell: Cell) -> None:
+    """Where the ranks meet is a file without a name, and no port of dcpbench's or torch's own; ranks on the
+    CPU see no GPU, which torch's checkpointing would start."""
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
     links = list(Path("/proc/self/fd").iterdir())
     opened = [path for path in links if path.is_symlink() and "dcpbench-store" in str(path.readlink())]
     assert [stat.S_IMODE(path.stat().st_mode) for path in opened] == [0o600]

@@ -73,6 +73,8 @@ LEAKS: dict[str, Callable[[], object]] = {
     "warnings": lambda: warnings.simplefilter("error"),
 }
 """By name."""
+ENDED_WITH_THE_CELL = ("cached_plans", "checkpoint_process")
+"""What the checkpointer that is closed then clears: nothing of it is left behind that could be told."""
 
 
 def leaks(cell: Cell, what: str) -> None:

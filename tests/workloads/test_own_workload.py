@@ -25,7 +25,8 @@ def test_a_language_model_with_dropout_resumes_exactly(sweep: Finished, parallel
     compared = row["details"]["checks"]
     assert "layer.self_attn.in_proj_weight in the checkpoint of step 1" in compared["model_equal"]["control"]
     assert row["loss_at_save"] == pytest.approx(4, abs=0.5), "the cross entropy of 50 tokens"
-    assert row["config"]["workload.target"] == OWN.partition("=")[2]
+    assert row["model"] == row["config"]["model.name"] == OWN.partition("=")[2]
+    assert row["optimizer"] is None
 
 
 def test_what_is_no_workload_is_told() -> None:

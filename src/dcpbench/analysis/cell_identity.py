@@ -18,6 +18,9 @@ from dcpbench.analysis.query import QueryError
 from dcpbench.config.cell_key import CellKey, digest_of, lies_below
 from dcpbench.records.row import AXES
 
+SHOWN_BY_AXES = frozenset([*AXES, "workload.target"])
+"""The keys of overrides whose values axes show: of a workload of one's own it is `model`."""
+
 _SEPARATOR = "\x1f"
 _QUOTED = frozenset("'\"\\")
 
@@ -33,10 +36,10 @@ def override_words(overrides: object) -> list[str]:
 
 
 def override_values(overrides: object) -> dict[str, str]:
-    """The key and the value of each override but those of axes."""
+    """The key and the value of each override that no axis shows."""
     pairs = (word.partition("=") for word in override_words(overrides))
     found = {key.lstrip("+~"): value for key, equals, value in pairs if equals}
-    return {key: value for key, value in found.items() if key not in AXES}
+    return {key: value for key, value in found.items() if key not in SHOWN_BY_AXES}
 
 
 def identity_keys(overrides: Iterable[object], configs: Iterable[Mapping[str, Any]]) -> set[str]:

@@ -63,4 +63,5 @@ def _what_it_may_be(error: OmegaConfBaseException) -> str:
     if not isinstance(parent, DictConfig):
         return ""
     names = [str(name) for name in parent if name != "hydra"]
-    return did_you_mean(key, names) or f"; there are {names_shown(names)}"
+    there_are = f"; there are {names_shown(names)}" if names else "; a + before it adds it"
+    return did_you_mean(key, names) or there_are

@@ -214,7 +214,7 @@ class OptimizerConfig(Group):
     values of other axes that it can be used with; with others a cell is a skip."""
 
     groups: str = "dcpbench.workloads.models.one_group"
-    lr: float = MISSING
+    lr: float | None = MISSING
     weight_decay: float | None = None
     momentum: float | None = None
     betas: list[float] | None = None

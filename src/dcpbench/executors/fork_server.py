@@ -54,7 +54,7 @@ class Machine:
 
 
 def rank_imports(compiles: bool) -> list[str]:
-    """What ranks are born with: modules of torch, of dcpbench, and the compiler if cells of the sweep compile."""
+    """The modules of torch and dcpbench that ranks are born with, and the compiler's if cells compile."""
     package = Path(dcpbench.__path__[0])
     ours = [
         f"dcpbench.{name}.{one.name}" for name in _OF_RANKS for one in pkgutil.iter_modules([package / name])

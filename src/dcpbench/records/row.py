@@ -82,7 +82,7 @@ class Row:
     compile: bool = _axis(False)
     save: str = _axis("")
     model: str = _axis("")
-    optimizer: str = _axis("")
+    optimizer: str | None = _axis("")
     storage: str = _axis("")
     world_size: int | None = _axis(None)
     device: str | None = _axis(None)

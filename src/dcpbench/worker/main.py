@@ -69,6 +69,9 @@ def main(spec: RankSpec, connection: Connection) -> None:
     # What the server had imported is never garbage: not looking at it again saves every collection
     # half a second and the copying of its pages.
     gc.freeze()
+    if spec.device == "cpu":
+        # Where there is a GPU, torch's checkpointing would start CUDA: seconds, and 500 MB of it, a rank.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ.update(spec.kind.environment)
     _detach()
     rank = _Rank(spec.rank, connection)

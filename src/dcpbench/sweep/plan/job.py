@@ -76,7 +76,7 @@ def plan(cells: Sequence[SweepCell], machine: Machine) -> list[Job]:
     for cell in cells:
         try:
             config = validity.resolve(cell.config, machine)
-            skip = validity.why_skip(cell.config, config, several_sizes)
+            skip = validity.why_skip(cell.config, config, several_sizes, cell.overrides)
             known = known_failures.read(Path(config.known_failures) if config.known_failures else listed)
         except ConfigError as error:
             where = f" (in {cell.name})" if len(cells) > 1 else ""
@@ -99,6 +99,7 @@ def _columns(cell: SweepCell, config: Config, key: CellKey) -> dict[str, Any]:
     return {
         **{group: getattr(config, group).name for group in _GROUPS},
         **{name: getattr(config, name) for name in _COLUMNS},
+        **({"optimizer": None} if config.workload.target else {}),
         "cell": cell.name,
         "device": config.device.value,
         "fault": config.fault.name if config.fault.target else None,

@@ -6,10 +6,11 @@ stops the sweep before it starts. A combination that this machine cannot do is a
 
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.groups import Device, StageWorld, dp_degree
+from dcpbench.config.groups import Device, ModelConfig, OptimizerConfig, StageWorld, dp_degree
 from dcpbench.config.schema import Config
 from dcpbench.executors.fork_server import Machine
 
@@ -19,7 +20,8 @@ _OWN_FAULTS, _OWN_MODELS = "dcpbench.faults.", "dcpbench.workloads.models."
 
 
 def resolve(config: Config, machine: Machine) -> Config:
-    """The configuration with its device and world size decided.
+    """The configuration with its device and world size decided; model and optimizer are what a workload of
+    one's own makes of them, if there is one.
 
     Raises:
         ConfigError: there are fewer GPUs than the configuration asks for.
@@ -38,7 +40,10 @@ def resolve(config: Config, machine: Machine) -> Config:
     for key, ranks in (("world_size", int(world_size)), ("load_world_size", config.load_world_size or 1)):
         if device is Device.cuda and ranks > gpus:
             raise ConfigError(f"{key}={ranks}: more ranks than GPUs (device=cuda, {gpus} here)")
-    return replace(config, device=device, world_size=int(world_size))
+    decided = replace(config, device=device, world_size=int(world_size))
+    if not (own := config.workload.target):
+        return decided
+    return replace(decided, model=ModelConfig(own, own), optimizer=OptimizerConfig(own, own, lr=None))
 
 
 def cpp_compiler() -> str:
@@ -46,17 +51,25 @@ def cpp_compiler() -> str:
     return os.environ.get("CXX", "g++")
 
 
-def why_skip(asked: Config, resolved: Config, several_sizes: bool = False) -> str | None:
+def why_skip(
+    asked: Config, resolved: Config, several_sizes: bool = False, overrides: Sequence[str] = ()
+) -> str | None:
     """Why a cell makes no sense or this machine cannot run it, or None if it can.
 
     Args:
         several_sizes: the sweep has cells of several world sizes: not every mesh has to fit each of them.
+        overrides: by which the cell is asked for.
 
     Raises:
         ConfigError: a mesh or the batch does not fit the world size that was asked for.
     """
-    if reason := _makes_no_sense(resolved) or _does_not_fit(asked, resolved, several_sizes):
-        return reason
+    for reason in (
+        _without_effect(resolved, overrides),
+        _makes_no_sense(resolved),
+        _does_not_fit(asked, resolved, several_sizes),
+    ):
+        if reason:
+            return reason
     if resolved.device is not Device.cpu:
         return None
     if resolved.save.requires_accelerator:
@@ -88,14 +101,25 @@ def _does_not_fit(asked: Config, resolved: Config, several_sizes: bool) -> str |
                 return str(error)
             raise
         degree = dp_degree(sizes, world_size)
-        if resolved.model.batch_size % degree:
+        if not resolved.workload.target and resolved.model.batch_size % degree:
             wrong = f"model.batch_size={resolved.model.batch_size}"
             text = f"{wrong}: does not divide over {degree} data-parallel ranks"
             if several_sizes:
                 return text
             raise ConfigError(text)
-        if "tp" in parallel.mesh and not parallel.tp_plan:
-            return f"parallel={parallel.name}: model={resolved.model.name} has no tp_plan to shard it by"
+        of_another = resolved.workload.target and parallel.tp_plan == asked.model.tp_plan
+        if "tp" in parallel.mesh and (not parallel.tp_plan or of_another):
+            plan = "no tp_plan to shard it by, as +parallel.tp_plan={my_layer:colwise}"
+            return f"parallel={parallel.name}: model={resolved.model.name} has {plan}"
+    return None
+
+
+def _without_effect(config: Config, overrides: Sequence[str]) -> str | None:
+    """Why nothing would be what an override asks for: a workload of one's own has its own."""
+    for word in overrides if config.workload.target else ():
+        group = word.lstrip("+~").partition("=")[0].partition(".")[0]
+        if group in ("model", "optimizer"):
+            return f"{word}: workload.target={config.workload.target} has its own {group}"
     return None
 
 
@@ -107,7 +131,8 @@ def _makes_no_sense(config: Config) -> str | None:
             if (value := config.value_of(axis)) not in only.values:
                 may_be = ", ".join(only.values)
                 return f"{group}={limited.name} takes {axis}={may_be} and not {value}: {only.because}"
-    if (config.fault.target or "").startswith(_OWN_FAULTS) and _has_own_model(config):
+    own_model = not config.model.target.startswith(_OWN_MODELS)
+    if (config.fault.target or "").startswith(_OWN_FAULTS) and own_model:
         why = (
             "the parameters by which it has to be seen are those of dcpbench's models: plant one of your own"
         )
@@ -123,8 +148,3 @@ def _makes_no_sense(config: Config) -> str | None:
     if config.load_world_size and not scenario.converts:
         return f"load_world_size={config.load_world_size}: {named} loads on the ranks that it saved with"
     return None
-
-
-def _has_own_model(config: Config) -> bool:
-    """Whether the model is a user's."""
-    return bool(config.workload.target) or not config.model.target.startswith(_OWN_MODELS)
