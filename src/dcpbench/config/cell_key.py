@@ -68,7 +68,7 @@ def digest_of(content: Any) -> str:
 
 def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Value]]:
     if is_dataclass(node):
-        node = {name: getattr(node, name) for name in _of_identity(type(node))}
+        node = {name: getattr(node, name) for name in _of_identity(node.__class__)}
     for name, value in node.items():
         if isinstance(value, str | int | float):
             yield f"{prefix}{name}", value
