@@ -58,7 +58,7 @@ def start_server() -> ForkServerContext:
     ]
     with mock.patch.dict(os.environ, environment()):
         with mock.patch.object(forkserver, "ensure_running"):
-            context = fork_server.fork_server(compiles)
+            context = fork_server.fork_server(fork_server.rank_imports(compiles))
         context.set_forkserver_preload([*forkserver._forkserver._preload_modules, *imported])
         with fork_server._fixed_addresses():
             forkserver.ensure_running()

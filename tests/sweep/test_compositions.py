@@ -175,6 +175,11 @@ def test_many_choices_are_composed_beside_each_other_alike(
         ("${hydra.job.id}", ("fsdp2_tp",)),
         ("${seed}/${hydra.job.num}", ("fsdp2_tp",)),
         ("${model.name}${hydra.job.num}", ("ddp", "fsdp2_tp")),
+        (
+            "${now:%Y}/${hydra.job.num}-${hydra.job.override_dirname}",
+            ("fsdp2_tp",),
+        ),  # save_at=${seed} is in it
+        (r"a\${hydra.job.id}-${hydra.job.id}", ("fsdp2_tp",)),
     ],
 )
 def test_cells_are_configured_and_lie_as_hydra_has_it(
@@ -184,7 +189,8 @@ def test_cells_are_configured_and_lie_as_hydra_has_it(
     base = hydra_loader.load_configuration("config", named, RunMode.MULTIRUN)
     # Values mention those of other axes: save_at a seed, fsdp2_tp the plan of the model.
     jobs = product(**{**LISTS, "parallel": parallel, "model": ("dummy", "even", "nested"), "seed": ("3",)})
-    jobs = [[*job, "save_at=${seed}"] for job in jobs]
+    # A folder that is named by overrides is then named by what these mention.
+    jobs = [[*job, *["save_at=${seed}"][number % 2 :]] for number, job in enumerate(jobs)]
     for job, cell in zip(jobs, CellMaker(hydra_loader, base).cells(jobs), strict=True):
         theirs = hydra_loader.load_sweep_config(base, job)
         with open_dict(theirs):

@@ -72,7 +72,7 @@ def main(folder: Path | None = None, as_json: bool = False) -> int:
 
 def examined(folder: Path) -> Iterator[Line]:
     """What was found, line by line; torch comes last, whose import goes on meanwhile."""
-    context = fork_server.fork_server(compiles=False)
+    context = fork_server.fork_server()
     yield _processors()
     yield _memory()
     yield _shared_memory()

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 HOW_RUN = "how_run"
@@ -68,16 +68,23 @@ def digest_of(content: Any) -> str:
 
 def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Value]]:
     if is_dataclass(node):
-        own = [item.name for item in fields(node) if not item.metadata.get(HOW_RUN)]
-        node = {name: getattr(node, name) for name in own}
+        node = {name: getattr(node, name) for name in _of_identity(node.__class__)}
     for name, value in node.items():
-        if is_dataclass(value) or isinstance(value, dict):
+        if isinstance(value, str | int | float):
+            yield f"{prefix}{name}", value
+        elif isinstance(value, dict) or is_dataclass(value):
             yield from _leaves(value, f"{prefix}{name}.")
         elif isinstance(value, list | tuple):
             if value:
                 yield f"{prefix}{name}", json.dumps(value, default=_plain)
         elif value is not None:
             yield f"{prefix}{name}", _plain(value)
+
+
+@cache
+def _of_identity(kind: type[Any]) -> list[str]:
+    """Those fields of a dataclass that are part of what a cell is."""
+    return [item.name for item in fields(kind) if not item.metadata.get(HOW_RUN)]
 
 
 def _plain(value: Any) -> Any:

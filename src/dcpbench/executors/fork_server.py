@@ -7,7 +7,7 @@ import pkgutil
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
@@ -30,6 +30,7 @@ _PRELOADED = (
 _OF_RANKS = ("checkpointers", "faults", "measure", "scenarios", "verify", "workloads")
 """What the server imports once, and all modules of which packages of dcpbench, so that a rank is born with it
 and knows whether a cell has changed it. None of it may touch CUDA."""
+_PROBE = "dcpbench.worker.machine_probe"
 
 _ANSWER_LIMIT_S = 120.0
 """How long the server may take to fork, with the import of torch before the first time."""
@@ -52,9 +53,19 @@ class Machine:
         self._more = None
 
 
-def fork_server(compiles: bool) -> ForkServerContext:
-    """The context whose processes are forked from a server that has torch imported already, and the
-    compiler if cells of the sweep compile.
+def rank_imports(compiles: bool) -> list[str]:
+    """The modules of torch and dcpbench that ranks are born with, and the compiler's if cells compile."""
+    package = Path(dcpbench.__path__[0])
+    ours = [
+        f"dcpbench.{name}.{one.name}" for name in _OF_RANKS for one in pkgutil.iter_modules([package / name])
+    ]
+    compiler = ["dcpbench.worker.preload_compile"] if compiles else []
+    return [*_PRELOADED, *ours, *compiler, "dcpbench.worker.main"]
+
+
+def fork_server(imports: Sequence[str] = ()) -> ForkServerContext:
+    """The context whose processes are forked from a server that has torch imported already, and these
+    modules: `rank_imports` where ranks are to be born, which takes up to three times as long.
 
     The defaults set here are inherited by every rank; what the user has set stays.
     """
@@ -69,12 +80,7 @@ def fork_server(compiles: bool) -> ForkServerContext:
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no worker pools left behind
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     context = multiprocessing.get_context("forkserver")
-    compiler = ["dcpbench.worker.preload_compile"] if compiles else []
-    package = Path(dcpbench.__path__[0])
-    ours = [
-        f"dcpbench.{name}.{one.name}" for name in _OF_RANKS for one in pkgutil.iter_modules([package / name])
-    ]
-    context.set_forkserver_preload([*_PRELOADED, *ours, *compiler, "dcpbench.worker.main"])
+    context.set_forkserver_preload([_PROBE, *imports])
     # It imports while the driver composes the cells.
     with _safe_path(), _fixed_addresses():
         forkserver.ensure_running()

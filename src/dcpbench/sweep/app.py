@@ -135,7 +135,8 @@ class SweepRun:
         if self._console.is_terminal or len(batch) > _MANY:  # until the first rank runs there is no other
             doing = "planning" if base.plan else "starting ranks"
             self._print(f"{counted(len(batch), 'cell')}: {doing} ...")
-        context = fork_server.fork_server(compiles=composing.may_compile(base, batch))
+        compiles = composing.may_compile(base, batch)
+        context = fork_server.fork_server([] if base.plan else fork_server.rank_imports(compiles))
         with composing_shown(self._console):
             cells = self._cells.cells(batch)
         if before is not None:

@@ -19,8 +19,7 @@ from dcpbench.sweep.plan.configurations import Configurations, leave_out_hydra
 
 _LONGEST_NAME = 150
 _BY_OVERRIDES = "hydra.job.override_dirname"
-_OWN_FOLDER = {"hydra.job.id", "hydra.job.num", _BY_OVERRIDES}
-"""What the name of a job's folder may be made of without the job's whole composition being made."""
+_INTERPOLATION = re.compile(r"\$\{([^{}]*)\}")
 
 
 @dataclass
@@ -61,7 +60,10 @@ class CellMaker:
     def __init__(self, loader: ConfigLoader, base: DictConfig) -> None:
         self._compositions = Compositions(loader, base)
         self._configurations = Configurations(self._compositions)
-        self._begun: dict[Choices, tuple[DictConfig, set[str]]] = {}
+        self._begun: dict[Choices, tuple[str, DictConfig]] = {}
+        self._roots: dict[str, Path] = {}
+        sources = base.hydra.runtime.config_sources
+        self._config_dir = next((str(one.path) for one in sources if one.provider == "command-line"), None)
         self._names: Counter[str] = Counter()
         self._folders: dict[Path, str] = {}
 
@@ -83,48 +85,51 @@ class CellMaker:
         return _Asked(overrides, name, number)
 
     def _composed(self, asked: _Asked) -> DictConfig:
-        return _numbered(self._compositions.of(asked.overrides), asked)
+        job = self._compositions.of(asked.overrides)
+        with open_dict(job):
+            job.hydra.job.update(id=asked.name, num=asked.number)
+        return job
 
-    def _with_folder(self, asked: _Asked) -> DictConfig:
-        """A composition of which the job's folder can be asked: one for all jobs that begin alike, where
-        that names folders by what is numbered or named for each of them."""
+    def _folder(self, asked: _Asked) -> Path:
+        """The job's folder. What it is named by is asked once for all jobs that begin alike; the job's whole
+        composition is made only where that is more than what is numbered or named for each of them."""
         begun, _ = self._compositions.begun_with(asked.overrides)
         if begun not in self._begun:
-            made = self._compositions.of(begun)
-            self._begun[begun] = made, _names_in_folder(made)
-        job, names = self._begun[begun]
-        if not names <= _OWN_FOLDER:
-            return self._composed(asked)
-        if _BY_OVERRIDES in names:
-            job = self._compositions.described(job, asked.overrides)
-        return _numbered(job, asked)
+            job = self._compositions.of(begun)
+            self._begun[begun] = _folder_text(job), job.hydra.job.config.override_dirname
+        text, how = self._begun[begun]
+        own = {"hydra.job.id": asked.name, "hydra.job.num": str(asked.number)}
+        if _BY_OVERRIDES in text:
+            own[_BY_OVERRIDES] = self._compositions.dirname(asked.overrides, how)
+        text = _INTERPOLATION.sub(lambda found: own.get(found[1], found[0]), text)
+        if "${" in text or "\\" in text:
+            job = self._composed(asked)
+            text = f"{job.hydra.sweep.dir}\n{job.hydra.sweep.subdir}"
+        root, _, name = text.partition("\n")
+        if root not in self._roots:
+            self._roots[root] = Path(root).resolve()
+        return self._roots[root] / name
 
     def _cell(self, asked: _Asked) -> SweepCell:
         config = self._configurations.of(asked.overrides)
         config.check()
-        job = self._with_folder(asked)
-        folder = Path(str(job.hydra.sweep.dir)).resolve() / str(job.hydra.sweep.subdir)
-        sources = job.hydra.runtime.config_sources
-        config_dir = next((str(one.path) for one in sources if one.provider == "command-line"), None)
+        folder = self._folder(asked)
         if (other := self._folders.setdefault(folder, asked.name)) != asked.name:
             raise ConfigError(f"hydra.sweep.subdir: {other} and {asked.name} would share {folder}")
         composed = partial(self._composed, asked)
-        return SweepCell(asked.name, _own(asked.overrides), config, folder, config_dir, composed)
+        return SweepCell(asked.name, _own(asked.overrides), config, folder, self._config_dir, composed)
 
 
-def _names_in_folder(job: DictConfig) -> set[str]:
-    """What the name of a job's folder is made of, but the time."""
+def _folder_text(job: DictConfig) -> str:
+    """The sweep's folder and below it the job's, a line each, in which the time is the only one resolved."""
     sweep = OmegaConf.to_container(job.hydra.sweep)
     assert isinstance(sweep, dict)
-    found = re.findall(r"\$\{([^{}]*)\}", f"{sweep['dir']} {sweep['subdir']}")
-    return {text for text in found if not text.startswith("now:")}
 
+    def resolved(found: re.Match[str]) -> str:
+        job.hydra.sweep.subdir = found[0]
+        return str(job.hydra.sweep.subdir)
 
-def _numbered(job: DictConfig, asked: _Asked) -> DictConfig:
-    with open_dict(job):
-        job.hydra.job.id = asked.name
-        job.hydra.job.num = asked.number
-    return job
+    return re.sub(r"\$\{now:[^{}]*\}", resolved, f"{sweep['dir']}\n{sweep['subdir']}")
 
 
 def may_compile(base: DictConfig, batch: Sequence[Sequence[str]]) -> bool:

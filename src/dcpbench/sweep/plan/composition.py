@@ -165,13 +165,17 @@ class Compositions:
 
     def described(self, job: DictConfig, overrides: Sequence[str]) -> DictConfig:
         """The job, which is made to say of itself by which overrides it was made."""
-        own = [item for item in map(self._parse, overrides) if not item.is_hydra_override()]
-        how = job.hydra.job.config.override_dirname
-        named = sorted(str(item.input_line) for item in own if item.key_or_group not in how.exclude_keys)
+        own = [str(item.input_line) for item in map(self._parse, overrides) if not item.is_hydra_override()]
         with open_dict(job.hydra):
-            job.hydra.overrides.task = [str(item.input_line) for item in own]
-            job.hydra.job.override_dirname = how.item_sep.join(named).replace("=", how.kv_sep)
+            job.hydra.overrides.task = own
+            job.hydra.job.override_dirname = self.dirname(overrides, job.hydra.job.config.override_dirname)
         return job
+
+    def dirname(self, overrides: Sequence[str], how: DictConfig) -> str:
+        """A name for a job's folder, made of its overrides as `hydra.job.config.override_dirname` says."""
+        own = [item for item in map(self._parse, overrides) if not item.is_hydra_override()]
+        named = sorted(str(item.input_line) for item in own if item.key_or_group not in how.exclude_keys)
+        return str(how.item_sep.join(named).replace("=", how.kv_sep))
 
     def _load(self, choices: Choices) -> DictConfig:
         # The bytes were made above, or in a process forked from this one.

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any
 
 from hydra.errors import HydraException
@@ -67,11 +68,12 @@ class Configurations:
     def _make(self, overrides: Choices) -> _Made:
         if overrides not in self._made:
             composed = self._compositions.of(overrides)
+            config = typed(composed)
             raw = OmegaConf.to_container(composed)
             assert isinstance(raw, dict)
             mentions = {str(key): _mentioned(value) for key, value in raw.items() if key in _KEYS}
             found = {key: mentioned for key, mentioned in mentions.items() if mentioned}
-            self._made[overrides] = _Made(typed(composed), found)
+            self._made[overrides] = _Made(config, found)
         return self._made[overrides]
 
 
@@ -90,6 +92,7 @@ def leave_out_hydra(composed: DictConfig) -> None:
         del composed["hydra"]
 
 
+@cache
 def _key_of(line: str) -> str:
     """The top-level key that an override changes, which is one that sets a value or chooses of a group."""
     return re.split(r"[.=\[]", line, maxsplit=1)[0]

@@ -1,12 +1,10 @@
 """What a sweep has to do, decided before it starts: for each cell whether it runs, and on what."""
 
 import hashlib
-import json
-import re
 import shlex
 import subprocess
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -74,11 +72,12 @@ def plan(cells: Sequence[SweepCell], machine: Machine) -> list[Job]:
     jobs: list[Job] = []
     several_sizes = len({str(cell.config.world_size) for cell in cells}) > 1
     commit, version = _git_commit(), str(machine.description["torch"])
+    listed = conf_folder() / "known_failures.yaml"
     for cell in cells:
         try:
             config = validity.resolve(cell.config, machine)
             skip = validity.why_skip(cell.config, config, several_sizes, cell.overrides)
-            known = known_failures.read(Path(config.known_failures or conf_folder() / "known_failures.yaml"))
+            known = known_failures.read(Path(config.known_failures) if config.known_failures else listed)
         except ConfigError as error:
             where = f" (in {cell.name})" if len(cells) > 1 else ""
             raise ConfigError(f"{error}{where}") from None
@@ -120,9 +119,20 @@ def code_digest(config: Config) -> str:
     It is of what the files say: the same in a checkout and in the wheel made from it, another in a checkout
     that was changed. Torch's own are told apart by its version; what packages import is not looked at.
     """
-    packages = set(re.findall(r'"target": "(\w+)', json.dumps(asdict(config), default=str)))
+    packages = {target.partition(".")[0] for target in _targets(config)}
     packages -= {"torch", "dcpbench", "hydra_plugins"}
     return digest_of([_package_digest(name) for name in (*_OURS, *sorted(packages))])
+
+
+def _targets(node: Any) -> Iterator[str]:
+    """Every `target` in a configuration, however deep."""
+    items = vars(node) if is_dataclass(node) else node
+    if isinstance(items, dict):
+        if isinstance(target := items.get("target"), str):
+            yield target
+        items = [*items.values()]
+    for item in items if isinstance(items, list) else ():
+        yield from _targets(item)
 
 
 @cache
