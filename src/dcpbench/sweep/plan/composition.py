@@ -1,6 +1,6 @@
 """What Hydra makes of the overrides of a sweep's jobs, without its reading every file anew for each of them.
 
-Hydra composes what the jobs have in common, and each value of a group beside it once, 75 ms each. Where
+Hydra composes what the jobs have in common, and each value of a group beside it once, 0.15 s each. Where
 such a value changes nothing but the group's own part of the configuration, the compositions of jobs are put
 together of these parts; one of them is compared with what Hydra itself makes of it. Overrides that set single
 values are then set in a copy, a few milliseconds each.
@@ -23,7 +23,7 @@ from dcpbench.sweep.plan.forked_map import forked_map
 Choices = tuple[str, ...]
 """Overrides of a job that do more than to set a value that is there: nearly always to choose of a group."""
 
-_COMPOSED_S = 0.075
+_COMPOSED_S = 0.15
 
 
 class _Part(NamedTuple):
