@@ -98,6 +98,7 @@ def test_jobs_are_put_together_of_the_values_of_groups(
 ) -> None:
     base, jobs = sweep(hydra_loader), product(**LISTS)
     made = Compositions(hydra_loader, base)
+    monkeypatch.setattr(forked_map, "_WORTH_S", 60)  # all of it in this process
     composed = made.composed
     asked: list[Sequence[str]] = []
     monkeypatch.setattr(made, "composed", lambda choices: (asked.append(choices), composed(choices))[1])
