@@ -25,6 +25,10 @@ WRONG = {
     "mistyped group": (["paralel=fsdp"], ["paralel: there is no such key; did you mean parallel?"]),
     "added key": (["+train_step=1"], ["+train_step: there is no such key; did you mean train_steps?"]),
     "new option": (["workload.options.width=3"], ["workload.options.width: ", "a + before it adds"]),
+    "glob of nothing": (
+        ["fault=glob(weight_on_rank_9*)"],
+        ["fault=glob(weight_on_rank_9*): matches nothing"],
+    ),
     "added key, forced": (["++foo=1"], ["+foo: there is no such key"]),
     "added key in a group": (["+parallel.dp_shrad=2"], ["+parallel.dp_shrad", "did you mean dp_shard?"]),
     "unknown group": (["colour=red"], ["colour"]),

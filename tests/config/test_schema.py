@@ -125,21 +125,14 @@ def test_what_makes_no_sense_is_a_skip_with_its_reason(config: Config, told: str
     assert told in reason
 
 
-@pytest.mark.parametrize("package", ["dcpbench.faults", "mine"])
-@pytest.mark.parametrize(
-    ("model", "target"), [("mine.Net", None), ("dcpbench.workloads.models.Mlp", "mine.build")]
-)
-def test_faults_are_planted_in_models_whose_names_they_expect(
-    package: str, model: str, target: str | None
-) -> None:
-    given = {"fault": FaultConfig("gone", f"{package}.gone"), "scenario": scenario()}
-    asked = Config(**given, model=ModelConfig("mine", model), workload=WorkloadConfig(target))  # type: ignore[arg-type]
-    told = why_skip(asked, resolve(asked, NO_GPU)) or ""
-    assert ("plant one of your own" in told) is (package == "dcpbench.faults")
-    own = replace(
-        asked, model=ModelConfig("dummy", "dcpbench.workloads.models.Mlp"), workload=WorkloadConfig()
+def test_a_fault_of_an_earlier_checkpoint_needs_one() -> None:
+    asked = Config(scenario=scenario(), fault=FaultConfig("stale", "mine.stale", saves=2), saves=1)
+    assert (
+        why_skip(asked, resolve(asked, NO_GPU))
+        == "fault=stale: it is about an earlier checkpoint, and saves=1"
     )
-    assert why_skip(own, resolve(own, NO_GPU)) is None
+    asked.save_at = 1
+    assert why_skip(asked, resolve(asked, NO_GPU)) is None
 
 
 OWN = Config(

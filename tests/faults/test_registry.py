@@ -11,7 +11,9 @@ import pytest
 from conftest import SMALL, run
 from dcpbench.config.groups import Expect, Place, rank_of
 from dcpbench.faults import registry
+from dcpbench.faults.targets import NothingToPlantError
 from dcpbench.records.checks import CHECKS
+from support.alone import run_alone
 
 PLUGIN = """
 from dcpbench.config.groups import Expect
@@ -67,6 +69,39 @@ def test_the_driver_knows_them_without_torch() -> None:
     imported = ended.stdout.split()
     assert "dcpbench.faults.tensors" in imported
     assert "torch" not in imported
+
+
+def test_a_glob_finds_them() -> None:
+    asked = [sys.executable, "-m", "dcpbench", "plan", "fault=glob(weight_on_rank_*)", "parallel=ddp"]
+    ended = subprocess.run(asked, capture_output=True, text=True, check=True)
+    assert [line.split(",")[0] for line in ended.stdout.splitlines() if line.startswith("fault=")] == [
+        "fault=weight_on_rank_0",
+        "fault=weight_on_rank_3",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("model", "fault"),
+    [
+        ("nested", "weight_lowest_bit"),
+        ("nested", "tensors_exchanged"),
+        ("nested", "keys_exchanged"),
+        ("bf16", "weight_exponent_bit"),
+        ("bf16", "exp_avg_highest_bit"),
+        ("tied", "tensors_exchanged"),
+        ("tied", "weight_lowest_bit"),
+        ("tied", "requires_grad_lost"),
+    ],
+)
+def test_they_are_seen_in_whatever_model_they_are_planted(model: str, fault: str) -> None:
+    ended = run_alone(fault, model=model, saves=1, train_steps=1, resume_steps=1).verdict
+    assert ended.fault_seen, ended.reason
+
+
+@pytest.mark.parametrize(("model", "fault"), [("bf16", "weight_through_bf16"), ("tied", "keys_exchanged")])
+def test_what_would_change_nothing_is_not_planted(model: str, fault: str) -> None:
+    with pytest.raises(NothingToPlantError):
+        run_alone(fault, model=model, saves=1, train_steps=1, resume_steps=1)
 
 
 @pytest.mark.slow

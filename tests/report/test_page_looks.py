@@ -97,6 +97,18 @@ def test_it_prints_in_light_without_controls(show: Callable[..., Browser]) -> No
     assert "3 of 4 names" in browser.text("#cell")
 
 
+def test_what_is_folded_is_written_out_on_paper_and_folded_again(show: Callable[..., Browser]) -> None:
+    seeds = range(12)
+    browser = show([cell("ddp", seed=seed, status="skip", reason="no such ranks") for seed in seeds])
+    assert [one.text for one in browser.all("#known .more")] == ["and 8 more"]
+    browser.js("dispatchEvent(new Event('beforeprint'))")
+    assert browser.js("return document.querySelectorAll('.more').length") == 0
+    assert all(f"seed={seed}" in browser.text("#known").split() for seed in seeds)
+    assert browser.js("return document.activeElement === document.body")
+    browser.js("dispatchEvent(new Event('afterprint'))")
+    assert [one.text for one in browser.all("#known .more")] == ["and 8 more"]
+
+
 def test_everything_that_can_be_used_has_a_name(show: Callable[..., Browser]) -> None:
     browser = show(all_statuses())
     browser.driver.execute_cdp_cmd("Accessibility.enable", {})

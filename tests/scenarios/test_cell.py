@@ -242,7 +242,7 @@ def test_parts_are_compared_where_they_lie_unless_it_is_said_otherwise() -> None
     assert str(checkpoint) == "in the checkpoint of step 1"
     (found,) = checkpoint.compare("model_equal", elsewhere, None)
     assert found.problem is Problem.placements
-    by_content = replace(checkpoint, by_content=True, again=True)
+    by_content = replace(checkpoint, by_content=True, how=", saved again")
     assert by_content.compare("model_equal", elsewhere, None) == []
     assert str(by_content) == "in the checkpoint of step 1, saved again"
 

@@ -8,6 +8,7 @@ import pytest
 from dcpbench.config.groups import Ending, Expect, FaultConfig, ScenarioConfig, StageConfig
 from dcpbench.config.schema import Config
 from dcpbench.executors.base import Outcome
+from dcpbench.faults.targets import NothingToPlantError
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.findings import Finding, Problem, RaisedError, RankDeath
 from dcpbench.records.rank_report import CheckReport, RankReport
@@ -286,6 +287,18 @@ def test_a_loader_that_refuses_may_be_how_a_fault_is_seen(
     phase: str, error: str, message: str, seen: bool
 ) -> None:
     assert with_fault(Outcome([], "error", RaisedError(1, phase, error, message))) is seen
+
+
+def test_where_there_is_nothing_to_plant_a_fault_in_it_is_a_skip_unless_it_was_seen() -> None:
+    raised = RaisedError(1, "load", NothingToPlantError.__name__, "it would change nothing there")
+    config = Config(scenario=ScenarioConfig(name="a", target="x"), world_size=2, fault=PLANTED)
+    verdict = verdict_of(job(config), [Outcome([], "error", raised)])
+    assert (verdict.status, verdict.reason) == ("skip", "fault=lr: it would change nothing there")
+    found = reports()
+    found[1].checks["optim_equal"].add([finding("param_groups.0.lr", "differs")])
+    assert verdict_of(job(config), [Outcome(found, "error", raised)]).fault_seen
+    other = Config(scenario=ScenarioConfig(name="a", target="x"), world_size=2)
+    assert verdict_of(job(other), [Outcome([], "error", raised)]).status == "error"
 
 
 def test_a_fault_that_nothing_tells_of_says_what_was_expected() -> None:

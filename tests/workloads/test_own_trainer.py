@@ -1,6 +1,7 @@
 """A trainer of a user's own, which saves and loads by itself, by `checkpointer=trainer`."""
 
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -95,6 +96,24 @@ def test_a_trainer_that_does_it_right_passes(trainer: type) -> None:
     assert verdict.checks["random_equal"] is (None if trainer is trainers.DrawsNothing else True)
 
 
+def test_a_fresh_process_loads_by_the_trainer_and_goes_on() -> None:
+    target = {"target": "support.own_trainer.Trainer"}
+    short = {"saves": 2, "train_steps": 1, "resume_steps": 1}
+    ran = run_alone(checkpointer="trainer", workload=target, verify="deep", **short)
+    assert ran.verdict.status == "pass", ran.verdict.reason
+    saving, fresh = ran.reports
+    restored = {"model_equal", "optim_equal", "extra_equal", "random_equal", "flags_equal"}
+    after = {"loss_resume_equal", "state_resume_equal", "side_effect_free"}
+    assert fresh.checks.keys() == {*restored, *after}
+    for check in sorted(restored):
+        where = "in the checkpoint of step 2, loaded by a fresh process"
+        assert fresh.checks[check].compared[where], check
+        assert fresh.checks[check].compared[where] == saving.checks[check].compared[where.partition(",")[0]]
+    assert {(one.metric, one.phase.partition("/")[0]) for one in fresh.measurements if one.phase} == {
+        ("phase_s", "verify")
+    }
+
+
 def test_what_cannot_be_looked_at_is_told() -> None:
     verdict = judged(trainers.Unlucky)
     assert verdict.status == "pass", verdict.reason
@@ -138,6 +157,20 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     cells = ("workload.target=support.own_trainer.Trainer", "checkpointer=trainer", "parallel=none,ddp,fsdp2")
     return run(
         tmp_path_factory.mktemp("own") / "sweep", "-m", *cells, "device=cpu", "world_size=2", *ONE_STEP
+    )
+
+
+@pytest.mark.slow
+def test_what_a_trainer_has_in_memory_alone_is_seen_by_a_fresh_process(tmp_path: Path) -> None:
+    asked = ("workload.target=support.own_trainer.KeepsItInMemory", "checkpointer=trainer", "parallel=none")
+    small = ("device=cpu", "world_size=1", "saves=1", *ONE_STEP)
+    ended = run(tmp_path / "s", "-m", *asked, "verify=standard,deep", *small)
+    standard, deep = ended.rows
+    assert standard["status"] == "pass", standard["reason"]
+    assert deep["status"] == "fail"
+    assert (
+        "progress.step (progress) in the checkpoint of step 1, loaded by a fresh process"
+        in deep["first_mismatch"]
     )
 
 

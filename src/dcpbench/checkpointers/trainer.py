@@ -20,21 +20,18 @@ class TrainerCheckpointer(Checkpointer):
 
     def __init__(self, folder: Path, config: Config, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._steps: dict[str, int] = {}
 
     def save(self, state: dict[str, Any], checkpoint_id: str, slot: int = 0) -> PendingSave:
         Path(checkpoint_id).mkdir(parents=True, exist_ok=True)
         started = time.perf_counter()
-        run = state["trainer"]
-        self._steps[checkpoint_id] = run.train_state.step
-        returned = run.save(_path(checkpoint_id))
+        returned = state["trainer"].save(_path(checkpoint_id))
         upload = returned if isinstance(returned, Future) else None
         if upload is None:
             self._ranks.meet()
         return PendingSave(started, time.perf_counter(), upload)
 
     def load(self, state: dict[str, Any], checkpoint_id: str) -> None:
-        state["trainer"].load(_path(checkpoint_id), self._steps[checkpoint_id])
+        state["trainer"].load(_path(checkpoint_id))
 
     def manifest(self, checkpoint_id: str) -> Manifest:
         """It says nothing of itself."""

@@ -90,7 +90,12 @@ class StageConfig:
 FRESH_PROCESS = StageConfig(
     "dcpbench.scenarios.fresh_process.load_alone", StageWorld.alone, {"CUDA_VISIBLE_DEVICES": ""}
 )
-"""The last stage of every cell with `verify=deep`; its environment keeps it apart from ranks that save."""
+"""The last stage of a cell with `verify=deep`; its environment keeps it apart from ranks that save."""
+
+FRESH_TRAINER = StageConfig(
+    "dcpbench.scenarios.fresh_process.load_by_trainer", environment={"DCPBENCH_FRESH_PROCESS": "1"}
+)
+"""That of a cell whose trainer saves and loads by itself, on as many ranks."""
 
 
 @dataclass
@@ -343,7 +348,8 @@ class FaultConfig:
 
     `at` says where: after a load in what was `restored`, in the `live` state right after a save, in
     what is `staged` to be saved, in the files that were `written`, or in `both` what is staged and what is
-    restored. On all ranks, or `on_one_rank`, which `rank_of` says. `dcpbench.faults.registry` declares them.
+    restored. On all ranks, or `on_one_rank`, which `rank_of` says. A cell has to write `saves` checkpoints,
+    where it is about an earlier one. `dcpbench.faults.registry` declares them.
     """
 
     name: str = MISSING
@@ -351,6 +357,7 @@ class FaultConfig:
     at: Place = Place.restored
     on_one_rank: bool = how_run(False)
     rank: int = how_run(-2)
+    saves: int = how_run(1)
     expects: list[Expect] = how_run(list)
     only: dict[str, Only] = how_run(dict)
     options: dict[str, Any] = field(default_factory=dict)

@@ -76,8 +76,9 @@ class Config:
     @property
     def stages(self) -> list[groups.StageConfig]:
         """The stages of a cell, one after the other."""
-        added = [groups.FRESH_PROCESS] if self.verify is groups.Verify.deep else []
-        return [*self.scenario.all_stages, *added]
+        if self.verify is not groups.Verify.deep:
+            return self.scenario.all_stages
+        return [*self.scenario.all_stages, groups.FRESH_TRAINER if self.own_trainer else groups.FRESH_PROCESS]
 
     def world_of(self, world: groups.StageWorld) -> tuple[groups.ParallelConfig, int]:
         """The parallelism and the number of ranks of a stage, once the world size is decided."""

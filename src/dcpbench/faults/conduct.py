@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dcpbench.config.groups import Expect, Only, Place
 from dcpbench.faults.registry import fault, on_one_rank
-from dcpbench.faults.values import WITH_MOMENTS
+from dcpbench.faults.values import A_BIAS, A_WEIGHT, WITH_MOMENTS
 
 if TYPE_CHECKING:
     from dcpbench.faults.targets import Target
@@ -17,7 +17,7 @@ def _flag(name: str) -> Expect:
     return Expect("flags_equal", name, 0, "value")
 
 
-@on_one_rank(Expect("state_resume_equal", r"net\d\.weight", -2), after=2, by=0.001)
+@on_one_rank(Expect("state_resume_equal", A_WEIGHT, -2), after=2, by=0.001)
 def second_step_wrong(target: "Target", after: int, by: float) -> None:
     """The optimizer's second step after the load goes a little further with one weight."""
     optimizer = target.state["optimizer"].optimizer
@@ -56,11 +56,11 @@ def gradients_left(target: "Target") -> None:
         parameter.grad = parameter.detach().clone().zero_()
 
 
-@fault(_flag(r"requires_grad\.net\d\.bias"))
+@fault(_flag(rf"requires_grad\.{A_BIAS}"))
 def requires_grad_lost(target: "Target") -> None:
     """A bias is frozen."""
     named = target.state["model"].model.named_parameters()
-    next(value for name, value in named if name.endswith("net3.bias")).requires_grad_(False)
+    target.one_of(value for name, value in reversed([*named]) if name.endswith(".bias")).requires_grad_(False)
 
 
 @fault(_flag(r"training\.model"))
@@ -78,7 +78,8 @@ def defaults_changed(target: "Target") -> None:
 @on_one_rank(Expect("flags_equal", r"hooks\.optimizer", -2, "value"))
 def hook_lost(target: "Target") -> None:
     """A hook on the optimizer is gone."""
-    target.state["optimizer"].optimizer._optimizer_step_post_hooks.clear()
+    hooks = target.state["optimizer"].optimizer._optimizer_step_post_hooks
+    hooks.pop(target.one_of(hooks))
 
 
 @fault(Expect("side_effect_free", r"generator\.cpu", 0), at=Place.live)
@@ -87,7 +88,7 @@ def save_draws_default(target: "Target") -> None:
     target.state["noise"].generator.get_state().float().uniform_()
 
 
-@on_one_rank(Expect("side_effect_free", r"net\d\.weight", -2))
+@on_one_rank(Expect("side_effect_free", A_WEIGHT, -2))
 def load_changes_other_run(target: "Target") -> None:
     """A load changes the run that was saved."""
     replace(target, state=target.kept["saved"]).largest("model.*.weight")[:1].add_(0.01)

@@ -23,6 +23,7 @@ def fault(
     only: dict[str, Only] | None = None,
     on_one_rank: bool = False,
     rank: int = -2,
+    saves: int = 1,
     **options: Any,
 ) -> Callable[[Plant], Plant]:
     """Declare a function that plants a defect in a `Target`, as a value of Hydra's group `fault`.
@@ -34,6 +35,7 @@ def fault(
         only: the values of other axes with which it can be planted.
         on_one_rank: whether it is planted on one rank alone.
         rank: which one that is, counted from the last one if negative.
+        saves: how many checkpoints the cell has to write.
         options: further arguments of the function. One function may stand for several faults.
 
     Raises:
@@ -43,7 +45,7 @@ def fault(
     def declare(plant: Plant) -> Plant:
         target = f"{plant.__module__}.{plant.__qualname__}"
         spec = FaultConfig(
-            name or plant.__name__, target, at, on_one_rank, rank, list(expects), only or {}, options
+            name or plant.__name__, target, at, on_one_rank, rank, saves, list(expects), only or {}, options
         )
         if FAULTS.setdefault(spec.name, spec) != spec:
             raise ValueError(f"fault {spec.name}: declared twice")

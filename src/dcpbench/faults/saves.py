@@ -1,6 +1,7 @@
 """Defects of a save: of what is staged, of the live state right after it, and of the files on disk once the
 checkpoint is complete, which rank 0 damages."""
 
+import itertools
 import mmap
 import os
 import pickle
@@ -14,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from dcpbench.config.groups import Expect, Only, Place
 from dcpbench.faults.registry import fault, staged, written
-from dcpbench.faults.values import WITH_MOMENTS
+from dcpbench.faults.values import A_BIAS, A_WEIGHT, WITH_MOMENTS
 
 if TYPE_CHECKING:
     from dcpbench.faults.targets import Target
 
-_KEY = r"model\.net3\.bias"
+_KEY = rf"model\.{A_BIAS}"
 _OF_DCP = {"checkpointer": Only(["dcp"], "it damages files as DCP lays them out")}
 _DEEP = {"verify": Only(["deep"], "a fresh process alone can see it")}
 _UNEQUAL = tuple(
@@ -29,24 +30,26 @@ _UNEQUAL = tuple(
 _lost = partial(
     staged,
     Expect("checkpoint_whole", _KEY, 0),
-    Expect("model_equal", r"net3\.bias"),
+    Expect("model_equal", A_BIAS),
     Expect(phases=["load"], error="RuntimeError", message=_KEY),
 )
 _file = partial(written, Expect(phases=["load", "verify"]), Expect("checkpoint_whole", rank=0), only=_OF_DCP)
 _metadata = partial(_file, Expect(phases=["save"]))
 
 
-@staged(Expect("model_equal", r"net\d\..*"))
+@staged(Expect("model_equal", r"[\w.]+"), saves=2)
 def stale_stage(target: "Target") -> None:
     """The buffers of the first save are written again: a stager that copies nothing any more."""
     target.state.update(target.kept.setdefault("first", target.state))
 
 
-@staged(Expect("checkpoint_whole", r"model\.net2\.weight", 0), Expect("model_equal", r"net2\.weight"))
+@staged(Expect("checkpoint_whole", rf"model\.{A_WEIGHT}", 0), Expect("model_equal", A_WEIGHT))
 def weight_staged_as_bf16(target: "Target") -> None:
     """One weight is staged in a narrower dtype, and comes back as if nothing had happened."""
     weights = target.state["model"]
-    weights["net2.weight"] = weights["net2.weight"].bfloat16()
+    wide = (name for name, value in weights.items() if name.endswith(".weight") and value.dtype.itemsize > 2)
+    name = target.one_of(wide)
+    weights[name] = weights[name].bfloat16()
 
 
 @staged(Expect("optim_equal", r"param_groups\.0\.lr"))
@@ -56,17 +59,24 @@ def restored_run_saved_wrong(target: "Target") -> None:
         target.param_groups[0]["lr"] *= 2
 
 
+def _bias(target: "Target") -> str:
+    """The name of the last bias."""
+    names: list[str] = [*target.state["model"]]
+    return target.one_of(name for name in reversed(names) if name.endswith(".bias"))
+
+
 @_lost()
 def key_dropped(target: "Target") -> None:
     """A parameter is not saved at all."""
-    del target.state["model"]["net3.bias"]
+    del target.state["model"][_bias(target)]
 
 
 @_lost()
 def key_renamed(target: "Target") -> None:
     """A parameter is saved under another name."""
     model = target.state["model"]
-    model["net3.offset"] = model.pop("net3.bias")
+    name = _bias(target)
+    model[f"{name}_renamed"] = model.pop(name)
 
 
 @staged(Expect("checkpoint_whole", r"model\.net9\.weight", 0))
@@ -76,13 +86,17 @@ def key_added(target: "Target") -> None:
 
 
 @staged(
-    Expect("model_equal", r"net[23]\.weight"),
-    only={"model": Only(["buffered"], "it needs two tensors of one shape")},
+    Expect("model_equal", A_WEIGHT),
 )
 def keys_exchanged(target: "Target") -> None:
     """Two parameters are saved under each other's names."""
     model = target.state["model"]
-    model["net2.weight"], model["net3.weight"] = model["net3.weight"], model["net2.weight"]
+    one, other = target.one_of(
+        (one.removeprefix("model."), other.removeprefix("model."))
+        for (one, its), (other, others) in itertools.combinations(target.parts("model.*.weight").items(), 2)
+        if its.extent.shape == others.extent.shape and its.local.data_ptr() != others.local.data_ptr()
+    )
+    model[one], model[other] = model[other], model[one]
 
 
 def _largest(folder: Path, files: str = "*.distcp") -> Path:
@@ -113,7 +127,8 @@ def file_zeroed(target: "Target") -> None:
     os.truncate(path, length)
 
 
-@_file(*_UNEQUAL)
+# Of a tensor with two names, and so two places in the files, a load may take the other one.
+@_file(*_UNEQUAL, Expect("files_equal"))
 def file_bit(target: "Target") -> None:
     """One bit of one tensor's data in the largest file."""
     path = _largest(target.folder)
@@ -139,14 +154,14 @@ def files_exchanged(target: "Target") -> None:
     files[-1].write_bytes(one)
 
 
-@_file(*_UNEQUAL)
+@_file(*_UNEQUAL, saves=2)
 def file_of_first_save(target: "Target") -> None:
     """The largest file is that of the cell's first checkpoint."""
     if target.first != target.folder:
         shutil.copy(target.first / _largest(target.folder).name, _largest(target.folder))
 
 
-@written(Expect("optim_equal", r"state\.net.*"), only=WITH_MOMENTS | _OF_DCP)
+@written(Expect("optim_equal", r"state\.[\w.]+"), only=WITH_MOMENTS | _OF_DCP)
 def metadata_names_other_places(target: "Target") -> None:
     """`.metadata` of another save, by which two moments of one size have each other's place."""
     path = target.folder / ".metadata"
@@ -252,7 +267,7 @@ def _later(do: Callable[[], object]) -> None:
     timer.start()
 
 
-@written(Expect("model_equal", r"net\d\..*"))
+@written(Expect("model_equal", r"[\w.]+"), saves=2)
 def checkpoint_of_first_save(target: "Target") -> None:
     """The checkpoint is the cell's first one, whole: a save that went nowhere."""
     if target.first != target.folder:

@@ -1,15 +1,23 @@
 """What faults damage: the state of one rank, with methods to reach and to change one part of it."""
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from dcpbench.checkpointers.base import Checkpointer, Ranks
 from dcpbench.verify.snapshot import TensorLeaf, snapshot_model, snapshot_nested, snapshot_optimizer
+
+Found = TypeVar("Found")
+
+
+class NothingToPlantError(Exception):
+    """This cell has nothing in which the fault could be planted, or it would change nothing there."""
 
 
 @dataclass
@@ -63,14 +71,37 @@ class Target:
 
     def largest(self, key: str) -> torch.Tensor:
         """The elements of the largest of these parts, in one dimension."""
-        return next(iter(self.parts(key).values())).local.view(-1)
+        return self.one_of(leaf.local.view(-1) for leaf in self.parts(key).values())
+
+    def parameters(self) -> dict[str, TensorLeaf]:
+        """This rank's parts of the model's parameters, as `parts`."""
+        return {name: leaf for name, leaf in self.parts("model.*").items() if leaf.kind == "param"}
+
+    def one_of(self, found: Iterable[Found]) -> Found:
+        """The first of what was found; NothingToPlantError if that is nothing."""
+        for one in found:
+            return one
+        raise NothingToPlantError("there is nothing in which it could be planted")
+
+    def put(self, part: torch.Tensor, values: torch.Tensor) -> None:
+        """Change a part to these values; NothingToPlantError if it has elements and has these values."""
+        before = part.clone()
+        part.copy_(values)
+        if part.numel() and _bytes(part).equal(_bytes(before)):
+            raise NothingToPlantError("it would change nothing there")
 
     def flip(self, flat: torch.Tensor, bit: int) -> None:
-        """Flip one bit of the element with the largest magnitude: 0 is one unit in the last place, 31 the
-        sign."""
+        """Flip one bit of the element with the largest magnitude. Bits are those of float32 (0 is one unit in
+        the last place, 31 the sign); those in between are the lowest one of the exponent in other dtypes."""
+        if not flat.numel():
+            raise NothingToPlantError("this rank has no elements")
+        whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
+        if flat.dtype != torch.float32 and bit:
+            lowest = round(-math.log2(torch.finfo(flat.dtype).eps))
+            bit = flat.element_size() * 8 - 1 if bit == 31 else lowest
         index = int(flat.abs().argmax().item())
         one = torch.tensor(1, dtype=torch.int64, device=flat.device)
-        flat.view(torch.int32)[index] ^= one.bitwise_left_shift(bit).to(torch.int32)
+        flat.view(whole)[index] ^= one.bitwise_left_shift(bit).to(whole)
 
     def draw_again(self, tensor: torch.Tensor) -> None:
         """Give a tensor other random values."""
@@ -96,3 +127,7 @@ class Target:
         everything[:common] = partner[:common].to(everything.device)
         for part, values in zip(parts, everything.split([part.numel() for part in parts]), strict=True):
             part.copy_(values.reshape(part.shape))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.uint8)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from dcpbench.config.groups import Expect, Only
 from dcpbench.faults.registry import Plant, fault, live, on_one_rank, staged
-from dcpbench.faults.values import WITH_MOMENTS
+from dcpbench.faults.values import A_BIAS, A_WEIGHT, WITH_MOMENTS
 
 if TYPE_CHECKING:
     from dcpbench.faults.targets import Target
 
-_WEIGHT, _NET2, _GAIN, _OBJECT = "model.*.weight", "model.net2.weight", "model.gain", "tensor_object.data"
+_WEIGHT, _GAIN, _OBJECT = "model.*.weight", "model.gain", "tensor_object.data"
 _EXP_AVG, _EXP_AVG_SQ, _STEP = (f"optimizer.state.*.{entry}" for entry in ("exp_avg", "exp_avg_sq", "step"))
 _DATA = r"tensor_object\.data"
 _BUFFERED = {"model": Only(["buffered"], "it needs buffers")}
@@ -26,10 +26,10 @@ _NOT_ALL_THERE = Expect(phases=["load"], error="AssertionError", message="Manual
 
 
 def _entry(entry: str, rank: int = -2, problem: str | None = None) -> Expect:
-    return Expect("optim_equal", rf"state\.net\d\.\w+\.{entry}", rank, problem)
+    return Expect("optim_equal", rf"state\.[\w.]+\.{entry}", rank, problem)
 
 
-_weight = partial(on_one_rank, Expect("model_equal", r"net\d\.weight", -2), key=_WEIGHT)
+_weight = partial(on_one_rank, Expect("model_equal", A_WEIGHT, -2), key=_WEIGHT)
 _moment = partial(on_one_rank, only=WITH_MOMENTS)
 _exp_avg = partial(_moment, _entry("exp_avg"), key=_EXP_AVG)
 _exp_avg_sq = partial(_moment, _entry("exp_avg_sq"), key=_EXP_AVG_SQ)
@@ -47,11 +47,11 @@ def _on_rank(rank: int, check: str, name_of: str, **options: Any) -> Callable[[P
 
 
 @_weight(name="weight_lowest_bit", number=0)
-@_on_rank(0, "model_equal", r"net\d\.weight", name="weight_on_rank_0", key=_WEIGHT, number=0)
-@_on_rank(3, "model_equal", r"net\d\.weight", name="weight_on_rank_3", key=_WEIGHT, number=0)
+@_on_rank(0, "model_equal", A_WEIGHT, name="weight_on_rank_0", key=_WEIGHT, number=0)
+@_on_rank(3, "model_equal", A_WEIGHT, name="weight_on_rank_3", key=_WEIGHT, number=0)
 @_weight(name="weight_exponent_bit", number=23)
 @_weight(name="weight_highest_bit", number=31)
-@on_one_rank(Expect("model_equal", r"net\d\.bias", -2), name="bias_lowest_bit", key="model.*.bias", number=0)
+@on_one_rank(Expect("model_equal", A_BIAS, -2), name="bias_lowest_bit", key="model.*.bias", number=0)
 @_buffer(Expect("model_equal", "gain", -2), name="buffer_lowest_bit", key=_GAIN, number=0)
 @_exp_avg(name="exp_avg_lowest_bit", number=0)
 @_exp_avg(name="exp_avg_highest_bit", number=31)
@@ -59,7 +59,7 @@ def _on_rank(rank: int, check: str, name_of: str, **options: Any) -> Callable[[P
 @_on_rank(
     1,
     "optim_equal",
-    r"state\.net\d\.weight\.exp_avg",
+    rf"state\.{A_WEIGHT}\.exp_avg",
     name="exp_avg_on_rank_1",
     only=WITH_MOMENTS,
     key="optimizer.state.*.weight.exp_avg",
@@ -71,7 +71,7 @@ def bit(target: "Target", key: str, number: int) -> None:
     target.flip(target.largest(key), number)
 
 
-@fault(Expect("model_equal", r"(pretrain\.)?net\d\.weight"), only=_FINE_TUNED)
+@fault(Expect("model_equal", r"pretrain\.[\w.]+\.weight|(net|layer)\d\.weight"), only=_FINE_TUNED)
 def frozen_changed(target: "Target") -> None:
     """One bit of a frozen parameter, on every rank that has a part of one."""
     part = target.largest("model.pretrain.*")
@@ -94,10 +94,11 @@ def nan(target: "Target", key: str) -> None:
 
 
 @live(name="save_nudges_weight", on_one_rank=True, key=_WEIGHT, by=0.01)
-@staged(Expect("model_equal", r"net2\.weight"), name="weight_changed_while_staged", key=_NET2, by=0.001)
+@staged(Expect("model_equal", A_WEIGHT), name="weight_changed_while_staged", key=_WEIGHT, by=0.001)
 def nudged(target: "Target", key: str, by: float) -> None:
     """One element is a little larger, if this rank has any."""
-    target.largest(key)[:1].add_(by)
+    part = target.largest(key)[:1]
+    target.put(part, part + by)
 
 
 @_buffer(Expect("model_equal", "seen", -2), name="buffer_counts_one_more", key="model.seen")
@@ -115,10 +116,10 @@ def one_more(target: "Target", key: str) -> None:
 @fault(Expect("model_equal", "gain", 0), name="buffer_zeroed", only=_BUFFERED, key=_GAIN)
 @fault(Expect("extra_equal", _DATA, 0), name="object_zeroed", key=_OBJECT)
 @staged(
-    Expect("optim_equal", r"state\.net2\.weight\.exp_avg"),
+    Expect("optim_equal", rf"state\.{A_WEIGHT}\.exp_avg"),
     name="moment_staged_as_zeros",
     only=WITH_MOMENTS,
-    key="optimizer.state.net2.weight.exp_avg",
+    key="optimizer.state.*.weight.exp_avg",
 )
 def zeroed(target: "Target", key: str) -> None:
     """All elements are zeros."""
@@ -156,10 +157,11 @@ def ends_exchanged(target: "Target", key: str, count: int) -> None:
     flat[:count], flat[-count:] = flat[-count:].clone(), flat[:count].clone()
 
 
-@on_one_rank(Expect("model_equal", r"net\d\.\w+", -2))
+@on_one_rank(Expect("model_equal", r"[\w.]+", -2))
 def tensors_exchanged(target: "Target") -> None:
     """The two largest parameters' parts have each other's values, as far as both go."""
-    one, other = (leaf.local.view(-1) for leaf in list(target.parts("model.net*").values())[:2])
+    one, *rest = (leaf.local.view(-1) for leaf in target.parameters().values())
+    other = target.one_of(part for part in rest if part.data_ptr() != one.data_ptr())
     common = one[: other.numel()]
     common[:], other[:] = other.clone(), common.clone()
 
@@ -188,18 +190,18 @@ def state_dropped(target: "Target") -> None:
 
 
 @fault(
-    Expect("model_equal", r"net\d\..*", 0),
-    Expect("model_equal", r"net\d\..*", 3),
+    Expect("model_equal", r"[\w.]+", 0),
+    Expect("model_equal", r"[\w.]+", 3),
     only={"parallel": Only(_SHARDED, "elsewhere every rank has all of it")},
 )
 def shards_exchanged(target: "Target") -> None:
     """Two ranks have each other's parts of the parameters, one after the other, as far as both go."""
-    target.exchange_with_last_rank([leaf.local for _, leaf in sorted(target.parts("model.net*").items())])
+    target.exchange_with_last_rank([leaf.local for _, leaf in sorted(target.parameters().items())])
 
 
-@_weight(name="weight_of_earlier_checkpoint")
-@_exp_avg(name="exp_avg_of_earlier_checkpoint")
-@_object("object_of_earlier_checkpoint", "data")
+@_weight(name="weight_of_earlier_checkpoint", saves=2)
+@_exp_avg(name="exp_avg_of_earlier_checkpoint", saves=2)
+@_object("object_of_earlier_checkpoint", "data", saves=2)
 def of_earlier_checkpoint(target: "Target", key: str) -> None:
     """One tensor's part is that of the cell's first checkpoint."""
     name, leaf = next(iter(target.parts(key).items()))
@@ -222,13 +224,14 @@ def converted(target: "Target", key: str, method: str, arguments: Sequence[int] 
     """The elements are what a method of tensors makes of them: in another order, or through a narrower dtype
     and back."""
     part = target.largest(key)
-    part.copy_(getattr(part, method)(*arguments))
+    target.put(part, getattr(part, method)(*arguments))
 
 
 @_weight()
 def replica_drifted(target: "Target", key: str) -> None:
     """One replica has drifted: its weights are larger by two units in the last place or so."""
-    target.largest(key).mul_(1 + 2**-22)
+    part = target.largest(key)
+    target.put(part, part * (1 + 2**-22))
 
 
 @fault(Expect("extra_equal", _DATA, 0, "dtype"))

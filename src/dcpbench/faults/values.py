@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from dcpbench.faults.targets import Target
 
 WITH_MOMENTS = {"optimizer": Only(["adam", "adamw", "adamw_groups"], "it needs two moments")}
+A_WEIGHT, A_BIAS = r"[\w.]+\.weight", r"[\w.]+\.bias"
+"""The names by which faults of parameters are seen, whatever model they are planted in."""
 _WITH_GROUPS = {"optimizer": Only(["adamw_groups"], "it needs two groups")}
 
 _SEVERAL_RANKS = {

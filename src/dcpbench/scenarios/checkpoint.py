@@ -81,7 +81,7 @@ class Checkpoint:
         state: what was saved: this rank's parts, or of another layout the digests of whole tensors.
         by_content: whether parts lie otherwise where it is loaded, so that whole tensors are compared.
         source: the training run that was saved, if it is in this process.
-        again: whether a restored run was saved once more.
+        how: it was saved or is loaded, where that is not as usual (`, saved again`).
     """
 
     step: int
@@ -90,10 +90,10 @@ class Checkpoint:
     state: State
     by_content: bool = False
     source: TrainingRun | None = None
-    again: bool = False
+    how: str = ""
 
     def __str__(self) -> str:
-        return f"in the checkpoint of step {self.step}{', saved again' if self.again else ''}"
+        return f"in the checkpoint of step {self.step}{self.how}"
 
     @property
     def is_small(self) -> bool:

@@ -154,7 +154,8 @@ def verify_saved_again(cell: Cell, target: TrainingRun, checkpoint: Checkpoint) 
     if not checkpoint.is_small:
         return
     name, step = f"{checkpoint.checkpoint_id}-again", target.train_state.step
-    again = replace(checkpoint, checkpoint_id=name, step=step, state=retained_state(target), again=True)
+    state = retained_state(target)
+    again = replace(checkpoint, checkpoint_id=name, step=step, state=state, how=", saved again")
     with cell.phase("verify", "saved_again"):
         again.checkpointer.save(target.state(), again.checkpoint_id).wait()
     load_and_verify(cell, target, again)
@@ -236,7 +237,7 @@ def resume(
         comparisons["loss_resume_equal"] = marked(partial(losses_equal, continued, first=first))
     elif not _draws_otherwise(cell, target, ["loss_resume_close"]):
         comparisons["loss_resume_close"] = marked(partial(near, continued, reference="uninterrupted"))
-    where = f"after the checkpoint of step {checkpoint.step}"
+    where = f"after the checkpoint of step {checkpoint.step}{checkpoint.how}"
     with cell.phase("verify", "resumed"):
         taken = range(first, last + 1)
         _verify_losses(cell, comparisons, resumed, target.alive, losses, taken, where)

@@ -1,5 +1,6 @@
 """What `verify=deep` adds to a scenario: a process that had no part in saving loads its newest
-checkpoint, once what the kernel had cached of the files is dropped."""
+checkpoint, once what the kernel had cached of the files is dropped. A trainer of a user's own loads it
+itself, in as many processes as have saved it."""
 
 import io
 from pathlib import Path
@@ -11,21 +12,25 @@ from dcpbench.config.groups import Verify
 from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import FLAGS, Checkpoint, key_of
+from dcpbench.scenarios.steps import Losses
 from dcpbench.verify.compare_layouts import digests
 from dcpbench.verify.files import drop_pages
 from dcpbench.verify.layout import Extent
 from dcpbench.verify.perturb import all_different, controllable
 from dcpbench.verify.plain_read import compare_stored
 from dcpbench.verify.snapshot import DigestedLeaf, Leaves, retained, snapshot_nested
+from dcpbench.workloads import training_run
+from dcpbench.workloads.training_run import TrainingRun
 
-_LEFT = "newest.pt"
+_LEFT, _LEFT_BY = "newest.pt", "newest-rank{}.pt"
+_HOW = ", loaded by a fresh process"
 
 
 def leave(cell: Cell) -> None:
     """At the end of a stage, leave to the fresh process what its newest complete checkpoint must bring back,
     as digests of whole tensors and small exact values, and drop what is cached of the files; collective.
     What the ranks do not agree on no one checkpoint brings back: what they load shows that."""
-    if cell.config.verify is not Verify.deep or not cell.complete:
+    if cell.config.verify is not Verify.deep or cell.config.own_trainer or not cell.complete:
         return
     (newest,) = cell.complete
     state = {}
@@ -42,6 +47,35 @@ def leave(cell: Cell) -> None:
             drop_pages(Path(newest.checkpoint_id))
 
 
+def leave_to_trainer(cell: Cell, newest: Checkpoint, run: TrainingRun, losses: Losses) -> None:
+    """Leave to a fresh process of each rank what the newest checkpoint of a trainer must bring back, and what
+    training must come to from there; drop what is cached of the files."""
+    if cell.config.verify is not Verify.deep:
+        return
+    left = newest.step, newest.checkpoint_id, newest.state, run.keeps_random, losses.continued, losses.states
+    with cell.phase("verify", "left"):
+        torch.save(left, cell.folder / _LEFT_BY.format(cell.world.rank))
+        if cell.world.rank == 0:
+            drop_pages(Path(newest.checkpoint_id))
+
+
+def load_by_trainer(cell: Cell) -> None:
+    """The last stage of a trainer: built anew in processes that saved nothing, it loads the newest checkpoint
+    and goes on from there. What that takes is no cost of its way to save and load."""
+    before = len(cell.report.measurements)
+    # Any values may be among a trainer's; this cell wrote the file.
+    left = torch.load(cell.folder / _LEFT_BY.format(cell.world.rank), weights_only=False)
+    step, checkpoint_id, state, keeps_random, continued, states = left
+    saved = Checkpoint(step, checkpoint_id, steps.open_checkpointer(cell), state, how=_HOW)
+    target = steps.build_anew(cell)
+    target.keeps_random = keeps_random
+    checks.load_and_verify(cell, target, saved)
+    data = training_run.batches(cell.config, cell.world.device)
+    checks.resume(cell, target, saved, Losses(continued, [], data, states))
+    own = [one for one in cell.report.measurements if (one.phase or "").startswith("verify")]
+    cell.report.measurements[before:] = own
+
+
 def load_alone(cell: Cell, **_: Any) -> None:
     """The last stage: everything that the newest checkpoint holds is loaded by its keys, whole, on one rank
     without a process group. It must be what was saved, and what a reader finds that is not the
@@ -51,8 +85,8 @@ def load_alone(cell: Cell, **_: Any) -> None:
     with torch.serialization.safe_globals([DigestedLeaf, Extent]):
         step, checkpoint_id, state = torch.load(cell.folder / _LEFT, weights_only=True)
     checkpointer = steps.open_checkpointer(cell)
-    saved = Checkpoint(step, checkpoint_id, checkpointer, state, by_content=True)
-    where = f"{saved}, loaded by a fresh process"
+    saved = Checkpoint(step, checkpoint_id, checkpointer, state, by_content=True, how=_HOW)
+    where = str(saved)
     with cell.phase("verify", "fresh_process"):
         loaded: dict[str, Any] = {
             key: None if entry.shape is None else torch.empty(entry.shape, dtype=_dtype(entry.dtype))

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from dcpbench.records.findings import Finding
-from dcpbench.scenarios import checks, steps
+from dcpbench.scenarios import checks, fresh_process, steps
 from dcpbench.scenarios.cell import Cell
 
 
@@ -29,6 +29,8 @@ def save_load(cell: Cell) -> None:
             checks.verify_restored(cell, target, checkpoint)
         checks.resume(cell, target, checkpoint, oracle.losses)
     checks.verify_saved_again(cell, target, checkpoints[0])
+    if cell.config.own_trainer:
+        fresh_process.leave_to_trainer(cell, checkpoints[-1], oracle.trained, oracle.losses)
 
 
 def no_dist(cell: Cell) -> None:

@@ -322,6 +322,7 @@ def load(
         checkpoint.checkpointer.load(target.state() if state is None else state, checkpoint.checkpoint_id)
         if install:
             install()
+        target.is_at(checkpoint.step)
         cell.world.synchronize()
         took_s = time.perf_counter() - began
     cell.measure("load_s", took_s, cell.measured("load_s"), "load")

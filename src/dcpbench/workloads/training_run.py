@@ -146,6 +146,9 @@ class TrainingRun:
         """Give a fresh optimizer the state that DCP gives it."""
         self.state()["optimizer"].state_dict()
 
+    def is_at(self, step: int) -> None:
+        """Told after which step the state was saved that it has now; it has loaded that itself."""
+
     def set_again(self) -> None:
         """Set what is there."""
         for each in self.state().values():
@@ -244,11 +247,13 @@ class TrainerRun(TrainingRun):
         with self.random.drawn_from():
             return self.trainer.save(path)
 
-    def load(self, path: str, step: int) -> None:
-        """Have the trainer load what it saved after this step."""
+    def load(self, path: str) -> None:
+        """Have the trainer load what it saved."""
         with self.random.drawn_from():
             self.trainer.load(path)
         self._look()
+
+    def is_at(self, step: int) -> None:
         self.train_state.step = step
 
     def forget(self, seed: int) -> None:

@@ -5,7 +5,9 @@ Hydra imports this file at every start, so what runs a sweep is imported when on
 
 import sys
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -75,7 +77,11 @@ class DcpbenchSweeper(Sweeper):
         """
         if config.hydra.launcher.get("_target_") != LauncherConfig._target_:
             raise ConfigError("hydra/launcher: dcpbench runs cells with its own launcher only")
-        self._parser = OverridesParser.create(config_loader=hydra_context.config_loader)
+        # A glob is to find faults too: the loader lists `hydra.searchpath` only of a config that it is told.
+        loader = copy(hydra_context.config_loader)
+        name = config.hydra.job.config_name
+        vars(loader)["get_group_options"] = partial(loader.get_group_options, config_name=name)
+        self._parser = OverridesParser.create(config_loader=loader)
         self._repeats = config.repeats
         self._launcher: Any = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config

@@ -18,6 +18,7 @@ import pandas as pd
 
 from dcpbench.analysis.frame import Sweeps, is_true, ok
 from dcpbench.config.text import counted
+from dcpbench.records.store import RESULTS_CSV
 from dcpbench.report.page.changes import changes
 from dcpbench.report.page.rows import LIMITS, compact, cut
 from dcpbench.report.tables import counts, detection
@@ -97,7 +98,7 @@ def _plain(frame: pd.DataFrame) -> str:
     for table in (detection(frame), shown):
         parts += [_ascii(table.to_html(index=False, border=0))] if len(table) else []
     if len(chosen) > len(shown):
-        parts.append(f"<p>and {len(chosen) - len(shown)} more</p>")
+        parts.append(f"<p>and {len(chosen) - len(shown)} more, which are in {RESULTS_CSV}</p>")
     return "".join(parts)
 
 

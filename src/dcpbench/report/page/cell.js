@@ -141,7 +141,7 @@ function power(seen) {
 
 function missedNames(seen) {
   const more = seen.missed_count - seen.missed.length;
-  return seen.missed.map(visible).join(", ") + (more > 0 ? ` and ${more} more` : "");
+  return seen.missed.map(visible).join(", ") + (more > 0 ? ` and ${more} more, which are in results.jsonl` : "");
 }
 
 function under(text) {

@@ -11,7 +11,8 @@ function describeSweep(app) {
   verdict.textContent = verdictOf(runs);
   if (app.notRun.length) {
     const few = app.notRun.slice(0, NOT_RUN_SHOWN).map(visible).join(", ");
-    verdict.append(el("span", { title: few }, ` ${counted(app.notRun.length, "cell")} more did not run yet.`));
+    const rest = app.notRun.length - NOT_RUN_SHOWN;
+    verdict.append(el("span", { class: "named", title: rest > 0 ? `${few}, and ${rest} more` : few }, ` ${counted(app.notRun.length, "cell")} more did not run yet.`));
   }
   byId("matrix-section").hidden = runs.length === 0;
   fill(byId("origin"), ...originOf(app).map((text) => el("span", {}, visible(text))));

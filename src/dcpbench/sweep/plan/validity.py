@@ -16,8 +16,6 @@ from dcpbench.executors.fork_server import Machine
 
 RANKS_BY_DEFAULT = 4
 
-_OWN_FAULTS, _OWN_MODELS = "dcpbench.faults.", "dcpbench.workloads.models."
-
 
 def resolve(config: Config, machine: Machine) -> Config:
     """The configuration with its device and world size decided; model and optimizer are what a workload of
@@ -131,12 +129,8 @@ def _makes_no_sense(config: Config) -> str | None:
             if (value := config.value_of(axis)) not in only.values:
                 may_be = ", ".join(only.values)
                 return f"{group}={limited.name} takes {axis}={may_be} and not {value}: {only.because}"
-    own_model = not config.model.target.startswith(_OWN_MODELS)
-    if (config.fault.target or "").startswith(_OWN_FAULTS) and own_model:
-        why = (
-            "the parameters by which it has to be seen are those of dcpbench's models: plant one of your own"
-        )
-        return f"fault={config.fault.name}: {why}"
+    if config.fault.saves > len(config.save_steps):
+        return f"fault={config.fault.name}: it is about an earlier checkpoint, and saves={config.saves}"
     if not scenario.process_group and config.world_size != 1:
         return f"{named} is one process without a process group, not world_size={config.world_size}"
     if config.overlap_saves and not config.save.asynchronous:

@@ -22,6 +22,8 @@ from dcpbench.sweep.plan.known_failures import explaining
 
 _KEPT = 10
 """How many findings the details of a row have for each check."""
+_NOTHING_TO_PLANT = "NothingToPlantError"
+"""What a rank raises that cannot plant the fault of its cell, see `dcpbench.faults.targets`."""
 
 
 class FailedCheck(NamedTuple):
@@ -69,8 +71,11 @@ def verdict_of(job: Job, outcomes: Sequence[Outcome]) -> Verdict:
     verdict = _ended(job, outcomes)
     if verdict.status == "skip":
         return verdict
-    verdict = _with_known_failures(job, verdict)
-    return _with_fault(job, verdict) if job.config.fault.target else verdict
+    if not job.config.fault.target:
+        return _with_known_failures(job, verdict)
+    if verdict.error and verdict.error.type == _NOTHING_TO_PLANT and not verdict.failed:
+        return Verdict("skip", f"fault={job.config.fault.name}: {verdict.error.message}")
+    return _with_fault(job, _with_known_failures(job, verdict))
 
 
 def _ended(job: Job, outcomes: Sequence[Outcome]) -> Verdict:
