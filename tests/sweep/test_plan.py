@@ -136,6 +136,21 @@ def test_what_is_left_is_told_sparingly() -> None:
     assert lines[-1] == "[40/40] pass cell 31"
 
 
+def test_a_line_of_progress_says_what_failed_and_not_all_of_it() -> None:
+    worst = {"worst": [{"name": "0.weight", "problem": "differs", "max_abs_diff": 0.5, "rank": 1}]}
+    failed = row(
+        status="fail",
+        reason="model_equal: " + "0.weight, " * 99,
+        model_equal=False,
+        details={"checks": {"model_equal": worst}},
+    )
+    told = io.StringIO()
+    with ProgressDisplay(Console(file=told, width=200), total=1) as display:
+        display.begin("a")
+        display.end(failed, lambda: None)
+    assert told.getvalue() == "[1/1] fail a: model_equal: 0.weight differs by 0.5, rank 1\n"
+
+
 def test_a_terminal_is_told_how_far_composing_is() -> None:
     assert forked_map.told is None
     told = io.StringIO()

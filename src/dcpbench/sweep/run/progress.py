@@ -12,6 +12,7 @@ from rich.text import Text
 
 from dcpbench.config.text import visible
 from dcpbench.records.row import Row
+from dcpbench.records.sentences import short_reason
 from dcpbench.report.styles import style_of
 from dcpbench.sweep.plan import forked_map
 from dcpbench.sweep.plan.resources import duration_text
@@ -102,7 +103,7 @@ class ProgressDisplay:
         self._running.pop(row.cell, None)
         self._bar.update(self._task, completed=self._done)
         if not row.is_ok:
-            self._failed.append((row.status, f" {row.cell}: {row.reason}"))
+            self._failed.append((row.status, f" {row.cell}: {short_reason(row.flat())}"))
         if self._console.is_terminal:
             # Not after each of many short cells: it looks at all that are left.
             if time.monotonic() - self._left_at >= _LEFT_EVERY_S:
@@ -113,7 +114,7 @@ class ProgressDisplay:
         line = Text(f"[{self._done}/{self._total}] ").append(row.status, style_of(row.status))
         line.append(f"{' (flaky)' if row.flaky else ''} {row.cell}{spent}")
         if row.reason and (row.status != "pass" or row.flaky):
-            line.append(visible(f": {row.reason}"))
+            line.append(visible(f": {short_reason(row.flat())}"))
         self._console.print(line, soft_wrap=True)
         # With each tenth of the sweep, and not where it is over in a moment.
         tenths = 10 * self._done // self._total
