@@ -18,9 +18,18 @@ from dcpbench.checkpointers.dcp import DcpCheckpointer, forget_kept_by_dcp, kept
 from dcpbench.config.groups import SaveConfig, StorageConfig
 from dcpbench.config.schema import Config, conf_folder
 
-WAYS = ("own_writer", "new_writer", "stager", "stager_kept", "stager_shared", "stager_async", "process")
+WAYS = (
+    "no_collectives",
+    "own_writer",
+    "new_writer",
+    "stager",
+    "stager_kept",
+    "stager_shared",
+    "stager_async",
+    "process",
+)
 ASYNC = [f"async_{way}" for way in WAYS]
-SYNC = ["sync_planner_kept", "sync_plan_caching", "sync_dedup_lowest"]
+SYNC = ["sync_no_collectives", "sync_planner_kept", "sync_plan_caching", "sync_dedup_lowest"]
 Given = list[dict[str, Any]]
 
 

@@ -64,7 +64,7 @@ def test_without_torch_it_says_so(
     def gone(_: object) -> None:
         raise ConfigError("torch cannot be imported here; see the error above")
 
-    monkeypatch.setattr(fork_server, "fork_server", lambda compiles: None)
+    monkeypatch.setattr(fork_server, "fork_server", lambda: None)
     monkeypatch.setattr(fork_server, "probe", gone)
     assert main(["doctor"]) == 1
     assert "torch          bad      torch cannot be imported here" in capsys.readouterr().out

@@ -327,9 +327,9 @@ def test_several_at_once(checkpoint: Path, saved: Path, capsys: pytest.CaptureFi
     assert main(["audit", str(saved), str(checkpoint), "/nowhere"]) == 2
 
 
-def save_sharded(folder: str, of_pairs: bool) -> int:
+def save_sharded(folder: str, of_pairs: bool, alone: bool = False) -> int:
     """Save a model and its optimizer, sharded over all ranks or over the first two, on each rank; the number
-    of ranks that saved."""
+    of ranks that saved. `alone` is each rank for itself, without collectives."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(6, 10), torch.nn.Linear(10, 3))
     whole = init_device_mesh(
@@ -348,7 +348,8 @@ def save_sharded(folder: str, of_pairs: bool) -> int:
     states = dict(zip(("model", "optimizer"), get_state_dict(wrapped, optimizer), strict=True))
     if of_pairs and dist.get_rank() >= 2:
         return mesh.size()
-    dcp.save(states, checkpoint_id=folder, process_group=mesh.get_group() if of_pairs else None)
+    group = mesh.get_group() if of_pairs else None
+    dcp.save(states, checkpoint_id=folder, process_group=group, use_collectives=not alone)
     return mesh.size()
 
 
@@ -366,10 +367,16 @@ def test_what_sharded_ranks_save(
     assert looked_at(tmp_path / "ck", capsys=capsys)[0] == 1
 
 
-def test_each_rank_for_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without collectives each rank has metadata of its own."""
-    save(tmp_path)
-    (tmp_path / METADATA).rename(tmp_path / "__0.metadata")
-    status, (seen,) = looked_at(tmp_path, capsys=capsys)
-    assert (status, seen["state"]) == (0, "whole")
-    assert "rank 0: model.weight" in seen["keys"]
+def test_each_rank_for_itself(ask: Ask, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without collectives each rank has metadata of its own, with its own chunks: together they are whole,
+    and without one of them they are not."""
+    ask(save_sharded, str(tmp_path / "ck"), False, True)
+    status, (seen,) = looked_at(tmp_path / "ck", capsys=capsys)
+    assert (status, seen["state"], seen["beside"]) == (0, "whole", [])
+    chunks = seen["keys"]["model.0.weight"]["chunks"]
+    assert sorted(chunk["offsets"][0] for chunk in chunks) == [0, 3, 6, 9]
+    assert len(seen["keys"]["optimizer.param_groups.0.lr"]["chunks"]) == 1
+    (tmp_path / "ck/__2.metadata").unlink()
+    status, (seen,) = looked_at(tmp_path / "ck", capsys=capsys)
+    assert (status, seen["state"]) == (1, "damaged")
+    assert {one["name"] for one in seen["findings"]} >= {"model.0.weight", "optimizer.state.0.weight.exp_avg"}

@@ -42,6 +42,19 @@ def test_two_saves_are_under_way_at_once(sweep: Callable[..., Finished]) -> None
     assert "model_equal: rank 0: net1.weight (param) in the checkpoint of step 2" in overlapping["reason"]
 
 
+def test_without_collectives_a_rank_finds_what_it_has_saved_itself(sweep: Callable[..., Finished]) -> None:
+    """And under another layout no more (docs/findings/load-without-collectives.md), which nothing tells."""
+    each = ("-m", "device=cpu", "save=sync_no_collectives", "world_size=2", "retry=0", "saves=1", *SMALL)
+    done = sweep(*each, "scenario=convert", "parallel=ddp,fsdp2", "load_parallel=ddp,fsdp2")
+    statuses = {(row["parallel"], row["load_parallel"]): row["status"] for row in done.rows}
+    apart = ("fsdp2", "ddp")
+    assert statuses.pop(apart) == "fail"
+    assert set(statuses.values()) == {"pass"}, done.out
+    row = done.row(parallel="fsdp2", load_parallel="ddp")
+    assert (row["checkpoint_whole"], row["files_equal"]) == (True, True)
+    assert (row["model_equal"], row["optim_equal"]) == (False, False)
+
+
 def test_the_raw_limit_is_measured_beside_each_save(sweep: Callable[..., Finished]) -> None:
     lists = ("parallel=none,fsdp2", "save=sync,async", "raw=true", "keep_checkpoints=all")
     done = sweep("-m", "device=cpu", "world_size=2", *SMALL, *lists)

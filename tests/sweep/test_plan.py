@@ -35,12 +35,15 @@ from support.rows import row
 
 WITHOUT_TORCH = """
 import runpy, sys
+from multiprocessing import forkserver
 sys.argv = ["dcpbench", *sys.argv[1:]]
 try:
     runpy.run_module("dcpbench", run_name="__main__")
 except SystemExit as ended:
     assert ended.code == 0
 assert not {"torch", "pandas"} & set(sys.modules)
+imported = forkserver._forkserver._preload_modules
+assert imported == ["dcpbench.worker.machine_probe"], f"no rank is born of a plan: {imported}"
 print("the driver has no torch")
 """
 

@@ -24,14 +24,14 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
 
-from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks
-from dcpbench.checkpointers.dcp_metadata import METADATA, manifest_of, read_metadata
+from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks, file_lengths
+from dcpbench.checkpointers.dcp_metadata import METADATA, joined, manifest_of, metadata_in, read_metadata
 from dcpbench.checkpointers.storage import Storage
 from dcpbench.checkpointers.torch_file import stored_in
 from dcpbench.config.groups import Kept, PlannerConfig, SaveConfig, StagerConfig, Uploader
 from dcpbench.config.schema import Config
 from dcpbench.verify.audit import Manifest
-from dcpbench.verify.plain_read import Stored, StoredChunk
+from dcpbench.verify.plain_read import Stored, StoredChunk, read_whole
 
 _LIMIT_S = 10.0
 
@@ -67,15 +67,23 @@ class DcpCheckpointer(Checkpointer):
         dcp.load(state, storage_reader=self.reader(checkpoint_id), process_group=self._ranks.group_of(0))
 
     def manifest(self, checkpoint_id: str) -> Manifest:
-        """What `.metadata` says, or that nothing is stored where there is none. It is a pickle, and one that
-        this cell wrote."""
+        """What `.metadata` says, or all ranks' own; that nothing is stored where there is none. They are
+        pickles, and ones that this cell wrote."""
         lengths = self._storage.lengths(checkpoint_id)
-        if METADATA not in lengths:
-            return Manifest({}, {}, lengths)
-        return manifest_of(self.reader(checkpoint_id).read_metadata(), lengths)
+        said = {
+            name: self.reader(checkpoint_id).read_metadata(**({} if rank is None else {"rank": rank}))
+            for name, rank in metadata_in(lengths).items()
+        }
+        return joined([manifest_of(metadata, lengths, name) for name, metadata in said.items()], lengths)
 
     def read_tensor(self, checkpoint_id: str, key: str) -> torch.Tensor | None:
         reader = self.reader(checkpoint_id)
+        lengths = self._storage.lengths(checkpoint_id)
+        if METADATA not in lengths:  # a load by itself would find one rank's chunks and no others
+            chunks = self.stored(checkpoint_id).get(key)
+            return (
+                read_whole(self.manifest(checkpoint_id).entries[key].shape or (), chunks) if chunks else None
+            )
         entry = reader.read_metadata().state_dict_metadata.get(key)
         if not isinstance(entry, TensorStorageMetadata):
             return None
@@ -199,20 +207,18 @@ def _without_kept(config: StagerConfig | PlannerConfig) -> dict[str, Any]:
 
 
 def stored_chunks(folder: Path) -> Stored:
-    """What lies in DCP's files by the byte ranges that `.metadata` names, each the output of a `torch.save`.
+    """What lies in DCP's files by the byte ranges that metadata name, each the output of a `torch.save`.
     What is compressed cannot be read so."""
-    path = folder / METADATA
-    if not path.exists():
-        return {}
-    metadata = read_metadata(path)
     stored: defaultdict[str, list[StoredChunk]] = defaultdict(list)
-    for index, place in metadata.storage_data.items():
-        entry = metadata.state_dict_metadata.get(index.fqn)
-        if not hasattr(entry, "chunks") or place.transform_descriptors:
-            continue
-        sizes = [tuple(one.sizes) for one in entry.chunks if one.offsets == index.offset]
-        read = partial(_read_range, folder / place.relative_path, place.offset, place.length)
-        stored[index.fqn] += [StoredChunk(tuple(index.offset), size, read) for size in sizes]
+    for name in metadata_in(file_lengths(str(folder))):
+        metadata = read_metadata(folder / name)
+        for index, place in metadata.storage_data.items():
+            entry = metadata.state_dict_metadata.get(index.fqn)
+            if not hasattr(entry, "chunks") or place.transform_descriptors:
+                continue
+            sizes = [tuple(one.sizes) for one in entry.chunks if one.offsets == index.offset]
+            read = partial(_read_range, folder / place.relative_path, place.offset, place.length)
+            stored[index.fqn] += [StoredChunk(tuple(index.offset), size, read) for size in sizes]
     return stored
 
 

@@ -10,7 +10,8 @@ import os
 import pickle
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from dcpbench.records import files
 from dcpbench.verify.audit import Chunk, Entry, Manifest, Span
 
 METADATA = ".metadata"
+OF_A_RANK = re.compile(r"__(\d+)\.metadata")
+"""What each rank writes of its own where a save does without collectives, and its number."""
 MOST_BYTES = 2**30
 """Larger is no metadata: of a checkpoint of ten thousand ranks it is less."""
 
@@ -100,6 +103,15 @@ class _Reader(pickle.Unpickler):
         return self._made.setdefault(f"{module}.{name}", type(name, (known,), {}))
 
 
+def metadata_in(files: Iterable[str]) -> dict[str, int | None]:
+    """The files of metadata among those of a checkpoint that a load reads, and the rank whose each is: the
+    one of all ranks where there is one, else one of each."""
+    if METADATA in (files := list(files)):
+        return {METADATA: None}
+    of_ranks = sorted((int(match[1]), match[0]) for match in map(OF_A_RANK.fullmatch, files) if match)
+    return {name: rank for rank, name in of_ranks}
+
+
 class MetadataError(Exception):
     """A file of metadata is not what DCP writes: why, in one line."""
 
@@ -145,6 +157,28 @@ def manifest_of(metadata: Any, lengths: Mapping[str, int], own: str = METADATA) 
             claimed.add((key, None))
     unclaimed = tuple(_name(*index) for index in stored if index not in claimed)
     return Manifest(entries, named, lengths, frozenset([own]), unclaimed, spans)
+
+
+def joined(manifests: Sequence[Manifest], lengths: Mapping[str, int]) -> Manifest:
+    """One manifest of a checkpoint with these files, of those of its files of metadata. What several ranks
+    have written, as they do of what is replicated, is the first one's."""
+    if len(manifests) == 1:
+        return manifests[0]
+    entries: dict[str, Entry] = {}
+    for manifest in manifests:
+        for key, entry in manifest.entries.items():
+            known = entries.setdefault(key, replace(entry, chunks=()))
+            held = {(one.offsets, one.sizes) for one in known.chunks}
+            more = tuple(one for one in entry.chunks if (one.offsets, one.sizes) not in held)
+            entries[key] = replace(known, chunks=known.chunks + more)
+    return Manifest(
+        entries,
+        {path: end for one in manifests for path, end in one.named.items()},
+        lengths,
+        frozenset(name for one in manifests for name in one.own),
+        tuple(name for one in manifests for name in one.unclaimed),
+        {path: spans for one in manifests for path, spans in one.spans.items()},
+    )
 
 
 def foreign_manifest(folder: Path, lengths: Mapping[str, int], own: str = METADATA) -> Manifest:

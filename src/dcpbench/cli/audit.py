@@ -15,17 +15,21 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from dcpbench.checkpointers.dcp_metadata import METADATA, MetadataError, foreign_manifest
+from dcpbench.checkpointers.dcp_metadata import (
+    METADATA,
+    MetadataError,
+    foreign_manifest,
+    joined,
+    metadata_in,
+)
 from dcpbench.checkpointers.safetensors_headers import SUFFIX, names_in, safetensors_manifest
 from dcpbench.config.text import counted
 from dcpbench.records.findings import Finding, Problem
 from dcpbench.records.sentences import finding_sentence
 from dcpbench.records.store import ResultsError
 from dcpbench.report.styles import complain, print_table, standard_output, style_of, text_of
-from dcpbench.verify.audit import Entry, Manifest, audit
+from dcpbench.verify.audit import Entry, audit
 
-_OF_A_RANK = re.compile(r"__\d+\.metadata")
-"""Metadata of one rank, where each saved for itself (`use_collectives=False`)."""
 _UNFINISHED = re.compile(r".*\.distcp|(__\d+)?\.metadata\.tmp")
 """What a save that was broken off leaves."""
 _MOST_SHOWN = 20
@@ -74,42 +78,33 @@ def audited(folder: Path) -> Audited:
         files = lengths(folder)
     except OSError as error:
         return Audited(folder, "none", f"cannot be looked into: {error.strerror}")
-    own = sorted(name for name in files if name == METADATA or _OF_A_RANK.fullmatch(name))
-    if os.path.lexists(folder / METADATA):
-        own = [METADATA]
+    own = [METADATA] if os.path.lexists(folder / METADATA) else [*metadata_in(files)]
     if not own and any(map(_UNFINISHED.fullmatch, files)):
         because = f"no {METADATA}, which is written last: its save did not end"
         return Audited(folder, "torn", because, files=files)
     if not own and not names_in(files):
         because = f"holds no checkpoint of torch.distributed.checkpoint (no {METADATA}), nor safetensors"
         return Audited(folder, "none", because)
-    found = Audited(folder, "whole", files=files)
-    named: set[str] = {*own}
-    for name in own or [SUFFIX]:
-        try:
-            if own:
-                manifest = foreign_manifest(folder, files, name)
-            else:
-                manifest, found.findings = safetensors_manifest(folder, files)
-        except OSError as error:
-            place = Path(error.filename or name).name
-            return Audited(folder, "damaged", f"{place}: cannot be read: {error.strerror}", files=files)
-        except MetadataError as error:
-            because = f"{name}: is not what DCP writes: {error}" if own else str(error)
-            return Audited(folder, "damaged", because, files=files)
-        _add(found, manifest, name.removesuffix(METADATA).strip("_") if _OF_A_RANK.fullmatch(name) else "")
-        named |= {*manifest.named, *manifest.own}
-    found.beside = {path: size for path, size in files.items() if path not in named}
+    findings: list[Finding] = []
+    name = SUFFIX
+    try:
+        if own:
+            manifest = joined([foreign_manifest(folder, files, name := each) for each in own], files)
+        else:
+            manifest, findings = safetensors_manifest(folder, files)
+    except OSError as error:
+        place = Path(error.filename or name).name
+        return Audited(folder, "damaged", f"{place}: cannot be read: {error.strerror}", files=files)
+    except MetadataError as error:
+        because = f"{name}: is not what DCP writes: {error}" if own else str(error)
+        return Audited(folder, "damaged", because, files=files)
+    told = [one for one in audit(manifest, manifest.entries) if one.problem is not Problem.stray]
+    found = Audited(folder, "whole", "", {**manifest.entries}, [*findings, *told], files)
+    found.beside = {
+        path: size for path, size in files.items() if path not in {*own, *manifest.named, *manifest.own}
+    }
     found.state = "damaged" if found.findings else "whole"
     return found
-
-
-def _add(found: Audited, manifest: Manifest, rank: str) -> None:
-    """Add what one file of metadata says; `rank` is whose it is, if it is one rank's."""
-    told = [one for one in audit(manifest, manifest.entries) if one.problem is not Problem.stray]
-    found.findings += told
-    prefix = f"rank {rank}: " if rank else ""
-    found.entries |= {f"{prefix}{key}": entry for key, entry in manifest.entries.items()}
 
 
 def lengths(folder: Path) -> dict[str, int]:
@@ -153,7 +148,7 @@ def _checkpoints_below(folder: Path) -> Iterator[tuple[Path, float]]:
     """The folders below one that are checkpoints, or what a broken save leaves, and when they were written;
     what lies within a checkpoint is part of it."""
     for place, below, names in os.walk(folder):
-        written = [name for name in names if name == METADATA or _OF_A_RANK.fullmatch(name)]
+        written = [*metadata_in(names)]
         written = written or [name for name in names if _UNFINISHED.fullmatch(name) or name.endswith(SUFFIX)]
         if written:
             below.clear()

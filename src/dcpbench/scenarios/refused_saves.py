@@ -43,7 +43,10 @@ def overwrite(cell: Cell) -> None:
         steps.finish(cell, steps.save(cell, oracle.trained, refusing, name))
 
     again, elsewhere = partial(save_into, "checkpoint"), partial(save_into, "elsewhere")
-    checks.verify_refused(cell, CheckpointException, "Checkpoint already exists", again, elsewhere)
+    # Without collectives nobody tells a rank of its peers' exceptions: each raises its own.
+    alone = not cell.config.save.options.get("use_collectives", True)
+    kind = RuntimeError if alone else CheckpointException
+    checks.verify_refused(cell, kind, "Checkpoint already exists", again, elsewhere)
     checks.verify_twin(cell, oracle)
 
     target = steps.build_anew(cell)

@@ -109,6 +109,16 @@ def _compare(
     seen.control[key] = bool(compare({key: made_different(saved)}, {key: held}, closely=False))
 
 
+def read_whole(shape: tuple[int, ...], chunks: Iterable[StoredChunk]) -> torch.Tensor:
+    """A tensor of this shape, on the CPU, out of its chunks.
+
+    Raises:
+        ValueError: none of them holds any of it, or one has not the shape that it is named with.
+    """
+    whole = Extent(shape, (0,) * len(shape), shape, 0, math.prod(shape))
+    return _part(whole, chunks).reshape(shape)
+
+
 def _part(extent: Extent, chunks: Iterable[StoredChunk]) -> torch.Tensor:
     """A rank's part of a tensor, shape (numel,), out of those chunks in which some of its box lies."""
     box: torch.Tensor | None = None

@@ -1,6 +1,6 @@
 """What Hydra makes of the overrides of a sweep's jobs, without its reading every file anew for each of them.
 
-Hydra composes what the jobs have in common, and each value of a group beside it once, 75 ms each. Where
+Hydra composes what the jobs have in common, and each value of a group beside it once, 0.15 s each. Where
 such a value changes nothing but the group's own part of the configuration, the compositions of jobs are put
 together of these parts; one of them is compared with what Hydra itself makes of it. Overrides that set single
 values are then set in a copy, a few milliseconds each.
@@ -9,7 +9,7 @@ values are then set in a copy, a few milliseconds each.
 import pickle
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -23,7 +23,7 @@ from dcpbench.sweep.plan.forked_map import forked_map
 Choices = tuple[str, ...]
 """Overrides of a job that do more than to set a value that is there: nearly always to choose of a group."""
 
-_COMPOSED_S = 0.075
+_COMPOSED_S = 0.15
 
 
 class _Part(NamedTuple):
@@ -54,7 +54,11 @@ class Compositions:
         wanted = [*dict.fromkeys(self._split(job)[1] for job in jobs)]
         common = tuple(line for line in wanted[-1] if all(line in choices for choices in wanted))
         chosen = dict.fromkeys(line for choices in wanted for line in choices if line not in common)
-        alone = {line: (*common, line) for line in chosen if self._names_group(line)}
+        alone = {
+            line: common if self._is_chosen_anyway(line, common) else (*common, line)
+            for line in chosen
+            if self._names_group(line)
+        }
         self._common, self._parts = common, {}
         if len(alone) + 2 < len(wanted):
             self._compose([common, *alone.values(), wanted[-1]])
@@ -103,6 +107,12 @@ class Compositions:
         groups = self._base.hydra.runtime.choices
         return is_choice and override.key_or_group in groups and override.key_or_group in self._base
 
+    def _is_chosen_anyway(self, line: str, common: Choices) -> bool:
+        """Whether the sweep's own composition, which is asked for all that is common, has it chosen."""
+        override, asked = self._parse(line), self._base.hydra.overrides.task
+        chosen = self._base.hydra.runtime.choices.get(override.key_or_group)
+        return chosen == override.value() and set(common) <= set(asked)
+
     def _part(self, line: str, both: Choices) -> _Part | None:
         """What the choice of a group's value replaces in what is common; None if that is more than the
         group's own part."""
@@ -110,17 +120,10 @@ class Compositions:
             return None
         group = self._parse(line).key_or_group
         made = self._load(both)
-        rests = [OmegaConf.to_container(config) for config in (made, self._load(self._common))]
-        choices: list[dict[str, str | None]] = []
-        for rest in rests:
-            assert isinstance(rest, dict)
-            del rest[group], rest["hydra"]["overrides"]["task"], rest["hydra"]["job"]["override_dirname"]
-            chosen = rest["hydra"]["runtime"]["choices"]
-            named = [name for name in chosen if name == group or name.endswith(f"@{group}")]
-            choices.append({name: chosen.pop(name) for name in named})
-        if rests[0] != rests[1]:
+        choices, rest = _apart(made, group)
+        if both != self._common and rest != _apart(self._load(self._common), group)[1]:
             return None
-        return _Part(group, choices[0], pickle.dumps(OmegaConf.masked_copy(made, [group])))
+        return _Part(group, choices, pickle.dumps(OmegaConf.masked_copy(made, [group])))
 
     def _can_put_together(self, choices: Choices) -> bool:
         asked, common = set(choices), set(self._common)
@@ -186,6 +189,15 @@ class Compositions:
         if line not in self._parsed:
             self._parsed[line] = self._parser.parse_override(line)
         return self._parsed[line]
+
+
+def _apart(composed: DictConfig, group: str) -> tuple[dict[str, str | None], dict[str, Any]]:
+    """What is chosen with a group; all else but its part and the overrides that asked for it."""
+    rest: Any = OmegaConf.to_container(composed)
+    del rest[group], rest["hydra"]["overrides"]["task"], rest["hydra"]["job"]["override_dirname"]
+    chosen = rest["hydra"]["runtime"]["choices"]
+    named = [name for name in chosen if name == group or name.endswith(f"@{group}")]
+    return {name: chosen.pop(name) for name in named}, rest
 
 
 def _is_value(override: Override, composed: DictConfig) -> bool:

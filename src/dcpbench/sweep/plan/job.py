@@ -132,7 +132,8 @@ def _targets(node: Any) -> Iterator[str]:
             yield target
         items = [*items.values()]
     for item in items if isinstance(items, list) else ():
-        yield from _targets(item)
+        if not isinstance(item, str | int | float | None):
+            yield from _targets(item)
 
 
 @cache
