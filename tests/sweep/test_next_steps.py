@@ -16,12 +16,12 @@ from dcpbench.sweep.folder import next_steps
 from support.rows import row
 
 
-def made(folder: Path, at: int, *parallels: str, overrides: str = "") -> Path:
+def made(folder: Path, at: int, *parallels: str, **columns: str | None) -> Path:
     """A sweep of cells of these parallelisms that began in this second and ended with it."""
     folder.mkdir(parents=True)
     for name in parallels:
-        columns = {"parallel": name, "overrides": f"parallel={name} {overrides}"}
-        append_row(folder, row(cell=f"{name} {at}", started_at=f"2026-11-22T02:00:{at}+00:00", **columns))
+        known = {"parallel": name, "overrides": f"parallel={name}", **columns}
+        append_row(folder, row(cell=f"{name} {at}", started_at=f"2026-11-22T02:00:{at}+00:00", **known))
     write_csv(folder)
     (folder / "report.html").touch()
     for item in folder.iterdir():
@@ -39,7 +39,7 @@ def test_the_sweep_before_is_the_newest_that_ended_with_half_of_the_cells(tmp_pa
     made(tmp_path / "oldest", 10, "ddp", "fsdp")
     old = made(tmp_path / "old one", 11, "ddp", "fsdp")
     made(tmp_path / "other", 12, "hsdp")
-    made(tmp_path / "one's own", 12, "fsdp", "none", overrides="workload.target=mine.build")
+    made(tmp_path / "one's own", 12, "fsdp", "none", model="mine.build", optimizer=None)
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "results.csv").touch()
     os.utime(tmp_path / "broken" / "results.csv", (12, 12))
