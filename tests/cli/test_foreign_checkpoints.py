@@ -325,6 +325,11 @@ def test_several_at_once(checkpoint: Path, saved: Path, capsys: pytest.CaptureFi
     status, seen = looked_at(saved, checkpoint, capsys=capsys)
     assert (status, [one["state"] for one in seen]) == (1, ["whole", "damaged"])
     assert main(["audit", str(saved), str(checkpoint), "/nowhere"]) == 2
+    told = capsys.readouterr().out
+    assert f"{saved}: whole" in told.replace("\n", "")
+    assert "chunks" not in told, "which are whole is the question"
+    assert main(["audit", str(saved)]) == 0
+    assert "chunks" in capsys.readouterr().out
 
 
 def save_sharded(folder: str, of_pairs: bool, alone: bool = False) -> int:

@@ -69,6 +69,8 @@ def main(checkpoints: Sequence[Path], newest: bool = False, all: bool = False, a
         else:
             for one in seen:
                 _show(one, all)
+                if all or len(seen) == 1:  # of several the question is which are whole
+                    _show_keys(one, all)
     return max(_STATUS[one.state] for one in seen)
 
 
@@ -180,7 +182,6 @@ def _show(one: Audited, all_keys: bool) -> None:
     if one.beside:
         names = ", ".join([*one.beside][:3]) + (", ..." if len(one.beside) > 3 else "")
         console.print(text_of(f"  beside it {decimal(sum(one.beside.values()))} that no key names: {names}"))
-    _show_keys(one, all_keys)
 
 
 def _show_keys(one: Audited, all_keys: bool) -> None:
