@@ -9,6 +9,7 @@ import pytest
 from dcpbench.config.schema import Config
 from dcpbench.records.rank_report import RankReport
 from dcpbench.scenarios import fine_tune, in_place
+from dcpbench.scenarios import fresh_process as stage
 from dcpbench.scenarios.checkpoint import FLAGS, live_state
 from dcpbench.scenarios.stateful_objects import plain_values
 from dcpbench.verify import snapshot
@@ -173,6 +174,28 @@ def test_a_trainer_is_looked_at_but_for_its_files_and_a_twin() -> None:
     assert report.not_applied.keys() == not_made
 
 
+def test_a_trainer_is_built_by_a_fresh_process_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    dropped: list[Path] = []
+    monkeypatch.setattr(stage, "drop_pages", dropped.append)
+    values = {"checkpointer": "trainer", "workload": {"target": "support.own_trainer.Trainer"}}
+    looked = Looked(config(**SMALL, **values))
+    ran = passed(run_alone(**SMALL, **values, verify="deep"))
+    assert ran.left == ["newest-rank0.pt", "step-0001", "step-0002"]
+    assert [path.name for path in dropped] == ["step-0002"]
+    fresh = ran.reports[-1]
+    how = ", loaded by a fresh process"
+    expected = looked.loaded(2, again=False, source=False)
+    for place, names in {**looked.equal("in the checkpoint of step 2"), **looked.resumed(2)}.items():
+        check, where = place
+        if check != "loss_twin_close":
+            expected[check, where.replace("of step 2", f"of step 2{how}")] = names
+    assert places_of(fresh) == expected
+    phases = [one.phase for one in fresh.measurements if one.phase]
+    assert "verify/resumed" in phases
+    assert all(phase.startswith("verify") for phase in phases), "it is no cost of a save or a load"
+    assert {one.metric for one in fresh.measurements if not one.phase} == {"peak_host_bytes"}
+
+
 def test_overlapping_saves_are_looked_at_as_others_are_but_for_what_is_counted() -> None:
     ran = passed(run_alone(**SMALL, save="async", overlap_saves=True))
     (report,) = ran.reports
@@ -200,6 +223,7 @@ def test_a_fresh_process_looks_at_all_that_was_saved() -> None:
     saving, fresh = ran.reports
     assert places_of(saving) == save_load()
     fresh_process(fresh)
+    assert ran.left == ["newest.pt", "step-0001", "step-0002"]
 
 
 @pytest.mark.parametrize("same_layout", [True, False])

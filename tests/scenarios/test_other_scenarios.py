@@ -387,6 +387,24 @@ def test_a_fresh_process_tells_what_the_checkpoint_no_longer_holds(missing: str,
     assert found == ({check: [(missing.removeprefix("model."), Problem.missing)]} if missing else {})
 
 
+def test_a_trainer_is_left_to_a_fresh_process_of_each_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropped: list[Path] = []
+    monkeypatch.setattr(fresh_process, "drop_pages", dropped.append)
+    cell, saved = newest(tmp_path)
+    run: Any = mock.Mock(TrainingRun, keeps_random=frozenset())
+    losses = steps.Losses([1.0], [], None, {})
+    standard = replace(cell, config=replace(cell.config, verify=Verify.standard))
+    fresh_process.leave_to_trainer(standard, saved, run, losses)
+    assert not [*tmp_path.iterdir()]
+    fresh_process.leave_to_trainer(replace(cell, world=world(1, 2)), saved, run, losses)
+    assert dropped == []
+    fresh_process.leave_to_trainer(cell, saved, run, losses)
+    assert dropped == [tmp_path]
+    assert {path.name for path in tmp_path.iterdir()} == {"newest-rank0.pt", "newest-rank1.pt"}
+
+
 def test_what_is_left_is_no_longer_cached_by_rank_0_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
