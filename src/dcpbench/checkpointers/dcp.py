@@ -50,10 +50,14 @@ class DcpCheckpointer(Checkpointer):
     def save(self, state: dict[str, Any], checkpoint_id: str, slot: int = 0) -> PendingSave:
         kept, group = self._slots[slot], self._ranks.group_of(slot)
         writer, given = kept.writer(), kept.given()
-        held_back = _hold_back(given.setdefault("planner", DefaultSavePlanner())) if slot else None
+        if slot:
+            reached, go_on = _hold_back(given.setdefault("planner", DefaultSavePlanner()))
         save = pkgutil.resolve_name(self._save.target)
         pending: PendingSave = save(state, checkpoint_id, writer, group, **given, **self._save.options)
-        pending.held_back = held_back
+        if slot:
+            pending.held_back = go_on
+            pending.when_ended(reached.set)  # it may fail before
+            reached.wait()
         if self._save.stager and not self._save.stager.kept:
             pending.when_ended(given["async_stager"].close)
         return pending
@@ -228,15 +232,16 @@ def _read_range(path: Path, offset: int, length: int) -> torch.Tensor:
     return held.read()
 
 
-def _hold_back(planner: SavePlanner) -> threading.Event:
-    """Have the save that this planner is given to write no data until the event is set: it is certain to be
-    under way until then."""
-    go_on = threading.Event()
+def _hold_back(planner: SavePlanner) -> tuple[threading.Event, threading.Event]:
+    """Have the save that this planner is given write no data until the second event is set: it is under way
+    from the first one, which it sets, until then."""
+    reached, go_on = threading.Event(), threading.Event()
     finish_plan = type(planner).finish_plan
 
     def wait_and_finish(plan: Any) -> Any:
+        reached.set()
         go_on.wait()
         return finish_plan(planner, plan)
 
     vars(planner)["finish_plan"] = wait_and_finish
-    return go_on
+    return reached, go_on
