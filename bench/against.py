@@ -21,12 +21,13 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from cells import PARALLELISMS, settled
+
 ROOT = Path(__file__).resolve().parents[1]
 COMPOSED = (
     "parallel=none,ddp,fsdp,hsdp,fsdp_tp,fsdp2,hsdp2,fsdp2_tp",
     *("save=sync,async,async_cached", "model=even,uneven", "compile=true,false", "seed=range(0,10)"),
 )
-PARALLELISMS = ("ddp", "fsdp", "fsdp2", "fsdp2_tp")
 
 
 def main() -> int:
@@ -63,7 +64,7 @@ def compare(asked: argparse.Namespace, trees: dict[str, Path], folder: Path) -> 
             lists = (f"parallel={','.join(PARALLELISMS)}", f"seed=range(0,{asked.cells})")
             run(tree, *lists, size, f"hydra.sweep.dir={place}")
             rows = [json.loads(line) for line in (place / "results.jsonl").read_text().splitlines()]
-            cells[name] += rows[1:]  # the first cell has the start of the ranks in it
+            cells[name] += settled(rows)
     old, new = trees
     print(f"{'median seconds':28}{old:>12}{new:>12}{'ratio':>8}")
     if composing:

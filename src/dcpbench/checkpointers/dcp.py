@@ -82,12 +82,10 @@ class DcpCheckpointer(Checkpointer):
 
     def read_tensor(self, checkpoint_id: str, key: str) -> torch.Tensor | None:
         reader = self.reader(checkpoint_id)
-        lengths = self._storage.lengths(checkpoint_id)
-        if METADATA not in lengths:  # a load by itself would find one rank's chunks and no others
+        if METADATA not in self._storage.lengths(checkpoint_id):
+            # Each rank's metadata have its own chunks alone, and a load by itself would find one rank's.
             chunks = self.stored(checkpoint_id).get(key)
-            return (
-                read_whole(self.manifest(checkpoint_id).entries[key].shape or (), chunks) if chunks else None
-            )
+            return read_whole(chunks) if chunks else None
         entry = reader.read_metadata().state_dict_metadata.get(key)
         if not isinstance(entry, TensorStorageMetadata):
             return None

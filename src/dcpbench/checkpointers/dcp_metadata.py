@@ -19,7 +19,7 @@ from dcpbench.records import files
 from dcpbench.verify.audit import Chunk, Entry, Manifest, Span
 
 METADATA = ".metadata"
-OF_A_RANK = re.compile(r"__(\d+)\.metadata")
+_OF_A_RANK = re.compile(r"__(\d+)\.metadata")
 """What each rank writes of its own where a save does without collectives, and its number."""
 MOST_BYTES = 2**30
 """Larger is no metadata: of a checkpoint of ten thousand ranks it is less."""
@@ -108,7 +108,7 @@ def metadata_in(files: Iterable[str]) -> dict[str, int | None]:
     one of all ranks where there is one, else one of each."""
     if METADATA in (files := list(files)):
         return {METADATA: None}
-    of_ranks = sorted((int(match[1]), match[0]) for match in map(OF_A_RANK.fullmatch, files) if match)
+    of_ranks = sorted((int(match[1]), match[0]) for match in map(_OF_A_RANK.fullmatch, files) if match)
     return {name: rank for rank, name in of_ranks}
 
 

@@ -87,14 +87,13 @@ class StageConfig:
     ends: Ending = Ending.report
 
 
-FRESH_PROCESS = StageConfig(
-    "dcpbench.scenarios.fresh_process.load_alone", StageWorld.alone, {"CUDA_VISIBLE_DEVICES": ""}
-)
-"""The last stage of a cell with `verify=deep`; its environment keeps it apart from ranks that save."""
+_FRESH = {"DCPBENCH_FRESH_PROCESS": "1"}
+"""What keeps processes that load what others have saved apart from ranks that save."""
 
-FRESH_TRAINER = StageConfig(
-    "dcpbench.scenarios.fresh_process.load_by_trainer", environment={"DCPBENCH_FRESH_PROCESS": "1"}
-)
+FRESH_PROCESS = StageConfig("dcpbench.scenarios.fresh_process.load_alone", StageWorld.alone, _FRESH)
+"""The last stage of a cell with `verify=deep`."""
+
+FRESH_TRAINER = StageConfig("dcpbench.scenarios.fresh_process.load_by_trainer", environment=_FRESH)
 """That of a cell whose trainer saves and loads by itself, on as many ranks."""
 
 

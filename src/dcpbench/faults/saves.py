@@ -85,9 +85,7 @@ def key_added(target: "Target") -> None:
     target.state["model"]["net9.weight"] = target.state["tensor_object"]["data"].new_ones(2, device="cpu")
 
 
-@staged(
-    Expect("model_equal", A_WEIGHT),
-)
+@staged(Expect("model_equal", A_WEIGHT))
 def keys_exchanged(target: "Target") -> None:
     """Two parameters are saved under each other's names."""
     model = target.state["model"]

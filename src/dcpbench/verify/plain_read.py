@@ -109,12 +109,14 @@ def _compare(
     seen.control[key] = bool(compare({key: made_different(saved)}, {key: held}, closely=False))
 
 
-def read_whole(shape: tuple[int, ...], chunks: Iterable[StoredChunk]) -> torch.Tensor:
-    """A tensor of this shape, on the CPU, out of its chunks.
+def read_whole(chunks: Sequence[StoredChunk]) -> torch.Tensor:
+    """A tensor, on the CPU, out of its chunks: as large as they reach.
 
     Raises:
-        ValueError: none of them holds any of it, or one has not the shape that it is named with.
+        ValueError: there is no element in them, or one has not the shape that it is named with.
     """
+    ends = [[first + size for first, size in zip(one.offsets, one.sizes, strict=True)] for one in chunks]
+    shape = tuple(max(along) for along in zip(*ends, strict=True))
     whole = Extent(shape, (0,) * len(shape), shape, 0, math.prod(shape))
     return _part(whole, chunks).reshape(shape)
 
