@@ -1,0 +1,155 @@
+"""What a cell leaves to a fresh process, and what that looks at: on one rank that is this process."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from dcpbench.config.groups import Verify
+from dcpbench.records.findings import Finding, Problem
+from dcpbench.scenarios import fresh_process, steps
+from dcpbench.scenarios.cell import Cell
+from dcpbench.scenarios.checkpoint import FLAGS, SavedCheckpoint
+from dcpbench.verify.snapshot import DigestedLeaf, snapshot_nested
+from dcpbench.workloads.training_run import TrainingRun
+from support.alone import bare_cell, config, world
+
+SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
+
+
+def newest(tmp_path: Path, *keys: str) -> tuple[Cell, SavedCheckpoint]:
+    """A cell with a complete checkpoint that holds these keys of what it saved."""
+    cell = bare_cell(tmp_path, config(**SMALL, verify="deep"))
+    leaves = snapshot_nested({"first": torch.zeros(2), "middle": torch.ones(2), "last": torch.ones(3)})
+    state = {"model_equal": leaves, "extra_equal": {"number": 3, "other": 4}, FLAGS: {"number": True}}
+    saved: Any = mock.Mock(SavedCheckpoint, step=7, state=state, checkpoint_id=str(tmp_path))
+    saved.keys = dict.fromkeys(keys)
+    cell.complete.append(saved)
+    return cell, saved
+
+
+def left(cell: Cell) -> dict[str, set[str]]:
+    with torch.serialization.safe_globals([DigestedLeaf, fresh_process.Extent]):
+        step, checkpoint_id, state = torch.load(cell.folder / "newest.pt", weights_only=True)
+    assert (step, checkpoint_id) == (7, str(cell.folder))
+    return {check: set(leaves) for check, leaves in state.items()}
+
+
+ALL = ("model.first", "model.middle", "model.last", "number", "other")
+
+
+@pytest.mark.parametrize("missing", ["", *ALL])
+def test_a_fresh_process_is_left_what_the_checkpoint_holds(missing: str, tmp_path: Path) -> None:
+    cell, _ = newest(tmp_path, *(key for key in ALL if key != missing))
+    fresh_process.leave(cell)
+    names = {"model_equal": {"first", "middle", "last"}, "extra_equal": {"number", "other"}}
+    assert left(cell) == {
+        check: held - {missing.removeprefix("model.") if "model" in check else missing}
+        for check, held in names.items()
+    }
+
+
+@pytest.mark.parametrize("differing", [{"first"}, {"first", "middle", "last"}, {"last", "number", "other"}])
+def test_a_fresh_process_is_not_left_what_ranks_do_not_agree_on(
+    differing: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = fresh_process.digests
+
+    def digests(leaves: Any, group: Any) -> Any:
+        whole, _ = honest(leaves, group)
+        return whole, [Finding(name, Problem.ranks_disagree) for name in leaves if name in differing]
+
+    monkeypatch.setattr(fresh_process, "digests", digests)
+    cell, _ = newest(tmp_path, *ALL)
+    fresh_process.leave(cell)
+    agreed = {
+        "model_equal": {"first", "middle", "last"} - differing,
+        "extra_equal": {"number", "other"} - differing,
+    }
+    assert left(cell) == {check: names for check, names in agreed.items() if names}
+
+
+@pytest.mark.parametrize("missing", ["", "model.middle", "number"])
+def test_a_fresh_process_tells_what_the_checkpoint_no_longer_holds(missing: str, tmp_path: Path) -> None:
+    cell, saved = newest(tmp_path, *ALL)
+    fresh_process.leave(cell)
+    values = {
+        **{f"model.{name}": leaf.local for name, leaf in saved.state["model_equal"].items()},
+        **saved.state["extra_equal"],
+    }
+    dcp.save(
+        {key: value for key, value in values.items() if key != missing}, checkpoint_id=saved.checkpoint_id
+    )
+    fresh_process.load_alone(cell)
+    check = "model_equal" if missing.startswith("model.") else "extra_equal"
+    reported = cell.report.checks
+    found = {
+        name: [(one.name, one.problem) for one in reported[name].worst]
+        for name in ("model_equal", "extra_equal")
+        if reported[name].worst
+    }
+    assert found == ({check: [(missing.removeprefix("model."), Problem.missing)]} if missing else {})
+
+
+def test_a_trainer_is_left_to_a_fresh_process_of_each_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropped: list[Path] = []
+    monkeypatch.setattr(fresh_process, "drop_pages", dropped.append)
+    cell, saved = newest(tmp_path)
+    run: Any = mock.Mock(TrainingRun, keeps_random=frozenset())
+    losses = steps.Losses([1.0], [], None, {})
+    standard = replace(cell, config=replace(cell.config, verify=Verify.standard))
+    fresh_process.leave_to_trainer(standard, saved, run, losses)
+    assert not [*tmp_path.iterdir()]
+    fresh_process.leave_to_trainer(replace(cell, world=world(1, 2)), saved, run, losses)
+    assert dropped == []
+    fresh_process.leave_to_trainer(cell, saved, run, losses)
+    assert dropped == [tmp_path]
+    assert {path.name for path in tmp_path.iterdir()} == {"newest-rank0.pt", "newest-rank1.pt"}
+
+
+def test_what_is_left_is_no_longer_cached_by_rank_0_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropped: list[Path] = []
+    monkeypatch.setattr(fresh_process, "drop_pages", dropped.append)
+    cell, _ = newest(tmp_path, *ALL)
+    fresh_process.leave(replace(cell, world=world(1, 2)))
+    assert (dropped, (tmp_path / "newest.pt").exists()) == ([], False)
+    for config_without in (replace(cell.config, verify=Verify.standard),):
+        fresh_process.leave(replace(cell, config=config_without))
+    fresh_process.leave(replace(cell, complete=[]))
+    assert (dropped, (tmp_path / "newest.pt").exists()) == ([], False)
+    fresh_process.leave(cell)
+    assert dropped == [tmp_path]
+
+
+def test_where_nothing_was_left_there_is_nothing_to_load(tmp_path: Path) -> None:
+    cell = bare_cell(tmp_path, config(**SMALL, verify="deep"))
+    fresh_process.load_alone(cell)
+    assert cell.report.checks == {}
+
+
+def stream(value: Any) -> io.BytesIO:
+    made = io.BytesIO()
+    torch.save(value, made)  # which leaves it at its end
+    return made
+
+
+def test_a_loaded_value_is_looked_at_as_it_was_saved() -> None:
+    losses = [1.0, 2.0]
+    as_bytes = torch.frombuffer(bytearray(stream(losses).getvalue()), dtype=torch.uint8)
+    seen = {
+        "number": fresh_process._as_seen(3),
+        "scalar": fresh_process._as_seen(torch.tensor(3)),
+        "stream": fresh_process._as_seen(stream(losses)),
+        "bytes": fresh_process._as_seen(as_bytes),
+    }
+    assert seen == {"number": 3, "scalar": 3, "stream": losses, "bytes": losses}
+    assert type(seen["scalar"]) is int
