@@ -64,7 +64,7 @@ _IMPORTED = ("torch", "torch.distributed.checkpoint", "torch.distributed.fsdp", 
 _CHECKS, _STEPS = "scenarios/checks.py", "scenarios/steps.py"
 PLANTED: dict[str, tuple[str, str, str]] = {
     "controls always true": (
-        _CHECKS,
+        "scenarios/cell.py",
         "{name: name in reported for name in names}",
         "dict.fromkeys(names, True)",
     ),

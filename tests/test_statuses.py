@@ -146,6 +146,13 @@ HIDES = {
     "replicas_loss": ("fail", "state_resume_equal: rank 0: net"),
     "converted": ("xfail", "known failure fsdp1-one-shard: HYBRID_SHARD over 2 replicas x 1 shard becomes"),
     "converted_bit": ("fail", "model_equal: rank 0: net"),
+    "stager": ("xfail", "known failure shared-stager: a DefaultStager keeps its copies"),
+    "stager_bit": ("fail", "model_equal: rank 0: net"),
+    "stager_loss": ("fail", "state_resume_equal: rank 0: net"),
+    "writer": ("xfail", "known failure shared-writer: a FileSystemWriter writes where the next save"),
+    "writer_zeroed": ("error", "optim_equal: rank 0: state.net"),
+    "alone": ("xfail", "known failure load-without-collectives: without collectives a load restores"),
+    "alone_bit": ("fail", "model_equal: rank 0: net"),
 }
 
 

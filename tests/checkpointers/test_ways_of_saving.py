@@ -87,7 +87,7 @@ def test_what_is_kept_is_one_and_the_same(save: str, tmp_path: Path, given: Give
     for name, asked in (("async_stager", config.stager), ("planner", config.planner)):
         assert (name in first) == (asked is not None)
         if asked is not None:
-            assert (first[name] is second[name]) == asked.kept
+            assert (first[name] is second[name]) == (asked.instance != "new")
 
 
 @pytest.mark.parametrize("save", ["async", "async_own_writer", "async_new_writer", "async_shared_writer"])
@@ -124,7 +124,7 @@ def test_a_stager_has_its_options_and_is_closed(
     first, second = two_saves(save, tmp_path, given)
     asked = config_of(save).save.stager
     assert asked is not None
-    options = {name: value for name, value in vars(asked).items() if name != "kept"}
+    options = {name: value for name, value in vars(asked).items() if name != "instance"}
     assert vars(first["async_stager"]._config) == options
     assert {id(one) for one in closed} == {id(first["async_stager"]), id(second["async_stager"])}
 

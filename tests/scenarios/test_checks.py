@@ -11,7 +11,7 @@ import torch
 
 from dcpbench.records.checks import CheckSpec
 from dcpbench.records.findings import Finding
-from dcpbench.scenarios import checkpoint, checks, known_defects, steps
+from dcpbench.scenarios import checkpoint, checks, contract, known_defects, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, live_state
 from dcpbench.scenarios.steps import Losses, Oracle
@@ -214,7 +214,7 @@ def nothing() -> None:
 )
 def test_a_refusal_has_a_class_and_words(refused: Callable[[], None], held: bool, tmp_path: Path) -> None:
     cell = bare_cell(tmp_path)
-    checks.verify_refused(cell, ValueError, "there is one", refused, nothing)
+    contract.verify_refused(cell, ValueError, "there is one", refused, nothing)
     report = cell.report.checks["contract_held"]
     assert (report.count == 0) is held
     assert report.control == {"of the save": {"refusal": True}}

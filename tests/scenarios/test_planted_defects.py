@@ -20,6 +20,7 @@ SEEN = {
     "tuple": ("fail", "extra_equal", "plain.list (plain) in the checkpoint of step 2: saved [1,"),
     "moment": ("fail", "optim_equal", "state.net2.weight.exp_avg_sq (exp_avg_sq) in the checkpoint of step"),
     "by_key": ("fail", "optim_equal", "net1.weight.exp_avg (exp_avg) read by the key optimizer.state"),
+    "half": ("fail", "extra_equal", "half.sharded (sharded) in the checkpoint of this rank's half"),
     "hangs": ("timeout", None, "still in load (rank 0, 1, 2, 3)"),
 }
 

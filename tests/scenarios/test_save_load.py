@@ -25,30 +25,30 @@ def test_saves_that_overlap_each_hold_their_own_moment(sweep: Callable[..., Fini
 
 
 def test_two_saves_are_under_way_at_once(sweep: Callable[..., Finished]) -> None:
-    """A writer knows one checkpoint at a time (docs/findings/shared-writer.md): of two that are being written
-    one is written to the wrong place, though both report success."""
+    """A writer knows one checkpoint at a time, and a stager one state (docs/findings): of two saves that are
+    under way one is written elsewhere, or with the values of the other, though both report success."""
     done = sweep(
-        "-m", "device=cpu", "parallel=ddp", "save=async_shared_writer", "overlap_saves=false,true", "retry=0",
-        "world_size=2", *SMALL,
+        "-m", "device=cpu", "parallel=ddp", "save=async_shared_writer,async_shared_stager",
+        "overlap_saves=false,true", "retry=0", "world_size=2", *SMALL,
     )  # fmt: skip
-    apart, overlapping = done.rows
-    assert (apart["status"], "it is save=async" in apart["reason"]) == ("skip", True)
-    assert overlapping["status"] == "error"
-    assert "in load: CheckpointException" in overlapping["reason"]
-    assert (
-        "checkpoint_whole: rank 0: model.net1.weight in the checkpoint of step 1: to be saved"
-        in overlapping["reason"]
-    )
-    assert "model_equal: rank 0: net1.weight (param) in the checkpoint of step 2" in overlapping["reason"]
+    for save, instead in (("async_shared_writer", "async"), ("async_shared_stager", "async_stager_kept")):
+        apart, overlapping = (row for row in done.rows if row["save"] == save)
+        assert (apart["status"], f"it is save={instead}" in apart["reason"]) == ("skip", True)
+        assert overlapping["status"] == "xfail", overlapping["reason"]
+    writer, stager = (row["reason"] for row in done.rows if row["status"] == "xfail")
+    assert "in load: CheckpointException" in writer
+    assert "checkpoint_whole: rank 0: model.net1.weight in the checkpoint of step 1: to be saved" in writer
+    assert "model_equal: rank 0: net1.weight (param) in the checkpoint of step 2" in writer
+    assert "model_equal: rank 0: net1.weight (param) in the checkpoint of step 2" in stager
 
 
 def test_without_collectives_a_rank_finds_what_it_has_saved_itself(sweep: Callable[..., Finished]) -> None:
     """And under another layout no more (docs/findings/load-without-collectives.md), which nothing tells."""
     each = ("-m", "device=cpu", "save=sync_no_collectives", "world_size=2", "retry=0", "saves=1", *SMALL)
-    done = sweep(*each, "scenario=convert", "parallel=ddp,fsdp2", "load_parallel=ddp,fsdp2")
+    done = sweep(*each, "scenario=convert", "parallel=ddp,fsdp2", "load_parallel=fsdp2,ddp")
     statuses = {(row["parallel"], row["load_parallel"]): row["status"] for row in done.rows}
     apart = ("fsdp2", "ddp")
-    assert statuses.pop(apart) == "fail"
+    assert statuses.pop(apart) == "xfail"
     assert set(statuses.values()) == {"pass"}, done.out
     row = done.row(parallel="fsdp2", load_parallel="ddp")
     assert (row["checkpoint_whole"], row["files_equal"]) == (True, True)

@@ -58,7 +58,7 @@ class DcpCheckpointer(Checkpointer):
             pending.held_back = go_on
             pending.when_ended(reached.set)  # it may fail before
             reached.wait()
-        if self._save.stager and not self._save.stager.kept:
+        if self._save.stager and self._save.stager.instance is Kept.new:
             pending.when_ended(given["async_stager"].close)
         return pending
 
@@ -111,40 +111,40 @@ class _Slot:
 
     def __init__(self, storage: Callable[[], Storage], config: SaveConfig, shared: dict[str, Any]) -> None:
         self._storage, self._config = storage, config
-        self._kept: dict[str, Any] = shared if config.writer is Kept.shared else {}
+        self._given: dict[Kept, dict[str, Any]] = {Kept.kept: {}, Kept.shared: shared}
 
     def writer(self) -> StorageWriter | None:
         """The writer for the next save; None where DCP is to make its own."""
-        if self._config.writer is Kept.none:
-            return None
-        kept = self._config.writer is not Kept.new
-        made: StorageWriter = self._one_of("writer", kept, lambda: self._storage().writer)
+        made: StorageWriter | None = self._one_of(
+            "writer", self._config.writer, lambda: self._storage().writer
+        )
         return made
 
     def given(self) -> dict[str, Any]:
         """What else the next save is given, by the names of DCP's arguments."""
         given: dict[str, Any] = {}
         if stager := self._config.stager:
-            options = _without_kept(stager)
-            make = partial(DefaultStager, StagingOptions(**options))
-            given["async_stager"] = self._one_of("stager", stager.kept, make)
+            make = partial(DefaultStager, StagingOptions(**_options(stager)))
+            given["async_stager"] = self._one_of("stager", stager.instance, make)
         if planner := self._config.planner:
-            make_planner = partial(DefaultSavePlanner, **_without_kept(planner))
-            given["planner"] = self._one_of("planner", planner.kept, make_planner)
+            make_planner = partial(DefaultSavePlanner, **_options(planner))
+            given["planner"] = self._one_of("planner", planner.instance, make_planner)
         if self._config.uploader is Uploader.process:
             given["async_checkpointer_type"] = AsyncCheckpointerType.PROCESS
         return given
 
     def close(self) -> None:
-        if stager := self._kept.get("stager"):
-            stager.close()
+        for given in self._given.values():
+            if stager := given.pop("stager", None):
+                stager.close()
 
-    def _one_of(self, name: str, kept: bool, make: Callable[[], Any]) -> Any:
-        if not kept:
-            return make()
-        if name not in self._kept:
-            self._kept[name] = make()
-        return self._kept[name]
+    def _one_of(self, name: str, instance: Kept, make: Callable[[], Any]) -> Any:
+        if instance is Kept.none:
+            return None
+        given = self._given.get(instance, {})
+        if name not in given:
+            given[name] = make()
+        return given[name]
 
 
 def sync(
@@ -204,15 +204,17 @@ def forget_kept_by_dcp() -> None:
         plans.clear()
 
 
-def _without_kept(config: StagerConfig | PlannerConfig) -> dict[str, Any]:
-    return {name: value for name, value in vars(config).items() if name != "kept"}
+def _options(config: StagerConfig | PlannerConfig) -> dict[str, Any]:
+    return {name: value for name, value in vars(config).items() if name != "instance"}
 
 
-def stored_chunks(folder: Path) -> Stored:
+def stored_chunks(folder: Path, rank: int | None = None) -> Stored:
     """What lies in DCP's files by the byte ranges that metadata name, each the output of a `torch.save`.
-    What is compressed cannot be read so."""
+    What is compressed cannot be read so. With a `rank`, of its own metadata alone."""
     stored: defaultdict[str, list[StoredChunk]] = defaultdict(list)
-    for name in metadata_in(file_lengths(str(folder))):
+    for name, of_rank in metadata_in(file_lengths(str(folder))).items():
+        if rank not in (None, of_rank):
+            continue
         metadata = read_metadata(folder / name)
         for index, place in metadata.storage_data.items():
             entry = metadata.state_dict_metadata.get(index.fqn)

@@ -262,9 +262,9 @@ class Uploader(StrEnum):
 
 @dataclass
 class StagerConfig:
-    """The options of DCP's `DefaultStager`, and whether one is `kept` for all saves."""
+    """The options of DCP's `DefaultStager`, and which saves are given the same one."""
 
-    kept: bool = False
+    instance: Kept = Kept.new
     use_pinned_memory: bool = False
     use_shared_memory: bool = False
     use_async_staging: bool = False
@@ -273,9 +273,9 @@ class StagerConfig:
 
 @dataclass
 class PlannerConfig:
-    """The options of DCP's `DefaultSavePlanner`, and whether one is `kept` for all saves."""
+    """The options of DCP's `DefaultSavePlanner`, and which saves are given the same one."""
 
-    kept: bool = False
+    instance: Kept = Kept.new
     dedup_save_to_lowest_rank: bool = False
     enable_plan_caching: bool = False
 
@@ -297,6 +297,11 @@ class SaveConfig(Group):
     planner: PlannerConfig | None = None
     uploader: Uploader = Uploader.thread
     only: dict[str, Only] = how_run(dict)
+
+    @property
+    def uses_collectives(self) -> bool:
+        """Whether the ranks plan together and have one file of metadata; else each has its own."""
+        return bool(self.options.get("use_collectives", True))
 
 
 @dataclass

@@ -116,5 +116,11 @@ class Cell:
         seen = self._report_of(name).control.setdefault(where, {})
         seen.update({one: did and seen.get(one, True) for one, did in fired.items()})
 
+    def controlled(self, check: str, names: Iterable[str], found: Iterable[Finding], where: str) -> None:
+        """Record a control: each of these names must be among what a comparison found with something that is
+        different."""
+        reported = {finding.name for finding in found}
+        self.control(check, {name: name in reported for name in names}, where)
+
     def _report_of(self, check: str) -> CheckReport:
         return self.report.checks.setdefault(check, CheckReport())

@@ -2,7 +2,7 @@
 
 import math
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch.distributed as dist
 
@@ -82,6 +82,8 @@ class Checkpoint:
         by_content: whether parts lie otherwise where it is loaded, so that whole tensors are compared.
         source: the training run that was saved, if it is in this process.
         how: it was saved or is loaded, where that is not as usual (`, saved again`).
+        beside: those whose saves were under way at the same time.
+        unrestored: the state of the target before the load, where a known defect leaves some of it.
     """
 
     step: int
@@ -91,6 +93,8 @@ class Checkpoint:
     by_content: bool = False
     source: TrainingRun | None = None
     how: str = ""
+    beside: list["Checkpoint"] = field(default_factory=list)
+    unrestored: State | None = None
 
     def __str__(self) -> str:
         return f"in the checkpoint of step {self.step}{self.how}"

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.records.checks import CHECKS
-from dcpbench.records.findings import Finding, Problem
+from dcpbench.records.findings import Finding
 from dcpbench.records.rank_report import CheckReport
-from dcpbench.scenarios import known_defects, steps
+from dcpbench.scenarios import contract, known_defects, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import FLAGS, Checkpoint, State, live_state, retained_state
 from dcpbench.scenarios.steps import Losses, Oracle, other_seed
@@ -29,7 +28,7 @@ from dcpbench.verify.perturb import (
     with_other_names,
     without_constants,
 )
-from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
+from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf, snapshot_nested
 from dcpbench.verify.tolerances import (
     TOLERANCES,
     compare_close,
@@ -55,11 +54,6 @@ Comparison = Callable[[list[float]], Findings]
 
 View = Callable[[TrainingRun], State]
 """What of a training run is compared: its live state, or a part of it."""
-
-
-def breach(name: str, text: str) -> Finding:
-    """A breach of a scenario's contract, in its own words."""
-    return Finding(name, Problem.contract, facts={"text": text})
 
 
 def verify_twin(cell: Cell, oracle: Oracle) -> None:
@@ -93,7 +87,7 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
         plain.train(oracle.data, 1)
         strangers = without_constants(expected, _tensors(plain))
         control = compare_close(expected, strangers, tolerance)
-        _control(cell, "state_twin_close", expected, control, where)
+        cell.controlled("state_twin_close", expected, control, where)
 
 
 def _has_no_twin(cell: Cell, run: TrainingRun, checks: Iterable[str]) -> bool:
@@ -138,6 +132,7 @@ def make_different(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, numb
         target.forget(seed)
         perturb_model(target.model, seed)
         perturb_optimizer(target.optimizer, seed)
+        known_defects.before_load(cell, target, checkpoint)
     prove_power(cell, target, checkpoint)
 
 
@@ -179,7 +174,7 @@ def prove_power(
             else:
                 other = with_other_names(unrestored[check])
             found = checkpoint.compare(check, other, cell.world.checkpoint_group, closely=False)
-            _control(cell, check, controllable(leaves), found, where or str(checkpoint))
+            cell.controlled(check, controllable(leaves), found, where or str(checkpoint))
 
 
 def verify_restored(
@@ -227,7 +222,7 @@ def resume(
 
     def marked(compared: Comparison) -> Comparison:
         return lambda seen: mark(
-            compared(seen), lambda other: beside(other.train_state.losses[first - 1 :], seen)
+            compared(seen), lambda other: beside(other.train_state.losses[-len(seen) or last :], seen)
         )
 
     comparisons: dict[str, Comparison] = {}
@@ -267,7 +262,7 @@ def _verify_resumed(
     found = expected.compare(part, actual, cell.world.checkpoint_group)
     control = expected.compare(part, all_different(actual), cell.world.checkpoint_group, closely=False)
     cell.check(check, explain(found), where, compared_names(expected.state[part]))
-    _control(cell, check, controllable(expected.state[part]), control, where)
+    cell.controlled(check, controllable(expected.state[part]), control, where)
 
 
 def _explain(
@@ -278,8 +273,12 @@ def _explain(
     found, state = list(found), run.train_state
 
     def beside(other: TrainingRun) -> Findings:
-        tensors = _tensors(other)
-        alike = tensors.keys() - {one.name for one in compare_close(tensors, _tensors(run), tolerance)}
+        tensors, objects = _tensors(other), snapshot_nested(other.objects())
+        far = [
+            *compare_close(tensors, _tensors(run), tolerance),
+            *compare(objects, snapshot_nested(run.objects())),
+        ]
+        alike = {*tensors, *objects} - {one.name for one in far}
         if same_value([state.losses, state.current_loss], [recorded, recorded[-1]]):
             alike |= {"train_state.losses", "train_state.current_loss"}
         return [one for one in found if one.name not in alike]
@@ -331,52 +330,12 @@ def verify_files(cell: Cell) -> None:
 def control_changed(cell: Cell, check: str, expected: Leaves, where: str) -> None:
     """The control of an equality check with a changed copy of each piece of state."""
     control = compare(expected, all_different(expected), closely=False)
-    _control(cell, check, controllable(expected), control, where)
+    cell.controlled(check, controllable(expected), control, where)
 
 
 def changed(view: View) -> View:
     """A view in which all is different, for a control where no unrestored state is at hand."""
     return lambda run: {check: all_different(leaves) for check, leaves in view(run).items()}
-
-
-def _control(cell: Cell, check: str, names: Iterable[str], found: Findings, where: str) -> None:
-    """Each of these names must be among what a comparison found with something that is different."""
-    reported = {finding.name for finding in found}
-    cell.control(check, {name: name in reported for name in names}, where)
-
-
-def verify(
-    cell: Cell, check: str, held: Findings, broken: Findings, names: Iterable[str], where: str
-) -> None:
-    """A check with its control: `held` is what a judgement finds wrong with what happened, `broken` with a
-    case that is wrong on purpose, where it has to find these names."""
-    names = list(names)
-    cell.check(check, held, where, names)
-    _control(cell, check, names, broken, where)
-
-
-def verify_refused(
-    cell: Cell,
-    kind: type[BaseException],
-    message: str,
-    refused: Callable[[], None],
-    accepted: Callable[[], None],
-    where: str = "of the save",
-) -> None:
-    """What must be refused was, with an exception of this kind and a message that holds these words.
-    `accepted` is the same call in a way that is allowed: the negative control."""
-    expected = f"expected {kind.__name__}: {message}"
-
-    def wrong(call: Callable[[], None]) -> list[Finding]:
-        try:
-            call()
-        except (Exception, CheckpointException) as error:  # noqa: BLE001 - which it is, is the question
-            if isinstance(error, kind) and message in str(error):
-                return []
-            return [breach("refusal", f"{expected}; got {type(error).__name__}: {error}")]
-        return [breach("refusal", f"{expected}; it was not refused")]
-
-    verify(cell, "contract_held", wrong(refused), wrong(accepted), ["refusal"], where)
 
 
 def _verify_absent_key(cell: Cell, checkpoint: Checkpoint) -> None:
@@ -388,7 +347,7 @@ def _verify_absent_key(cell: Cell, checkpoint: Checkpoint) -> None:
     absent: dict[str, Any] = {"absent": torch.zeros(1)}
     load = partial(checkpoint.checkpointer.load, absent, checkpoint.checkpoint_id)
     with cell.phase("verify", "absent_key"):
-        verify_refused(cell, BaseException, "absent", load, lambda: None, where)
+        contract.verify_refused(cell, BaseException, "absent", load, lambda: None, where)
 
 
 def _tensors(run: TrainingRun) -> Leaves:

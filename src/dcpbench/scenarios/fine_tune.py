@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
 from dcpbench.records.findings import Finding
-from dcpbench.scenarios import checks, steps
+from dcpbench.scenarios import checks, contract, steps
 from dcpbench.scenarios.cell import Cell, Skip
 from dcpbench.scenarios.checkpoint import State
 from dcpbench.verify.snapshot import below, named_parameters, snapshot_model
@@ -104,10 +104,10 @@ def _verify_keys(cell: Cell, run: TrainingRun, keys: set[str], where: str) -> No
     def wrong(found: set[str]) -> Iterator[Finding]:
         for name in frozen:
             if any(f".{name}" in key for key in found):
-                yield checks.breach(name, "frozen, but in the checkpoint")
+                yield contract.breach(name, "frozen, but in the checkpoint")
         for name in trained:
             if f"model.{name}" not in found:
-                yield checks.breach(name, "trained, but not in the checkpoint")
+                yield contract.breach(name, "trained, but not in the checkpoint")
 
     broken = wrong({f"model.{name}" for name in frozen})
-    checks.verify(cell, "contract_held", wrong(keys), broken, names, where)
+    contract.verify(cell, "contract_held", wrong(keys), broken, names, where)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dcpbench.config.groups import Verify
-from dcpbench.scenarios import checks, steps
+from dcpbench.scenarios import checks, contract, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import FLAGS, Checkpoint, key_of
 from dcpbench.scenarios.steps import Losses
@@ -102,7 +102,7 @@ def load_alone(cell: Cell, **_: Any) -> None:
                     is_tensor, value = isinstance(leaf, DigestedLeaf), loaded[key]
                     actual |= {name: held.get(key)} if is_tensor else snapshot_nested({name: _as_seen(value)})
             found, control = (saved.compare(check, each, None) for each in (actual, all_different(actual)))
-            checks.verify(cell, check, found, control, controllable(leaves), where)
+            contract.verify(cell, check, found, control, controllable(leaves), where)
         if stored := checkpointer.stored(checkpoint_id):
             seen = compare_stored([held], stored, 0, 1, cell.world.device)
             cell.check("files_equal", seen.found, where, seen.control)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from dcpbench.records.findings import Finding
-from dcpbench.scenarios import checks, steps
+from dcpbench.scenarios import checks, contract, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.verify.snapshot import local_part
 
@@ -28,7 +28,7 @@ def in_place(cell: Cell) -> None:
     def verify_and_set() -> None:
         places = {**_places(filled), "state": before["state"]}
         held, broken = _moved(before, places), _moved(before, _places(copy.deepcopy(given)))
-        checks.verify(cell, "contract_held", held, broken, before, f"after the load {checkpoint}")
+        contract.verify(cell, "contract_held", held, broken, before, f"after the load {checkpoint}")
         for name, each in stateful.items():
             each.load_state_dict(given[name])
 
@@ -55,7 +55,7 @@ def _places(nested: dict[str, Any], path: str = "state") -> Places:
 def _moved(before: Places, after: Places) -> list[Finding]:
     """Paths at which there is another object, or the same one with its elements elsewhere."""
     return [
-        checks.breach(path, "it is not the object that was given, or its elements lie elsewhere")
+        contract.breach(path, "it is not the object that was given, or its elements lie elsewhere")
         for path, (given, address) in before.items()
         if path not in after or after[path][0] is not given or after[path][1] != address
     ]

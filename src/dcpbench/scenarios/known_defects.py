@@ -1,26 +1,34 @@
 """Which known defects of torch a cell is subject to, and what they make of its state and of its losses."""
 
+import copy
 import fnmatch
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from dcpbench.config.groups import ParallelConfig
+from dcpbench.checkpointers.dcp import stored_chunks
+from dcpbench.config.groups import Kept, ParallelConfig
 from dcpbench.records.findings import Finding
 from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import Checkpoint
+from dcpbench.scenarios.checkpoint import Checkpoint, key_of, retained_state
+from dcpbench.verify.compare import compare
 from dcpbench.verify.known_defects import (
     AS_RESTORED,
+    OTHER_SAVE,
     TRAINED_ALONE,
     UNFROZEN,
     assembled,
     mark_expected,
+    mark_own_chunks,
     mark_replica,
     mark_sliced,
 )
+from dcpbench.verify.plain_read import Stored, StoredChunk, compare_stored
 from dcpbench.verify.snapshot import (
     Leaves,
     below,
@@ -41,15 +49,38 @@ Mark = Callable[[Iterable[Finding], Callable[[TrainingRun], Iterable[Finding]]],
 """Has findings say which of them are not there beside a run with the defect."""
 
 
+def before_load(cell: Cell, target: TrainingRun, checkpoint: Checkpoint) -> None:
+    """Told before a checkpoint is loaded, which may leave some of the target as it is."""
+    if not cell.config.save.uses_collectives:
+        checkpoint.unrestored = retained_state(target)
+
+
 def mark_restored(
     cell: Cell, check: str, found: Iterable[Finding], checkpoint: Checkpoint, actual: Leaves
 ) -> Iterable[Finding]:
     """What differs after a load, where it is what a known defect makes of what was saved; collective."""
     saved, sizes = checkpoint.state[check], _sizes(cell)
+    for other in _sharing(cell, checkpoint):
+        found = mark_expected(found, OTHER_SAVE, partial(compare, other.state[check], actual))
+    if checkpoint.unrestored:
+        stored = stored_chunks(Path(checkpoint.checkpoint_id), cell.world.rank)
+        own = partial(_chunks_of, stored, check)
+        found = mark_own_chunks(found, checkpoint.unrestored[check], actual, own)
     if check == "optim_equal" and sizes.get("tp", 1) > 1:
         return mark_sliced(found, saved, actual, checkpoint.recall_of(check), sizes["tp"])
     if check in ("model_equal", "optim_equal") and _never_averages(sizes):
         return mark_replica(found, saved, actual, cell.world.checkpoint_group)
+    return found
+
+
+def mark_stored(
+    cell: Cell, found: Iterable[Finding], checkpoint: Checkpoint, stored: Stored
+) -> Iterable[Finding]:
+    """What differs in the files of a checkpoint, where it is what another save had."""
+    world = cell.world
+    for other in _sharing(cell, checkpoint):
+        theirs = compare_stored(other.by_key, stored, world.rank, world.size, world.device).found
+        found = mark_expected(found, OTHER_SAVE, partial(list, theirs))
     return found
 
 
@@ -75,7 +106,8 @@ def resumed_by(cell: Cell, target: TrainingRun, data: Batches, until: int) -> Ma
     uninterrupted one, where it does not from what a plain run makes of the same until then; collective."""
     sizes = _sizes(cell)
     alone = _never_averages(sizes)
-    if not (alone or sizes.get("tp", 1) > 1):
+    in_part = _shares(cell) or not cell.config.save.uses_collectives
+    if not (alone or sizes.get("tp", 1) > 1 or in_part):
         return lambda found, beside: found
     make = training_run.build_replica if alone else training_run.build_plain
     other = make(cell.config, cell.world, cell.config.seed)
@@ -85,6 +117,7 @@ def resumed_by(cell: Cell, target: TrainingRun, data: Batches, until: int) -> Ma
     _unfreeze(other.model, cell.config.parallel.tp_plan)
     other.scheduler.load_state_dict(target.scheduler.state_dict())
     other.noise.load_state_dict(target.noise.state_dict())
+    other.tensor_object.load_state_dict(copy.deepcopy(target.tensor_object.state_dict()))
     other.train_state = replace(target.train_state, losses=[*target.train_state.losses])
     other.random.states = dict(target.random.states)
     other.train(data, until)
@@ -110,6 +143,20 @@ def _sizes(cell: Cell) -> dict[str, int]:
     parallel: ParallelConfig = cell.config.parallel
     subject = parallel.target == _FSDP1 and not cell.config.own_trainer
     return parallel.mesh_sizes(cell.world.size) if subject else {}
+
+
+def _chunks_of(stored: Stored, check: str, name: str) -> Sequence[StoredChunk]:
+    return stored.get(key_of(check, name), ())
+
+
+def _shares(cell: Cell) -> bool:
+    """Whether saves that are under way at once are given one writer, or one stager."""
+    save = cell.config.save
+    return Kept.shared in (save.writer, save.stager and save.stager.instance)
+
+
+def _sharing(cell: Cell, checkpoint: Checkpoint) -> list[Checkpoint]:
+    return checkpoint.beside if _shares(cell) else []
 
 
 def _never_averages(sizes: dict[str, int]) -> bool:

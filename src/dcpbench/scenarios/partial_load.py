@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from
 
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.records.findings import Finding
-from dcpbench.scenarios import checks, steps
+from dcpbench.scenarios import checks, contract, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import RANDOM, Checkpoint, State, live_state, retained_state
 from dcpbench.verify.compare import compare
@@ -51,7 +51,7 @@ def _verify_untouched(cell: Cell, target: TrainingRun, before: State, saved: Che
             for state in (live_state(target), before, saved.state)
         )
         held, broken = compare(then, now), compare(then, with_other_names(loaded))
-        checks.verify(cell, "contract_held", held, broken, controllable(then), f"not loaded {saved}")
+        contract.verify(cell, "contract_held", held, broken, controllable(then), f"not loaded {saved}")
 
 
 def _verify_below(cell: Cell, key: str, check: str, expected: Leaves, saved: Checkpoint) -> None:
@@ -71,11 +71,11 @@ def _verify_below(cell: Cell, key: str, check: str, expected: Leaves, saved: Che
     with cell.phase("verify", "equality"):
         found = compare_across(expected, actual, cell.world.checkpoint_group, saved.recall(f"{key}."))
         control = compare_across(expected, changed, cell.world.checkpoint_group)
-        checks.verify(cell, check, found, control, controllable(expected), where)
+        contract.verify(cell, check, found, control, controllable(expected), where)
 
     def beside(names: Iterable[str]) -> list[Finding]:
         strangers = [name for name in names if not name.startswith(f"{key}.")]
-        return [checks.breach(key, f"{strangers[0]} came with it")] if strangers else []
+        return [contract.breach(key, f"{strangers[0]} came with it")] if strangers else []
 
     broken = beside([*loaded, "optimizer.param_groups"])
-    checks.verify(cell, "contract_held", beside(loaded), broken, [key], where)
+    contract.verify(cell, "contract_held", beside(loaded), broken, [key], where)

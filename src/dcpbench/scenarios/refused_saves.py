@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.records.findings import Finding
-from dcpbench.scenarios import checks, steps
+from dcpbench.scenarios import checks, contract, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import SavedCheckpoint
 
@@ -44,9 +44,8 @@ def overwrite(cell: Cell) -> None:
 
     again, elsewhere = partial(save_into, "checkpoint"), partial(save_into, "elsewhere")
     # Without collectives nobody tells a rank of its peers' exceptions: each raises its own.
-    alone = not cell.config.save.options.get("use_collectives", True)
-    kind = RuntimeError if alone else CheckpointException
-    checks.verify_refused(cell, kind, "Checkpoint already exists", again, elsewhere)
+    kind = CheckpointException if cell.config.save.uses_collectives else RuntimeError
+    contract.verify_refused(cell, kind, "Checkpoint already exists", again, elsewhere)
     checks.verify_twin(cell, oracle)
 
     target = steps.build_anew(cell)
@@ -74,11 +73,11 @@ def no_cpu_backend(cell: Cell) -> None:
     def save_with() -> None:
         steps.open_checkpointer(cell).save(oracle.trained.state(), accepted).wait()
 
-    checks.verify_refused(
+    contract.verify_refused(
         cell, AssertionError, "A CPU backend must be enabled for async save", save_without, save_with
     )
     broken = _left_behind(accepted, threads - 1)
-    checks.verify(cell, "contract_held", left, broken, ["files", "threads"], "after the refusal")
+    contract.verify(cell, "contract_held", left, broken, ["files", "threads"], "after the refusal")
     dist.destroy_process_group(device_only)
     steps.train(cell, oracle.trained, oracle.data, until=cell.config.last_step)
     checks.verify_twin(cell, oracle)
@@ -86,6 +85,6 @@ def no_cpu_backend(cell: Cell) -> None:
 
 def _left_behind(checkpoint_id: str, threads: int) -> Iterator[Finding]:
     for path in sorted(Path(checkpoint_id).rglob("*"))[:1]:
-        yield checks.breach("files", f"{path} was left behind")
+        yield contract.breach("files", f"{path} was left behind")
     if (more := threading.active_count() - threads) > 0:
-        yield checks.breach("threads", f"{more} more than before")
+        yield contract.breach("threads", f"{more} more than before")

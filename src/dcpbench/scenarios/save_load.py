@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from dcpbench.records.findings import Finding
-from dcpbench.scenarios import checks, fresh_process, steps
+from dcpbench.scenarios import checks, contract, fresh_process, steps
 from dcpbench.scenarios.cell import Cell
 
 
@@ -47,11 +47,11 @@ def no_dist(cell: Cell) -> None:
         with cell.phase("load"):
             checkpointer.load(loaded, checkpoint_id)
         held = {*loaded, *checkpointer.manifest(checkpoint_id).entries}
-        return [checks.breach("empty state dict", f"it holds {key}") for key in sorted(held)]
+        return [contract.breach("empty state dict", f"it holds {key}") for key in sorted(held)]
 
     empty = came_back({}, "empty")
     if dist.is_initialized():
-        empty.append(checks.breach("empty state dict", "it was saved with a process group"))
+        empty.append(contract.breach("empty state dict", "it was saved with a process group"))
     full = came_back({"something": torch.ones(1)}, "full")
-    checks.verify(cell, "contract_held", empty, full, ["empty state dict"], "saved and loaded")
+    contract.verify(cell, "contract_held", empty, full, ["empty state dict"], "saved and loaded")
     save_load(cell)

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from dcpbench.records.findings import Finding
-from dcpbench.scenarios import checks, steps
+from dcpbench.scenarios import checks, contract, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.verify.compare import compare
 from dcpbench.verify.perturb import controllable
@@ -73,7 +73,7 @@ def key_order(cell: Cell) -> None:
     checks.verify_restored(cell, target, checkpoint)
     with cell.phase("verify", "equality"):
         found, control = compare(expected, _leaves(objects)), compare(expected, before)
-        checks.verify(cell, "extra_equal", found, control, controllable(expected), str(checkpoint))
+        contract.verify(cell, "extra_equal", found, control, controllable(expected), str(checkpoint))
     checks.resume(cell, target, checkpoint, oracle.losses)
 
 
@@ -138,12 +138,12 @@ def stateful_or_not(cell: Cell) -> None:
     loaded = _beside_model({**given, "stateful": fresh})
     with cell.phase("verify", "equality"):
         found, control = compare(expected, loaded), compare(expected, before)
-        checks.verify(cell, "extra_equal", found, control, controllable(expected), str(checkpoint))
+        contract.verify(cell, "extra_equal", found, control, controllable(expected), str(checkpoint))
 
     swapped = Recording({"plain": None, "stateful": None})
     swapped["stateful"] = Counting(0, device)
     held, broken = _wrong(given, fresh), _wrong(swapped, fresh)
-    checks.verify(cell, "contract_held", held, broken, ["plain", "stateful"], str(checkpoint))
+    contract.verify(cell, "contract_held", held, broken, ["plain", "stateful"], str(checkpoint))
     checks.resume(cell, target, checkpoint, oracle.losses)
 
 
@@ -175,9 +175,9 @@ def plain_values(device: torch.device, which: int) -> dict[str, Any]:
 def _wrong(given: Recording, stateful: Counting) -> list[Finding]:
     found: list[Finding] = []
     if given["stateful"] is not stateful or "stateful" in given.was_set:
-        found.append(checks.breach("stateful", "it was replaced by another object"))
+        found.append(contract.breach("stateful", "it was replaced by another object"))
     elif stateful.loads != 1:
-        found.append(checks.breach("stateful", f"its load_state_dict was called {stateful.loads} times"))
+        found.append(contract.breach("stateful", f"its load_state_dict was called {stateful.loads} times"))
     if "plain" not in given.was_set:
-        found.append(checks.breach("plain", "the loaded dictionary was not put back"))
+        found.append(contract.breach("plain", "the loaded dictionary was not put back"))
     return found

@@ -15,7 +15,7 @@ import torch
 
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.faults.inject import FaultInjector
-from dcpbench.scenarios import side_effects
+from dcpbench.scenarios import contract, known_defects, side_effects
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import (
     RANDOM,
@@ -146,7 +146,8 @@ def train_and_save(
     """The uninterrupted run: train and save in turn, as often as the plan says, then go on.
 
     Training goes on while a save is under way. Each is finished before the next one begins, or with
-    `overlap_saves` just after; two that are under way at once are in two slots of the checkpointer.
+    `overlap_saves` just after; two that are under way at once are in two slots of the checkpointer, and one
+    that must be refused lies beside the first.
     """
     overlap = cell.config.overlap_saves
     checkpointer = open_checkpointer(cell)
@@ -159,7 +160,11 @@ def train_and_save(
         checkpoints.append(
             save(cell, oracle.trained, checkpointer, state=state, beside=beside, slot=slot, retained=retained)
         )
-        if overlap and len(checkpoints) > 1:
+        if overlap and len(checkpoints) == 1:
+            contract.verify_refused_beside(cell, checkpointer)
+        elif overlap:
+            for one, other in itertools.permutations(checkpoints[-2:]):
+                one.beside.append(other)
             finish(cell, checkpoints[-2])
     go_on(cell, oracle, until=cell.config.last_step)
     finish(cell, checkpoints[-1])
@@ -258,7 +263,8 @@ def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
         if stored := checkpoint.checkpointer.stored(checkpoint.checkpoint_id):
             world = cell.world
             seen = compare_stored(checkpoint.by_key, stored, world.rank, world.size, world.device)
-            cell.check("files_equal", seen.found, str(checkpoint), seen.control)
+            found = known_defects.mark_stored(cell, seen.found, checkpoint, stored)
+            cell.check("files_equal", found, str(checkpoint), seen.control)
             cell.control("files_equal", seen.control, str(checkpoint))
     cell.complete[:] = [checkpoint]
     if cell.config.raw and not cell.config.overlap_saves:

@@ -3,8 +3,10 @@ defect would have made of it says so (`Finding.by`): a failure that is known by 
 else. `docs/findings/` describes the defects.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -13,6 +15,7 @@ from dcpbench.records.findings import Finding, Problem
 from dcpbench.verify.compare import Recall, bits
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.digest import Digest, add
+from dcpbench.verify.plain_read import StoredChunk, part_of
 from dcpbench.verify.snapshot import DigestedLeaf, Leaf, Leaves, TensorLeaf, block_digests
 
 SLICED_BY_SHARD = "sliced_by_shard"
@@ -23,6 +26,10 @@ TRAINED_ALONE = "trained_alone"
 """The same: each replica is what its own share of the batches makes of it."""
 UNFROZEN = "unfrozen"
 """Under FSDP1 + TP frozen parameters that TP shards are trained."""
+OTHER_SAVE = "other_save"
+"""Saves that share what stages or writes them: what is saved, or loaded, is what another of them had."""
+OWN_CHUNKS = "own_chunks"
+"""A load without metadata of all ranks: what a rank has saved itself comes back, the rest is as before it."""
 AS_RESTORED = "as_restored"
 """After a load that was wrong by a known defect: what a plain run makes of what was restored."""
 
@@ -59,6 +66,32 @@ def mark_replica(
         theirs = [each.get(finding.name) for each in everybody]
         same = finding.problem in _OF_TENSORS and restored is not None and restored in theirs
         yield replace(finding, by=ONE_REPLICA) if same else finding
+
+
+def mark_own_chunks(
+    found: Iterable[Finding], before: Leaves, actual: Leaves, own: Callable[[str], Sequence[StoredChunk]]
+) -> Iterator[Finding]:
+    """Findings, marked where this rank's part is what it was before the load, but for what it has stored
+    itself.
+
+    Args:
+        before: this rank's parts before the load; large ones are not known.
+        actual: its live parts.
+        own: the chunks that this rank has stored, by the name of a tensor.
+    """
+    for finding in found:
+        was, part = before.get(finding.name), actual.get(finding.name)
+        of_tensor = finding.problem in (*_OF_TENSORS, Problem.replicas)
+        if of_tensor and isinstance(was, TensorLeaf) and isinstance(part, TensorLeaf):
+            expected = was.local.reshape(-1).cpu().clone()
+            for chunk in own(finding.name):
+                here = replace(chunk, read=partial(torch.ones, chunk.sizes, dtype=torch.bool))
+                with suppress(ValueError):  # no element of it is this part's
+                    stored = part_of(was.extent, [here])
+                    expected[stored] = part_of(was.extent, [chunk])[stored]
+            if torch.equal(bits(expected), bits(part.local.reshape(-1).cpu())):
+                finding = replace(finding, by=OWN_CHUNKS)
+        yield finding
 
 
 def assembled(leaves: Leaves, group: dist.ProcessGroup | None) -> dict[str, torch.Tensor]:

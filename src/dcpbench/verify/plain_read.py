@@ -96,7 +96,7 @@ def _compare(
     device: torch.device,
 ) -> None:
     try:
-        part = _part(saved.extent, chunks)
+        part = part_of(saved.extent, chunks)
     except Exception as error:  # noqa: BLE001 - whatever decoding raises, the bytes are not a tensor's
         facts = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_ERROR]}
         seen.found.append(Finding(key, Problem.unreadable, saved.kind, facts=facts))
@@ -118,11 +118,16 @@ def read_whole(chunks: Sequence[StoredChunk]) -> torch.Tensor:
     ends = [[first + size for first, size in zip(one.offsets, one.sizes, strict=True)] for one in chunks]
     shape = tuple(max(along) for along in zip(*ends, strict=True))
     whole = Extent(shape, (0,) * len(shape), shape, 0, math.prod(shape))
-    return _part(whole, chunks).reshape(shape)
+    return part_of(whole, chunks).reshape(shape)
 
 
-def _part(extent: Extent, chunks: Iterable[StoredChunk]) -> torch.Tensor:
-    """A rank's part of a tensor, shape (numel,), out of those chunks in which some of its box lies."""
+def part_of(extent: Extent, chunks: Iterable[StoredChunk]) -> torch.Tensor:
+    """A rank's part of a tensor, shape (numel,), on the CPU, out of the chunks in which some of its box lies;
+    zeros where none does.
+
+    Raises:
+        ValueError: none holds any of it, or one has not the shape that it is named with.
+    """
     box: torch.Tensor | None = None
     extent = _rows_of(extent)
     for chunk in chunks:

@@ -1,0 +1,89 @@
+"""Checks that a scenario makes by judgements of its own, each with a case that is wrong on purpose; and what
+has to be refused."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from torch.distributed.checkpoint.api import CheckpointException
+
+from dcpbench.checkpointers.base import Checkpointer
+from dcpbench.records.findings import Finding, Problem
+from dcpbench.scenarios.cell import Cell
+
+Findings = Iterable[Finding]
+
+
+class Unsaveable:
+    """What can be staged, and by no writer be written."""
+
+    refusal = "this is not to be saved"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Unsaveable":
+        return self
+
+    def __reduce__(self) -> str:
+        raise TypeError(self.refusal)
+
+
+def breach(name: str, text: str) -> Finding:
+    """A breach of a scenario's contract, in its own words."""
+    return Finding(name, Problem.contract, facts={"text": text})
+
+
+def verify(
+    cell: Cell, check: str, held: Findings, broken: Findings, names: Iterable[str], where: str
+) -> None:
+    """A check with its control: `held` is what a judgement finds wrong with what happened, `broken` with a
+    case that is wrong on purpose, where it has to find these names."""
+    names = list(names)
+    cell.check(check, held, where, names)
+    cell.controlled(check, names, broken, where)
+
+
+def verify_refused(
+    cell: Cell,
+    kind: type[BaseException],
+    message: str,
+    refused: Callable[[], None],
+    accepted: Callable[[], None],
+    where: str = "of the save",
+) -> None:
+    """What must be refused was, with an exception of this kind and a message that holds these words.
+    `accepted` is the same call in a way that is allowed: the negative control."""
+    expected = f"expected {kind.__name__}: {message}"
+
+    def wrong(call: Callable[[], None]) -> list[Finding]:
+        try:
+            call()
+        except (Exception, CheckpointException) as error:  # noqa: BLE001 - which it is, is the question
+            if isinstance(error, kind) and message in str(error):
+                return []
+            return [breach("refusal", f"{expected}; got {type(error).__name__}: {error}")]
+        return [breach("refusal", f"{expected}; it was not refused")]
+
+    verify(cell, "contract_held", wrong(refused), wrong(accepted), ["refusal"], where)
+
+
+def verify_refused_beside(cell: Cell, checkpointer: Checkpointer) -> None:
+    """While another save is under way one cannot be written: this is told by its own future, on every rank,
+    and no complete checkpoint is left there."""
+    refused, accepted = (str(cell.folder / name) for name in ("refused", "accepted"))
+
+    def save(value: Any, checkpoint_id: str) -> None:
+        checkpointer.save({"beside": {"value": value}}, checkpoint_id).wait()
+
+    calls = partial(save, Unsaveable(), refused), partial(save, 1, accepted)
+    with cell.phase("verify", "refused"):
+        where = "of a save that cannot be written, beside another"
+        verify_refused(cell, BaseException, Unsaveable.refusal, *calls, where)
+        left, whole = (
+            _keys_of(checkpointer, one) if cell.world.rank == 0 else [] for one in (refused, accepted)
+        )
+        names = ["beside.value"] if cell.world.rank == 0 else []
+        verify(cell, "contract_held", left, whole, names, where)
+
+
+def _keys_of(checkpointer: Checkpointer, checkpoint_id: str) -> list[Finding]:
+    entries = checkpointer.manifest(checkpoint_id).entries
+    return [breach(key, "its save failed, and it is in a complete checkpoint") for key in entries]
