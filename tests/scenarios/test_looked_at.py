@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from dcpbench.config.schema import Config
 from dcpbench.records.rank_report import RankReport
@@ -212,6 +213,23 @@ def test_no_dist() -> None:
     extra = {("contract_held", "saved and loaded"): {"empty state dict"}}
     assert places_of(ran.reports[0]) == save_load() | extra
     assert ran.left == ["empty", "full", "step-0001", "step-0002"]
+
+
+def test_sub_groups() -> None:
+    """One rank is the only one of its half."""
+    with group_of_one() as group:
+        ran = passed(run_alone(**SMALL, scenario="sub_groups", seen_by=world(group=group)))
+        assert len(dist.distributed_c10d._world.pg_names) == 1, "the half's group is gone"
+    (report,) = ran.reports
+    where = "in the checkpoint of this rank's half"
+    half = {"extra_equal": set(), "checkpoint_whole": set()}
+    for check in half:
+        half[check] = report.checks[check].compared[where].keys()
+    assert half["extra_equal"] > {"half.sharded", "half.data", "half.nans"}
+    assert DAMAGES - half["checkpoint_whole"] == {"files that were not synced"}
+    others = {place: names for place, names in places_of(report).items() if place[1] != where}
+    assert others == {place: names for place, names in save_load().items() if place[0] != "save_harmless"}
+    assert ran.left == ["half-0", "step-0001", "step-0002"]
 
 
 def fresh_process(report: RankReport) -> None:

@@ -15,12 +15,15 @@ from dcpbench.verify import known_defects
 from dcpbench.verify.compare import compare
 from dcpbench.verify.known_defects import (
     ONE_REPLICA,
+    OWN_CHUNKS,
     SLICED_BY_SHARD,
     mark_expected,
+    mark_own_chunks,
     mark_replica,
     mark_sliced,
 )
 from dcpbench.verify.layout import Extent, whole
+from dcpbench.verify.plain_read import StoredChunk
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf, digested
 
 
@@ -155,3 +158,48 @@ def test_what_is_not_found_beside_a_run_with_the_defect_is_by_it() -> None:
     found = compare(dict.fromkeys("abcde", 1), dict.fromkeys("abcde", 2))
     marked = mark_expected(found, "defect", lambda: beside)
     assert by(marked) == {"a": "defect", "b": None, "c": None, "d": None, "e": "defect"}
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    shape=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    start=st.integers(0, 3),
+    share=st.floats(0, 1),
+    changed=st.booleans(),
+    data=st.data(),
+)
+def test_what_a_load_of_ones_own_chunks_makes_of_a_part_is_told(
+    shape: list[int], start: int, share: float, changed: bool, data: st.DataObject
+) -> None:
+    """A part anywhere in a tensor of which this rank has stored some boxes, which may overlap."""
+    saved = torch.rand(shape) + 1
+    size = saved.numel()
+    start = min(start, size - 1)
+    part = Extent(tuple(shape), (0,) * len(shape), tuple(shape), start, max(1, int(share * (size - start))))
+    before = -torch.rand(part.numel) - 1
+    expected, chunks = -torch.ones(shape) * 9, []
+    expected.view(-1)[start : start + part.numel] = before
+    for _ in range(data.draw(st.integers(0, 2))):
+        offsets = [data.draw(st.integers(0, each - 1)) for each in shape]
+        sizes = [data.draw(st.integers(1, each - at)) for each, at in zip(shape, offsets, strict=True)]
+        box = tuple(slice(at, at + long) for at, long in zip(offsets, sizes, strict=True))
+        expected[box] = saved[box]
+        chunks.append(StoredChunk(tuple(offsets), tuple(sizes), saved[box].clone))
+    local = part.take(expected).clone()
+    if changed:
+        local.view(-1)[data.draw(st.integers(0, part.numel - 1))] = 5
+    was, here = {"w": TensorLeaf(before, part, None)}, {"w": TensorLeaf(local.view(-1), part, None)}
+    found = [Finding("w", problem) for problem in (Problem.differs, Problem.replicas, Problem.nan)]
+    asked: list[str] = []
+
+    def own(name: str) -> list[StoredChunk]:
+        asked.append(name)
+        return chunks
+
+    marks = [one.by for one in mark_own_chunks(found, was, here, own)]
+    assert marks == [None if changed else OWN_CHUNKS] * 2 + [None]
+    assert set(asked) == {"w"}
+    assert torch.equal(before, was["w"].local), "what is retained stays"
+    for unknown in ({}, {"w": digested(was)["w"]}):
+        assert by(mark_own_chunks(found[:1], unknown, here, own)) == {"w": None}
+    assert by(mark_own_chunks(found[:1], was, {}, own)) == {"w": None}

@@ -1,0 +1,111 @@
+"""Cells with a known defect, on one rank that is this process: all that is wrong is told by what makes it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from dcpbench.config.schema import conf_folder
+from dcpbench.records.findings import Finding, Problem
+from dcpbench.scenarios import known_defects
+from dcpbench.scenarios.checkpoint import Checkpoint
+from dcpbench.sweep.plan.known_failures import KnownFailure, explaining, read
+from dcpbench.verify.snapshot import TensorLeaf, snapshot_nested
+from dcpbench.workloads.training_run import TrainingRun, build
+from support.alone import Ran, bare_cell, config, group_of_one, run_alone, world
+
+SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 3}
+
+
+def overlapping(save: str, fault: str = "none") -> Ran:
+    with group_of_one() as group:
+        return run_alone(fault, **SMALL, save=save, overlap_saves=True, seen_by=world(group=group))
+
+
+def listed(name: str) -> KnownFailure:
+    return next(one for one in read(conf_folder() / "known_failures.yaml") if one.id == name)
+
+
+def test_of_a_stager_that_saves_share() -> None:
+    ran = overlapping("async_shared_stager")
+    failed = {one.check: one.findings for one in ran.verdict.failed}
+    state = {"model_equal", "optim_equal", "extra_equal", "files_equal"}
+    assert failed.keys() == state | {"loss_resume_equal", "loss_twin_close", "state_resume_equal"}
+    for check, findings in failed.items():
+        expected = "other_save" if check in state else "as_restored"
+        assert {one.by for one in findings} == {expected}, check
+    steps = {one.where for one in failed["files_equal"]}
+    assert steps == {"in the checkpoint of step 1", "in the checkpoint of step 2"}, "the last is right"
+    assert explaining([listed("shared-stager")], failed, [])
+
+
+@pytest.mark.parametrize("fault", ["weight_lowest_bit", "second_step_wrong"])
+def test_another_defect_beside_it_is_not_of_it(fault: str) -> None:
+    failed = {one.check: one.findings for one in overlapping("async_shared_stager", fault).verdict.failed}
+    assert not explaining([listed("shared-stager")], failed, [])
+
+
+def test_of_a_writer_that_saves_share() -> None:
+    """The first checkpoint is loaded last, and is empty."""
+    with pytest.raises(dcp.CheckpointException, match="metadata is None"):
+        overlapping("async_shared_writer")
+
+
+def test_saves_that_share_nothing_have_no_such_defect(tmp_path: Path) -> None:
+    for save, shares in (("async", False), ("async_stager_kept", False), ("async_shared_writer", True)):
+        cell = bare_cell(tmp_path, config(**SMALL, save=save))
+        leaves = snapshot_nested({"w": torch.ones(2)})
+        other = Checkpoint(2, "", cast(Any, None), {"model_equal": leaves})
+        mine = replace(
+            other, step=1, state={"model_equal": snapshot_nested({"w": torch.zeros(2)})}, beside=[other]
+        )
+        found = known_defects.mark_restored(
+            cell, "model_equal", [Finding("w", Problem.differs)], mine, leaves
+        )
+        assert [one.by for one in found] == ["other_save" if shares else None]
+
+
+@pytest.mark.parametrize("save", ["sync", "sync_no_collectives"])
+def test_what_was_there_before_a_load_is_retained_where_a_rank_reads_its_own(
+    save: str, tmp_path: Path
+) -> None:
+    cell = bare_cell(tmp_path, config(**SMALL, save=save))
+    run = build(cell.config, cell.world, 0)
+    dcp.save({"model": {"w": torch.ones(2)}}, checkpoint_id=tmp_path / "1", use_collectives=save == "sync")
+    leaves = snapshot_nested({"w": torch.ones(2)})
+    checkpoint = Checkpoint(1, str(tmp_path / "1"), cast(Any, None), {"model_equal": leaves})
+    known_defects.before_load(cell, run, checkpoint)
+    assert (checkpoint.unrestored is None) == (save == "sync")
+    if not checkpoint.unrestored:
+        return
+    checkpoint.unrestored["model_equal"] = snapshot_nested({"w": torch.zeros(2), "other": torch.zeros(2)})
+    actual = snapshot_nested({"w": torch.ones(2), "other": torch.zeros(2)})
+    found = [Finding("w", Problem.differs), Finding("other", Problem.differs)]
+    marks = {
+        one.name: one.by
+        for one in known_defects.mark_restored(cell, "model_equal", found, checkpoint, actual)
+    }
+    assert marks == {"w": "own_chunks", "other": "own_chunks"}
+    assert isinstance(actual["w"], TensorLeaf)
+    actual["w"].local[1] = 0  # which was not restored, though this rank has saved it
+    (marked,) = known_defects.mark_restored(cell, "model_equal", found[:1], checkpoint, actual)
+    assert marked.by is None
+
+
+def test_a_run_that_goes_on_beside_leaves_the_one_that_was_restored_alone(tmp_path: Path) -> None:
+    cell = bare_cell(tmp_path, config(**SMALL, save="async_shared_stager"))
+    runs = [build(cell.config, cell.world, 0) for _ in range(2)]
+    data = known_defects.training_run.batches(cell.config, cell.world.device)
+    others: list[TrainingRun] = []
+    mark = known_defects.resumed_by(cell, runs[0], data, 1)
+    finding = Finding("loss of step 1", Problem.value)
+    (marked,) = mark([finding], lambda other: others.append(other) or [])
+    assert marked.by == "as_restored"
+    for run in runs:
+        run.train(data, 1)
+    for run in (*runs, *others):
+        assert torch.equal(run.tensor_object.data, runs[1].tensor_object.data)
+        assert run.train_state.losses == runs[1].train_state.losses
