@@ -49,6 +49,9 @@ part of these, its tensors of the largest magnitude in them."""
 
 Findings = Iterable[Finding]
 
+_RECORDED = {"train_state.losses", "train_state.current_loss"}
+"""Losses as a run's state has them."""
+
 Comparison = Callable[[list[float]], Findings]
 """What is wrong with the losses of a run."""
 
@@ -278,9 +281,9 @@ def _explain(
             *compare_close(tensors, _tensors(run), tolerance),
             *compare(objects, snapshot_nested(run.objects())),
         ]
-        alike = {*tensors, *objects} - {one.name for one in far}
+        alike = {*tensors, *objects} - {one.name for one in far} - _RECORDED
         if same_value([state.losses, state.current_loss], [recorded, recorded[-1]]):
-            alike |= {"train_state.losses", "train_state.current_loss"}
+            alike |= _RECORDED
         return [one for one in found if one.name not in alike]
 
     return mark(found, beside)
