@@ -10,7 +10,7 @@ import torch.distributed.checkpoint as dcp
 
 from dcpbench.config.schema import conf_folder
 from dcpbench.records.findings import Finding, Problem
-from dcpbench.scenarios import known_defects
+from dcpbench.scenarios import checks, known_defects
 from dcpbench.scenarios.checkpoint import Checkpoint
 from dcpbench.sweep.plan.known_failures import KnownFailure, explaining, read
 from dcpbench.verify.snapshot import TensorLeaf, snapshot_nested
@@ -84,7 +84,7 @@ def test_what_was_there_before_a_load_is_retained_where_a_rank_reads_its_own(
     dcp.save({"model": {"w": torch.ones(2)}}, checkpoint_id=tmp_path / "1", use_collectives=save == "sync")
     leaves = snapshot_nested({"w": torch.ones(2)})
     checkpoint = Checkpoint(1, str(tmp_path / "1"), cast(Any, None), {"model_equal": leaves})
-    known_defects.before_load(cell, run, checkpoint)
+    checks.make_different(cell, run, checkpoint)
     assert (checkpoint.unrestored is None) == (save == "sync")
     if not checkpoint.unrestored:
         return

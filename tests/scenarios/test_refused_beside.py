@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -11,8 +12,9 @@ import pytest
 from dcpbench.checkpointers.base import PendingSave
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.records.findings import Finding
-from dcpbench.scenarios.contract import Unsaveable
-from support.alone import Ran, group_of_one, run_alone, world
+from dcpbench.scenarios.contract import Unsaveable, verify_refused_beside
+from dcpbench.verify.audit import Entry, Manifest
+from support.alone import Ran, bare_cell, group_of_one, run_alone, world
 
 WHERE = "of a save that cannot be written, beside another"
 
@@ -67,3 +69,25 @@ def test_one_that_is_not_refused_as_it_should_be_is_seen(
     (worst,) = ran.reports[0].checks["contract_held"].worst
     assert isinstance(worst, Finding)
     assert worst.where == WHERE
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_0_alone_looks_at_what_is_left(rank: int, tmp_path: Path) -> None:
+    cell = bare_cell(tmp_path, seen_by=world(rank, 2))
+    asked: list[str] = []
+
+    class Checkpoints:
+        def save(self, state: dict[str, Any], checkpoint_id: str) -> PendingSave:
+            if isinstance(state["beside"]["value"], Unsaveable):
+                raise RuntimeError(Unsaveable.refusal)
+            return PendingSave(0.0, 1.0)
+
+        def manifest(self, checkpoint_id: str) -> Manifest:
+            asked.append(Path(checkpoint_id).name)
+            return Manifest({"beside.value": Entry()} if asked[-1] == "accepted" else {}, {}, {})
+
+    verify_refused_beside(cell, cast(Any, Checkpoints()))
+    report = cell.report.checks["contract_held"]
+    assert asked == ([] if rank else ["refused", "accepted"])
+    assert report.count == 0
+    assert report.control[WHERE] == {"refusal": True, **({} if rank else {"beside.value": True})}

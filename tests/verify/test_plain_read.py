@@ -1,5 +1,6 @@
 """Parts of tensors out of stored chunks: however a part lies, and of large ones a block."""
 
+import itertools
 from functools import partial
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from dcpbench.records.findings import Problem
 from dcpbench.verify import plain_read, snapshot
 from dcpbench.verify.layout import Extent, whole
-from dcpbench.verify.plain_read import StoredChunk, compare_stored
+from dcpbench.verify.plain_read import StoredChunk, compare_stored, read_whole
 from dcpbench.verify.snapshot import TensorLeaf, digested
 
 CPU = torch.device("cpu")
@@ -140,3 +141,16 @@ def test_what_cannot_be_read_is_a_finding_and_its_own_control(case: str) -> None
     assert [one.problem for one in read.found] == [Problem.unreadable]
     assert told in read.found[0].facts["error"]
     assert read.control == {"w": True}
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2)])
+def test_a_whole_tensor_is_as_large_as_its_chunks_reach(order: tuple[int, ...]) -> None:
+    tensor = torch.arange(5.0 * 7).view(5, 7)
+    boxes = itertools.product((slice(0, 3), slice(3, 5)), (slice(0, 4), slice(4, 7)))
+    chunks = [
+        StoredChunk((rows.start, columns.start), tuple(part.shape), part.clone)
+        for rows, columns in boxes
+        for part in [tensor[rows, columns]]
+    ]
+    assert torch.equal(read_whole([chunks[number] for number in order]), tensor)
+    assert read_whole([StoredChunk((), (), lambda: torch.tensor(3.0))]).item() == 3
