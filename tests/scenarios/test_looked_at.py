@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.config.schema import Config
 from dcpbench.records.rank_report import RankReport
 from dcpbench.scenarios import fine_tune, in_place
@@ -230,6 +231,26 @@ def test_sub_groups() -> None:
     others = {place: names for place, names in places_of(report).items() if place[1] != where}
     assert others == {place: names for place, names in save_load().items() if place[0] != "save_harmless"}
     assert ran.left == ["half-0", "step-0001", "step-0002"]
+
+
+def test_what_a_half_has_not_loaded_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = DcpCheckpointer.load
+
+    def load(self: DcpCheckpointer, state: dict[str, Any], checkpoint_id: str) -> None:
+        if "half" not in state:
+            honest(self, state, checkpoint_id)
+
+    monkeypatch.setattr(DcpCheckpointer, "load", load)
+    with group_of_one() as group:
+        ran = run_alone(**SMALL, scenario="sub_groups", seen_by=world(group=group))
+    (failed,) = ran.verdict.failed
+    assert failed.check == "extra_equal"
+    assert "half.sharded" in failed.names
+    assert {one.where for one in failed.findings} == {"in the checkpoint of this rank's half"}
+
+
+def test_a_rank_that_plans_for_itself_is_refused_by_its_own_exception() -> None:
+    passed(run_alone(**SMALL, scenario="overwrite", save="sync_no_collectives"))
 
 
 def fresh_process(report: RankReport) -> None:

@@ -153,4 +153,6 @@ def test_a_whole_tensor_is_as_large_as_its_chunks_reach(order: tuple[int, ...]) 
         for part in [tensor[rows, columns]]
     ]
     assert torch.equal(read_whole([chunks[number] for number in order]), tensor)
-    assert read_whole([StoredChunk((), (), lambda: torch.tensor(3.0))]).item() == 3
+    for alone in (torch.tensor(3.0), tensor):
+        one = StoredChunk((0,) * alone.dim(), tuple(alone.shape), alone.clone)
+        assert torch.equal(read_whole([one]), alone)

@@ -66,7 +66,6 @@ def _save_and_load(cell: Cell, number: int, half: World) -> None:
         checkpointer.load(loaded, checkpoint_id)
     found = compare(leaves, snapshot_nested(loaded))
     contract.verify(cell, "extra_equal", found, other, controllable(leaves), _WHERE)
-    cell.world.meet()
 
 
 def _state(half: World, seed: int) -> dict[str, Any]:
