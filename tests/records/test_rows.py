@@ -44,6 +44,7 @@ def test_the_contract_of_columns() -> None:
         "files_equal",
         "random_equal",
         "cwd",
+        "state_dict",
     )
 
 

@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 from dcpbench.checkpointers.base import PendingSave
 from dcpbench.records.findings import Finding, Problem
@@ -206,6 +207,7 @@ def test_what_is_frozen_is_not_promised(frozen: list[str]) -> None:
     parameters: dict[str, nn.Parameter] = dict(run.model.named_parameters())
     for name in frozen:
         parameters[name].requires_grad_(False)
+    run.options = StateDictOptions(ignore_frozen_params=True)
     leaves = live_state(run)
     beside = {"beside": TensorLeaf(torch.zeros(1), leaves["model_equal"]["net1.bias"].extent, None)}
     promised = promised_keys(run, leaves, beside)

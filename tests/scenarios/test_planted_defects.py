@@ -21,6 +21,8 @@ SEEN = {
     "moment": ("fail", "optim_equal", "state.net2.weight.exp_avg_sq (exp_avg_sq) in the checkpoint of step"),
     "by_key": ("fail", "optim_equal", "net1.weight.exp_avg (exp_avg) read by the key optimizer.state"),
     "half": ("fail", "extra_equal", "half.sharded (sharded) in the checkpoint of this rank's half"),
+    "broadcast": ("fail", "model_equal", "net2.weight (param) in the checkpoint of step"),
+    "by_parameter": ("fail", "optim_equal", "param_groups.0.lr (lr) in the checkpoint of step"),
     "hangs": ("timeout", None, "still in load (rank 0, 1, 2, 3)"),
 }
 

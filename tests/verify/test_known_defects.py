@@ -203,3 +203,14 @@ def test_what_a_load_of_ones_own_chunks_makes_of_a_part_is_told(
     for unknown in ({}, {"w": digested(was)["w"]}):
         assert by(mark_own_chunks(found[:1], unknown, here, own)) == {"w": None}
     assert by(mark_own_chunks(found[:1], was, {}, own)) == {"w": None}
+
+
+def test_a_list_of_the_same_for_a_tuple_is_known_and_no_other() -> None:
+    saved = {"betas": (0.8, 0.9), "eps": (None, 1.0), "lr": [0.1], "weight": 1.0}
+    actual = {"betas": [0.8, 0.9], "eps": [None, 2.0], "lr": (0.1,), "weight": 2.0}
+    found = [Finding(name, Problem.value) for name in (*saved, "stranger")]
+    marked = known_defects.mark_lists(found, saved, actual)
+    assert {one.name: one.by for one in marked} == {
+        **dict.fromkeys((*saved, "stranger")),
+        "betas": known_defects.AS_LIST,
+    }

@@ -194,12 +194,14 @@ class ModelConfig(Group):
 
     `batch_size` is the global batch; every data-parallel rank sees an equal share of it. `tp_plan`
     says which modules tensor parallelism shards, and how: colwise or rowwise. One that
-    `requires_accelerator` is too large for ranks that share a CPU and its memory.
+    `requires_accelerator` is too large for ranks that share a CPU and its memory. `only` has the values of
+    other axes that it can be used with; with others a cell is a skip.
     """
 
     batch_size: int = 24
     requires_accelerator: bool = False
     tp_plan: dict[str, str] = field(default_factory=dict)
+    only: dict[str, Only] = how_run(dict)
 
 
 @dataclass
@@ -302,6 +304,26 @@ class SaveConfig(Group):
     def uses_collectives(self) -> bool:
         """Whether the ranks plan together and have one file of metadata; else each has its own."""
         return bool(self.options.get("use_collectives", True))
+
+
+@dataclass
+class StateDictConfig:
+    """What torch's state-dict functions are asked for, on both ways: the fields of its `StateDictOptions`.
+
+    A scenario that freezes parameters leaves them out by itself (`ignore_frozen_params`).
+    """
+
+    name: str = MISSING
+    full_state_dict: bool = False
+    cpu_offload: bool = False
+    broadcast_from_rank0: bool = False
+    flatten_optimizer_state_dict: bool = False
+    ignore_frozen_params: bool = False
+    strict: bool = True
+
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments for `StateDictOptions`."""
+        return {name: value for name, value in vars(self).items() if name != "name"}
 
 
 @dataclass

@@ -27,6 +27,7 @@ class Config:
     parallel: groups.ParallelConfig = field(default_factory=groups.ParallelConfig)
     model: groups.ModelConfig = field(default_factory=groups.ModelConfig)
     optimizer: groups.OptimizerConfig = field(default_factory=groups.OptimizerConfig)
+    state_dict: groups.StateDictConfig | None = None
     checkpointer: groups.CheckpointerConfig = field(default_factory=groups.CheckpointerConfig)
     save: groups.SaveConfig = field(default_factory=groups.SaveConfig)
     storage: groups.StorageConfig = field(default_factory=groups.StorageConfig)

@@ -55,8 +55,11 @@ def weight_staged_as_bf16(target: "Target") -> None:
 @staged(Expect("optim_equal", r"param_groups\.0\.lr"))
 def restored_run_saved_wrong(target: "Target") -> None:
     """What a restored run saves has another learning rate."""
-    if target.folder.name.endswith("-again"):
-        target.param_groups[0]["lr"] *= 2
+    optimizer = target.state["optimizer"]
+    for group in optimizer.get("param_groups", [optimizer]):  # flattened, it has no groups
+        for key in group:
+            if target.folder.name.endswith("-again") and key.rpartition(".")[2] == "lr":
+                group[key] *= 2
 
 
 def _bias(target: "Target") -> str:

@@ -17,6 +17,7 @@ from dcpbench.verify.flags import snapshot_flags
 from dcpbench.verify.layout import parameter_extents
 from dcpbench.verify.snapshot import (
     Leaves,
+    by_parameter,
     expected_of,
     named_parameters,
     retained,
@@ -63,12 +64,24 @@ def retained_state(run: TrainingRun) -> State:
     return {check: retained(leaves) for check, leaves in live_state(run).items()}
 
 
+def as_saved(run: TrainingRun, saved: State) -> State:
+    """The state of a training run as its state dicts have it: without what is frozen, where that is left out,
+    and by the names that they have for it."""
+    state = {check: leaves for check, leaves in saved.items() if check != FLAGS}
+    if run.options.ignore_frozen_params:
+        frozen = {name for name, value in named_parameters(run.model).items() if not value.requires_grad}
+        state["model_equal"] = {
+            name: leaf for name, leaf in saved["model_equal"].items() if name not in frozen
+        }
+    if run.options.flatten_optimizer_state_dict:
+        state["optim_equal"] = by_parameter(saved["optim_equal"])
+    return state
+
+
 def promised_keys(run: TrainingRun, saved: State, beside: Leaves | None) -> dict[str, Entry]:
-    """The keys that a save of a training run has to have; what is frozen is not saved."""
-    frozen = {name for name, value in named_parameters(run.model).items() if not value.requires_grad}
-    trained = {name: leaf for name, leaf in saved["model_equal"].items() if name not in frozen}
+    """The keys that a save of a training run has to have, on whichever rank that has them."""
     promised = expected_of(beside or {})
-    for check, leaves in {**saved, "model_equal": trained, FLAGS: {}}.items():
+    for check, leaves in as_saved(run, saved).items():
         promised |= expected_of(leaves, key_of(check))
     return promised
 
@@ -107,14 +120,6 @@ class Checkpoint:
             math.prod(part.extent.shape) * part.dtype.itemsize <= snapshot.LARGE_BYTES for part in parts
         )
 
-    @property
-    def by_key(self) -> list[Leaves]:
-        """What each check looks at, by the flattened keys of a checkpoint."""
-        return [
-            {key_of(check, name): leaf for name, leaf in leaves.items()}
-            for check, leaves in self.state.items()
-        ]
-
     def recall(self, prefix: str) -> Recall:
         """What it holds below a prefix of its keys; any rank may ask, by itself."""
         return lambda name: self.checkpointer.read_tensor(self.checkpoint_id, f"{prefix}{name}")
@@ -143,8 +148,17 @@ class SavedCheckpoint(Checkpoint):
     `files` has on rank 0 what its files were when its save reported success, `opened` what was open before
     it."""
 
+    source: TrainingRun
     keys: dict[str, Entry]
     pending: PendingSave
     number: int
     files: Future[FileDigests]
     opened: Leaves
+
+    @property
+    def by_key(self) -> list[Leaves]:
+        """What each check looks at, by the flattened keys of the checkpoint."""
+        return [
+            {key_of(check, name): leaf for name, leaf in leaves.items()}
+            for check, leaves in as_saved(self.source, self.state).items()
+        ]

@@ -11,7 +11,7 @@ import torch
 from dcpbench.config.groups import Verify
 from dcpbench.scenarios import checks, contract, steps
 from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import FLAGS, Checkpoint, key_of
+from dcpbench.scenarios.checkpoint import Checkpoint, as_saved, key_of
 from dcpbench.scenarios.steps import Losses
 from dcpbench.verify.compare_layouts import digests
 from dcpbench.verify.files import drop_pages
@@ -35,13 +35,12 @@ def leave(cell: Cell) -> None:
     (newest,) = cell.complete
     state = {}
     with cell.phase("verify", "left"):
-        for check, leaves in newest.state.items():
+        for check, leaves in as_saved(newest.source, newest.state).items():
             stored = {name: leaf for name, leaf in leaves.items() if key_of(check, name) in newest.keys}
-            if check != FLAGS:
-                whole, wrong = digests(stored, cell.world.checkpoint_group)
-                differing = {finding.name for finding in wrong}
-                if agreed := {name: leaf for name, leaf in whole.items() if name not in differing}:
-                    state[check] = agreed
+            whole, wrong = digests(stored, cell.world.checkpoint_group)
+            differing = {finding.name for finding in wrong}
+            if agreed := {name: leaf for name, leaf in whole.items() if name not in differing}:
+                state[check] = agreed
         if cell.world.rank == 0:
             torch.save((newest.step, newest.checkpoint_id, state), cell.folder / _LEFT)
             drop_pages(Path(newest.checkpoint_id))

@@ -24,6 +24,7 @@ from dcpbench.verify.known_defects import (
     UNFROZEN,
     assembled,
     mark_expected,
+    mark_lists,
     mark_own_chunks,
     mark_replica,
     mark_sliced,
@@ -66,10 +67,14 @@ def mark_restored(
         stored = stored_chunks(Path(checkpoint.checkpoint_id), cell.world.rank)
         own = partial(_chunks_of, stored, check)
         found = mark_own_chunks(found, checkpoint.unrestored[check], actual, own)
+    if check == "optim_equal" and cell.config.state_dict and cell.config.state_dict.full_state_dict:
+        found = mark_lists(found, saved, actual)
     if check == "optim_equal" and sizes.get("tp", 1) > 1:
         return mark_sliced(found, saved, actual, checkpoint.recall_of(check), sizes["tp"])
     if check in ("model_equal", "optim_equal") and _never_averages(sizes):
         return mark_replica(found, saved, actual, cell.world.checkpoint_group)
+    if check == "model_equal" and (buffers := _of_kind("buffer", saved)):
+        return mark_replica(found, buffers, actual, cell.world.checkpoint_group)
     return found
 
 
@@ -136,6 +141,10 @@ def _set_optimizer(run: TrainingRun, tensors: Leaves, target: TrainingRun) -> No
     state = {number: below(tensors, f"state.{names[id(one)]}.") for number, one in enumerate(parameters)}
     groups = target.optimizer.state_dict()["param_groups"]
     run.optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _of_kind(kind: str, leaves: Leaves) -> Leaves:
+    return {name: leaf for name, leaf in leaves.items() if getattr(leaf, "kind", None) == kind}
 
 
 def _sizes(cell: Cell) -> dict[str, int]:

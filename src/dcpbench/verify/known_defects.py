@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from dcpbench.records.findings import Finding, Problem
-from dcpbench.verify.compare import Recall, bits
+from dcpbench.verify.compare import Recall, bits, same_value
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.digest import Digest, add
 from dcpbench.verify.plain_read import StoredChunk, part_of
@@ -32,6 +32,9 @@ OWN_CHUNKS = "own_chunks"
 """A load without metadata of all ranks: what a rank has saved itself comes back, the rest is as before it."""
 AS_RESTORED = "as_restored"
 """After a load that was wrong by a known defect: what a plain run makes of what was restored."""
+
+AS_LIST = "as_list"
+"""What is set from a full state dict has lists for tuples."""
 
 _OF_TENSORS = (Problem.differs, Problem.digests_differ)
 
@@ -92,6 +95,14 @@ def mark_own_chunks(
             if torch.equal(bits(expected), bits(part.local.reshape(-1).cpu())):
                 finding = replace(finding, by=OWN_CHUNKS)
         yield finding
+
+
+def mark_lists(found: Iterable[Finding], saved: Leaves, actual: Leaves) -> Iterator[Finding]:
+    """Findings, marked where what was a tuple is a list of the same."""
+    for finding in found:
+        was, became = saved.get(finding.name), actual.get(finding.name)
+        same = isinstance(was, tuple) and same_value([*was], became)
+        yield replace(finding, by=AS_LIST) if same else finding
 
 
 def assembled(leaves: Leaves, group: dist.ProcessGroup | None) -> dict[str, torch.Tensor]:

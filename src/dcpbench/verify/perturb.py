@@ -10,12 +10,22 @@ import torch
 from torch import nn
 
 from dcpbench.verify.compare import BITS, bits, compare, same_value
-from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaves, TensorLeaf, local_part, persistent_tensors
+from dcpbench.verify.snapshot import (
+    DigestedLeaf,
+    Idle,
+    Leaves,
+    TensorLeaf,
+    has_extra_state,
+    local_part,
+    persistent_tensors,
+)
 
 
 def perturb_model(model: nn.Module, seed: int) -> None:
-    """Change every element of every parameter and persistent buffer, in place."""
+    """Change every element of every parameter and persistent buffer, in place, and all extra state."""
     _perturb(persistent_tensors(model).values(), seed)
+    for module in filter(has_extra_state, model.modules()):
+        module.set_extra_state(perturbed(module.get_extra_state()))
 
 
 def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int) -> None:
@@ -74,6 +84,8 @@ def perturbed(value: Any) -> Any:
         return f"{value}'"
     if isinstance(value, tuple | list):
         return type(value)(perturbed(item) for item in value)
+    if isinstance(value, dict):
+        return {key: perturbed(item) for key, item in value.items()}
     if isinstance(value, torch.Tensor):  # a learning rate, say
         return torch.where(value != 0, value * 0.5, -value)
     raise TypeError(f"a hyperparameter of type {type(value).__name__} has no negative control yet")
@@ -90,6 +102,8 @@ def made_different(leaf: Any) -> Any:
     if isinstance(leaf, DigestedLeaf):
         (one, other), *rest = leaf.blocks
         return replace(leaf, blocks=((one ^ 1, other), *rest))
+    if leaf == [] or leaf == ():  # the parameters of a group that has none
+        return type(leaf)([None])
     return perturbed(leaf)
 
 

@@ -78,12 +78,24 @@ Leaves = dict[str, Leaf]
 
 
 def snapshot_model(model: nn.Module, extents: Extents | None = None) -> Leaves:
-    """Parameters and persistent buffers by FQN; `extents` are those of the parameters, if they are known."""
+    """Parameters and persistent buffers by FQN, and what modules hand out as extra state; `extents` are those
+    of the parameters, if they are known."""
     extents = extents or parameter_extents(model)
-    return {
+    tensors = {
         name: _leaf(value, "param" if isinstance(value, nn.Parameter) else "buffer", extents.get(id(value)))
         for name, value in persistent_tensors(model).items()
     }
+    extra = {
+        plain_fqn(model, f"{prefix}._extra_state".lstrip(".")): module.get_extra_state()
+        for prefix, module in model.named_modules()
+        if has_extra_state(module)
+    }
+    return {**tensors, **snapshot_nested(extra)}
+
+
+def has_extra_state(module: nn.Module) -> bool:
+    """Whether a module has state that is neither parameter nor buffer."""
+    return type(module).get_extra_state is not nn.Module.get_extra_state
 
 
 def snapshot_optimizer(
@@ -109,6 +121,20 @@ def snapshot_optimizer(
                 value = [names[id(parameter)] for parameter in value]
             leaves[f"param_groups.{number}.{key}"] = _leaf(value, key)
     return leaves
+
+
+def by_parameter(leaves: Leaves) -> Leaves:
+    """What `snapshot_optimizer` sees, with the hyperparameters of each group under the name of each of its
+    parameters (`param_groups.<FQN>.<key>`)."""
+    found: Leaves = {}
+    for name, leaf in leaves.items():
+        first, *rest = name.split(".", 2)
+        if first != "param_groups":
+            found[name] = leaf
+        elif rest[1] != "params":
+            names = leaves[f"param_groups.{rest[0]}.params"]
+            found |= {f"param_groups.{fqn}.{rest[1]}": leaf for fqn in names}
+    return found
 
 
 def snapshot_nested(nested: dict[str, Any], prefix: str = "") -> Leaves:

@@ -131,3 +131,9 @@ def biases_apart(model: nn.Module) -> list[dict[str, Any]]:
     weights = [value for name, value in named if not name.endswith("bias")]
     biases = [value for name, value in named if name.endswith("bias")]
     return [{"params": weights}, {"params": biases, "lr": 0.0005, "weight_decay": 0.0}]
+
+
+def one_empty(model: nn.Module) -> list[dict[str, Any]]:
+    """As `biases_apart`, with a group between them that has no parameters, as of a part that is frozen."""
+    weights, biases = biases_apart(model)
+    return [weights, {"params": [], "lr": 0.002}, biases]

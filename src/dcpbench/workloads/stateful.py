@@ -5,7 +5,7 @@ that carry state of their own."""
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -24,13 +24,12 @@ from dcpbench.workloads.workload import Tensors, each_tensor
 
 
 class ModelState:
-    """A model under any parallelism, saved under its plain FQNs; what is frozen in it is not its own
-    to save, and stays what it is when it is loaded."""
+    """A model under any parallelism, saved under its plain FQNs. Where what is frozen in it is left out, it
+    stays what it is when the model is loaded."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, options: StateDictOptions) -> None:
         self.model = model
-        frozen = not all(parameter.requires_grad for parameter in model.parameters())
-        self.options = StateDictOptions(ignore_frozen_params=frozen, strict=not frozen)
+        self.options = replace(options, strict=options.strict and not options.ignore_frozen_params)
 
     def state_dict(self) -> dict[str, Any]:
         return get_model_state_dict(self.model, options=self.options)
@@ -45,50 +44,56 @@ class PartState:
     Torch's advice since `submodules=` is deprecated: take the whole model's state dict and filter it.
     """
 
-    def __init__(self, model: nn.Module, prefix: str) -> None:
+    def __init__(self, model: nn.Module, prefix: str, options: StateDictOptions) -> None:
         self.model = model
         self.prefix = prefix
+        self.options = replace(options, ignore_frozen_params=False, strict=False)
 
     def state_dict(self) -> dict[str, Any]:
-        everything = get_model_state_dict(self.model)
+        everything = get_model_state_dict(self.model, options=self.options)
         part = {name: value for name, value in everything.items() if name.startswith(self.prefix)}
         return {name.removeprefix(self.prefix): value for name, value in part.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         named = {f"{self.prefix}{name}": value for name, value in state_dict.items()}
-        set_model_state_dict(self.model, named, options=StateDictOptions(strict=False))
+        set_model_state_dict(self.model, named, options=self.options)
 
 
 class SubmoduleState:
     """The same by `submodules=`, deprecated in torch but still what older trainers call."""
 
-    def __init__(self, model: nn.Module, name: str) -> None:
+    def __init__(self, model: nn.Module, name: str, options: StateDictOptions) -> None:
         self.model = model
+        self.options = replace(
+            options, ignore_frozen_params=False, strict=False, keep_submodule_prefixes=False
+        )
         inner = getattr(model, "_orig_mod", model)
         self.submodule = getattr(inner, "module", inner).get_submodule(name)
 
     def state_dict(self) -> dict[str, Any]:
-        options = StateDictOptions(keep_submodule_prefixes=False)
-        return get_model_state_dict(self.model, submodules={self.submodule}, options=options)
+        return get_model_state_dict(self.model, submodules={self.submodule}, options=self.options)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         # Keyed by the module: the prefix is torch's to put back.
         keyed: Any = {self.submodule: state_dict}
-        set_model_state_dict(self.model, keyed, options=StateDictOptions(strict=False))
+        set_model_state_dict(self.model, keyed, options=self.options)
 
 
 class OptimizerState:
     """An optimizer; DCP replaces its parameter numbers by the model's FQNs."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, options: StateDictOptions) -> None:
         self.model = model
         self.optimizer = optimizer
+        self.options = options
 
     def state_dict(self) -> dict[str, Any]:
-        return get_optimizer_state_dict(self.model, self.optimizer)
+        return get_optimizer_state_dict(self.model, self.optimizer, options=self.options)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        set_optimizer_state_dict(self.model, self.optimizer, optim_state_dict=state_dict)
+        set_optimizer_state_dict(
+            self.model, self.optimizer, optim_state_dict=state_dict, options=self.options
+        )
 
 
 class TensorObject:

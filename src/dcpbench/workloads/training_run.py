@@ -9,6 +9,7 @@ from unittest import mock
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions
 from torch.nn.parallel import DistributedDataParallel
 
 from dcpbench.config.groups import CompileScope, dp_degree
@@ -36,6 +37,7 @@ from dcpbench.workloads.stateful import (
 from dcpbench.workloads.workload import Tensors, Workload, each_tensor, workload_of
 from dcpbench.workloads.world import World
 
+_BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _DP_STRIDE = 7919
 """Apart by so much are the seeds of what data-parallel ranks draw."""
 
@@ -78,6 +80,8 @@ class TrainingRun:
     """Whether some of its `objects` may be what a run that is built anew has as well."""
     not_looked_at: Mapping[str, str] = MappingProxyType({})
     """What of its `objects` cannot be looked at, and of which type that is."""
+    options = StateDictOptions()
+    """What torch's state-dict functions are asked for when model and optimizer are saved and loaded."""
 
     def __init__(
         self, workload: Workload, world: World, sizes: dict[str, int], model: nn.Module, seed: int
@@ -101,8 +105,8 @@ class TrainingRun:
     def state(self) -> dict[str, Any]:
         """What goes into a checkpoint: one `Stateful` for each top-level key."""
         return {
-            "model": ModelState(self.model),
-            "optimizer": OptimizerState(self.model, self.optimizer),
+            "model": ModelState(self.model, self.options),
+            "optimizer": OptimizerState(self.model, self.optimizer, self.options),
             "scheduler": self.scheduler,
             "noise": self.noise,
             "tensor_object": self.tensor_object,
@@ -293,7 +297,12 @@ def build(config: Config, world: World, seed: int) -> TrainingRun:
     _lay_out_buckets(model)
     if config.compile and not by_layer:
         model = torch.compile(model, dynamic=False)
-    return TrainingRun(workload, world, sizes, model, seed)
+    run = TrainingRun(workload, world, sizes, model, seed)
+    if dp_degree(sizes, world.size) > 1 and any(isinstance(one, _BATCH_NORM) for one in model.modules()):
+        run.why_no_twin = "batch normalisation sees a rank's share of each batch, and one process all of it"
+    if config.state_dict:
+        run.options = StateDictOptions(**config.state_dict.options())
+    return run
 
 
 def build_plain(config: Config, world: World, seed: int) -> TrainingRun:

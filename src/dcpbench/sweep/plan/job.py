@@ -103,6 +103,7 @@ def _columns(cell: SweepCell, config: Config, key: CellKey) -> dict[str, Any]:
         "cell": cell.name,
         "device": config.device.value,
         "fault": config.fault.name if config.fault.target else None,
+        "state_dict": config.state_dict.name if config.state_dict else None,
         "load_parallel": config.loading.name if config.scenario.converts else None,
         "overrides": shlex.join(cell.overrides),
         "config_dir": cell.config_dir,

@@ -32,7 +32,7 @@ _ALIKE = (
 first; closer still are those of one identity."""
 
 _WRITES_ALIKE = (
-    *("scenario", "parallel", "load_parallel", "checkpointer", "model", "optimizer"),
+    *("scenario", "parallel", "load_parallel", "checkpointer", "model", "optimizer", "state_dict"),
     *("world_size", "saves", "save_at"),
 )
 """Those in which they have to agree to write as much."""

@@ -1,0 +1,84 @@
+"""The forms in which torch's state-dict functions give and take state: each holds what it has to, on
+whichever rank, and all of it comes back."""
+
+from typing import Any
+
+import pytest
+from torch.distributed.checkpoint.state_dict import StateDictOptions
+
+from conftest import SMALL, Finished, run
+from dcpbench.scenarios.checkpoint import live_state, promised_keys
+from dcpbench.verify.snapshot import by_parameter
+from dcpbench.workloads.training_run import build
+from support.alone import alone, config, world
+
+ONCE: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
+FORMS = ("flattened", "cpu_offload", "full", "full_broadcast", "full_flattened")
+
+
+def test_hyperparameters_have_the_names_of_their_parameters() -> None:
+    groups = {
+        "state.a.step": 1,
+        "param_groups.0.lr": 0.1,
+        "param_groups.0.params": ["a", "b.c"],
+        "param_groups.1.lr": 0.2,
+        "param_groups.1.params": [],
+    }
+    expected = {"state.a.step": 1, "param_groups.a.lr": 0.1, "param_groups.b.c.lr": 0.1}
+    assert by_parameter(groups) == expected
+
+
+@pytest.mark.parametrize("flattened", [False, True])
+def test_a_save_promises_the_keys_that_torch_makes(flattened: bool) -> None:
+    run = build(config(**ONCE, optimizer="adamw_groups"), world(), 0)
+    run.fill_optimizer()
+    run.options = StateDictOptions(flatten_optimizer_state_dict=flattened)
+    held = run.state()["optimizer"].state_dict()
+    promised = {key for key in promised_keys(run, live_state(run), None) if key.startswith("optimizer.")}
+    if flattened:
+        assert promised == {f"optimizer.{key}" for key in held}
+        assert "optimizer.param_groups.net1.bias.betas" in promised
+    else:
+        assert {f"optimizer.param_groups.1.{key}" for key in held["param_groups"][1]} <= promised
+
+
+@pytest.mark.parametrize("options", [{}, {"flatten_optimizer_state_dict": True}])
+def test_what_an_option_asks_for_is_what_a_cell_does(options: dict[str, bool]) -> None:
+    asked = {"name": "mine", **options}
+    verdict, report = alone(**ONCE, optimizer="adamw_groups", state_dict=asked, verify="deep")
+    assert verdict.status == "pass", verdict.reason
+    (looked_at,) = report.checks["optim_equal"].compared.values()
+    assert ("param_groups.net1.bias.lr" in looked_at) is bool(options), "what a fresh process has loaded"
+
+
+@pytest.fixture(scope="module")
+def forms(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    cells = (f"state_dict={','.join(FORMS)}", "parallel=fsdp2", "device=cpu", "world_size=2", "saves=1")
+    cells += ("optimizer=sgd,adamw_empty_group",)
+    return run(tmp_path_factory.mktemp("forms") / "sweep", "-m", *cells, *SMALL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_all_of_it_comes_back(forms: Finished, form: str) -> None:
+    row = forms.row(state_dict=form, optimizer="sgd")
+    assert row["status"] == ("xfail" if form == "full_flattened" else "pass"), row["reason"]
+    assert row["cell"].startswith(f"state_dict={form},")
+    assert row["checkpoint_whole"] is (None if form == "full_flattened" else True)
+
+
+EMPTY = {
+    "flattened": ("empty-param-group", "IndexError"),
+    "cpu_offload": ("empty-param-group", "KeyError: 'betas'"),
+    "full_flattened": ("empty-param-group", "IndexError"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", EMPTY)
+def test_an_empty_group_is_torchs_to_mend(forms: Finished, form: str) -> None:
+    row = forms.row(state_dict=form, optimizer="adamw_empty_group")
+    known, seen = EMPTY[form]
+    assert row["status"] == "xfail", row["reason"]
+    assert known in row["reason"]
+    assert seen in row["reason"]
