@@ -91,6 +91,11 @@ def test_a_glob_finds_them() -> None:
         ("tied", "tensors_exchanged"),
         ("tied", "weight_lowest_bit"),
         ("tied", "requires_grad_lost"),
+        ("dtypes", "weight_lowest_bit"),
+        ("few_rows", "bias_lowest_bit"),
+        ("frozen", "weight_lowest_bit"),
+        ("batch_norm", "tensors_exchanged"),
+        ("extra_state", "extra_state_forgotten"),
     ],
 )
 def test_they_are_seen_in_whatever_model_they_are_planted(model: str, fault: str) -> None:

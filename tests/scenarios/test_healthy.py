@@ -13,7 +13,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 
 def test_no_false_alarm(healthy: Finished) -> None:
-    assert len(healthy.rows) == 15
+    assert len(healthy.rows) == 20
     assert {row["cell"]: row["reason"] for row in healthy.rows if row["status"] != "pass"} == {}
 
 

@@ -3,7 +3,6 @@
 import math
 
 import torch
-from torch import nn
 
 from dcpbench.workloads.models import Mlp
 
@@ -38,38 +37,3 @@ class Adversarial(Mlp):
         if self.training and torch.is_grad_enabled():
             self.seen += 1
         return super().forward(x)
-
-
-class Tied(nn.Module):
-    """An embedding's weight that is its head's as well, as in language models.
-
-    Args:
-        size: of a sample, and of what is made of it.
-        width: of the layer between.
-    """
-
-    def __init__(self, size: int, width: int) -> None:
-        super().__init__()
-        self.input_size = self.output_size = size
-        self.embed = nn.Linear(width, size, bias=False)
-        self.inner = nn.Linear(width, width)
-        self.head = nn.Linear(width, size)
-        self.head.weight = self.embed.weight
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map a batch of shape (batch, size) to another."""
-        hidden = nn.functional.gelu(self.inner(x @ self.embed.weight))
-        output: torch.Tensor = self.head(hidden)
-        return output
-
-
-class Bf16(Mlp):
-    """An `Mlp` in bfloat16."""
-
-    def __init__(self, sizes: list[int]) -> None:
-        super().__init__(sizes)
-        self.bfloat16()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map a batch of shape (batch, sizes[0]) to (batch, sizes[-1]), in bfloat16."""
-        return super().forward(x.bfloat16())

@@ -230,6 +230,8 @@ def test_the_list_of_the_house_is_whole() -> None:
         "full-state-dict-tuples",
         "full-state-dict-tp",
         "empty-param-group",
+        "state-of-no-gradient",
+        "buffers-of-some-rank",
     }
     for each in known:
         assert each.link is not None

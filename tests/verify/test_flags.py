@@ -16,7 +16,7 @@ from dcpbench.verify.compare import compare
 from dcpbench.verify.flags import sharing_memory, snapshot_flags
 from dcpbench.verify.layout import whole
 from dcpbench.verify.snapshot import Leaves, TensorLeaf, snapshot_model
-from support.models import Tied
+from dcpbench.workloads.models import Tied
 
 
 def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> Leaves:

@@ -32,7 +32,7 @@ from dcpbench.verify.snapshot import (
     snapshot_nested,
     snapshot_optimizer,
 )
-from support.models import Tied
+from dcpbench.workloads.models import Tied
 
 WHOLE = torch.arange(4000, dtype=torch.float32).reshape(50, 80)
 COLUMNS = Extent((50, 80), (0, 20), (50, 40), 0, 2000)

@@ -11,7 +11,14 @@ import torch
 import torch.distributed as dist
 
 from dcpbench.checkpointers.base import Checkpointer, Ranks
-from dcpbench.verify.snapshot import TensorLeaf, snapshot_model, snapshot_nested, snapshot_optimizer
+from dcpbench.verify.perturb import perturbed
+from dcpbench.verify.snapshot import (
+    TensorLeaf,
+    has_extra_state,
+    snapshot_model,
+    snapshot_nested,
+    snapshot_optimizer,
+)
 
 Found = TypeVar("Found")
 
@@ -76,6 +83,12 @@ class Target:
     def parameters(self) -> dict[str, TensorLeaf]:
         """This rank's parts of the model's parameters, as `parts`."""
         return {name: leaf for name, leaf in self.parts("model.*").items() if leaf.kind == "param"}
+
+    def forget_extra_state(self) -> None:
+        """Give the first module that has extra state another one."""
+        modules = self.state["model"].model.modules()
+        module = self.one_of(one for one in modules if has_extra_state(one))
+        module.set_extra_state(perturbed(module.get_extra_state()))
 
     def one_of(self, found: Iterable[Found]) -> Found:
         """The first of what was found; NothingToPlantError if that is nothing."""

@@ -84,6 +84,15 @@ def groups_exchanged(target: "Target") -> None:
         one[key], other[key] = other[key], one[key]
 
 
+@on_one_rank(
+    Expect("model_equal", r"([\w.]+\.)?_extra_state\.\w+", -2),
+    only={"model": Only(["extra_state"], "it needs extra state")},
+)
+def extra_state_forgotten(target: "Target") -> None:
+    """What a module hands out as extra state is another one's."""
+    target.forget_extra_state()
+
+
 @on_one_rank(_extra("noise.generator", -2))
 def noise_seeded_again(target: "Target") -> None:
     """The random generator starts over."""

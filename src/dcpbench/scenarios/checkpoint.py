@@ -16,7 +16,9 @@ from dcpbench.verify.files import FileDigests
 from dcpbench.verify.flags import snapshot_flags
 from dcpbench.verify.layout import parameter_extents
 from dcpbench.verify.snapshot import (
+    DigestedLeaf,
     Leaves,
+    TensorLeaf,
     by_parameter,
     expected_of,
     named_parameters,
@@ -115,7 +117,8 @@ class Checkpoint:
     @property
     def is_small(self) -> bool:
         """Whether none of the model's tensors is large; the same on every rank."""
-        parts = self.state["model_equal"].values()
+        leaves = self.state["model_equal"].values()
+        parts = (leaf for leaf in leaves if isinstance(leaf, TensorLeaf | DigestedLeaf))
         return all(
             math.prod(part.extent.shape) * part.dtype.itemsize <= snapshot.LARGE_BYTES for part in parts
         )

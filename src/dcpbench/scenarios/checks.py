@@ -83,14 +83,14 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
         found = compare_close(expected, actual, tolerance)
         marked = mark(found, lambda other: compare_close(_tensors(other), actual, tolerance))
         here = compared_names(actual)
-        compared = {name: here.get(name, False) for name in expected}
+        compared = {name: here.get(name, False) for name in compared_names(expected)}
         where = "after the uninterrupted run"
         cell.check("state_twin_close", marked, where, compared)
         plain = training_run.build_plain(cell.config, cell.world, other_seed(cell, 0))
         plain.train(oracle.data, 1)
         strangers = without_constants(expected, _tensors(plain))
         control = compare_close(expected, strangers, tolerance)
-        cell.controlled("state_twin_close", expected, control, where)
+        cell.controlled("state_twin_close", compared, control, where)
 
 
 def _has_no_twin(cell: Cell, run: TrainingRun, checks: Iterable[str]) -> bool:

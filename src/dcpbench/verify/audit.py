@@ -160,24 +160,29 @@ def damaged_copies(manifest: Manifest, key: str) -> dict[str, Manifest]:
 
     shared = {path: [*spans, replace(spans[0], name="stranger")] for path, spans in manifest.spans.items()}
     where_known = {"bytes of two entries": replace(manifest, spans=shared)} if shared else {}
-    return where_known | {
-        "a tensor that is stored as bytes": with_entries({key: Entry(None, None, entry.chunks[:1])}),
-        "a value that is stored as a tensor": with_entries({_VALUE: entry}),
-        "a key that is missing": replace(manifest, entries=_without(manifest.entries, key)),
-        "a key that is too many": with_entries({"stranger": Entry()}),
-        "another shape": with_entries({key: replace(entry, shape=(shape[0] + 1, *shape[1:]))}),
-        "another dtype": with_entries({key: replace(entry, dtype="torch.complex128")}),
-        "a chunk that is there twice": with_chunks(*entry.chunks, filled),
-        "a chunk that is missing": with_chunks(*(chunk for chunk in entry.chunks if chunk is not filled)),
-        "a chunk beyond its tensor": with_chunks(*others, replace(last, offsets=shape)),
-        "a chunk that is stored nowhere": with_chunks(*others, replace(last, file=None)),
-        "a file that is too short": replace(
-            manifest, found={**manifest.found, path: manifest.found.get(path, 0) - 1}
-        ),
-        "an entry that has no key": replace(manifest, unclaimed=(*manifest.unclaimed, "stranger")),
-        "a file that no entry names": replace(manifest, found={**manifest.found, "stranger": 1}),
-        "a file that is missing": replace(manifest, found=_without(manifest.found, path)),
-    }
+    return (
+        where_known
+        | {
+            "a tensor that is stored as bytes": with_entries({key: Entry(None, None, entry.chunks[:1])}),
+            "a value that is stored as a tensor": with_entries(
+                {_VALUE: replace(entry, dtype="torch.complex128")}  # not the one of streams
+            ),
+            "a key that is missing": replace(manifest, entries=_without(manifest.entries, key)),
+            "a key that is too many": with_entries({"stranger": Entry()}),
+            "another shape": with_entries({key: replace(entry, shape=(shape[0] + 1, *shape[1:]))}),
+            "another dtype": with_entries({key: replace(entry, dtype="torch.complex128")}),
+            "a chunk that is there twice": with_chunks(*entry.chunks, filled),
+            "a chunk that is missing": with_chunks(*(chunk for chunk in entry.chunks if chunk is not filled)),
+            "a chunk beyond its tensor": with_chunks(*others, replace(last, offsets=shape)),
+            "a chunk that is stored nowhere": with_chunks(*others, replace(last, file=None)),
+            "a file that is too short": replace(
+                manifest, found={**manifest.found, path: manifest.found.get(path, 0) - 1}
+            ),
+            "an entry that has no key": replace(manifest, unclaimed=(*manifest.unclaimed, "stranger")),
+            "a file that no entry names": replace(manifest, found={**manifest.found, "stranger": 1}),
+            "a file that is missing": replace(manifest, found=_without(manifest.found, path)),
+        }
+    )
 
 
 def _without(mapping: Mapping[str, Any], key: str) -> dict[str, Any]:

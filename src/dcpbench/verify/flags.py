@@ -47,7 +47,7 @@ def _hooks(name: str, owner: object) -> Iterator[str]:
     is_tensor = isinstance(owner, torch.Tensor)
     held = {kind: getattr(owner, kind) for kind in _OF_TENSORS} if is_tensor else vars(owner)
     for kind, hooks in held.items():
-        if hooks and kind.endswith("_hooks"):
+        if kind.endswith("_hooks") and hooks:  # what else there is may be a tensor
             codes = [_code_of(hook) for hook in hooks.values()]
             yield from (
                 f"{name} {kind} {code}".lstrip() for code in codes if not code.startswith(_OF_PARALLELISMS)

@@ -95,6 +95,134 @@ class Nested(nn.Module):
         return x
 
 
+class Tied(nn.Module):
+    """An embedding's weight that is its head's as well, as in language models.
+
+    Args:
+        size: of a sample, and of what is made of it.
+        width: of the layer between.
+    """
+
+    def __init__(self, size: int, width: int) -> None:
+        super().__init__()
+        self.input_size = self.output_size = size
+        self.embed = nn.Linear(width, size, bias=False)
+        self.inner = nn.Linear(width, width)
+        self.head = nn.Linear(width, size)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map a batch of shape (batch, size) to another."""
+        hidden = F.gelu(self.inner(x @ self.embed.weight))
+        output: torch.Tensor = self.head(hidden)
+        return output
+
+
+class Bf16(Mlp):
+    """An `Mlp` in bfloat16."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        super().__init__(sizes)
+        self.bfloat16()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map a batch of shape (batch, sizes[0]) to (batch, sizes[-1]), in bfloat16."""
+        return super().forward(x.bfloat16())
+
+
+class Dtypes(Mlp):
+    """An `Mlp` with persistent buffers of many dtypes, without dimensions and without elements, that training
+    moves on, one that is not persistent, and a parameter of one element that scales the output.
+
+    Args:
+        dtypes: names of torch's dtypes, of a buffer each.
+    """
+
+    scalar: torch.Tensor
+
+    def __init__(self, sizes: list[int], dtypes: list[str]) -> None:
+        super().__init__(sizes)
+        self._moving = [f"of_{name}" for name in dtypes]
+        for name in dtypes:
+            self.register_buffer(f"of_{name}", torch.arange(1, 6).to(getattr(torch, name)))
+        self.register_buffer("scalar", torch.ones((), dtype=torch.float64))
+        self.register_buffer("empty", torch.empty(0, 3))
+        self.register_buffer("cache", torch.ones(3), persistent=False)
+        self.gain = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map a batch of shape (batch, sizes[0]) to (batch, sizes[-1])."""
+        if self.training and torch.is_grad_enabled():
+            self.scalar += 1 / 3
+            for name in self._moving:  # the order is what changes: not every dtype knows arithmetic
+                value = self.get_buffer(name)
+                value.copy_(value.roll(1))
+        return super().forward(x) * self.gain
+
+
+class BatchNorm(Mlp):
+    """An `Mlp` with batch normalisation before each layer: its running statistics, which are buffers, are
+    those of the share of the batches that a rank saw."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        super().__init__(sizes)
+        self.norms = nn.ModuleList(nn.BatchNorm1d(size) for size in sizes[:-1])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map a batch of shape (batch, sizes[0]) to (batch, sizes[-1])."""
+        for number, norm in enumerate(self.norms, start=1):
+            x = F.gelu(self.get_submodule(f"net{number}")(norm(x)))
+        return x
+
+
+class ExtraState(Mlp):
+    """An `Mlp` that counts its batches in what only `get_extra_state` and `set_extra_state` know: a number
+    and a tensor."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        super().__init__(sizes)
+        self._seen, self._powers = 0, torch.zeros(3)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """What `state_dict` holds beside tensors."""
+        return {"seen": self._seen, "powers": self._powers}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """What `load_state_dict` was given for it."""
+        self._seen, self._powers = state["seen"], state["powers"]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map a batch of shape (batch, sizes[0]) to (batch, sizes[-1])."""
+        if self.training and torch.is_grad_enabled():
+            self._seen += 1
+            self._powers = float(self._seen) ** torch.arange(3)
+        return super().forward(x)
+
+
+class Frozen(Mlp):
+    """An `Mlp` whose first layer is frozen, and saved all the same."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        super().__init__(sizes)
+        self.get_submodule("net1").requires_grad_(False)
+
+
+class Unused(Mlp):
+    """An `Mlp` with one layer more, `unused`, which no batch has reached so far: its parameters never had a
+    gradient, as those of an expert that no token was routed to."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        super().__init__(sizes)
+        self.experts = nn.ModuleDict({"unused": nn.Linear(4, 4)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map a batch of shape (batch, sizes[0]) to (batch, sizes[-1])."""
+        for name, layer in self.named_children():
+            if name != "experts":
+                x = F.gelu(layer(x))
+        return x
+
+
 class FineTuned(nn.Module):
     """A frozen model, `pretrain`, with linear layers of its output's width after it: `layer1`, ….
 
@@ -137,3 +265,8 @@ def one_empty(model: nn.Module) -> list[dict[str, Any]]:
     """As `biases_apart`, with a group between them that has no parameters, as of a part that is frozen."""
     weights, biases = biases_apart(model)
     return [weights, {"params": [], "lr": 0.002}, biases]
+
+
+def weights_only(model: nn.Module) -> list[dict[str, Any]]:
+    """All weights in one group, and no biases: those stay as they were drawn."""
+    return [{"params": [value for name, value in model.named_parameters() if name.endswith("weight")]}]

@@ -1,0 +1,50 @@
+"""Models of which torch's checkpointing does not bring back all: their rows say what, and whose it is."""
+
+import pytest
+
+from conftest import SMALL, Finished, run
+from dcpbench.scenarios.checkpoint import FLAGS, live_state
+from dcpbench.workloads.training_run import batches, build
+from support.alone import config, world
+
+
+def test_extra_state_is_looked_at_as_a_checkpoint_has_it() -> None:
+    given = config(model="extra_state")
+    trained = build(given, world(), 0)
+    trained.train(batches(given, world().device), 2)
+    held = live_state(trained)["model_equal"]
+    assert held["_extra_state.seen"] == 2
+    assert held["_extra_state.powers"].local.tolist() == [1.0, 2.0, 4.0]
+    saved = trained.state()["model"].state_dict()["_extra_state"]
+    assert (saved["seen"], saved["powers"].tolist()) == (2, [1.0, 2.0, 4.0])
+
+
+def test_a_frozen_layer_is_saved_unless_it_is_left_out() -> None:
+    run = build(config(model="frozen"), world(), 0)
+    assert live_state(run)[FLAGS]["requires_grad.net1.weight"] is False
+    assert "net1.weight" in run.state()["model"].state_dict()
+
+
+@pytest.fixture(scope="module")
+def defective(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    cells = ("model=batch_norm,unused", "parallel=ddp,fsdp2", "device=cpu", "world_size=2", "saves=1")
+    return run(tmp_path_factory.mktemp("defective") / "sweep", "-m", *cells, *SMALL[1:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_running_statistics_come_back_as_some_ranks(defective: Finished, parallel: str) -> None:
+    row = defective.row(model="batch_norm", parallel=parallel)
+    assert row["status"] == "xfail", row["reason"]
+    assert "buffers-of-some-rank" in row["reason"]
+    assert (row["model_equal"], row["optim_equal"], row["loss_resume_equal"]) == (False, True, True)
+    why = "batch normalisation sees a rank's share of each batch, and one process all of it"
+    assert row["details"]["ranks"][0]["not_applied"]["loss_twin_close"] == why
+
+
+@pytest.mark.slow
+def test_what_had_no_gradient_cannot_be_loaded(defective: Finished) -> None:
+    row = defective.row(model="unused", parallel="fsdp2")
+    assert row["status"] == "xfail", row["reason"]
+    assert "Missing key in checkpoint state_dict: optimizer.state.experts.unused.weight" in row["reason"]
+    assert defective.row(model="unused", parallel="ddp")["status"] == "skip"
