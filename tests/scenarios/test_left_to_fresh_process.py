@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 from dcpbench.config.groups import Verify
 from dcpbench.records.findings import Finding, Problem
@@ -28,7 +29,7 @@ def newest(tmp_path: Path, *keys: str) -> tuple[Cell, SavedCheckpoint]:
     leaves = snapshot_nested({"first": torch.zeros(2), "middle": torch.ones(2), "last": torch.ones(3)})
     state = {"model_equal": leaves, "extra_equal": {"number": 3, "other": 4}, FLAGS: {"number": True}}
     saved: Any = mock.Mock(SavedCheckpoint, step=7, state=state, checkpoint_id=str(tmp_path))
-    saved.keys = dict.fromkeys(keys)
+    saved.keys, saved.source = dict.fromkeys(keys), mock.Mock(options=StateDictOptions())
     cell.complete.append(saved)
     return cell, saved
 

@@ -5,7 +5,7 @@ import pytest
 from conftest import SMALL, Finished, run
 from dcpbench.scenarios.checkpoint import FLAGS, live_state
 from dcpbench.workloads.training_run import batches, build
-from support.alone import config, world
+from support.alone import alone, config, world
 
 
 def test_extra_state_is_looked_at_as_a_checkpoint_has_it() -> None:
@@ -23,6 +23,13 @@ def test_a_frozen_layer_is_saved_unless_it_is_left_out() -> None:
     run = build(config(model="frozen"), world(), 0)
     assert live_state(run)[FLAGS]["requires_grad.net1.weight"] is False
     assert "net1.weight" in run.state()["model"].state_dict()
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "sgd_plain"])
+def test_what_a_save_before_the_first_step_leaves_alone_passes_with_power(optimizer: str) -> None:
+    once = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
+    verdict, _ = alone(**once, optimizer=optimizer, save_at=0)
+    assert verdict.status == "pass", verdict.reason
 
 
 @pytest.fixture(scope="module")

@@ -265,8 +265,3 @@ def one_empty(model: nn.Module) -> list[dict[str, Any]]:
     """As `biases_apart`, with a group between them that has no parameters, as of a part that is frozen."""
     weights, biases = biases_apart(model)
     return [weights, {"params": [], "lr": 0.002}, biases]
-
-
-def weights_only(model: nn.Module) -> list[dict[str, Any]]:
-    """All weights in one group, and no biases: those stay as they were drawn."""
-    return [{"params": [value for name, value in model.named_parameters() if name.endswith("weight")]}]

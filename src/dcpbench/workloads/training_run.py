@@ -141,8 +141,10 @@ class TrainingRun:
         return self.train_state.losses[before:]
 
     def forget(self, seed: int) -> None:
-        """Start over with objects that hold other values, and no steps taken."""
+        """Start over with objects that hold other values; what it says of its steps is of none that was
+        taken."""
         self._start_over(seed)
+        self.train_state = TrainState(-1, float(seed), [float(seed)])
         other = {key: perturbed(value) for key, value in self.scheduler.state_dict().items()}
         self.scheduler.load_state_dict(other)
 
