@@ -8,6 +8,7 @@ from pathlib import Path
 from dcpbench.config import groups
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import how_run
+from dcpbench.config.state_dict import StateDictConfig
 
 OF_THE_SWEEP = ("resume", "trust", "rerun", "plan", "plan_as", "objective")
 """Keys that say what to do with a sweep: they take one value, and no cell has them."""
@@ -27,7 +28,7 @@ class Config:
     parallel: groups.ParallelConfig = field(default_factory=groups.ParallelConfig)
     model: groups.ModelConfig = field(default_factory=groups.ModelConfig)
     optimizer: groups.OptimizerConfig = field(default_factory=groups.OptimizerConfig)
-    state_dict: groups.StateDictConfig | None = None
+    state_dict: StateDictConfig | None = None
     checkpointer: groups.CheckpointerConfig = field(default_factory=groups.CheckpointerConfig)
     save: groups.SaveConfig = field(default_factory=groups.SaveConfig)
     storage: groups.StorageConfig = field(default_factory=groups.StorageConfig)

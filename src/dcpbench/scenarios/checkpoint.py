@@ -123,6 +123,14 @@ class Checkpoint:
             math.prod(part.extent.shape) * part.dtype.itemsize <= snapshot.LARGE_BYTES for part in parts
         )
 
+    @property
+    def by_key(self) -> list[Leaves]:
+        """What each check looks at, by the flattened keys of a checkpoint."""
+        state = as_saved(self.source, self.state) if self.source else self.state
+        return [
+            {key_of(check, name): leaf for name, leaf in leaves.items()} for check, leaves in state.items()
+        ]
+
     def recall(self, prefix: str) -> Recall:
         """What it holds below a prefix of its keys; any rank may ask, by itself."""
         return lambda name: self.checkpointer.read_tensor(self.checkpoint_id, f"{prefix}{name}")
@@ -157,11 +165,3 @@ class SavedCheckpoint(Checkpoint):
     number: int
     files: Future[FileDigests]
     opened: Leaves
-
-    @property
-    def by_key(self) -> list[Leaves]:
-        """What each check looks at, by the flattened keys of the checkpoint."""
-        return [
-            {key_of(check, name): leaf for name, leaf in leaves.items()}
-            for check, leaves in as_saved(self.source, self.state).items()
-        ]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
-from dcpbench.config.groups import StateDictConfig
+from dcpbench.config.state_dict import StateDictConfig
 from dcpbench.records.findings import Finding
 from dcpbench.scenarios import checks, contract, steps
 from dcpbench.scenarios.cell import Cell, Skip
