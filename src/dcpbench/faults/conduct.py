@@ -18,8 +18,20 @@ def _flag(name: str) -> Expect:
 
 
 @on_one_rank(Expect("state_resume_equal", A_WEIGHT, -2), after=2, by=0.001)
-def second_step_wrong(target: "Target", after: int, by: float) -> None:
-    """The optimizer's second step after the load goes a little further with one weight."""
+@on_one_rank(
+    Expect("state_resume_equal", A_WEIGHT, -2),
+    name="resumed_twice_wrong",
+    only={"scenario": Only(["chain"], "no other one goes on from what a resumed run has saved")},
+    after=1,
+    by=0.001,
+    loads=2,
+)
+def second_step_wrong(target: "Target", after: int, by: float, loads: int = 1) -> None:
+    """The optimizer's second step after the load goes a little further with one weight; or another step, and
+    from a later load on."""
+    target.kept["loads"] = target.kept.get("loads", 0) + 1
+    if target.kept["loads"] < loads:
+        return
     optimizer = target.state["optimizer"].optimizer
     honest, taken = optimizer.step, 0
 

@@ -206,14 +206,16 @@ def resume(
     checkpoint: Checkpoint,
     losses: Losses,
     exactly: bool = True,
+    until: int | None = None,
 ) -> None:
     """Train on: the steps must have the uninterrupted run's losses, and those must mean something, and end in
     its state.
 
     Args:
         exactly: whether losses and state are the same bits; another layout sums in another order.
+        until: the last step, at which the uninterrupted run's state is known, if not after `resume_steps`.
     """
-    first, last = checkpoint.step + 1, checkpoint.step + cell.config.resume_steps
+    first, last = checkpoint.step + 1, until or checkpoint.step + cell.config.resume_steps
     with cell.phase("verify", "known_defects"):
         mark = known_defects.resumed_by(cell, target, losses.data, last)
     resumed = steps.train(cell, target, losses.data, last)
@@ -238,7 +240,7 @@ def resume(
     where = f"after the checkpoint of step {checkpoint.step}{checkpoint.how}"
     with cell.phase("verify", "resumed"):
         taken = range(first, last + 1)
-        _verify_losses(cell, comparisons, resumed, target.alive, losses, taken, where)
+        _verify_losses(cell, comparisons, resumed, target.alive[-len(taken) :], losses, taken, where)
         expected = replace(checkpoint, state=losses.states[last])
         recorded = [*losses.continued[: first - 1], *resumed]
         for check, leaves in retained_state(target).items():

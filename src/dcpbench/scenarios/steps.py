@@ -101,10 +101,11 @@ def build(cell: Cell) -> Oracle:
         return Oracle(cell, trained, training_run.batches(config, world.device))
 
 
-def build_anew(cell: Cell) -> TrainingRun:
-    """A target for loads, built from another seed, with the state that DCP gives a fresh optimizer."""
+def build_anew(cell: Cell, number: int = 0) -> TrainingRun:
+    """A target for loads, built from another seed, the one of this number, with the state that DCP gives a
+    fresh optimizer."""
     with cell.phase("build"):
-        target = training_run.build(cell.config, cell.world, other_seed(cell, 0))
+        target = training_run.build(cell.config, cell.world, other_seed(cell, number))
         target.fill_optimizer()
     return target
 
@@ -126,13 +127,14 @@ def train(cell: Cell, run: TrainingRun, data: Batches, until: int) -> list[float
 
 
 def go_on(cell: Cell, oracle: Oracle, until: int) -> None:
-    """Train the uninterrupted run up to and including step `until`; retain its state where resumes end."""
+    """Train the uninterrupted run up to and including step `until`; retain its state where resumes end, or
+    what was resumed is saved."""
     config, run = cell.config, oracle.trained
-    ends = {step + config.resume_steps for step in config.save_steps}
+    ends = {*config.save_steps, *(step + config.resume_steps for step in config.save_steps)}
     for step in sorted({*ends, until}):
         if run.train_state.step <= step <= until:
             train(cell, run, oracle.data, step)
-            if step in ends:
+            if step in ends and step not in oracle.states:
                 with cell.phase("verify", "retained"):
                     oracle.states[step] = retained_state(run)
 
@@ -142,8 +144,10 @@ def train_and_save(
     oracle: Oracle,
     state: Callable[[], dict[str, Any]] | None = None,
     beside: Leaves | None = None,
+    at: Iterable[int] | None = None,
 ) -> list[SavedCheckpoint]:
-    """The uninterrupted run: train and save in turn, as often as the plan says, then go on.
+    """The uninterrupted run: train and save in turn, as often as the plan says or `at` these steps of it
+    alone, then go on.
 
     Training goes on while a save is under way. Each is finished before the next one begins, or with
     `overlap_saves` just after; two that are under way at once are in two slots of the checkpointer, and one
@@ -152,7 +156,9 @@ def train_and_save(
     overlap = cell.config.overlap_saves
     checkpointer = open_checkpointer(cell)
     checkpoints: list[SavedCheckpoint] = []
-    for slot, step in zip(itertools.cycle((1, 2) if overlap else (0,)), cell.config.save_steps, strict=False):
+    for slot, step in zip(
+        itertools.cycle((1, 2) if overlap else (0,)), at or cell.config.save_steps, strict=False
+    ):
         go_on(cell, oracle, until=step)
         if checkpoints and not overlap:
             finish(cell, checkpoints[-1])
