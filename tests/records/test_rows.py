@@ -44,6 +44,9 @@ def test_the_contract_of_columns() -> None:
         "files_equal",
         "random_equal",
         "cwd",
+        "scheduler",
+        "load_into",
+        "optimizer_state",
     )
 
 

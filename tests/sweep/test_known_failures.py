@@ -227,6 +227,10 @@ def test_the_list_of_the_house_is_whole() -> None:
         "shared-stager",
         "shared-writer",
         "load-without-collectives",
+        "integer-keys",
+        "gradients-at-load",
+        "scheduler-after-load",
+        "plain-optimizer-fsdp1",
     }
     for each in known:
         assert each.link is not None

@@ -35,6 +35,9 @@ CompileScope = StrEnum("CompileScope", "model layer")
 KeepCheckpoints = StrEnum("KeepCheckpoints", "none failed all")
 """Whose checkpoints stay on disk after their cell has ended."""
 
+OptimizerStateAs = StrEnum("OptimizerStateAs", "plain")
+"""How an optimizer's state is saved, where that is not by DCP's functions: as its own `state_dict` has it."""
+
 Rerun = StrEnum("Rerun", "none failed")
 """Which cells of a sweep that is resumed run again, besides those that have no row that stands."""
 
@@ -87,16 +90,6 @@ class StageConfig:
     ends: Ending = Ending.report
 
 
-_FRESH = {"DCPBENCH_FRESH_PROCESS": "1"}
-"""What keeps processes that load what others have saved apart from ranks that save."""
-
-FRESH_PROCESS = StageConfig("dcpbench.scenarios.fresh_process.load_alone", StageWorld.alone, _FRESH)
-"""The last stage of a cell with `verify=deep`."""
-
-FRESH_TRAINER = StageConfig("dcpbench.scenarios.fresh_process.load_by_trainer", environment=_FRESH)
-"""That of a cell whose trainer saves and loads by itself, on as many ranks."""
-
-
 @dataclass
 class ScenarioConfig:
     """What a cell does: `target(cell, **options)` with a `dcpbench.scenarios.cell.Cell`, or several `stages`
@@ -129,6 +122,14 @@ class Group:
     name: str = MISSING
     target: str = MISSING
     options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class LimitedGroup(Group):
+    """What not every value of other axes can be used with: `only` has those that can; with others a cell is a
+    skip."""
+
+    only: dict[str, Only] = how_run(dict)
 
 
 @dataclass
@@ -213,16 +214,14 @@ class WorkloadConfig:
 
 
 @dataclass
-class OptimizerConfig(Group):
-    """An optimizer: `target(groups(model), lr=..., ...)`; what is null is left to its default. `only` has the
-    values of other axes that it can be used with; with others a cell is a skip."""
+class OptimizerConfig(LimitedGroup):
+    """An optimizer: `target(groups(model), lr=..., ...)`; what is null is left to its default."""
 
     groups: str = "dcpbench.workloads.models.one_group"
     lr: float | None = MISSING
     weight_decay: float | None = None
     momentum: float | None = None
     betas: list[float] | None = None
-    only: dict[str, Only] = how_run(dict)
 
     def hyperparameters(self) -> dict[str, Any]:
         """Keyword arguments for the optimizer's constructor."""
@@ -232,15 +231,30 @@ class OptimizerConfig(Group):
 
 
 @dataclass
-class CheckpointerConfig(Group):
-    """What writes and reads checkpoints: `target(folder, config, ranks)` returns a
-    `dcpbench.checkpointers.base.Checkpointer`, given the cell's folder for checkpoints, its `Config` and the
-    ranks.
+class SchedulerConfig(LimitedGroup):
+    """A scheduler of learning rates: `target(optimizer, **options)`."""
 
-    What it cannot do is a skip: `only` has the values of other axes that it can be used with.
+
+@dataclass
+class LoadIntoConfig:
+    """What a checkpoint is loaded into, where that is not what trainers should have: a run whose scheduler is
+    there and whose optimizer has state (`filled`), if only zeros, and that has no gradients.
+
+    With `gradients` it has those of a step that was not taken. Without `scheduler` that is made once the
+    optimizer is loaded, and loaded itself then.
     """
 
-    only: dict[str, Only] = how_run(dict)
+    name: str = MISSING
+    filled: bool = True
+    gradients: bool = False
+    scheduler: bool = True
+
+
+@dataclass
+class CheckpointerConfig(LimitedGroup):
+    """What writes and reads checkpoints: `target(folder, config, ranks)` returns a
+    `dcpbench.checkpointers.base.Checkpointer`, given the cell's folder for checkpoints, its `Config` and the
+    ranks."""
 
 
 class Kept(StrEnum):
@@ -281,7 +295,7 @@ class PlannerConfig:
 
 
 @dataclass
-class SaveConfig(Group):
+class SaveConfig(LimitedGroup):
     """How DCP is called to save: `target(state_dict, checkpoint_id, writer, process_group, **options)`; see
     `dcpbench.checkpointers.dcp`. Other checkpointers look at the flags alone.
 
@@ -296,7 +310,11 @@ class SaveConfig(Group):
     stager: StagerConfig | None = None
     planner: PlannerConfig | None = None
     uploader: Uploader = Uploader.thread
-    only: dict[str, Only] = how_run(dict)
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether what is staged lies in memory that another process may have too."""
+        return bool(self.stager and self.stager.use_shared_memory)
 
     @property
     def uses_collectives(self) -> bool:

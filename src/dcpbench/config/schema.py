@@ -18,6 +18,17 @@ OWN_TRAINER = "dcpbench.checkpointers.trainer.TrainerCheckpointer"
 SEED_STRIDE = 1_000_003
 """Apart by so much are the seeds from which the batches of two seeds are drawn; a step's is one more."""
 
+_FRESH = {"DCPBENCH_FRESH_PROCESS": "1"}
+"""What keeps processes that load what others have saved apart from ranks that save."""
+
+FRESH_PROCESS = groups.StageConfig(
+    "dcpbench.scenarios.fresh_process.load_alone", groups.StageWorld.alone, _FRESH
+)
+"""The last stage of a cell with `verify=deep`."""
+
+FRESH_TRAINER = groups.StageConfig("dcpbench.scenarios.fresh_process.load_by_trainer", environment=_FRESH)
+"""That of a cell whose trainer saves and loads by itself, on as many ranks."""
+
 
 @dataclass
 class Config:
@@ -32,6 +43,9 @@ class Config:
     storage: groups.StorageConfig = field(default_factory=groups.StorageConfig)
     fault: groups.FaultConfig = field(default_factory=groups.FaultConfig)
     workload: groups.WorkloadConfig = field(default_factory=groups.WorkloadConfig)
+    scheduler: groups.SchedulerConfig | None = None
+    load_into: groups.LoadIntoConfig | None = None
+    optimizer_state: groups.OptimizerStateAs | None = None
     load_parallel: groups.ParallelConfig | None = None
     load_world_size: int | None = None
     compile: bool = False
@@ -64,6 +78,11 @@ class Config:
     objective: str | None = how_run(None)
 
     @property
+    def target_of_loads(self) -> groups.LoadIntoConfig:
+        """What checkpoints are loaded into."""
+        return self.load_into or groups.LoadIntoConfig()
+
+    @property
     def own_trainer(self) -> bool:
         """Whether `workload.target` builds a trainer that saves by itself."""
         return self.checkpointer.target == OWN_TRAINER
@@ -78,7 +97,7 @@ class Config:
         """The stages of a cell, one after the other."""
         if self.verify is not groups.Verify.deep:
             return self.scenario.all_stages
-        return [*self.scenario.all_stages, groups.FRESH_TRAINER if self.own_trainer else groups.FRESH_PROCESS]
+        return [*self.scenario.all_stages, FRESH_TRAINER if self.own_trainer else FRESH_PROCESS]
 
     def world_of(self, world: groups.StageWorld) -> tuple[groups.ParallelConfig, int]:
         """The parallelism and the number of ranks of a stage, once the world size is decided."""

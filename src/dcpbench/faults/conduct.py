@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dcpbench.config.groups import Expect, Only, Place
 from dcpbench.faults.registry import fault, on_one_rank
-from dcpbench.faults.values import A_BIAS, A_WEIGHT, WITH_MOMENTS
+from dcpbench.faults.values import A_BIAS, A_WEIGHT, SCHEDULED, WITH_MOMENTS
 
 if TYPE_CHECKING:
     from dcpbench.faults.targets import Target
@@ -24,13 +24,12 @@ def _flag(name: str) -> Expect:
     only={"scenario": Only(["chain"], "no other one goes on from what a resumed run has saved")},
     after=1,
     by=0.001,
-    loads=2,
+    from_first=False,
 )
-def second_step_wrong(target: "Target", after: int, by: float, loads: int = 1) -> None:
+def second_step_wrong(target: "Target", after: int, by: float, from_first: bool = True) -> None:
     """The optimizer's second step after the load goes a little further with one weight; or another step, and
-    from a later load on."""
-    target.kept["loads"] = target.kept.get("loads", 0) + 1
-    if target.kept["loads"] < loads:
+    not from the first checkpoint of the cell."""
+    if target.folder == target.first and not from_first:
         return
     optimizer = target.state["optimizer"].optimizer
     honest, taken = optimizer.step, 0
@@ -46,7 +45,7 @@ def second_step_wrong(target: "Target", after: int, by: float, loads: int = 1) -
     optimizer.step = step
 
 
-@fault(Expect("state_resume_equal", rank=0))
+@fault(Expect("state_resume_equal", rank=0), only=SCHEDULED)
 def scheduler_stuck(target: "Target") -> None:
     """The scheduler no longer moves. Its attributes are its state, so that it gets another class."""
     scheduler = target.state["scheduler"]
@@ -66,6 +65,17 @@ def gradients_left(target: "Target") -> None:
     """Parameters have gradients, if only zeros."""
     for parameter in target.state["model"].model.parameters():
         parameter.grad = parameter.detach().clone().zero_()
+
+
+@on_one_rank(
+    Expect("side_effect_free", rf"gradients\.{A_WEIGHT}", -2),
+    only={"load_into": Only(["gradients"], "it needs gradients at the load")},
+)
+def gradients_touched(target: "Target") -> None:
+    """A load adds to the gradients of weights."""
+    for name, parameter in target.state["model"].model.named_parameters():
+        if name.endswith(".weight"):
+            parameter.grad.add_(1)
 
 
 @fault(_flag(rf"requires_grad\.{A_BIAS}"))

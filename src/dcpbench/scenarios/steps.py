@@ -102,11 +102,13 @@ def build(cell: Cell) -> Oracle:
 
 
 def build_anew(cell: Cell, number: int = 0) -> TrainingRun:
-    """A target for loads, built from another seed, the one of this number, with the state that DCP gives a
-    fresh optimizer."""
+    """A target for loads, built from another seed, the one of this number; unless the cell says otherwise,
+    with the state that DCP gives a fresh optimizer."""
+    into = cell.config.target_of_loads
     with cell.phase("build"):
-        target = training_run.build(cell.config, cell.world, other_seed(cell, number))
-        target.fill_optimizer()
+        target = training_run.build(cell.config, cell.world, other_seed(cell, number), into.scheduler)
+        if into.filled:
+            target.fill_optimizer()
     return target
 
 
@@ -219,7 +221,9 @@ def save(
     with cell.phase("verify", "retained"):
         saved = retained or retained_state(run)
     number = cell.measured("save_stall_s")
-    opened = side_effects.open_before(cell, again=number > 0)
+    # Buffers in shared memory are kept for each run that is saved, and are a descriptor each.
+    keeps = cell.config.save.shares_memory and all(one.source is not run for one in cell.complete)
+    opened = side_effects.open_before(cell, again=number > 0 and not keeps)
     with side_effects.unchanged(cell, run, f"after the save of step {step}", saved):
         with cell.phase("save"):
             checkpoint_id = str(cell.folder / (name or f"step-{step:04d}"))
@@ -236,6 +240,7 @@ def save(
         checkpointer,
         saved,
         source=run,
+        numbers=run.numbers,
         keys=keys,
         pending=pending,
         number=number,
@@ -325,11 +330,16 @@ def load(
     install: Callable[[], None] | None = None,
 ) -> None:
     """Load a checkpoint into a target, or into `state` instead of the target's own, which `install` then
-    brings into the target where loading does not. The run that was saved must not change."""
+    brings into the target where loading does not. The run that was saved must not change, nor gradients that
+    the target may have, which are cleared then."""
     where = f"after the load of step {checkpoint.step}"
     source = None if checkpoint.source is target else checkpoint.source
     opened = side_effects.open_before(cell, again=cell.measured("load_s") > 0)
-    with side_effects.unchanged(cell, source, where), cell.phase("load"):
+    with (
+        side_effects.unchanged(cell, source, where),
+        side_effects.gradients_unchanged(cell, target, where),
+        cell.phase("load"),
+    ):
         began = time.perf_counter()
         checkpoint.checkpointer.load(target.state() if state is None else state, checkpoint.checkpoint_id)
         if install:
@@ -364,6 +374,7 @@ def hand_over(cell: Cell, checkpoints: list[SavedCheckpoint], losses: Losses) ->
                 Path(one.checkpoint_id).name,
                 whole(one.state, str(one)),
                 cell.files.get(one.checkpoint_id),
+                one.numbers,
             )
             for one in checkpoints
         ]
@@ -377,12 +388,12 @@ def take_over(cell: Cell, checkpointer: Checkpointer, same_layout: bool) -> tupl
     of its ranks' random generators if this one does not have the same layout."""
     with torch.serialization.safe_globals([DigestedLeaf, Extent]):
         left, continued, twin, states = torch.load(cell.folder / _HANDOVER, weights_only=True)
-    cell.files.update((str(cell.folder / name), files) for _, name, _, files in left if files)
-    for state in () if same_layout else [*states.values(), *(state for _, _, state, _ in left)]:
+    cell.files.update((str(cell.folder / name), files) for _, name, _, files, _ in left if files)
+    for state in () if same_layout else [*states.values(), *(one[2] for one in left)]:
         del state[RANDOM]
     checkpoints = [
-        Checkpoint(step, str(cell.folder / name), checkpointer, state, by_content=True)
-        for step, name, state, _ in left
+        Checkpoint(step, str(cell.folder / name), checkpointer, state, by_content=True, numbers=numbers)
+        for step, name, state, _, numbers in left
     ]
     data = training_run.batches(cell.config, cell.world.device)
     return checkpoints, Losses(continued, twin, data, states)

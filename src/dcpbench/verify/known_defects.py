@@ -33,6 +33,9 @@ OWN_CHUNKS = "own_chunks"
 AS_RESTORED = "as_restored"
 """After a load that was wrong by a known defect: what a plain run makes of what was restored."""
 
+NEVER_STEPPED = "never_stepped"
+"""An optimizer's state was not loaded: it is what DCP gives one that has never stepped."""
+
 _OF_TENSORS = (Problem.differs, Problem.digests_differ)
 
 
@@ -107,6 +110,17 @@ def assembled(leaves: Leaves, group: dist.ProcessGroup | None) -> dict[str, torc
             at = extent.take(torch.arange(held.numel()).view(extent.shape))
             held.view(-1)[at] = local.reshape(-1)
     return tensors
+
+
+def mark_never_stepped(found: Iterable[Finding], actual: Leaves) -> Iterator[Finding]:
+    """Findings, marked where the restored part is zeros, or a counter of one step."""
+    for finding in found:
+        part = actual.get(finding.name)
+        if isinstance(part, TensorLeaf) and finding.problem in _OF_TENSORS:
+            is_counter = finding.name.endswith(".step")
+            if not bool((part.local != int(is_counter)).any()):
+                finding = replace(finding, by=NEVER_STEPPED)
+        yield finding
 
 
 def mark_expected(
