@@ -1,11 +1,14 @@
 """What checkpoints are loaded into, and optimizers that are saved as they are, on one rank."""
 
+from pathlib import Path
+from unittest import mock
+
 import pytest
 
-from dcpbench.scenarios.checkpoint import key_of
+from dcpbench.scenarios import checks, steps
+from dcpbench.scenarios.checkpoint import Checkpoint, key_of
 from dcpbench.workloads.training_run import build
-from support.alone import config, run_alone, world
-from workloads.test_schedulers import unexplained
+from support.alone import bare_cell, config, run_alone, unexplained, world
 
 SMALL = {"model": "short", "saves": 1, "train_steps": 2, "resume_steps": 1}
 HERE = "after the load of step 2"
@@ -18,6 +21,29 @@ def test_it_is_restored(into: str) -> None:
     gradients = {"gradients.net1.weight", "gradients.net2.bias"}
     looked_at = ran.reports[0].checks["side_effect_free"].control[HERE]
     assert (gradients <= looked_at.keys()) is (into == "gradients")
+
+
+@pytest.mark.parametrize(
+    ("into", "filled", "gradients", "scheduled"),
+    [
+        ({}, True, False, True),
+        ({"load_into": "never_stepped"}, False, False, True),
+        ({"load_into": "gradients"}, True, True, True),
+        ({"load_into": "never_stepped_gradients"}, False, True, True),
+        ({"load_into": "no_scheduler"}, True, False, False),
+    ],
+)
+def test_what_is_loaded_into(
+    into: dict[str, str], filled: bool, gradients: bool, scheduled: bool, tmp_path: Path
+) -> None:
+    cell = bare_cell(tmp_path, config(**SMALL, **into))
+    target = steps.build_anew(cell)
+    nothing = Checkpoint(0, "", mock.Mock(), {})
+    checks.make_different(cell, target, nothing)
+    assert bool(target.optimizer.state) is filled
+    assert all((value.grad is not None) is gradients for value in target.model.parameters())
+    assert ("initial_lr" in target.optimizer.param_groups[0]) is scheduled
+    assert bool(target.objects()["scheduler"]) is scheduled
 
 
 def test_a_load_that_changes_gradients_is_seen() -> None:

@@ -20,7 +20,7 @@ from dcpbench.verify.perturb import controllable
 from dcpbench.verify.process_state import snapshot_process
 from dcpbench.verify.snapshot import snapshot_nested
 from dcpbench.workloads.training_run import TrainingRun, batches, build
-from support.alone import Ran, bare_cell, config, group_of_one, run_alone, world
+from support.alone import Ran, bare_cell, config, group_of_one, run_alone, unexplained, world
 
 Places = dict[tuple[str, str], set[str]]
 """The names that are compared, by check and place."""
@@ -212,7 +212,7 @@ def test_a_chain_of_trainers() -> None:
 
 
 def test_what_goes_wrong_in_the_third_run_is_seen_there() -> None:
-    ran = run_alone("resumed_twice_wrong", **SMALL, scenario="chain")
+    ran = run_alone("resumed_twice_wrong", **{**SMALL, "resume_steps": 2}, scenario="chain")
     assert ran.verdict.fault_seen is True, ran.verdict.reason
     found = [one for check in ran.reports[0].checks.values() for one in check.distinct.values()]
     assert {one.where for one in found} == {"after the checkpoint of step 2"}
@@ -412,6 +412,29 @@ def test_stateful_or_not() -> None:
     expected = once(2) | {("contract_held", where): {"plain", "stateful"}}
     expected["extra_equal", where] = SHORT.names["extra_equal"] | beside
     assert places_of(ran.reports[0]) == expected
+
+
+def keyed(*keys: object) -> set[str]:
+    return {f"keyed.{each}.{key}" for each in ("values", "tensors") for key in keys}
+
+
+def test_an_object_that_has_shrunk() -> None:
+    where = "in the checkpoint of step 2"
+    ran = passed(run_alone(**SMALL, scenario="shrunk_object"))
+    expected = once(2) | {("contract_held", f"of a load with more keys {where}"): {"refusal"}}
+    expected["extra_equal", where] = SHORT.names["extra_equal"] | keyed("one")
+    assert places_of(ran.reports[0]) == expected
+
+
+@pytest.mark.parametrize(("scenario", "keys"), [("grown_object", ("one", "two")), ("integer_keys", (1, 2))])
+def test_an_object_that_does_not_come_back(scenario: str, keys: tuple[object, ...]) -> None:
+    where = "in the checkpoint of step 2"
+    ran = run_alone(**SMALL, scenario=scenario)
+    expected = once(2)
+    expected["extra_equal", where] = SHORT.names["extra_equal"] | keyed(*keys)
+    assert places_of(ran.reports[0]) == expected
+    assert [one.check for one in ran.verdict.failed] == ["extra_equal"]
+    assert unexplained(ran, scenario.replace("_", "-")) == set()
 
 
 def test_key_order() -> None:

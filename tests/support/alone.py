@@ -19,6 +19,7 @@ from dcpbench.executors.base import Outcome
 from dcpbench.faults.registry import load_faults
 from dcpbench.records.rank_report import RankReport
 from dcpbench.scenarios.cell import Cell, Uploads
+from dcpbench.sweep.plan.known_failures import read
 from dcpbench.sweep.run.verdict import Verdict, verdict_of
 from dcpbench.worker.messages import CellSpec, RunId
 from dcpbench.worker.run_cell import run_cell
@@ -115,6 +116,19 @@ def alone(fault: str = "none", **values: Any) -> tuple[Verdict, RankReport]:
     """Run a cell; its verdict and the report of its last stage."""
     ran = run_alone(fault, **values)
     return ran.verdict, ran.reports[-1]
+
+
+def unexplained(ran: Ran, known: str) -> set[str]:
+    """What the checks of a cell found that is not listed as this known failure."""
+    listed = [one for one in read(conf_folder() / "known_failures.yaml") if one.id == known]
+    assert listed
+    return {
+        finding.name
+        for report in ran.reports
+        for check, seen in report.checks.items()
+        for finding in seen.distinct.values()
+        if not any(one.explains(check, finding) for one in listed)
+    }
 
 
 @contextmanager

@@ -228,6 +228,7 @@ def test_the_list_of_the_house_is_whole() -> None:
         "shared-writer",
         "load-without-collectives",
         "integer-keys",
+        "grown-object",
         "gradients-at-load",
         "scheduler-after-load",
         "plain-optimizer-fsdp1",

@@ -1,32 +1,32 @@
 """Schedulers of every kind, alone: what they hold comes back, and what they do to the learning rate too."""
 
 import pytest
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    MultiStepLR,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+    StepLR,
+)
 
 from dcpbench.config.groups import SchedulerConfig
 from dcpbench.config.schema import conf_folder
-from dcpbench.sweep.plan.known_failures import KnownFailure, read
 from dcpbench.workloads.training_run import batches, build
-from support.alone import Ran, config, run_alone, world
+from support.alone import config, run_alone, unexplained, world
 
 KINDS = sorted(path.stem for path in (conf_folder() / "scheduler").iterdir())
+CLASSES = {
+    "step": StepLR,
+    "multi_step": MultiStepLR,
+    "sequential": SequentialLR,
+    "cosine": CosineAnnealingLR,
+    "one_cycle": OneCycleLR,
+    "reduce_on_plateau": ReduceLROnPlateau,
+}
 LIMITED = {"multi_step"}
 """Those that torch does not restore."""
 RATES = {"model": "short", "saves": 2, "train_steps": 2, "resume_steps": 2}
-
-
-def unexplained(ran: Ran, known: str) -> set[str]:
-    """What of the findings is not listed as this known failure."""
-    listed: list[KnownFailure] = [
-        one for one in read(conf_folder() / "known_failures.yaml") if one.id == known
-    ]
-    assert listed
-    return {
-        finding.name
-        for report in ran.reports
-        for check, seen in report.checks.items()
-        for finding in seen.distinct.values()
-        if not any(one.explains(check, finding) for one in listed)
-    }
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in LIMITED])
@@ -37,10 +37,15 @@ def test_it_comes_back(kind: str) -> None:
     assert any(name.startswith("scheduler.") for name in control)
 
 
+def test_each_kind_is_known() -> None:
+    assert sorted(CLASSES) == KINDS
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_changes_the_learning_rate(kind: str) -> None:
     given = config(model="short", scheduler=kind)
     run = build(given, world(), 0)
+    assert type(run.scheduler) is CLASSES[kind]
     first = run.optimizer.param_groups[0]["lr"]
     for _ in range(9):
         run.train(batches(given, world().device), run.train_state.step + 1)

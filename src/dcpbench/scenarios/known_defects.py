@@ -67,10 +67,10 @@ def mark_restored(
         stored = stored_chunks(Path(checkpoint.checkpoint_id), cell.world.rank)
         own = partial(_chunks_of, stored, check)
         found = mark_own_chunks(found, checkpoint.unrestored[check], actual, own)
+    if check == "optim_equal" and not cell.config.target_of_loads.filled:
+        found = mark_never_stepped(found, actual)
     if check == "optim_equal" and sizes.get("tp", 1) > 1:
         return mark_sliced(found, saved, actual, checkpoint.recall_of(check), sizes["tp"])
-    if check == "optim_equal" and not cell.config.target_of_loads.filled:
-        return mark_never_stepped(found, actual)
     if check in ("model_equal", "optim_equal") and _never_averages(sizes):
         return mark_replica(found, saved, actual, cell.world.checkpoint_group)
     return found
