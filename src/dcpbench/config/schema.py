@@ -31,6 +31,30 @@ FRESH_TRAINER = groups.StageConfig("dcpbench.scenarios.fresh_process.load_by_tra
 
 
 @dataclass
+class TimeoutsConfig:
+    """Limits in seconds; a cell that goes past one ends as a `timeout` row.
+
+    `cell_s` is for one try of a cell. The others are for its phases, each time that one begins on a
+    rank, and null means that there is only the cell's: `join_s` until a rank has started and met its
+    peers, `upload_s` for a save that goes on beside training, from when training may go on.
+    """
+
+    cell_s: float = 300.0
+    join_s: float | None = 120.0
+    build_s: float | None = None
+    train_s: float | None = None
+    save_s: float | None = None
+    upload_s: float | None = None
+    load_s: float | None = None
+    verify_s: float | None = None
+    raw_s: float | None = None
+
+    def by_phase(self) -> dict[str, float]:
+        """The limit of the whole `cell`, and of each phase that has one."""
+        return {name.removesuffix("_s"): limit for name, limit in vars(self).items() if limit is not None}
+
+
+@dataclass
 class Config:
     """One cell of the matrix, and `OF_THE_SWEEP`."""
 
@@ -64,7 +88,7 @@ class Config:
     raw: bool = how_run(False)
     tolerance: groups.Tolerance = groups.Tolerance.standard
     verify: groups.Verify = how_run(groups.Verify.standard)
-    timeouts: groups.TimeoutsConfig = how_run(groups.TimeoutsConfig)
+    timeouts: TimeoutsConfig = how_run(TimeoutsConfig)
     retry: int = how_run(1)
     isolation: groups.Isolation = how_run(groups.Isolation.warm)
     sharing: groups.Sharing = how_run(groups.Sharing.disjoint)

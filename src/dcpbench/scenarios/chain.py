@@ -18,7 +18,7 @@ def chain(cell: Cell) -> None:
     plan = cell.config.save_steps
     if len(plan) < 2:
         raise Skip(f"saves={cell.config.saves}: a chain has at least two checkpoints")
-    oracle = steps.build(cell)
+    oracle = replace(steps.build(cell), ends=frozenset(plan[1:]))
     checkpoints = steps.train_and_save(cell, oracle, at=plan[:1])
     checks.verify_twin(cell, oracle)
     checks.verify_save_harmless(cell, oracle)

@@ -24,8 +24,8 @@ from dcpbench.verify.known_defects import (
     UNFROZEN,
     assembled,
     mark_expected,
-    mark_own_chunks,
     mark_never_stepped,
+    mark_own_chunks,
     mark_replica,
     mark_sliced,
 )
@@ -65,7 +65,7 @@ def mark_restored(
         found = mark_expected(found, OTHER_SAVE, partial(compare, other.state[check], actual))
     if checkpoint.unrestored:
         stored = stored_chunks(Path(checkpoint.checkpoint_id), cell.world.rank)
-        own = partial(_chunks_of, stored, check)
+        own = partial(_chunks_of, checkpoint, stored, check)
         found = mark_own_chunks(found, checkpoint.unrestored[check], actual, own)
     if check == "optim_equal" and not cell.config.target_of_loads.filled:
         found = mark_never_stepped(found, actual)
@@ -149,8 +149,8 @@ def _sizes(cell: Cell) -> dict[str, int]:
     return parallel.mesh_sizes(cell.world.size) if subject else {}
 
 
-def _chunks_of(stored: Stored, check: str, name: str) -> Sequence[StoredChunk]:
-    return stored.get(key_of(check, name), ())
+def _chunks_of(checkpoint: Checkpoint, stored: Stored, check: str, name: str) -> Sequence[StoredChunk]:
+    return stored.get(key_of(check, name, checkpoint.numbers), ())
 
 
 def _shares(cell: Cell) -> bool:

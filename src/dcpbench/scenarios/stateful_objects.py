@@ -229,14 +229,16 @@ def other_keys(cell: Cell, saved: list[Any], loaded: list[Any]) -> None:
         where = f"of a load with more keys {checkpoint}"
         with cell.phase("verify", "refused"):
             refused, accepted = asking_for(loaded), asking_for(saved)
-            checks.verify_refused(cell, CheckpointException, f"keyed.values.{key}", refused, accepted, where)
+            contract.verify_refused(
+                cell, CheckpointException, f"keyed.values.{key}", refused, accepted, where
+            )
     fresh = Keyed([key for key in loaded if key not in lacking], 5, device)
     before = _keyed(fresh)
     steps.load(cell, target, checkpoint, state={**target.state(), "keyed": fresh})
     checks.verify_restored(cell, target, checkpoint)
     with cell.phase("verify", "equality"):
         found, control = compare(expected, _keyed(fresh)), compare(expected, before)
-        checks.verify(cell, "extra_equal", found, control, controllable(expected), str(checkpoint))
+        contract.verify(cell, "extra_equal", found, control, controllable(expected), str(checkpoint))
     checks.resume(cell, target, checkpoint, oracle.losses)
 
 

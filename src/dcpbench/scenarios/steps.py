@@ -52,12 +52,13 @@ class Losses:
 
 @dataclass(frozen=True)
 class Oracle:
-    """The uninterrupted run, with its state after each step at which a resume ends; its unwrapped twin is
-    built when a check asks for it."""
+    """The uninterrupted run, with its state after each step at which a resume ends, `ends` beside those that
+    the plan has; its unwrapped twin is built when a check asks for it."""
 
     cell: Cell
     trained: TrainingRun
     data: Batches
+    ends: frozenset[int] = frozenset()
     states: dict[int, State] = field(default_factory=dict)
     strangers: dict[int, list[float]] = field(default_factory=dict)
 
@@ -129,14 +130,13 @@ def train(cell: Cell, run: TrainingRun, data: Batches, until: int) -> list[float
 
 
 def go_on(cell: Cell, oracle: Oracle, until: int) -> None:
-    """Train the uninterrupted run up to and including step `until`; retain its state where resumes end, or
-    what was resumed is saved."""
+    """Train the uninterrupted run up to and including step `until`; retain its state where resumes end."""
     config, run = cell.config, oracle.trained
-    ends = {*config.save_steps, *(step + config.resume_steps for step in config.save_steps)}
+    ends = {step + config.resume_steps for step in config.save_steps} | oracle.ends
     for step in sorted({*ends, until}):
         if run.train_state.step <= step <= until:
             train(cell, run, oracle.data, step)
-            if step in ends and step not in oracle.states:
+            if step in ends:
                 with cell.phase("verify", "retained"):
                     oracle.states[step] = retained_state(run)
 
