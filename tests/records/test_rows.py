@@ -45,6 +45,9 @@ def test_the_contract_of_columns() -> None:
         "random_equal",
         "cwd",
         "state_dict",
+        "scheduler",
+        "load_into",
+        "optimizer_state",
     )
 
 

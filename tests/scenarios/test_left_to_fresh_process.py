@@ -28,7 +28,7 @@ def newest(tmp_path: Path, *keys: str) -> tuple[Cell, SavedCheckpoint]:
     cell = bare_cell(tmp_path, config(**SMALL, verify="deep"))
     leaves = snapshot_nested({"first": torch.zeros(2), "middle": torch.ones(2), "last": torch.ones(3)})
     state = {"model_equal": leaves, "extra_equal": {"number": 3, "other": 4}, FLAGS: {"number": True}}
-    saved: Any = mock.Mock(SavedCheckpoint, step=7, state=state, checkpoint_id=str(tmp_path))
+    saved: Any = mock.Mock(SavedCheckpoint, step=7, state=state, checkpoint_id=str(tmp_path), numbers={})
     saved.keys, saved.source = dict.fromkeys(keys), mock.Mock(options=StateDictOptions())
     cell.complete.append(saved)
     return cell, saved
@@ -36,7 +36,7 @@ def newest(tmp_path: Path, *keys: str) -> tuple[Cell, SavedCheckpoint]:
 
 def left(cell: Cell) -> dict[str, set[str]]:
     with torch.serialization.safe_globals([DigestedLeaf, fresh_process.Extent]):
-        step, checkpoint_id, state = torch.load(cell.folder / "newest.pt", weights_only=True)
+        step, checkpoint_id, state, _ = torch.load(cell.folder / "newest.pt", weights_only=True)
     assert (step, checkpoint_id) == (7, str(cell.folder))
     return {check: set(leaves) for check, leaves in state.items()}
 

@@ -20,7 +20,7 @@ from dcpbench.verify.perturb import controllable
 from dcpbench.verify.process_state import snapshot_process
 from dcpbench.verify.snapshot import snapshot_nested
 from dcpbench.workloads.training_run import TrainingRun, batches, build
-from support.alone import Ran, bare_cell, config, group_of_one, run_alone, world
+from support.alone import Ran, bare_cell, config, group_of_one, run_alone, unexplained, world
 
 Places = dict[tuple[str, str], set[str]]
 """The names that are compared, by check and place."""
@@ -159,6 +159,63 @@ def test_save_load() -> None:
     assert ran.announced.count("load") == 4, "each checkpoint, what was saved again, and once what is there"
     phases = [one.phase for one in report.measurements]
     assert phases.count("verify/absent_key") == 1, "what is set again was not loaded again"
+
+
+def chain(looked: Looked = SHORT) -> Places:
+    """Three runs of a step each, of which the second goes on after its save, as the first has done."""
+    places = {
+        **looked.saved(1),
+        **looked.saved(2, first=False),
+        **looked.twin(),
+        ("save_harmless", "in the run that saved"): looked.all,
+        **looked.restart(1, 2),
+    }
+    went_on = ", without a load"
+    for (check, where), names in looked.resumed(2).items():
+        places[check, where.replace("step 2", f"step 2{went_on}")] = names
+    return places
+
+
+def test_chain() -> None:
+    ran = passed(run_alone(**SMALL, scenario="chain"))
+    (report,) = ran.reports
+    assert places_of(report) == chain()
+    assert ran.left == ["step-0001", "step-0002"]
+    assert ran.announced.count("load") == 2
+
+
+def test_a_chain_has_more_than_one_link() -> None:
+    (report,) = run_alone(**{**SMALL, "saves": 1}, scenario="chain").reports
+    assert report.skip == "saves=1: a chain has at least two checkpoints"
+
+
+def test_a_run_of_a_chain_goes_on_while_its_save_does() -> None:
+    with group_of_one() as group:
+        ran = passed(
+            run_alone(**SMALL, scenario="chain", save="async", verify="deep", seen_by=world(group=group))
+        )
+    assert places_of(ran.reports[0]) == chain()
+    assert ran.uploads == [1, 0, 1, 0]
+    began = [number for number, phase in enumerate(ran.announced) if phase == "save"]
+    for number in began:
+        following = ran.announced[number:]
+        assert following.index("train") < following.index("upload")
+    fresh_process(ran.reports[-1])
+
+
+def test_a_chain_of_trainers() -> None:
+    values = {"checkpointer": "trainer", "workload": {"target": "support.own_trainer.Trainer"}}
+    ran = passed(run_alone(**SMALL, **values, scenario="chain", verify="deep"))
+    where = "after the checkpoint of step 2"
+    for report, how in zip(ran.reports, ("", ", loaded by a fresh process"), strict=True):
+        assert ("state_resume_equal", f"{where}{how}") in places_of(report)
+
+
+def test_what_goes_wrong_in_the_third_run_is_seen_there() -> None:
+    ran = run_alone("resumed_twice_wrong", **{**SMALL, "resume_steps": 2}, scenario="chain")
+    assert ran.verdict.fault_seen is True, ran.verdict.reason
+    found = [one for check in ran.reports[0].checks.values() for one in check.distinct.values()]
+    assert {one.where for one in found} == {"after the checkpoint of step 2"}
 
 
 def test_a_trainer_is_looked_at_but_for_its_files_and_a_twin() -> None:
@@ -355,6 +412,29 @@ def test_stateful_or_not() -> None:
     expected = once(2) | {("contract_held", where): {"plain", "stateful"}}
     expected["extra_equal", where] = SHORT.names["extra_equal"] | beside
     assert places_of(ran.reports[0]) == expected
+
+
+def keyed(*keys: object) -> set[str]:
+    return {f"keyed.{each}.{key}" for each in ("values", "tensors") for key in keys}
+
+
+def test_an_object_that_has_shrunk() -> None:
+    where = "in the checkpoint of step 2"
+    ran = passed(run_alone(**SMALL, scenario="shrunk_object"))
+    expected = once(2) | {("contract_held", f"of a load with more keys {where}"): {"refusal"}}
+    expected["extra_equal", where] = SHORT.names["extra_equal"] | keyed("one")
+    assert places_of(ran.reports[0]) == expected
+
+
+@pytest.mark.parametrize(("scenario", "keys"), [("grown_object", ("one", "two")), ("integer_keys", (1, 2))])
+def test_an_object_that_does_not_come_back(scenario: str, keys: tuple[object, ...]) -> None:
+    where = "in the checkpoint of step 2"
+    ran = run_alone(**SMALL, scenario=scenario)
+    expected = once(2)
+    expected["extra_equal", where] = SHORT.names["extra_equal"] | keyed(*keys)
+    assert places_of(ran.reports[0]) == expected
+    assert [one.check for one in ran.verdict.failed] == ["extra_equal"]
+    assert unexplained(ran, scenario.replace("_", "-")) == set()
 
 
 def test_key_order() -> None:

@@ -13,11 +13,13 @@ import torch
 import torch.distributed as dist
 from omegaconf import OmegaConf
 
+from dcpbench.config.groups import LoadIntoConfig, SchedulerConfig
 from dcpbench.config.schema import Config, conf_folder
 from dcpbench.executors.base import Outcome
 from dcpbench.faults.registry import load_faults
 from dcpbench.records.rank_report import RankReport
 from dcpbench.scenarios.cell import Cell, Uploads
+from dcpbench.sweep.plan.known_failures import read
 from dcpbench.sweep.run.verdict import Verdict, verdict_of
 from dcpbench.worker.messages import CellSpec, RunId
 from dcpbench.worker.run_cell import run_cell
@@ -33,6 +35,8 @@ _CHOICES = {
     "save": "sync",
     "storage": "file",
 }
+_OPTIONAL = {"scheduler": SchedulerConfig, "load_into": LoadIntoConfig}
+"""Groups without a value unless one is chosen."""
 _FOLDERS = (conf_folder(), Path(__file__).parents[1] / "conf")
 
 gc.freeze()  # as ranks do: a cell begins with a collection, and what is imported is never garbage
@@ -41,6 +45,7 @@ gc.freeze()  # as ranks do: a cell begins with a collection, and what is importe
 def config(fault: str = "none", **values: Any) -> Config:
     """The configuration of a cell; of a group the name of its value."""
     chosen = tuple((group, values.pop(group, name)) for group, name in _CHOICES.items())
+    chosen += tuple((group, values.pop(group)) for group in _OPTIONAL if group in values)
     base = OmegaConf.merge(_base(chosen), {"device": "cpu", **values})
     made = OmegaConf.to_object(base)
     assert isinstance(made, Config)
@@ -53,7 +58,8 @@ def _base(chosen: tuple[tuple[str, str], ...]) -> Any:
     base = OmegaConf.structured(Config(world_size=1, fault=load_faults()["none"]))
     for group, name in chosen:
         path = next(path for folder in _FOLDERS if (path := folder / group / f"{name}.yaml").exists())
-        base[group] = OmegaConf.merge(base[group], OmegaConf.load(path))
+        empty = OmegaConf.structured(_OPTIONAL[group]) if group in _OPTIONAL else base[group]
+        base[group] = OmegaConf.merge(empty, OmegaConf.load(path))
     return base
 
 
@@ -110,6 +116,19 @@ def alone(fault: str = "none", **values: Any) -> tuple[Verdict, RankReport]:
     """Run a cell; its verdict and the report of its last stage."""
     ran = run_alone(fault, **values)
     return ran.verdict, ran.reports[-1]
+
+
+def unexplained(ran: Ran, known: str) -> set[str]:
+    """What the checks of a cell found that is not listed as this known failure."""
+    listed = [one for one in read(conf_folder() / "known_failures.yaml") if one.id == known]
+    assert listed
+    return {
+        finding.name
+        for report in ran.reports
+        for check, seen in report.checks.items()
+        for finding in seen.distinct.values()
+        if not any(one.explains(check, finding) for one in listed)
+    }
 
 
 @contextmanager

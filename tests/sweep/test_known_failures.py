@@ -232,6 +232,11 @@ def test_the_list_of_the_house_is_whole() -> None:
         "empty-param-group",
         "state-of-no-gradient",
         "buffers-of-some-rank",
+        "integer-keys",
+        "grown-object",
+        "gradients-at-load",
+        "scheduler-after-load",
+        "plain-optimizer-fsdp1",
     }
     for each in known:
         assert each.link is not None

@@ -1,5 +1,7 @@
 """The perturbation must reach everything, or a control would have nothing to report."""
 
+import math
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -73,13 +75,22 @@ def test_what_is_retained_stays_as_it_was() -> None:
     assert compare(saved[1], snapshot_optimizer(model, optimizer))
 
 
-@pytest.mark.parametrize("value", [0, 0.0, -0.0, 0.5, 1, 0.9, True, False, None, "mean", (0.5, 0), [1e-3]])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(0, 0.0, -0.0, 0.5, 1, 0.9, True, False, None, "mean", "min", (0.5, 0), [1e-3]),
+        *(math.inf, -math.inf, math.nan, Counter({3: 1, "5": 2}), [{"end_step": 4.0}]),
+    ],
+)
 def test_a_changed_value_is_another_and_turns_nothing_on(value: object) -> None:
     changed = perturbed(value)
     assert not same_value(value, changed)
     assert not same_value(changed, perturbed(changed)), "every load meets a target that was changed again"
     if not isinstance(value, tuple | list):
         assert bool(changed) <= bool(value)
+    if isinstance(value, Counter):
+        assert type(changed) is Counter
+        assert changed.keys() == value.keys()
 
 
 @pytest.mark.parametrize("value", [0.1, 0.0, -0.0])

@@ -35,6 +35,9 @@ CompileScope = StrEnum("CompileScope", "model layer")
 KeepCheckpoints = StrEnum("KeepCheckpoints", "none failed all")
 """Whose checkpoints stay on disk after their cell has ended."""
 
+OptimizerStateAs = StrEnum("OptimizerStateAs", "plain")
+"""How an optimizer's state is saved, where that is not by DCP's functions: as its own `state_dict` has it."""
+
 Rerun = StrEnum("Rerun", "none failed")
 """Which cells of a sweep that is resumed run again, besides those that have no row that stands."""
 
@@ -87,16 +90,6 @@ class StageConfig:
     ends: Ending = Ending.report
 
 
-_FRESH = {"DCPBENCH_FRESH_PROCESS": "1"}
-"""What keeps processes that load what others have saved apart from ranks that save."""
-
-FRESH_PROCESS = StageConfig("dcpbench.scenarios.fresh_process.load_alone", StageWorld.alone, _FRESH)
-"""The last stage of a cell with `verify=deep`."""
-
-FRESH_TRAINER = StageConfig("dcpbench.scenarios.fresh_process.load_by_trainer", environment=_FRESH)
-"""That of a cell whose trainer saves and loads by itself, on as many ranks."""
-
-
 @dataclass
 class ScenarioConfig:
     """What a cell does: `target(cell, **options)` with a `dcpbench.scenarios.cell.Cell`, or several `stages`
@@ -129,6 +122,14 @@ class Group:
     name: str = MISSING
     target: str = MISSING
     options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class LimitedGroup(Group):
+    """What not every value of other axes can be used with: `only` has those that can; with others a cell is a
+    skip."""
+
+    only: dict[str, Only] = how_run(dict)
 
 
 @dataclass
@@ -215,16 +216,14 @@ class WorkloadConfig:
 
 
 @dataclass
-class OptimizerConfig(Group):
-    """An optimizer: `target(groups(model), lr=..., ...)`; what is null is left to its default. `only` has the
-    values of other axes that it can be used with; with others a cell is a skip."""
+class OptimizerConfig(LimitedGroup):
+    """An optimizer: `target(groups(model), lr=..., ...)`; what is null is left to its default."""
 
     groups: str = "dcpbench.workloads.models.one_group"
     lr: float | None = MISSING
     weight_decay: float | None = None
     momentum: float | None = None
     betas: list[float] | None = None
-    only: dict[str, Only] = how_run(dict)
 
     def hyperparameters(self) -> dict[str, Any]:
         """Keyword arguments for the optimizer's constructor."""
@@ -234,15 +233,30 @@ class OptimizerConfig(Group):
 
 
 @dataclass
-class CheckpointerConfig(Group):
-    """What writes and reads checkpoints: `target(folder, config, ranks)` returns a
-    `dcpbench.checkpointers.base.Checkpointer`, given the cell's folder for checkpoints, its `Config` and the
-    ranks.
+class SchedulerConfig(LimitedGroup):
+    """A scheduler of learning rates: `target(optimizer, **options)`."""
 
-    What it cannot do is a skip: `only` has the values of other axes that it can be used with.
+
+@dataclass
+class LoadIntoConfig:
+    """What a checkpoint is loaded into, where that is not what trainers should have: a run whose scheduler is
+    there and whose optimizer has state (`filled`), if only zeros, and that has no gradients.
+
+    With `gradients` it has those of a step that was not taken. Without `scheduler` that is made once the
+    optimizer is loaded, and loaded itself then.
     """
 
-    only: dict[str, Only] = how_run(dict)
+    name: str = MISSING
+    filled: bool = True
+    gradients: bool = False
+    scheduler: bool = True
+
+
+@dataclass
+class CheckpointerConfig(LimitedGroup):
+    """What writes and reads checkpoints: `target(folder, config, ranks)` returns a
+    `dcpbench.checkpointers.base.Checkpointer`, given the cell's folder for checkpoints, its `Config` and the
+    ranks."""
 
 
 class Kept(StrEnum):
@@ -283,7 +297,7 @@ class PlannerConfig:
 
 
 @dataclass
-class SaveConfig(Group):
+class SaveConfig(LimitedGroup):
     """How DCP is called to save: `target(state_dict, checkpoint_id, writer, process_group, **options)`; see
     `dcpbench.checkpointers.dcp`. Other checkpointers look at the flags alone.
 
@@ -298,7 +312,11 @@ class SaveConfig(Group):
     stager: StagerConfig | None = None
     planner: PlannerConfig | None = None
     uploader: Uploader = Uploader.thread
-    only: dict[str, Only] = how_run(dict)
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether what is staged lies in memory that another process may have too."""
+        return bool(self.stager and self.stager.use_shared_memory)
 
     @property
     def uses_collectives(self) -> bool:
@@ -367,27 +385,3 @@ class FaultConfig:
     expects: list[Expect] = how_run(list)
     only: dict[str, Only] = how_run(dict)
     options: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class TimeoutsConfig:
-    """Limits in seconds; a cell that goes past one ends as a `timeout` row.
-
-    `cell_s` is for one try of a cell. The others are for its phases, each time that one begins on a
-    rank, and null means that there is only the cell's: `join_s` until a rank has started and met its
-    peers, `upload_s` for a save that goes on beside training, from when training may go on.
-    """
-
-    cell_s: float = 300.0
-    join_s: float | None = 120.0
-    build_s: float | None = None
-    train_s: float | None = None
-    save_s: float | None = None
-    upload_s: float | None = None
-    load_s: float | None = None
-    verify_s: float | None = None
-    raw_s: float | None = None
-
-    def by_phase(self) -> dict[str, float]:
-        """The limit of the whole `cell`, and of each phase that has one."""
-        return {name.removesuffix("_s"): limit for name, limit in vars(self).items() if limit is not None}

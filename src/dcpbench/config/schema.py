@@ -19,6 +19,41 @@ OWN_TRAINER = "dcpbench.checkpointers.trainer.TrainerCheckpointer"
 SEED_STRIDE = 1_000_003
 """Apart by so much are the seeds from which the batches of two seeds are drawn; a step's is one more."""
 
+_FRESH = {"DCPBENCH_FRESH_PROCESS": "1"}
+"""What keeps processes that load what others have saved apart from ranks that save."""
+
+FRESH_PROCESS = groups.StageConfig(
+    "dcpbench.scenarios.fresh_process.load_alone", groups.StageWorld.alone, _FRESH
+)
+"""The last stage of a cell with `verify=deep`."""
+
+FRESH_TRAINER = groups.StageConfig("dcpbench.scenarios.fresh_process.load_by_trainer", environment=_FRESH)
+"""That of a cell whose trainer saves and loads by itself, on as many ranks."""
+
+
+@dataclass
+class TimeoutsConfig:
+    """Limits in seconds; a cell that goes past one ends as a `timeout` row.
+
+    `cell_s` is for one try of a cell. The others are for its phases, each time that one begins on a
+    rank, and null means that there is only the cell's: `join_s` until a rank has started and met its
+    peers, `upload_s` for a save that goes on beside training, from when training may go on.
+    """
+
+    cell_s: float = 300.0
+    join_s: float | None = 120.0
+    build_s: float | None = None
+    train_s: float | None = None
+    save_s: float | None = None
+    upload_s: float | None = None
+    load_s: float | None = None
+    verify_s: float | None = None
+    raw_s: float | None = None
+
+    def by_phase(self) -> dict[str, float]:
+        """The limit of the whole `cell`, and of each phase that has one."""
+        return {name.removesuffix("_s"): limit for name, limit in vars(self).items() if limit is not None}
+
 
 @dataclass
 class Config:
@@ -34,6 +69,9 @@ class Config:
     storage: groups.StorageConfig = field(default_factory=groups.StorageConfig)
     fault: groups.FaultConfig = field(default_factory=groups.FaultConfig)
     workload: groups.WorkloadConfig = field(default_factory=groups.WorkloadConfig)
+    scheduler: groups.SchedulerConfig | None = None
+    load_into: groups.LoadIntoConfig | None = None
+    optimizer_state: groups.OptimizerStateAs | None = None
     load_parallel: groups.ParallelConfig | None = None
     load_world_size: int | None = None
     compile: bool = False
@@ -52,7 +90,7 @@ class Config:
     raw: bool = how_run(False)
     tolerance: groups.Tolerance = groups.Tolerance.standard
     verify: groups.Verify = how_run(groups.Verify.standard)
-    timeouts: groups.TimeoutsConfig = how_run(groups.TimeoutsConfig)
+    timeouts: TimeoutsConfig = how_run(TimeoutsConfig)
     retry: int = how_run(1)
     isolation: groups.Isolation = how_run(groups.Isolation.warm)
     sharing: groups.Sharing = how_run(groups.Sharing.disjoint)
@@ -64,6 +102,11 @@ class Config:
     plan: bool = how_run(False)
     plan_as: groups.PlanAs = how_run(groups.PlanAs.auto)
     objective: str | None = how_run(None)
+
+    @property
+    def target_of_loads(self) -> groups.LoadIntoConfig:
+        """What checkpoints are loaded into."""
+        return self.load_into or groups.LoadIntoConfig()
 
     @property
     def own_trainer(self) -> bool:
@@ -80,7 +123,7 @@ class Config:
         """The stages of a cell, one after the other."""
         if self.verify is not groups.Verify.deep:
             return self.scenario.all_stages
-        return [*self.scenario.all_stages, groups.FRESH_TRAINER if self.own_trainer else groups.FRESH_PROCESS]
+        return [*self.scenario.all_stages, FRESH_TRAINER if self.own_trainer else FRESH_PROCESS]
 
     def world_of(self, world: groups.StageWorld) -> tuple[groups.ParallelConfig, int]:
         """The parallelism and the number of ranks of a stage, once the world size is decided."""

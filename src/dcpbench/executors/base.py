@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from dcpbench.config.groups import TimeoutsConfig
+from dcpbench.config.schema import TimeoutsConfig
 from dcpbench.records.findings import Cause, RaisedError
 from dcpbench.records.rank_report import RankReport
 from dcpbench.worker.messages import CellSpec, WorldKind

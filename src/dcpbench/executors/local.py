@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 
-from dcpbench.config.groups import TimeoutsConfig
+from dcpbench.config.schema import TimeoutsConfig
 from dcpbench.executors import cleanup, fork_server
 from dcpbench.executors.base import Executor, OnPhase, Outcome
 from dcpbench.executors.outcome import next_limit, outcome_of

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dcpbench.config.groups import Expect, Only, Place
 from dcpbench.faults.registry import fault, on_one_rank
-from dcpbench.faults.values import A_BIAS, A_WEIGHT, WITH_MOMENTS
+from dcpbench.faults.values import A_BIAS, A_WEIGHT, SCHEDULED, WITH_MOMENTS
 
 if TYPE_CHECKING:
     from dcpbench.faults.targets import Target
@@ -18,8 +18,19 @@ def _flag(name: str) -> Expect:
 
 
 @on_one_rank(Expect("state_resume_equal", A_WEIGHT, -2), after=2, by=0.001)
-def second_step_wrong(target: "Target", after: int, by: float) -> None:
-    """The optimizer's second step after the load goes a little further with one weight."""
+@on_one_rank(
+    Expect("state_resume_equal", A_WEIGHT, -2),
+    name="resumed_twice_wrong",
+    only={"scenario": Only(["chain"], "no other one goes on from what a resumed run has saved")},
+    after=2,
+    by=0.001,
+    from_first=False,
+)
+def second_step_wrong(target: "Target", after: int, by: float, from_first: bool = True) -> None:
+    """The optimizer's second step after the load goes a little further with one weight; or only where it is
+    not the first checkpoint of the cell that was loaded."""
+    if target.folder == target.first and not from_first:
+        return
     optimizer = target.state["optimizer"].optimizer
     honest, taken = optimizer.step, 0
 
@@ -34,7 +45,7 @@ def second_step_wrong(target: "Target", after: int, by: float) -> None:
     optimizer.step = step
 
 
-@fault(Expect("state_resume_equal", rank=0))
+@fault(Expect("state_resume_equal", rank=0), only=SCHEDULED)
 def scheduler_stuck(target: "Target") -> None:
     """The scheduler no longer moves. Its attributes are its state, so that it gets another class."""
     scheduler = target.state["scheduler"]
@@ -54,6 +65,17 @@ def gradients_left(target: "Target") -> None:
     """Parameters have gradients, if only zeros."""
     for parameter in target.state["model"].model.parameters():
         parameter.grad = parameter.detach().clone().zero_()
+
+
+@on_one_rank(
+    Expect("side_effect_free", rf"gradients\.{A_WEIGHT}", -2),
+    only={"load_into": Only(["gradients"], "it needs gradients at the load")},
+)
+def gradients_touched(target: "Target") -> None:
+    """A load doubles the gradients of weights."""
+    for name, parameter in target.state["model"].model.named_parameters():
+        if name.endswith(".weight") and parameter.grad is not None:
+            parameter.grad.mul_(2)
 
 
 @fault(_flag(rf"requires_grad\.{A_BIAS}"))

@@ -68,11 +68,17 @@ def load_faults() -> dict[str, FaultConfig]:
 
 
 def listed(at: str | None = None) -> str:
-    """The names of the faults that any scenario can have with `verify=standard`, or of those of them that are
-    planted at one place: a list for a sweep, which an experiment writes as `${faults:}` or
+    """The names of the faults that any scenario can have without `verify` and `load_into`, or of those of
+    them that are planted at one place: a list for a sweep, which an experiment writes as `${faults:}` or
     `${faults:restored}`."""
     return ",".join(
         name
         for name, spec in load_faults().items()
-        if spec.target and not {"scenario", "verify"} & spec.only.keys() and at in (None, spec.at.value)
+        if spec.target and not _is_special(spec) and at in (None, spec.at.value)
     )
+
+
+def _is_special(spec: FaultConfig) -> bool:
+    """Whether it is one of a scenario, of `verify=deep`, or of what a checkpoint is loaded into."""
+    into = spec.only.get("load_into")
+    return bool({"scenario", "verify"} & spec.only.keys()) or (into is not None and "None" not in into.values)

@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from dcpbench.faults.targets import Target
 
 WITH_MOMENTS = {"optimizer": Only(["adam", "adamw", "adamw_groups"], "it needs two moments")}
+SCHEDULED = {
+    "load_into": Only(["None", "never_stepped", "gradients"], "it needs a scheduler before the load")
+}
+_BY_STEP = {**SCHEDULED, "scheduler": Only(["None", "step"], "it needs a StepLR")}
 A_WEIGHT, A_BIAS = r"[\w.]+\.weight", r"[\w.]+\.bias"
 """The names by which faults of parameters are seen, whatever model they are planted in."""
 _WITH_GROUPS = {"optimizer": Only(["adamw_groups"], "it needs two groups")}
@@ -119,26 +123,33 @@ def generators_of_rank_0(target: "Target") -> None:
     target.state["random"].states = target.of_rank_0(target.state["random"].states)
 
 
-@on_one_rank(_extra("scheduler.gamma", -2), name="scheduler_gamma", of="scheduler", key="gamma", value=0.5)
+@on_one_rank(
+    _extra("scheduler.gamma", -2),
+    name="scheduler_gamma",
+    only=_BY_STEP,
+    of="scheduler",
+    key="gamma",
+    value=0.5,
+)
 @fault(_extra("train_state.losses"), name="losses_forgotten", of="train_state", key="losses", value=[])
 def attribute(target: "Target", of: str, key: str, value: Any) -> None:
     """An attribute of an object is another one."""
     setattr(target.state[of], key, value)
 
 
-@fault(_extra("scheduler.last_epoch"))
+@fault(_extra("scheduler.last_epoch"), only=SCHEDULED)
 def scheduler_one_epoch_behind(target: "Target") -> None:
     """The scheduler's epoch."""
     target.state["scheduler"].last_epoch -= 1
 
 
-@on_one_rank(_extra("scheduler.step_size", -2))
+@on_one_rank(_extra("scheduler.step_size", -2), only=_BY_STEP)
 def scheduler_type(target: "Target") -> None:
     """An integer of the scheduler is a float of the same value."""
     target.state["scheduler"].step_size = float(target.state["scheduler"].step_size)
 
 
-@fault(_extra("scheduler.base_lrs"))
+@fault(_extra("scheduler.base_lrs"), only=_BY_STEP)
 def scheduler_base_lr(target: "Target") -> None:
     """One of the scheduler's base learning rates."""
     target.state["scheduler"].base_lrs[-1] *= 2

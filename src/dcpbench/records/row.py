@@ -38,7 +38,8 @@ _ORDER = tuple(
     git_commit started_at schema_version load_parallel loss_resume_close contract_held checkpoint_whole
     save_harmless fault fault_seen flaky config_digest code_digest config_dir disk_bytes repeat raw_write_s
     raw_read_s shared_cell_s checkpointer load_world_size expected_digest state_resume_equal flags_equal
-    side_effect_free files_unchanged files_equal random_equal cwd state_dict
+    side_effect_free files_unchanged files_equal random_equal cwd state_dict scheduler load_into
+    optimizer_state
     """.split()  # noqa: SIM905
 )
 """The order of the columns, which never changes; others follow as they are declared."""
@@ -92,6 +93,9 @@ class Row:
     checkpointer: str | None = _axis(None)
     load_world_size: int | None = _axis(None)
     state_dict: str | None = _axis(None)
+    scheduler: str | None = _axis(None)
+    load_into: str | None = _axis(None)
+    optimizer_state: str | None = _axis(None)
     overrides: str = ""
     repeat: int | None = None
     checks: Mapping[str, bool | None] = field(default_factory=dict)

@@ -1,6 +1,7 @@
 """A checkpoint together with the state that it must bring back."""
 
 import math
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -42,8 +43,12 @@ FLAGS = "flags_equal"
 """The check that looks at what no checkpoint holds."""
 
 
-def key_of(check: str, name: str = "") -> str:
-    """The flattened key under which a checkpoint holds what a check looks at by this name."""
+def key_of(check: str, name: str, numbers: Mapping[str, str]) -> str:
+    """The flattened key under which a checkpoint holds what a check looks at by this name; `numbers` are
+    those of parameters by FQN, where an optimizer's state lies under these."""
+    if numbers and check == "optim_equal" and name.startswith("state."):
+        fqn, _, entry = name.removeprefix("state.").rpartition(".")
+        name = f"state.{numbers[fqn]}.{entry}"
     return f"{_PREFIXES.get(check, '')}{name}"
 
 
@@ -84,7 +89,7 @@ def promised_keys(run: TrainingRun, saved: State, beside: Leaves | None) -> dict
     """The keys that a save of a training run has to have, on whichever rank that has them."""
     promised = expected_of(beside or {})
     for check, leaves in as_saved(run, saved).items():
-        promised |= expected_of(leaves, key_of(check))
+        promised |= {key_of(check, name, run.numbers): entry for name, entry in expected_of(leaves).items()}
     return promised
 
 
@@ -96,6 +101,7 @@ class Checkpoint:
         state: what was saved: this rank's parts, or of another layout the digests of whole tensors.
         by_content: whether parts lie otherwise where it is loaded, so that whole tensors are compared.
         source: the training run that was saved, if it is in this process.
+        numbers: of parameters by FQN, where it has an optimizer's state under these.
         how: it was saved or is loaded, where that is not as usual (`, saved again`).
         beside: those whose saves were under way at the same time.
         unrestored: the state of the target before the load, where a known defect leaves some of it.
@@ -107,6 +113,7 @@ class Checkpoint:
     state: State
     by_content: bool = False
     source: TrainingRun | None = None
+    numbers: Mapping[str, str] = field(default_factory=dict)
     how: str = ""
     beside: list["Checkpoint"] = field(default_factory=list)
     unrestored: State | None = None
@@ -128,7 +135,8 @@ class Checkpoint:
         """What each check looks at, by the flattened keys of a checkpoint."""
         state = as_saved(self.source, self.state) if self.source else self.state
         return [
-            {key_of(check, name): leaf for name, leaf in leaves.items()} for check, leaves in state.items()
+            {key_of(check, name, self.numbers): leaf for name, leaf in leaves.items()}
+            for check, leaves in state.items()
         ]
 
     def recall(self, prefix: str) -> Recall:
@@ -137,7 +145,7 @@ class Checkpoint:
 
     def recall_of(self, check: str) -> Recall:
         """What it holds of what a check looks at, by the names that the check has for it."""
-        return self.recall(key_of(check))
+        return lambda name: self.recall("")(key_of(check, name, self.numbers))
 
     def compare(
         self,

@@ -75,10 +75,8 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
             close = partial(losses_close, actual=seen, first=1, tolerance=within)
             return mark(close(losses.twin), lambda other: close(other.train_state.losses))
 
-        where = "in the uninterrupted run"
-        taken = range(1, trained.train_state.step + 1)
-        seen = losses.continued, trained.alive
-        _verify_losses(cell, {"loss_twin_close": near}, *seen, losses, taken, where)
+        seen = losses.continued, trained.alive, losses, range(1, trained.train_state.step + 1)
+        _verify_losses(cell, {"loss_twin_close": near}, *seen, "in the uninterrupted run")
         expected, actual = _tensors(oracle.twin), _tensors(trained)
         found = compare_close(expected, actual, tolerance)
         marked = mark(found, lambda other: compare_close(_tensors(other), actual, tolerance))
@@ -107,8 +105,7 @@ def _draws_otherwise(cell: Cell, run: TrainingRun, checks: Iterable[str]) -> boo
     if not run.draws or not (run.sizes or cell.config.compile):
         return False
     why = "ranks draw others than one process" if run.sizes else "compiled code draws others than eager code"
-    for check in checks:
-        cell.report.not_applied[check] = f"the model draws random numbers in training, and {why}"
+    cell.report.not_applied |= dict.fromkeys(checks, f"the model draws random numbers in training, and {why}")
     return True
 
 
@@ -136,6 +133,8 @@ def make_different(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, numb
         perturb_model(target.model, seed)
         perturb_optimizer(target.optimizer, seed)
         known_defects.before_load(cell, target, checkpoint)
+        if cell.config.target_of_loads.gradients:
+            target.leave_gradients(training_run.batches(cell.config, cell.world.device))
     prove_power(cell, target, checkpoint)
 
 
@@ -206,17 +205,20 @@ def resume(
     checkpoint: Checkpoint,
     losses: Losses,
     exactly: bool = True,
+    until: int | None = None,
 ) -> None:
     """Train on: the steps must have the uninterrupted run's losses, and those must mean something, and end in
     its state.
 
     Args:
         exactly: whether losses and state are the same bits; another layout sums in another order.
+        until: the last step, if not after `resume_steps`; the uninterrupted run's state there is known.
     """
-    first, last = checkpoint.step + 1, checkpoint.step + cell.config.resume_steps
+    first, last = checkpoint.step + 1, until or checkpoint.step + cell.config.resume_steps
     with cell.phase("verify", "known_defects"):
         mark = known_defects.resumed_by(cell, target, losses.data, last)
-    resumed = steps.train(cell, target, losses.data, last)
+    recorded = [*target.train_state.losses]
+    recorded += (resumed := steps.train(cell, target, losses.data, last))
     continued, twin = losses.continued[first - 1 : last], losses.twin[first - 1 : last]
     tolerance = TOLERANCES[cell.config.tolerance.value]
     near = partial(losses_close, first=first, tolerance=loss_tolerance(tolerance, target.model))
@@ -238,9 +240,8 @@ def resume(
     where = f"after the checkpoint of step {checkpoint.step}{checkpoint.how}"
     with cell.phase("verify", "resumed"):
         taken = range(first, last + 1)
-        _verify_losses(cell, comparisons, resumed, target.alive, losses, taken, where)
+        _verify_losses(cell, comparisons, resumed, target.alive[-len(taken) :], losses, taken, where)
         expected = replace(checkpoint, state=losses.states[last])
-        recorded = [*losses.continued[: first - 1], *resumed]
         for check, leaves in retained_state(target).items():
             close = _DRAWN.get(check, tolerance) if drawn else tolerance
             explain = partial(_explain, mark, target, recorded, close)

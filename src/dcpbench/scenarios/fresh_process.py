@@ -3,6 +3,7 @@ checkpoint, once what the kernel had cached of the files is dropped. A trainer o
 itself, in as many processes as have saved it."""
 
 import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from dcpbench.verify.files import drop_pages
 from dcpbench.verify.layout import Extent
 from dcpbench.verify.perturb import all_different, controllable
 from dcpbench.verify.plain_read import compare_stored
-from dcpbench.verify.snapshot import DigestedLeaf, Leaves, retained, snapshot_nested
+from dcpbench.verify.snapshot import DigestedLeaf, Leaf, Leaves, retained, snapshot_nested
 from dcpbench.workloads import training_run
 from dcpbench.workloads.training_run import TrainingRun
 
@@ -36,13 +37,15 @@ def leave(cell: Cell) -> None:
     state = {}
     with cell.phase("verify", "left"):
         for check, leaves in as_saved(newest.source, newest.state).items():
-            stored = {name: leaf for name, leaf in leaves.items() if key_of(check, name) in newest.keys}
+            names = (name for name in leaves if key_of(check, name, newest.numbers) in newest.keys)
+            stored = {name: _as_stored(name, leaves[name], newest.numbers) for name in names}
             whole, wrong = digests(stored, cell.world.checkpoint_group)
             differing = {finding.name for finding in wrong}
             if agreed := {name: leaf for name, leaf in whole.items() if name not in differing}:
                 state[check] = agreed
         if cell.world.rank == 0:
-            torch.save((newest.step, newest.checkpoint_id, state), cell.folder / _LEFT)
+            left = newest.step, newest.checkpoint_id, state, newest.numbers
+            torch.save(left, cell.folder / _LEFT)
             drop_pages(Path(newest.checkpoint_id))
 
 
@@ -82,7 +85,7 @@ def load_alone(cell: Cell, **_: Any) -> None:
     if not (cell.folder / _LEFT).exists():
         return
     with torch.serialization.safe_globals([DigestedLeaf, Extent]):
-        step, checkpoint_id, state = torch.load(cell.folder / _LEFT, weights_only=True)
+        step, checkpoint_id, state, numbers = torch.load(cell.folder / _LEFT, weights_only=True)
     checkpointer = steps.open_checkpointer(cell)
     saved = Checkpoint(step, checkpoint_id, checkpointer, state, by_content=True, how=_HOW)
     where = str(saved)
@@ -96,7 +99,7 @@ def load_alone(cell: Cell, **_: Any) -> None:
         for check, leaves in state.items():
             actual: Leaves = {}
             for name, leaf in leaves.items():
-                key = key_of(check, name)
+                key = key_of(check, name, numbers)
                 if key in loaded:
                     is_tensor, value = isinstance(leaf, DigestedLeaf), loaded[key]
                     actual |= {name: held.get(key)} if is_tensor else snapshot_nested({name: _as_seen(value)})
@@ -106,6 +109,11 @@ def load_alone(cell: Cell, **_: Any) -> None:
             seen = compare_stored([held], stored, 0, 1, cell.world.device)
             cell.check("files_equal", seen.found, where, seen.control)
             cell.control("files_equal", seen.control, where)
+
+
+def _as_stored(name: str, leaf: Leaf, numbers: Mapping[str, str]) -> Leaf:
+    """What a checkpoint holds: of each group the numbers of its parameters, where they have numbers there."""
+    return [int(numbers[fqn]) for fqn in leaf] if numbers and name.endswith(".params") else leaf
 
 
 def _as_seen(value: Any) -> Any:

@@ -25,6 +25,7 @@ from dcpbench.verify.known_defects import (
     assembled,
     mark_expected,
     mark_lists,
+    mark_never_stepped,
     mark_own_chunks,
     mark_replica,
     mark_sliced,
@@ -65,10 +66,12 @@ def mark_restored(
         found = mark_expected(found, OTHER_SAVE, partial(compare, other.state[check], actual))
     if checkpoint.unrestored:
         stored = stored_chunks(Path(checkpoint.checkpoint_id), cell.world.rank)
-        own = partial(_chunks_of, stored, check)
+        own = partial(_chunks_of, checkpoint, stored, check)
         found = mark_own_chunks(found, checkpoint.unrestored[check], actual, own)
     if check == "optim_equal" and cell.config.state_dict and cell.config.state_dict.full_state_dict:
         found = mark_lists(found, saved, actual)
+    if check == "optim_equal" and not cell.config.target_of_loads.filled:
+        found = mark_never_stepped(found, actual)
     if check == "optim_equal" and sizes.get("tp", 1) > 1:
         return mark_sliced(found, saved, actual, checkpoint.recall_of(check), sizes["tp"])
     if check in ("model_equal", "optim_equal") and _never_averages(sizes):
@@ -108,11 +111,12 @@ def marked_by(cell: Cell, oracle: "Oracle") -> Mark:
 
 def resumed_by(cell: Cell, target: TrainingRun, data: Batches, until: int) -> Mark:
     """A way to mark what of a resumed run, which is yet to go on from what was restored, differs from the
-    uninterrupted one, where it does not from what a plain run makes of the same until then; collective."""
-    sizes = _sizes(cell)
+    uninterrupted one, where it does not from what a plain run makes of the same until then, in cells that may
+    be subject to a known defect; collective."""
+    sizes, config = _sizes(cell), cell.config
     alone = _never_averages(sizes)
-    in_part = _shares(cell) or not cell.config.save.uses_collectives
-    if not (alone or sizes.get("tp", 1) > 1 or in_part):
+    in_part = _shares(cell) or not config.save.uses_collectives
+    if not (alone or sizes.get("tp", 1) > 1 or in_part or config.load_into or config.scheduler):
         return lambda found, beside: found
     make = training_run.build_replica if alone else training_run.build_plain
     other = make(cell.config, cell.world, cell.config.seed)
@@ -154,8 +158,8 @@ def _sizes(cell: Cell) -> dict[str, int]:
     return parallel.mesh_sizes(cell.world.size) if subject else {}
 
 
-def _chunks_of(stored: Stored, check: str, name: str) -> Sequence[StoredChunk]:
-    return stored.get(key_of(check, name), ())
+def _chunks_of(checkpoint: Checkpoint, stored: Stored, check: str, name: str) -> Sequence[StoredChunk]:
+    return stored.get(key_of(check, name, checkpoint.numbers), ())
 
 
 def _shares(cell: Cell) -> bool:

@@ -6,9 +6,10 @@ from contextlib import contextmanager
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import State, live_state, retained_state
 from dcpbench.verify.compare import compare
+from dcpbench.verify.flags import snapshot_gradients
 from dcpbench.verify.perturb import all_different, compared_names, controllable
 from dcpbench.verify.process_state import left_open, snapshot_open, snapshot_process
-from dcpbench.verify.snapshot import Leaves
+from dcpbench.verify.snapshot import Leaves, retained
 from dcpbench.workloads.training_run import TrainingRun
 
 
@@ -21,6 +22,21 @@ def unchanged(cell: Cell, run: TrainingRun | None, where: str, state: State | No
     yield
     with cell.phase("verify", "beside"):
         _verify(cell, before, _observed(cell, live_state(run) if run else {}), where)
+
+
+@contextmanager
+def gradients_unchanged(cell: Cell, target: TrainingRun, where: str) -> Iterator[None]:
+    """Within, gradients of the target of a load stay what they are, if it is to have any. After that they are
+    cleared, as a trainer has to."""
+    if not cell.config.target_of_loads.gradients:
+        yield
+        return
+    with cell.phase("verify", "beside"):
+        before = retained(snapshot_gradients(target.model))
+    yield
+    with cell.phase("verify", "beside"):
+        _verify(cell, before, snapshot_gradients(target.model), where)
+        target.optimizer.zero_grad()
 
 
 def open_before(cell: Cell, again: bool) -> Leaves:

@@ -1,9 +1,12 @@
 """Objects that carry their own state, and plain dictionaries, beside a model and an optimizer."""
 
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.records.findings import Finding
 from dcpbench.scenarios import checks, contract, steps
@@ -181,3 +184,63 @@ def _wrong(given: Recording, stateful: Counting) -> list[Finding]:
     if "plain" not in given.was_set:
         found.append(contract.breach("plain", "the loaded dictionary was not put back"))
     return found
+
+
+class Keyed:
+    """A stateful object that holds a tensor and a number under each of its keys."""
+
+    def __init__(self, keys: list[Any], first: int, device: torch.device) -> None:
+        self.values = dict(zip(keys, itertools.count(first), strict=False))
+        self.tensors = {key: torch.full((2,), value, device=device) for key, value in self.values.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": self.values, "tensors": self.tensors}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.values, self.tensors = state_dict["values"], state_dict["tensors"]
+
+
+def other_keys(cell: Cell, saved: list[Any], loaded: list[Any]) -> None:
+    """An object that may have other keys when it is loaded than when it was saved: all that was saved comes
+    back, and what is asked for and was not saved is refused.
+
+    Args:
+        saved: its keys when it is saved.
+        loaded: those that it has before it is loaded.
+    """
+    device = cell.world.device
+    oracle = steps.build(cell)
+    held = Keyed(saved, 1, device)
+    expected = _keyed(held)
+    checkpoint = steps.train_and_save(
+        cell, oracle, state=lambda: {**oracle.trained.state(), "keyed": held}, beside=expected
+    )[-1]
+    checks.verify_twin(cell, oracle)
+
+    target = steps.build_anew(cell)
+    checks.make_different(cell, target, checkpoint)
+    lacking = [key for key in loaded if key not in saved]
+
+    def asking_for(keys: list[Any]) -> Callable[[], None]:
+        state = {"keyed": Keyed(keys, 5, device)}
+        return lambda: checkpoint.checkpointer.load(state, checkpoint.checkpoint_id)
+
+    for key in lacking:
+        where = f"of a load with more keys {checkpoint}"
+        with cell.phase("verify", "refused"):
+            refused, accepted = asking_for(loaded), asking_for(saved)
+            contract.verify_refused(
+                cell, CheckpointException, f"keyed.values.{key}", refused, accepted, where
+            )
+    fresh = Keyed([key for key in loaded if key not in lacking], 5, device)
+    before = _keyed(fresh)
+    steps.load(cell, target, checkpoint, state={**target.state(), "keyed": fresh})
+    checks.verify_restored(cell, target, checkpoint)
+    with cell.phase("verify", "equality"):
+        found, control = compare(expected, _keyed(fresh)), compare(expected, before)
+        contract.verify(cell, "extra_equal", found, control, controllable(expected), str(checkpoint))
+    checks.resume(cell, target, checkpoint, oracle.losses)
+
+
+def _keyed(held: Keyed) -> Leaves:
+    return retained(snapshot_nested({"keyed": held.state_dict()}))

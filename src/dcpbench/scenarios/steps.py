@@ -52,12 +52,13 @@ class Losses:
 
 @dataclass(frozen=True)
 class Oracle:
-    """The uninterrupted run, with its state after each step at which a resume ends; its unwrapped twin is
-    built when a check asks for it."""
+    """The uninterrupted run, with its state after each step at which a resume ends, `ends` beside those that
+    the plan has; its unwrapped twin is built when a check asks for it."""
 
     cell: Cell
     trained: TrainingRun
     data: Batches
+    ends: frozenset[int] = frozenset()
     states: dict[int, State] = field(default_factory=dict)
     strangers: dict[int, list[float]] = field(default_factory=dict)
 
@@ -101,11 +102,14 @@ def build(cell: Cell) -> Oracle:
         return Oracle(cell, trained, training_run.batches(config, world.device))
 
 
-def build_anew(cell: Cell) -> TrainingRun:
-    """A target for loads, built from another seed, with the state that DCP gives a fresh optimizer."""
+def build_anew(cell: Cell, number: int = 0) -> TrainingRun:
+    """A target for loads, built from another seed, the one of this number; unless the cell says otherwise,
+    with the state that DCP gives a fresh optimizer."""
+    into = cell.config.target_of_loads
     with cell.phase("build"):
-        target = training_run.build(cell.config, cell.world, other_seed(cell, 0))
-        target.fill_optimizer()
+        target = training_run.build(cell.config, cell.world, other_seed(cell, number), into.scheduler)
+        if into.filled:
+            target.fill_optimizer()
     return target
 
 
@@ -128,7 +132,7 @@ def train(cell: Cell, run: TrainingRun, data: Batches, until: int) -> list[float
 def go_on(cell: Cell, oracle: Oracle, until: int) -> None:
     """Train the uninterrupted run up to and including step `until`; retain its state where resumes end."""
     config, run = cell.config, oracle.trained
-    ends = {step + config.resume_steps for step in config.save_steps}
+    ends = {step + config.resume_steps for step in config.save_steps} | oracle.ends
     for step in sorted({*ends, until}):
         if run.train_state.step <= step <= until:
             train(cell, run, oracle.data, step)
@@ -142,8 +146,10 @@ def train_and_save(
     oracle: Oracle,
     state: Callable[[], dict[str, Any]] | None = None,
     beside: Leaves | None = None,
+    at: Iterable[int] | None = None,
 ) -> list[SavedCheckpoint]:
-    """The uninterrupted run: train and save in turn, as often as the plan says, then go on.
+    """The uninterrupted run: train and save in turn, as often as the plan says or `at` these steps of it
+    alone, then go on.
 
     Training goes on while a save is under way. Each is finished before the next one begins, or with
     `overlap_saves` just after; two that are under way at once are in two slots of the checkpointer, and one
@@ -152,7 +158,9 @@ def train_and_save(
     overlap = cell.config.overlap_saves
     checkpointer = open_checkpointer(cell)
     checkpoints: list[SavedCheckpoint] = []
-    for slot, step in zip(itertools.cycle((1, 2) if overlap else (0,)), cell.config.save_steps, strict=False):
+    for slot, step in zip(
+        itertools.cycle((1, 2) if overlap else (0,)), at or cell.config.save_steps, strict=False
+    ):
         go_on(cell, oracle, until=step)
         if checkpoints and not overlap:
             finish(cell, checkpoints[-1])
@@ -213,7 +221,9 @@ def save(
     with cell.phase("verify", "retained"):
         saved = retained or retained_state(run)
     number = cell.measured("save_stall_s")
-    opened = side_effects.open_before(cell, again=number > 0)
+    # Buffers in shared memory are kept for each run that is saved, and are a descriptor each.
+    keeps = cell.config.save.shares_memory and all(one.source is not run for one in cell.complete)
+    opened = side_effects.open_before(cell, again=number > 0 and not keeps)
     with side_effects.unchanged(cell, run, f"after the save of step {step}", saved):
         with cell.phase("save"):
             checkpoint_id = str(cell.folder / (name or f"step-{step:04d}"))
@@ -230,6 +240,7 @@ def save(
         checkpointer,
         saved,
         source=run,
+        numbers=run.numbers,
         keys=keys,
         pending=pending,
         number=number,
@@ -319,11 +330,16 @@ def load(
     install: Callable[[], None] | None = None,
 ) -> None:
     """Load a checkpoint into a target, or into `state` instead of the target's own, which `install` then
-    brings into the target where loading does not. The run that was saved must not change."""
+    brings into the target where loading does not. The run that was saved must not change, nor gradients that
+    the target may have, which are cleared then."""
     where = f"after the load of step {checkpoint.step}"
     source = None if checkpoint.source is target else checkpoint.source
     opened = side_effects.open_before(cell, again=cell.measured("load_s") > 0)
-    with side_effects.unchanged(cell, source, where), cell.phase("load"):
+    with (
+        side_effects.unchanged(cell, source, where),
+        side_effects.gradients_unchanged(cell, target, where),
+        cell.phase("load"),
+    ):
         began = time.perf_counter()
         checkpoint.checkpointer.load(target.state() if state is None else state, checkpoint.checkpoint_id)
         if install:
@@ -358,6 +374,7 @@ def hand_over(cell: Cell, checkpoints: list[SavedCheckpoint], losses: Losses) ->
                 Path(one.checkpoint_id).name,
                 whole(one.state, str(one)),
                 cell.files.get(one.checkpoint_id),
+                one.numbers,
             )
             for one in checkpoints
         ]
@@ -371,12 +388,12 @@ def take_over(cell: Cell, checkpointer: Checkpointer, same_layout: bool) -> tupl
     of its ranks' random generators if this one does not have the same layout."""
     with torch.serialization.safe_globals([DigestedLeaf, Extent]):
         left, continued, twin, states = torch.load(cell.folder / _HANDOVER, weights_only=True)
-    cell.files.update((str(cell.folder / name), files) for _, name, _, files in left if files)
-    for state in () if same_layout else [*states.values(), *(state for _, _, state, _ in left)]:
+    cell.files.update((str(cell.folder / name), files) for _, name, _, files, _ in left if files)
+    for state in () if same_layout else [*states.values(), *(one[2] for one in left)]:
         del state[RANDOM]
     checkpoints = [
-        Checkpoint(step, str(cell.folder / name), checkpointer, state, by_content=True)
-        for step, name, state, _ in left
+        Checkpoint(step, str(cell.folder / name), checkpointer, state, by_content=True, numbers=numbers)
+        for step, name, state, _, numbers in left
     ]
     data = training_run.batches(cell.config, cell.world.device)
     return checkpoints, Losses(continued, twin, data, states)

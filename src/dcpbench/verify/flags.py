@@ -37,8 +37,15 @@ def snapshot_flags(
     flags["shared_memory"] = "; ".join(", ".join(names) for names in sharing_memory(state))
     if not gradients:
         return flags
+    left = snapshot_gradients(model)
+    return {**flags, "gradients": ", ".join(name.removeprefix("gradients.") for name in left), **left}
+
+
+def snapshot_gradients(model: nn.Module) -> Leaves:
+    """The gradients that there are, as `gradients.<FQN>`."""
+    parameters = named_parameters(model)
     left = {name: value.grad for name, value in parameters.items() if value.grad is not None}
-    return {**flags, "gradients": ", ".join(left), **snapshot_nested(left, "gradients.")}
+    return snapshot_nested(left, "gradients.")
 
 
 def _hooks(name: str, owner: object) -> Iterator[str]:

@@ -35,6 +35,8 @@ AS_RESTORED = "as_restored"
 
 AS_LIST = "as_list"
 """What is set from a full state dict has lists for tuples."""
+NEVER_STEPPED = "never_stepped"
+"""An optimizer's state was not loaded: it is what DCP gives one that has never stepped."""
 
 _OF_TENSORS = (Problem.differs, Problem.digests_differ)
 
@@ -118,6 +120,17 @@ def assembled(leaves: Leaves, group: dist.ProcessGroup | None) -> dict[str, torc
             at = extent.take(torch.arange(held.numel()).view(extent.shape))
             held.view(-1)[at] = local.reshape(-1)
     return tensors
+
+
+def mark_never_stepped(found: Iterable[Finding], actual: Leaves) -> Iterator[Finding]:
+    """Findings, marked where the restored part is zeros, or a counter of one step."""
+    for finding in found:
+        part = actual.get(finding.name)
+        if isinstance(part, TensorLeaf) and finding.problem in _OF_TENSORS:
+            is_counter = finding.name.endswith(".step")
+            if not bool((part.local != int(is_counter)).any()):
+                finding = replace(finding, by=NEVER_STEPPED)
+        yield finding
 
 
 def mark_expected(

@@ -20,6 +20,8 @@ from dcpbench.verify.snapshot import (
     persistent_tensors,
 )
 
+_OTHER_WORDS = {"min": "max", "max": "min", "rel": "abs", "abs": "rel"}
+
 
 def perturb_model(model: nn.Module, seed: int) -> None:
     """Change every element of every parameter and persistent buffer, in place, and all extra state."""
@@ -72,16 +74,21 @@ def perturbed(value: Any) -> Any:
 
     A flag that is off becomes None and None becomes off, for not every flag may be turned on
     everywhere (`capturable` on the CPU). Nothing is turned on by 0 either, which becomes -0.0: with a
-    momentum an SGD that has no state would get some.
+    momentum an SGD that has no state would get some. The words that a `ReduceLROnPlateau` knows become its
+    other ones.
     """
     if value is None:
         return False
     if isinstance(value, bool):
         return False if value else None
+    if isinstance(value, float) and not math.isfinite(value):
+        return 0.0
     if isinstance(value, int | float):
         return value * 0.5 or (-0.0 if same_value(value, 0.0) else 0.0)
     if isinstance(value, str):
-        return f"{value}'"
+        return _OTHER_WORDS.get(value, f"{value}'")
+    if isinstance(value, dict):
+        return type(value)({key: perturbed(item) for key, item in value.items()})
     if isinstance(value, tuple | list):
         return type(value)(perturbed(item) for item in value)
     if isinstance(value, dict):

@@ -139,10 +139,14 @@ def by_parameter(leaves: Leaves) -> Leaves:
 
 def snapshot_nested(nested: dict[str, Any], prefix: str = "") -> Leaves:
     """What nested dictionaries hold, by the path to it with dots between its keys. A list is one value, but
-    for one that holds tensors, which is gone into, as DCP does when it flattens a state dict."""
+    for one that holds tensors or dictionaries, which is gone into, as DCP does when it flattens a state dict.
+    A text as key that stands beside a number of the same digits keeps its quotes."""
     leaves: Leaves = {}
+    numbers = {str(key) for key in nested if not isinstance(key, str)}
     for key, value in nested.items():
-        if isinstance(value, list) and any(isinstance(item, torch.Tensor) for item in value):
+        if key in numbers:
+            key = repr(key)
+        if isinstance(value, list) and any(isinstance(item, torch.Tensor | dict) for item in value):
             value = {str(number): item for number, item in enumerate(value)}
         if isinstance(value, dict):
             leaves.update(snapshot_nested(value, f"{prefix}{key}."))
@@ -247,11 +251,11 @@ def _leaf(value: Any, kind: str, extent: Extent | None = None) -> Leaf:
     )
 
 
-def expected_of(leaves: Leaves, prefix: str = "") -> dict[str, Entry]:
+def expected_of(leaves: Leaves) -> dict[str, Entry]:
     """What a rank's snapshot promises of a checkpoint's keys. What it looks at as a number the state dict may
     still hold as a tensor without dimensions."""
     return {
-        f"{prefix}{name}": Entry(leaf.extent.shape, str(leaf.dtype))
+        name: Entry(leaf.extent.shape, str(leaf.dtype))
         if isinstance(leaf, TensorLeaf | DigestedLeaf)
         else Entry()
         for name, leaf in leaves.items()

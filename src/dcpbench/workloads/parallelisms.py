@@ -6,7 +6,9 @@ parallelism has no mesh) and its configuration, and returns the module to train.
 
 import fnmatch
 from collections import Counter
+from unittest import mock
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
@@ -60,6 +62,18 @@ def fsdp2_per_layer(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) 
             fully_shard(layer, mesh=mesh, **config.options)
     fully_shard(model, mesh=mesh, **config.options)
     return model
+
+
+def lay_out_buckets(model: nn.Module) -> None:
+    """Have DDP lay its gradient buckets out anew, which it does once, after its first backward, and from then
+    on sum in another order: a resumed run would differ from the uninterrupted one by that alone. It is a
+    backward of the parameters themselves: nothing is drawn, and no buffer changes."""
+    for ddp in model.modules():
+        if isinstance(ddp, DistributedDataParallel):
+            trained = [one for one in ddp.module.parameters() if one.requires_grad]
+            with mock.patch.object(ddp.module, "forward", lambda own=trained: sum(map(torch.sum, own))):
+                ddp().backward()
+            ddp.zero_grad()
 
 
 def layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:

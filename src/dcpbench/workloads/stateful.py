@@ -2,8 +2,9 @@
 that in place and hands it back): a model and an optimizer through DCP's public functions, and objects
 that carry state of their own."""
 
+import copy
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,6 +19,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from dcpbench.verify.compare import bits
 from dcpbench.workloads.workload import Tensors, each_tensor
@@ -94,6 +97,35 @@ class OptimizerState:
         set_optimizer_state_dict(
             self.model, self.optimizer, optim_state_dict=state_dict, options=self.options
         )
+
+
+class PlainOptimizerState(OptimizerState):
+    """An optimizer with its own state dict, which knows its parameters by their numbers."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state_dict)
+
+
+class SchedulerMadeByLoad:
+    """A scheduler that is made when it is loaded, after the optimizer that it is for. Before that, what it is
+    loaded into is the state of one that is made for a copy of the optimizer's groups."""
+
+    def __init__(self, make: Callable[[Optimizer], LRScheduler], optimizer: Optimizer) -> None:
+        self._make, self._optimizer = make, optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        other = copy.copy(self._optimizer)
+        other.param_groups = [
+            {key: value if key == "params" else copy.deepcopy(value) for key, value in group.items()}
+            for group in self._optimizer.param_groups
+        ]
+        return self._make(other).state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._make(self._optimizer).load_state_dict(state_dict)
 
 
 class TensorObject:

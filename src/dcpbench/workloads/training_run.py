@@ -5,18 +5,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions
-from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LRScheduler
 
-from dcpbench.config.groups import CompileScope, dp_degree
+from dcpbench.config.groups import CompileScope, OptimizerStateAs, dp_degree
 from dcpbench.config.schema import SEED_STRIDE, Config
 from dcpbench.verify.compare import same_value
 from dcpbench.verify.perturb import perturbed
-from dcpbench.verify.snapshot import local_part
+from dcpbench.verify.snapshot import local_part, named_parameters
 from dcpbench.workloads.own_trainer import (
     Generators,
     Setup,
@@ -25,16 +24,18 @@ from dcpbench.workloads.own_trainer import (
     optimizer_of,
     optimizers_of,
 )
-from dcpbench.workloads.parallelisms import layers
+from dcpbench.workloads.parallelisms import lay_out_buckets, layers
 from dcpbench.workloads.stateful import (
     ModelState,
     MovingObject,
     Noise,
     OptimizerState,
+    PlainOptimizerState,
     RandomState,
+    SchedulerMadeByLoad,
     TrainState,
 )
-from dcpbench.workloads.workload import Tensors, Workload, each_tensor, workload_of
+from dcpbench.workloads.workload import Tensors, Workload, each_tensor, next_step, workload_of
 from dcpbench.workloads.world import World
 
 _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -78,18 +79,27 @@ class TrainingRun:
     """Whether no gradients are left after a step."""
     has_constants = False
     """Whether some of its `objects` may be what a run that is built anew has as well."""
+    optimizer_state: OptimizerStateAs | None = None
+    """How its optimizer's state is saved."""
     not_looked_at: Mapping[str, str] = MappingProxyType({})
     """What of its `objects` cannot be looked at, and of which type that is."""
     options = StateDictOptions()
     """What torch's state-dict functions are asked for when model and optimizer are saved and loaded."""
 
     def __init__(
-        self, workload: Workload, world: World, sizes: dict[str, int], model: nn.Module, seed: int
+        self,
+        workload: Workload,
+        world: World,
+        sizes: dict[str, int],
+        model: nn.Module,
+        seed: int,
+        scheduler: bool = True,
     ) -> None:
         self.model, self.world, self.sizes = model, world, sizes
-        self._loss_of = workload.loss
+        self._loss_of, self._make_scheduler = workload.loss, workload.scheduler
         self.optimizer = workload.optimizer(model)
-        self.scheduler = workload.scheduler(self.optimizer)
+        self._scheduled_later = not scheduler
+        self._scheduler = workload.scheduler(self.optimizer) if scheduler else None
         self.keeps_random, self.draws = True, False
         self._start_over(seed)
 
@@ -102,12 +112,25 @@ class TrainingRun:
         self.random = RandomState(own, self.world.rank, self.world.device)
         self.alive: list[bool] = []
 
+    @property
+    def scheduler(self) -> LRScheduler:
+        """What changes the learning rate with the steps."""
+        assert self._scheduler is not None, "it is made when it is loaded"
+        return self._scheduler
+
+    def _make_later(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
+        made = self._make_scheduler(optimizer)
+        if optimizer is self.optimizer:
+            self._scheduler = made
+        return made
+
     def state(self) -> dict[str, Any]:
         """What goes into a checkpoint: one `Stateful` for each top-level key."""
+        optimizer = PlainOptimizerState if self.optimizer_state else OptimizerState
         return {
             "model": ModelState(self.model, self.options),
-            "optimizer": OptimizerState(self.model, self.optimizer, self.options),
-            "scheduler": self.scheduler,
+            "optimizer": optimizer(self.model, self.optimizer, self.options),
+            "scheduler": self._scheduler or SchedulerMadeByLoad(self._make_later, self.optimizer),
             "noise": self.noise,
             "tensor_object": self.tensor_object,
             "train_state": self.train_state,
@@ -117,7 +140,7 @@ class TrainingRun:
     def objects(self) -> dict[str, dict[str, Any]]:
         """What is saved beside model and optimizer, as a comparison looks at it."""
         return {
-            "scheduler": dict(self.scheduler.state_dict()),
+            "scheduler": dict(self._scheduler.state_dict()) if self._scheduler else {},
             "noise": self.noise.state_dict(),
             "tensor_object": self.tensor_object.state_dict(),
             "train_state": self.train_state.contents(),
@@ -135,9 +158,10 @@ class TrainingRun:
                 self.optimizer.step()
             self.draws |= any(not torch.equal(drawn[name], now) for name, now in self.random.states.items())
             self.optimizer.zero_grad()
-            self.scheduler.step()
+            mean = self.world.mean(loss)
+            next_step(self.scheduler, mean)
             self.tensor_object.advance()
-            self.train_state.record(self.world.mean(loss))
+            self.train_state.record(mean)
         return self.train_state.losses[before:]
 
     def forget(self, seed: int) -> None:
@@ -145,12 +169,29 @@ class TrainingRun:
         taken."""
         self._start_over(seed)
         self.train_state = TrainState(-1, float(seed), [float(seed)])
-        other = {key: perturbed(value) for key, value in self.scheduler.state_dict().items()}
-        self.scheduler.load_state_dict(other)
+        if self._scheduled_later:
+            self._scheduler = None
+        else:
+            other = {key: perturbed(value) for key, value in self.scheduler.state_dict().items()}
+            self.scheduler.load_state_dict(other)
+
+    def leave_gradients(self, batches: Batches) -> None:
+        """Have gradients of the next step, and do not take it."""
+        with self.random.drawn_from():
+            self._loss(batches, self.train_state.step + 1).backward()
 
     def fill_optimizer(self) -> None:
         """Give a fresh optimizer the state that DCP gives it."""
-        self.state()["optimizer"].state_dict()
+        OptimizerState(self.model, self.optimizer, self.options).state_dict()
+
+    @property
+    def numbers(self) -> dict[str, str]:
+        """The numbers under which the optimizer's state is saved, by FQN; none where it is by these."""
+        if not self.optimizer_state:
+            return {}
+        names = {id(value): name for name, value in reversed(named_parameters(self.model).items())}
+        parameters = (value for group in self.optimizer.param_groups for value in group["params"])
+        return {names[id(value)]: str(number) for number, value in enumerate(parameters)}
 
     def is_at(self, step: int) -> None:
         """Told after which step the state was saved that it has now; it has loaded that itself."""
@@ -206,7 +247,7 @@ class TrainerRun(TrainingRun):
         with self.random.drawn_from():
             self.trainer = build_trainer(self.config, setup)
         self._look()
-        _lay_out_buckets(self.model)
+        lay_out_buckets(self.model)
 
     def _look(self) -> None:
         """A trainer may have put other ones into their places."""
@@ -283,9 +324,9 @@ class TrainerRun(TrainingRun):
         return {self.random.key: {name: each for name, each in held.items() if name in kept}}
 
 
-def build(config: Config, world: World, seed: int) -> TrainingRun:
+def build(config: Config, world: World, seed: int, scheduler: bool = True) -> TrainingRun:
     """The model of a cell under its parallelism, compiled if the cell says so, and its optimizer; or the
-    trainer that it has instead."""
+    trainer that it has instead. Without its `scheduler` that is made when it is loaded."""
     if config.own_trainer:
         return TrainerRun(config, world, seed)
     sizes = config.parallel.mesh_sizes(world.size)
@@ -296,14 +337,15 @@ def build(config: Config, world: World, seed: int) -> TrainingRun:
             compiled: Any = torch.compile(layer, dynamic=False)
             holder.register_module(name, compiled)
     model = _wrapped(config, world, workload.model)
-    _lay_out_buckets(model)
+    lay_out_buckets(model)
     if config.compile and not by_layer:
         model = torch.compile(model, dynamic=False)
-    run = TrainingRun(workload, world, sizes, model, seed)
+    run = TrainingRun(workload, world, sizes, model, seed, scheduler)
     if dp_degree(sizes, world.size) > 1 and any(isinstance(one, _BATCH_NORM) for one in model.modules()):
         run.why_no_twin = "batch normalisation sees a rank's share of each batch, and one process all of it"
     if config.state_dict:
         run.options = StateDictOptions(**config.state_dict.options())
+    run.optimizer_state = config.optimizer_state
     return run
 
 
@@ -359,15 +401,3 @@ def _wrapped(config: Config, world: World, model: nn.Module) -> Any:
     """A plain model on its device under the parallelism of the cell."""
     wrap = pkgutil.resolve_name(config.parallel.target)
     return wrap(model, world.mesh(config.parallel.mesh_sizes(world.size)), config.parallel)
-
-
-def _lay_out_buckets(model: nn.Module) -> None:
-    """Have DDP lay its gradient buckets out anew, which it does once, after its first backward, and from then
-    on sum in another order: a resumed run would differ from the uninterrupted one by that alone. It is a
-    backward of the parameters themselves: nothing is drawn, and no buffer changes."""
-    for ddp in model.modules():
-        if isinstance(ddp, DistributedDataParallel):
-            trained = [one for one in ddp.module.parameters() if one.requires_grad]
-            with mock.patch.object(ddp.module, "forward", lambda own=trained: sum(map(torch.sum, own))):
-                ddp().backward()
-            ddp.zero_grad()

@@ -3,12 +3,13 @@
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
-from torch.optim.lr_scheduler import LRScheduler, StepLR
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau, StepLR
 
 from dcpbench.config.schema import Config
 
@@ -26,6 +27,14 @@ def by_step(optimizer: torch.optim.Optimizer) -> LRScheduler:
     return StepLR(optimizer, step_size=1, gamma=0.95)
 
 
+def next_step(scheduler: LRScheduler, loss: float) -> None:
+    """Step a scheduler, with the loss of the step that was taken where it goes by that."""
+    if isinstance(scheduler, ReduceLROnPlateau):
+        scheduler.step(loss)
+    else:
+        scheduler.step()
+
+
 @dataclass(frozen=True)
 class Workload:
     """A model and how it is trained.
@@ -37,7 +46,8 @@ class Workload:
         loss: `loss(model, share)` of the wrapped model and a rank's share of the batch, the mean over its
             samples.
         optimizer: `optimizer(model)` of the wrapped model.
-        scheduler: `scheduler(optimizer)`; it is stepped after each step.
+        scheduler: `scheduler(optimizer)`; it is stepped after each step, a `ReduceLROnPlateau` with the mean
+            loss of all ranks.
     """
 
     model: nn.Module
@@ -65,7 +75,8 @@ def workload_of(config: Config) -> Workload:
 
 def of_groups(config: Config) -> Workload:
     """The model of the group `model`, trained towards random targets by the optimizer of the group
-    `optimizer`. Targets lie in [1, 2): away from zero, so that the loss is."""
+    `optimizer` and the scheduler of the group `scheduler`. Targets lie in [1, 2): away from zero, so that the
+    loss is."""
     model: Any = pkgutil.resolve_name(config.model.target)(**config.model.options)
     size = config.model.batch_size
 
@@ -86,7 +97,10 @@ def of_groups(config: Config) -> Workload:
         made.register_step_post_hook(_let_go)
         return made
 
-    return Workload(model, batch, loss, optimizer)
+    if (given := config.scheduler) is None:
+        return Workload(model, batch, loss, optimizer)
+    scheduler = partial(pkgutil.resolve_name(given.target), **given.options)
+    return Workload(model, batch, loss, optimizer, scheduler)
 
 
 def _let_go(optimizer: torch.optim.Optimizer, *_: Any) -> None:

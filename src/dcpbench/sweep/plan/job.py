@@ -21,7 +21,7 @@ from dcpbench.sweep.plan.known_failures import KnownFailure
 from dcpbench.worker.messages import WorldKind
 
 _GROUPS = ("scenario", "parallel", "save", "model", "optimizer", "storage", "checkpointer")
-_COLUMNS = ("compile", "world_size", "seed", "load_world_size", "repeat")
+_COLUMNS = ("compile", "world_size", "seed", "load_world_size", "repeat", "optimizer_state")
 _OURS = ("dcpbench", "hydra_plugins.dcpbench_launcher")
 
 
@@ -104,6 +104,8 @@ def _columns(cell: SweepCell, config: Config, key: CellKey) -> dict[str, Any]:
         "device": config.device.value,
         "fault": config.fault.name if config.fault.target else None,
         "state_dict": config.state_dict.name if config.state_dict else None,
+        "scheduler": config.scheduler.name if config.scheduler else None,
+        "load_into": config.load_into.name if config.load_into else None,
         "load_parallel": config.loading.name if config.scenario.converts else None,
         "overrides": shlex.join(cell.overrides),
         "config_dir": cell.config_dir,

@@ -116,16 +116,16 @@ def _without_effect(config: Config, overrides: Sequence[str]) -> str | None:
     """Why nothing would be what an override asks for: a workload of one's own has its own."""
     for word in overrides if config.workload.target else ():
         group = word.lstrip("+~").partition("=")[0].partition(".")[0]
-        if group in ("model", "optimizer"):
+        if group in ("model", "optimizer", "scheduler"):
             return f"{word}: workload.target={config.workload.target} has its own {group}"
     return None
 
 
 def _makes_no_sense(config: Config) -> str | None:
     scenario, named = config.scenario, f"scenario={config.scenario.name}"
-    for group in ("scenario", "fault", "checkpointer", "save", "model", "optimizer"):
+    for group in ("scenario", "fault", "checkpointer", "save", "model", "optimizer", "scheduler"):
         limited = getattr(config, group)
-        for axis, only in limited.only.items():
+        for axis, only in limited.only.items() if limited else ():
             if (value := config.value_of(axis)) not in only.values:
                 may_be = ", ".join(only.values)
                 return f"{group}={limited.name} takes {axis}={may_be} and not {value}: {only.because}"

@@ -1,0 +1,37 @@
+"""Train and save; build anew, load, train on and save; and so on from each of these saves: what a resumed run
+saves is as good as what it was resumed from."""
+
+from dataclasses import replace
+
+from dcpbench.scenarios import checks, fresh_process, steps
+from dcpbench.scenarios.cell import Cell, Skip
+
+
+def chain(cell: Cell) -> None:
+    """Every run but the first is restored bit for bit from what the one before has saved, and comes, by the
+    losses of the run that was never interrupted, to its state: where it saves, after that, and at the end.
+    Like a job that dies, each takes a few steps more than are saved, while its save may be under way.
+
+    Raises:
+        Skip: one run alone saves.
+    """
+    plan = cell.config.save_steps
+    if len(plan) < 2:
+        raise Skip(f"saves={cell.config.saves}: a chain has at least two checkpoints")
+    oracle = replace(steps.build(cell), ends=frozenset(plan[1:]))
+    checkpoints = steps.train_and_save(cell, oracle, at=plan[:1])
+    checks.verify_twin(cell, oracle)
+    checks.verify_save_harmless(cell, oracle)
+    for number, step in enumerate([*plan[1:], None]):
+        saved = checkpoints[-1]
+        run = steps.build_anew(cell, number)
+        run.keeps_random = oracle.trained.keeps_random
+        checks.load_and_verify(cell, run, saved, number)
+        checks.resume(cell, run, saved, oracle.losses, until=step)
+        if step is not None:
+            checkpoints.append(steps.save(cell, run, saved.checkpointer))
+            going_on = replace(checkpoints[-1], how=", without a load")
+            checks.resume(cell, run, going_on, oracle.losses)
+            steps.finish(cell, checkpoints[-1])
+    if cell.config.own_trainer:
+        fresh_process.leave_to_trainer(cell, checkpoints[-1], oracle.trained, oracle.losses)

@@ -1,0 +1,89 @@
+"""Schedulers of every kind, alone: what they hold comes back, and what they do to the learning rate too."""
+
+import pytest
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    MultiStepLR,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+    StepLR,
+)
+
+from dcpbench.config.groups import SchedulerConfig
+from dcpbench.config.schema import conf_folder
+from dcpbench.workloads.training_run import batches, build
+from support.alone import config, run_alone, unexplained, world
+
+KINDS = sorted(path.stem for path in (conf_folder() / "scheduler").iterdir())
+CLASSES = {
+    "step": StepLR,
+    "multi_step": MultiStepLR,
+    "sequential": SequentialLR,
+    "cosine": CosineAnnealingLR,
+    "one_cycle": OneCycleLR,
+    "reduce_on_plateau": ReduceLROnPlateau,
+}
+LIMITED = {"multi_step"}
+"""Those that torch does not restore."""
+RATES = {"model": "short", "saves": 2, "train_steps": 2, "resume_steps": 2}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in LIMITED])
+def test_it_comes_back(kind: str) -> None:
+    ran = run_alone(**RATES, scheduler=kind)
+    assert ran.verdict.status == "pass", ran.verdict.reason
+    control = ran.verdict.details["checks"]["extra_equal"]["control"]
+    assert any(name.startswith("scheduler.") for name in control)
+
+
+def test_each_kind_is_known() -> None:
+    assert sorted(CLASSES) == KINDS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_changes_the_learning_rate(kind: str) -> None:
+    given = config(model="short", scheduler=kind)
+    run = build(given, world(), 0)
+    assert type(run.scheduler) is CLASSES[kind]
+    first = run.optimizer.param_groups[0]["lr"]
+    for _ in range(9):
+        run.train(batches(given, world().device), run.train_state.step + 1)
+        if run.optimizer.param_groups[0]["lr"] != first:
+            return
+    pytest.fail(f"{first} after nine steps")
+
+
+def test_without_one_it_is_that_of_the_workload() -> None:
+    given = config(model="short"), config(model="short", scheduler="step")
+    mine, named = (build(one, world(), 0).scheduler.state_dict() for one in given)
+    assert mine == named
+    assert config().scheduler is None
+    assert isinstance(config(scheduler="step").scheduler, SchedulerConfig)
+
+
+def test_what_lies_under_integer_keys_is_not_restored() -> None:
+    ran = run_alone(**RATES, scenario="stateful_or_not", scheduler="multi_step")
+    assert {"scheduler.milestones.3", "scheduler.milestones.'3'"} <= {
+        finding.name for finding in ran.reports[0].checks["extra_equal"].distinct.values()
+    }
+    assert unexplained(ran, "integer-keys") == set()
+    with_another = run_alone(
+        "noise_one_draw_ahead", **RATES, scenario="stateful_or_not", scheduler="multi_step"
+    )
+    assert "noise.generator" in unexplained(with_another, "integer-keys")
+
+
+@pytest.mark.parametrize("kind", [None, "sequential", "one_cycle"])
+def test_one_that_is_made_after_the_load_sets_the_learning_rate(kind: str | None) -> None:
+    chosen = {"scheduler": kind} if kind else {}
+    ran = run_alone(**RATES, **chosen, load_into="no_scheduler")
+    failed = ran.reports[0].checks["optim_equal"].distinct.values()
+    rate = "initial_lr" if kind is None else "lr"
+    assert f"param_groups.0.{rate}" in {finding.name for finding in failed}
+    assert unexplained(ran, "scheduler-after-load") == set()
+
+
+def test_one_that_sets_nothing_when_it_is_made_comes_back_all_the_same() -> None:
+    ran = run_alone(**RATES, scheduler="reduce_on_plateau", load_into="no_scheduler")
+    assert ran.verdict.status == "pass", ran.verdict.reason
