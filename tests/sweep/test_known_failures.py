@@ -227,6 +227,10 @@ def test_the_list_of_the_house_is_whole() -> None:
         "shared-stager",
         "shared-writer",
         "load-without-collectives",
+        "file-writer-safetensors",
+        "safetensors-values",
+        "consolidated-integers",
+        "consolidated-scalars",
     }
     for each in known:
         assert each.link is not None

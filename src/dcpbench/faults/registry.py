@@ -68,11 +68,12 @@ def load_faults() -> dict[str, FaultConfig]:
 
 
 def listed(at: str | None = None) -> str:
-    """The names of the faults that any scenario can have with `verify=standard`, or of those of them that are
-    planted at one place: a list for a sweep, which an experiment writes as `${faults:}` or
+    """The names of the faults that any scenario and storage can have with `verify=standard`, or of those of
+    them that are planted at one place: a list for a sweep, which an experiment writes as `${faults:}` or
     `${faults:restored}`."""
+    limited = {"scenario", "verify", "storage"}
     return ",".join(
         name
         for name, spec in load_faults().items()
-        if spec.target and not {"scenario", "verify"} & spec.only.keys() and at in (None, spec.at.value)
+        if spec.target and not limited & spec.only.keys() and at in (None, spec.at.value)
     )
