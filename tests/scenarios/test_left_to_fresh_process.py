@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 
 from dcpbench.config.groups import Verify
 from dcpbench.records.findings import Finding, Problem
-from dcpbench.scenarios import fresh_process, steps
+from dcpbench.scenarios import fresh_process, read_whole, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import FLAGS, SavedCheckpoint
 from dcpbench.verify.snapshot import DigestedLeaf, snapshot_nested
@@ -146,10 +146,10 @@ def test_a_loaded_value_is_looked_at_as_it_was_saved() -> None:
     losses = [1.0, 2.0]
     as_bytes = torch.frombuffer(bytearray(stream(losses).getvalue()), dtype=torch.uint8)
     seen = {
-        "number": fresh_process._as_seen(3),
-        "scalar": fresh_process._as_seen(torch.tensor(3)),
-        "stream": fresh_process._as_seen(stream(losses)),
-        "bytes": fresh_process._as_seen(as_bytes),
+        "number": read_whole._as_seen(3),
+        "scalar": read_whole._as_seen(torch.tensor(3)),
+        "stream": read_whole._as_seen(stream(losses)),
+        "bytes": read_whole._as_seen(as_bytes),
     }
     assert seen == {"number": 3, "scalar": 3, "stream": losses, "bytes": losses}
     assert type(seen["scalar"]) is int
