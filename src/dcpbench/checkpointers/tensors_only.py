@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.stateful import Stateful
 
+from dcpbench.checkpointers.nested import is_gone_into
 from dcpbench.verify.audit import Entry
 
 Change = Callable[[Any, str], Any]
@@ -67,16 +68,9 @@ def _unpacked(held: torch.Tensor, like: Any) -> Any:
 
 
 def _changed(nested: Any, change: Change, key: str) -> Any:
-    """The same dictionaries, and lists that DCP goes into, with every value in them changed."""
+    """The same with every value in it changed."""
     if isinstance(nested, dict):
         return {name: _changed(value, change, f"{key}.{name}") for name, value in nested.items()}
-    if _is_gone_into(nested):
+    if is_gone_into(nested):
         return [_changed(value, change, f"{key}.{number}") for number, value in enumerate(nested)]
     return change(nested, key)
-
-
-def _is_gone_into(value: Any) -> bool:
-    """Whether DCP flattens a list: there is a dictionary or a tensor somewhere in it."""
-    return isinstance(value, list) and any(
-        isinstance(one, dict | torch.Tensor) or _is_gone_into(one) for one in value
-    )

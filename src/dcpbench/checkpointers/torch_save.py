@@ -3,7 +3,6 @@
 import io
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks, file_lengths
+from dcpbench.checkpointers.nested import slots
 from dcpbench.checkpointers.torch_file import stored_in
 from dcpbench.config.schema import Config
 from dcpbench.measure.raw_io import RawIO
@@ -126,16 +126,6 @@ def _read(checkpoint_id: str) -> dict[str, Any]:
     """The leaves of a checkpoint by their flattened keys; a tensor is read from the file when it is used."""
     held = torch.load(Path(checkpoint_id) / FILE, map_location="cpu", mmap=True, weights_only=True)
     return {key: container[name] for container, name, key in slots(held)}
-
-
-def slots(nested: Any, prefix: str = "") -> Iterator[tuple[Any, Any, str]]:
-    """Where the leaves of dictionaries, and of lists of dictionaries, lie: each one's container, its key or
-    index there, and its key flattened as DCP does."""
-    for name, value in list(nested.items() if isinstance(nested, dict) else enumerate(nested)):
-        if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(v, dict) for v in value)):
-            yield from slots(value, f"{prefix}{name}.")
-        else:
-            yield nested, name, f"{prefix}{name}"
 
 
 def _without(nested: dict[str, Any], keys: set[str], prefix: str = "") -> dict[str, Any]:

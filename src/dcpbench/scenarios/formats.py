@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.format_utils import (
 )
 from torch.distributed.tensor import DTensor
 
-from dcpbench.checkpointers.torch_save import slots
+from dcpbench.checkpointers.nested import slots
 from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import FLAGS, Checkpoint
