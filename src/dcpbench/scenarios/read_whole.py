@@ -28,7 +28,8 @@ def verify_read(
                 continue
             is_tensor = isinstance(leaf, TensorLeaf | DigestedLeaf)
             actual |= {name: held.get(key)} if is_tensor else snapshot_nested({name: _as_seen(values[key])})
-        found, control = (saved.compare(check, each, group) for each in (actual, all_different(actual)))
+        found = saved.compare(check, actual, group, saved.recall_of(check))
+        control = saved.compare(check, all_different(actual), group)
         contract.verify(cell, check, found, control, controllable(leaves), str(saved))
     return held
 
