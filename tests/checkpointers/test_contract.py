@@ -106,6 +106,14 @@ def test_the_manifest_says_what_there_is(checkpointer: Checkpointer, saved: str)
     assert checkpointer.size(saved) == sum(manifest.found.values())
 
 
+def test_a_list_that_holds_a_tensor_is_gone_into(checkpointer: Checkpointer, tmp_path: Path) -> None:
+    """As the learning rates of a scheduler are, where they are tensors."""
+    place = str(tmp_path / "one")
+    checkpointer.save({"scheduler": {"base_lrs": [torch.ones(1), 2], "steps": [1, 2]}}, place).wait()
+    held = {"scheduler.base_lrs.0", "scheduler.base_lrs.1", "scheduler.steps"}
+    assert checkpointer.manifest(place).entries.keys() == held
+
+
 def test_single_tensors_are_read(checkpointer: Checkpointer, saved: str) -> None:
     read = checkpointer.read_tensor(saved, "model.w")
     assert read is not None

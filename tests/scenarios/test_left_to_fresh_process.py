@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 from dcpbench.config.groups import Verify
 from dcpbench.records.findings import Finding, Problem
-from dcpbench.scenarios import fresh_process, steps
+from dcpbench.scenarios import fresh_process, read_whole, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import FLAGS, SavedCheckpoint
 from dcpbench.verify.snapshot import DigestedLeaf, snapshot_nested
@@ -29,7 +29,7 @@ def newest(tmp_path: Path, *keys: str) -> tuple[Cell, SavedCheckpoint]:
     leaves = snapshot_nested({"first": torch.zeros(2), "middle": torch.ones(2), "last": torch.ones(3)})
     state = {"model_equal": leaves, "extra_equal": {"number": 3, "other": 4}, FLAGS: {"number": True}}
     saved: Any = mock.Mock(SavedCheckpoint, step=7, state=state, checkpoint_id=str(tmp_path), numbers={})
-    saved.keys, saved.source = dict.fromkeys(keys), mock.Mock(options=StateDictOptions())
+    saved.keys, saved.source = dict.fromkeys(keys), mock.Mock(options=StateDictOptions(), numbers={})
     cell.complete.append(saved)
     return cell, saved
 
@@ -147,10 +147,10 @@ def test_a_loaded_value_is_looked_at_as_it_was_saved() -> None:
     losses = [1.0, 2.0]
     as_bytes = torch.frombuffer(bytearray(stream(losses).getvalue()), dtype=torch.uint8)
     seen = {
-        "number": fresh_process._as_seen(3),
-        "scalar": fresh_process._as_seen(torch.tensor(3)),
-        "stream": fresh_process._as_seen(stream(losses)),
-        "bytes": fresh_process._as_seen(as_bytes),
+        "number": read_whole._as_seen(3),
+        "scalar": read_whole._as_seen(torch.tensor(3)),
+        "stream": read_whole._as_seen(stream(losses)),
+        "bytes": read_whole._as_seen(as_bytes),
     }
     assert seen == {"number": 3, "scalar": 3, "stream": losses, "bytes": losses}
     assert type(seen["scalar"]) is int

@@ -17,7 +17,7 @@ import torch
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.records.findings import Problem
 from dcpbench.records.rank_report import RankReport
-from dcpbench.scenarios import fresh_process, steps
+from dcpbench.scenarios import fresh_process, read_whole, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import RANDOM, Checkpoint, SavedCheckpoint, State
 from dcpbench.verify import compare_layouts
@@ -272,7 +272,7 @@ def test_no_code_is_run_that_a_folder_of_results_holds(tmp_path: Path) -> None:
     for read in (
         partial(steps.take_over, cell, mock.Mock(), same_layout=True),
         partial(fresh_process.load_alone, cell),
-        partial(fresh_process._as_seen, value),
+        partial(read_whole._as_seen, value),
     ):
         with pytest.raises(UnpicklingError, match="Unsupported global"):
             read()

@@ -237,6 +237,10 @@ def test_the_list_of_the_house_is_whole() -> None:
         "gradients-at-load",
         "scheduler-after-load",
         "plain-optimizer-fsdp1",
+        "file-writer-safetensors",
+        "safetensors-values",
+        "consolidated-integers",
+        "consolidated-scalars",
     }
     for each in known:
         assert each.link is not None

@@ -4,7 +4,7 @@ import shutil
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import InitVar, dataclass
 from pathlib import Path
@@ -141,6 +141,11 @@ class Checkpointer(ABC):
     def stored(self, checkpoint_id: str) -> Stored:
         """How to read each tensor from a complete checkpoint's files without what wrote them; empty where
         there is no such way."""
+        return {}
+
+    def other_ways(self, checkpoint_id: str) -> Mapping[str, Callable[[dict[str, Any]], None]]:
+        """Ways beside `load` to fill a state with what a checkpoint holds, by what is read; all ranks
+        together."""
         return {}
 
     def size(self, checkpoint_id: str) -> int:

@@ -4,7 +4,7 @@ import pkgutil
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from multiprocessing import resource_sharer
 from pathlib import Path
@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType,
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks, file_lengths
 from dcpbench.checkpointers.dcp_metadata import METADATA, joined, manifest_of, metadata_in, read_metadata
 from dcpbench.checkpointers.storage import Storage
+from dcpbench.checkpointers.tensors_only import of_tensors
 from dcpbench.checkpointers.torch_file import stored_in
 from dcpbench.config.groups import Kept, PlannerConfig, SaveConfig, StagerConfig, Uploader
 from dcpbench.config.schema import Config
@@ -53,7 +54,10 @@ class DcpCheckpointer(Checkpointer):
         if slot:
             reached, go_on = _hold_back(given.setdefault("planner", DefaultSavePlanner()))
         save = pkgutil.resolve_name(self._save.target)
-        pending: PendingSave = save(state, checkpoint_id, writer, group, **given, **self._save.options)
+        if self._storage.tensors_only:
+            state = of_tensors(state)
+        place = self._storage.place(checkpoint_id)
+        pending: PendingSave = save(state, place, writer, group, **given, **self._save.options)
         if slot:
             pending.held_back = go_on
             pending.when_ended(reached.set)  # it may fail before
@@ -65,14 +69,30 @@ class DcpCheckpointer(Checkpointer):
     def close(self) -> None:
         for slot in self._slots.values():
             slot.close()
+        self._storage.close()
         forget_kept_by_dcp()
 
     def load(self, state: dict[str, Any], checkpoint_id: str) -> None:
-        dcp.load(state, storage_reader=self.reader(checkpoint_id), process_group=self._ranks.group_of(0))
+        self._read(self._storage.reader, checkpoint_id, state)
+
+    def other_ways(self, checkpoint_id: str) -> Mapping[str, Callable[[dict[str, Any]], None]]:
+        return {
+            f"by {what}": partial(self._read, reader, checkpoint_id)
+            for what, reader in self._storage.other_readers.items()
+        }
+
+    def _read(
+        self, reader: Callable[[str], StorageReader], checkpoint_id: str, state: dict[str, Any]
+    ) -> None:
+        if self._storage.tensors_only:
+            state = of_tensors(state, self.manifest(checkpoint_id).entries)
+        dcp.load(state, storage_reader=reader(checkpoint_id), process_group=self._ranks.group_of(0))
 
     def manifest(self, checkpoint_id: str) -> Manifest:
         """What `.metadata` says, or all ranks' own; that nothing is stored where there is none. They are
         pickles, and ones that this cell wrote."""
+        if self._storage.manifest:
+            return self._storage.manifest(checkpoint_id)
         lengths = self._storage.lengths(checkpoint_id)
         said = {
             name: self.reader(checkpoint_id).read_metadata(**({} if rank is None else {"rank": rank}))
@@ -94,10 +114,15 @@ class DcpCheckpointer(Checkpointer):
         return tensor
 
     def stored(self, checkpoint_id: str) -> Stored:
+        if self._storage.stored:
+            return self._storage.stored(checkpoint_id)
         return stored_chunks(Path(checkpoint_id))
 
     def size(self, checkpoint_id: str) -> int:
         return sum(self._storage.lengths(checkpoint_id).values())
+
+    def remove(self, checkpoint_id: str) -> None:
+        self._storage.remove(checkpoint_id)
 
     def reader(self, checkpoint_id: str) -> StorageReader:
         """For what only DCP can do."""

@@ -43,9 +43,10 @@ def names_in(lengths: Mapping[str, int]) -> list[str]:
     return [name for name in lengths if name.endswith(SUFFIX) and "/" not in name]
 
 
-def safetensors_manifest(folder: Path, lengths: Mapping[str, int]) -> tuple[Manifest, list[Finding]]:
-    """What the headers of a folder's safetensors files say, and what in them does not fit together: bytes
-    that are no tensor's or not as many as its elements take, keys and files that the index lists otherwise.
+def safetensors_manifest(folder: Path, lengths: Mapping[str, int]) -> Manifest:
+    """What the headers of a folder's safetensors files say. What in them does not fit together, it has found:
+    bytes that are no tensor's or not as many as its elements take, keys and files that the index lists
+    otherwise.
 
     Raises:
         OSError, MetadataError: a header cannot be read, or is none; the text names its file.
@@ -85,7 +86,8 @@ def safetensors_manifest(folder: Path, lengths: Mapping[str, int]) -> tuple[Mani
     entries = {key: Entry(_whole(parts), f"torch.{dtypes[key]}", (*parts,)) for key, parts in chunks.items()}
     own = frozenset(name for name in lengths if name.endswith(INDEX) and "/" not in name)
     found += _against_index(folder, own, entries, lengths) if own else []
-    return Manifest(entries, named, lengths, own, spans=spans), [*found, *_numbers_missing(named)]
+    found += _numbers_missing(named)
+    return Manifest(entries, named, lengths, own, spans=spans, found_wrong=tuple(found))
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:

@@ -1,14 +1,35 @@
-"""Where DCP's checkpoints lie: one function for each storage, which returns its writer and its reader."""
+"""Where DCP's checkpoints lie, and in which format: one function for each way, which returns its writer and
+its reader."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, StorageReader, StorageWriter
+import torch
+from torch.distributed.checkpoint import (
+    FileSystemReader,
+    FileSystemWriter,
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+    StorageReader,
+    StorageWriter,
+)
+from torch.distributed.checkpoint.filesystem import SerializationFormat
 
 from dcpbench.checkpointers.base import file_lengths
+from dcpbench.checkpointers.dcp_metadata import MetadataError
+from dcpbench.checkpointers.safetensors_headers import safetensors_manifest
 from dcpbench.config.groups import SaveConfig, StorageConfig
 from dcpbench.measure.raw_io import RawIO
+from dcpbench.records.findings import Finding, Problem
+from dcpbench.verify.audit import Manifest
+from dcpbench.verify.plain_read import Stored, StoredChunk
+
+_SHARDED = "sharded"
+"""The folder in a checkpoint in which a writer that consolidates leaves the ranks' files."""
 
 
 @dataclass(frozen=True)
@@ -20,22 +41,145 @@ class Storage:
         reader: makes one for a checkpoint id.
         lengths: the bytes of each file of a checkpoint id, by its relative path.
         raw: how to do without DCP what a save and a load do, where there is a way.
+        place: what DCP is given for a checkpoint id.
+        manifest: what a checkpoint says of itself, where not `.metadata` does.
+        stored: how its files are read without DCP, where they are not as DCP lays them out.
+        remove: removes a checkpoint.
+        other_readers: makes those that read it too, by what they read.
+        close: gives back what is kept in no folder.
+        tensors_only: whether its format holds nothing else, so that each other value is to be saved as a
+            tensor of its bytes.
     """
 
     writer: StorageWriter
     reader: Callable[[str], StorageReader]
-    lengths: Callable[[str], dict[str, int]]
+    lengths: Callable[[str], dict[str, int]] = file_lengths
     raw: RawIO | None = None
+    place: Callable[[str], str] = str
+    manifest: Callable[[str], Manifest] | None = None
+    stored: Callable[[str], Stored] | None = None
+    remove: Callable[[str], None] = shutil.rmtree
+    other_readers: Mapping[str, Callable[[str], StorageReader]] = field(default_factory=dict)
+    close: Callable[[], object] = object
+    tensors_only: bool = False
 
 
 def file(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
     """Files in a folder: DCP's FileSystemWriter and FileSystemReader."""
+    options: dict[str, Any] = dict(config.options)
+    if "serialization_format" in options:
+        options["serialization_format"] = SerializationFormat(options["serialization_format"])
     writer = FileSystemWriter(
         folder,
         sync_files=config.sync_files,
         thread_count=config.thread_count,
         cache_staged_state_dict=save.cache_staged_state_dict,
-        **config.options,
+        **options,
     )
     raw = RawIO(config.thread_count, config.sync_files)
-    return Storage(writer, FileSystemReader, file_lengths, raw)
+    return Storage(writer, FileSystemReader, raw=raw)
+
+
+def fsspec(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
+    """What fsspec reaches: DCP's FsspecWriter and FsspecReader. `options.url` comes before the path of a
+    checkpoint (`memory://`); without one these are files in a folder."""
+    from fsspec.core import url_to_fs
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
+
+    options: dict[str, Any] = dict(config.options)
+    url = options.pop("url", "")
+    file_system, _ = url_to_fs(f"{url}{folder}")
+    writer = FsspecWriter(
+        f"{url}{folder}", sync_files=config.sync_files, thread_count=config.thread_count, **options
+    )
+
+    def lengths(checkpoint_id: str) -> dict[str, int]:
+        found = file_system.find(checkpoint_id, detail=True)
+        return {str(Path(name).relative_to(checkpoint_id)): held["size"] for name, held in found.items()}
+
+    def reader(checkpoint_id: str) -> StorageReader:
+        made: StorageReader = FsspecReader(f"{url}{checkpoint_id}")
+        return made
+
+    def forget() -> None:
+        if file_system.exists(str(folder)):
+            file_system.rm(str(folder), recursive=True)
+
+    if not url:
+        return Storage(writer, reader, lengths, RawIO(config.thread_count, config.sync_files))
+    return Storage(
+        writer,
+        reader,
+        lengths,
+        place=lambda checkpoint_id: f"{url}{checkpoint_id}",
+        stored=lambda checkpoint_id: {},
+        remove=partial(file_system.rm, recursive=True),
+        close=forget if url.startswith("memory:") else object,
+    )
+
+
+class _HuggingFaceWriter(HuggingFaceStorageWriter):
+    """Torch's own, which after `reset` goes on to consolidate into the folder that it was made with, and no
+    longer has a folder for what it consolidates."""
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        super().reset(checkpoint_id)
+        if checkpoint_id and self.enable_consolidation:
+            self.consolidated_output_path = str(self.path)
+            self.path = self.fs.concat_path(self.path, _SHARDED)
+
+
+def hugging_face(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
+    """Safetensors: DCP's HuggingFaceStorageWriter and HuggingFaceStorageReader. With `options.tensors_only`,
+    what is no tensor is saved as one."""
+    options: dict[str, Any] = dict(config.options)
+    tensors_only = options.pop("tensors_only")
+    writer = _HuggingFaceWriter(str(folder), thread_count=config.thread_count, **options)
+    writer.sync_files = config.sync_files
+    consolidates = writer.enable_consolidation
+    others = {"each rank's files": lambda checkpoint_id: _reader(f"{checkpoint_id}/{_SHARDED}")}
+    return Storage(
+        writer,
+        partial(_reader, threads=config.thread_count),
+        # What it makes of the ranks' files, and the index, are synced by nobody.
+        raw=RawIO(config.thread_count, config.sync_files and writer.save_distributed and not consolidates),
+        manifest=_safetensors_manifest,
+        stored=_safetensors_stored,
+        other_readers=others if consolidates else {},
+        tensors_only=tensors_only,
+    )
+
+
+def _reader(checkpoint_id: str, threads: int = 1) -> StorageReader:
+    return HuggingFaceStorageReader(checkpoint_id, threads)
+
+
+def _safetensors_manifest(checkpoint_id: str) -> Manifest:
+    """What the headers of the files in a folder say, and not of those that were consolidated; that nothing
+    is stored where one is no header."""
+    lengths = file_lengths(checkpoint_id)
+    try:
+        manifest = safetensors_manifest(Path(checkpoint_id), lengths)
+    except MetadataError as error:
+        name, _, why = str(error).partition(": ")
+        unreadable = Finding(name, Problem.unreadable, facts={"error": why})
+        return Manifest({}, {}, lengths, frozenset(lengths), found_wrong=(unreadable,))
+    sharded = {name for name in lengths if name.startswith(f"{_SHARDED}/")}
+    return replace(manifest, own=manifest.own | sharded)
+
+
+def _safetensors_stored(checkpoint_id: str) -> Stored:
+    """What the library that is called safetensors reads."""
+    read = partial(partial, _read_tensor, checkpoint_id)
+    return {
+        key: [StoredChunk(one.offsets, one.sizes, read(str(one.file), key)) for one in entry.chunks]
+        for key, entry in _safetensors_manifest(checkpoint_id).entries.items()
+    }
+
+
+def _read_tensor(checkpoint_id: str, file: str, key: str) -> torch.Tensor:
+    from safetensors import safe_open
+
+    with safe_open(f"{checkpoint_id}/{file}", framework="pt") as opened:
+        tensor: torch.Tensor = opened.get_tensor(key)
+        return tensor

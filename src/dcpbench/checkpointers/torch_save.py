@@ -3,7 +3,6 @@
 import io
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks, file_lengths
+from dcpbench.checkpointers.nested import slots
 from dcpbench.checkpointers.torch_file import stored_in
 from dcpbench.config.schema import Config
 from dcpbench.measure.raw_io import RawIO
@@ -59,7 +59,7 @@ class TorchSaveCheckpointer(Checkpointer):
         but on rank 0."""
         if (group := self._ranks.group_of(0)) is None:
             return []
-        keys: list[Any] = [{key for _, _, key in _slots(nested)}]
+        keys: list[Any] = [{key for _, _, key in slots(nested)}]
         dist.broadcast_object_list(keys, src=0, group=group)
         everybody: list[Any] = [None] * self._ranks.size
         own = _without(nested, keys[0])
@@ -76,7 +76,7 @@ class TorchSaveCheckpointer(Checkpointer):
         """
         held = _read(checkpoint_id)
         templates = _state_dicts(state)
-        for container, name, key in _slots(templates):
+        for container, name, key in slots(templates):
             if key not in held:
                 raise RuntimeError(f"Missing key in checkpoint state_dict: {key}.")
             value, saved = container[name], held[key]
@@ -114,8 +114,8 @@ class TorchSaveCheckpointer(Checkpointer):
 
     def stored(self, checkpoint_id: str) -> Stored:
         held = stored_in(Path(checkpoint_id) / FILE)
-        slots = ((key, container[name]) for container, name, key in _slots(held))
-        return {key: [chunk] for key, chunk in slots if isinstance(chunk, StoredChunk)}
+        leaves = ((key, container[name]) for container, name, key in slots(held))
+        return {key: [chunk] for key, chunk in leaves if isinstance(chunk, StoredChunk)}
 
 
 def _state_dicts(state: dict[str, Any]) -> dict[str, Any]:
@@ -125,17 +125,7 @@ def _state_dicts(state: dict[str, Any]) -> dict[str, Any]:
 def _read(checkpoint_id: str) -> dict[str, Any]:
     """The leaves of a checkpoint by their flattened keys; a tensor is read from the file when it is used."""
     held = torch.load(Path(checkpoint_id) / FILE, map_location="cpu", mmap=True, weights_only=True)
-    return {key: container[name] for container, name, key in _slots(held)}
-
-
-def _slots(nested: Any, prefix: str = "") -> Iterator[tuple[Any, Any, str]]:
-    """Where the leaves of dictionaries, and of lists of dictionaries, lie: each one's container, its key or
-    index there, and its key flattened as DCP does."""
-    for name, value in list(nested.items() if isinstance(nested, dict) else enumerate(nested)):
-        if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(v, dict) for v in value)):
-            yield from _slots(value, f"{prefix}{name}.")
-        else:
-            yield nested, name, f"{prefix}{name}"
+    return {key: container[name] for container, name, key in slots(held)}
 
 
 def _without(nested: dict[str, Any], keys: set[str], prefix: str = "") -> dict[str, Any]:

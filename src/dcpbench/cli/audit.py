@@ -87,13 +87,12 @@ def audited(folder: Path) -> Audited:
     if not own and not names_in(files):
         because = f"holds no checkpoint of torch.distributed.checkpoint (no {METADATA}), nor safetensors"
         return Audited(folder, "none", because)
-    findings: list[Finding] = []
     name = SUFFIX
     try:
         if own:
             manifest = joined([foreign_manifest(folder, files, name := each) for each in own], files)
         else:
-            manifest, findings = safetensors_manifest(folder, files)
+            manifest = safetensors_manifest(folder, files)
     except OSError as error:
         place = Path(error.filename or name).name
         return Audited(folder, "damaged", f"{place}: cannot be read: {error.strerror}", files=files)
@@ -101,7 +100,7 @@ def audited(folder: Path) -> Audited:
         because = f"{name}: is not what DCP writes: {error}" if own else str(error)
         return Audited(folder, "damaged", because, files=files)
     told = [one for one in audit(manifest, manifest.entries) if one.problem is not Problem.stray]
-    found = Audited(folder, "whole", "", {**manifest.entries}, [*findings, *told], files)
+    found = Audited(folder, "whole", "", {**manifest.entries}, told, files)
     found.beside = {
         path: size for path, size in files.items() if path not in {*own, *manifest.named, *manifest.own}
     }

@@ -331,7 +331,8 @@ class StorageConfig(Group):
 
     `root` is a folder for checkpoints outside the sweep's own; null keeps them in the cell's folder.
     A cell is skipped where it would leave less than `keep_free_bytes` free. `needs_bytes` is what it
-    writes; null takes what cells like it took up.
+    writes; null takes what cells like it took up. What it cannot do is a skip: `only` has the values of other
+    axes that it can be used with.
     """
 
     root: str | None = how_run(None)
@@ -339,6 +340,7 @@ class StorageConfig(Group):
     sync_files: bool = True
     keep_free_bytes: int = how_run(2**30)
     needs_bytes: int | None = how_run(None)
+    only: dict[str, Only] = how_run(dict)
 
 
 @dataclass

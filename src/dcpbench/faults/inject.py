@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks
 from dcpbench.config.groups import FaultConfig, Place, rank_of
-from dcpbench.faults.targets import Target
+from dcpbench.faults.targets import NothingToPlantError, Target
 
 
 class FaultInjector:
@@ -55,6 +55,8 @@ class FaultInjector:
     def _damage_files(self, checkpoint_id: str) -> None:
         """On rank 0, before anything else is told that the checkpoint is complete."""
         if self._ranks.rank == 0:
+            if not Path(checkpoint_id).is_dir():
+                raise NothingToPlantError("the checkpoint does not lie in a folder")
             self._plant({}, checkpoint_id)
 
     def _meet_after(self, damaged: Future[None]) -> None:

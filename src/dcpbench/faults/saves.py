@@ -33,8 +33,14 @@ _lost = partial(
     Expect("model_equal", A_BIAS),
     Expect(phases=["load"], error="RuntimeError", message=_KEY),
 )
-_file = partial(written, Expect(phases=["load", "verify"]), Expect("checkpoint_whole", rank=0), only=_OF_DCP)
+_of_files = partial(written, Expect(phases=["load", "verify"]), Expect("checkpoint_whole", rank=0))
+_file = partial(_of_files, only=_OF_DCP)
 _metadata = partial(_file, Expect(phases=["save"]))
+_safetensors = partial(
+    _of_files,
+    only={"storage": Only(["hf", "hf_sharded", "hf_consolidated"], "it damages files of safetensors")},
+    files="*.safetensors",
+)
 
 
 @staged(Expect("model_equal", r"[\w.]+"), saves=2)
@@ -100,29 +106,32 @@ def keys_exchanged(target: "Target") -> None:
     model[one], model[other] = model[other], model[one]
 
 
-def _largest(folder: Path, files: str = "*.distcp") -> Path:
-    return max(folder.glob(files), key=lambda path: path.stat().st_size)
+def _largest(target: "Target", files: str = "*.distcp") -> Path:
+    found = sorted(target.folder.glob(files), key=lambda path: path.stat().st_size)
+    return target.one_of(reversed(found))
 
 
 @_file(name="file_missing", files="*.distcp")
 @_metadata(name="metadata_missing", files=".metadata")
+@_safetensors(name="safetensors_missing")
 def missing(target: "Target", files: str) -> None:
     """The largest file is gone."""
-    _largest(target.folder, files).unlink()
+    _largest(target, files).unlink()
 
 
 @_file(name="file_truncated", files="*.distcp")
 @_metadata(name="metadata_truncated", files=".metadata")
+@_safetensors(name="safetensors_truncated")
 def truncated(target: "Target", files: str) -> None:
     """The largest file has lost its last third."""
-    path = _largest(target.folder, files)
+    path = _largest(target, files)
     os.truncate(path, path.stat().st_size * 2 // 3)
 
 
 @_file()
 def file_zeroed(target: "Target") -> None:
     """The largest file has its length, and zeros in its second half: a write that was never flushed."""
-    path = _largest(target.folder)
+    path = _largest(target)
     length = path.stat().st_size
     os.truncate(path, length // 2)
     os.truncate(path, length)
@@ -132,7 +141,7 @@ def file_zeroed(target: "Target") -> None:
 @_file(*_UNEQUAL, Expect("files_equal"))
 def file_bit(target: "Target") -> None:
     """One bit of one tensor's data in the largest file."""
-    path = _largest(target.folder)
+    path = _largest(target)
     content = bytearray(path.read_bytes())
     # Tensors are zip archives: data follows the name of its record, aligned to 64 bytes.
     at = content.index(b"data/0") + len(b"data/0")
@@ -143,12 +152,21 @@ def file_bit(target: "Target") -> None:
     path.write_bytes(bytes(content))
 
 
+@_safetensors(*_UNEQUAL, Expect("files_equal"))
+def safetensors_bit(target: "Target", files: str) -> None:
+    """One bit of the first tensor's data in the largest file."""
+    path = _largest(target, files)
+    content = bytearray(path.read_bytes())
+    content[8 + int.from_bytes(content[:8], "little")] ^= 1  # after the header's length and the header
+    path.write_bytes(bytes(content))
+
+
 @_file(*_UNEQUAL)
 def files_exchanged(target: "Target") -> None:
     """Two files have each other's names; with one file there is nothing to exchange, and it goes."""
     files = sorted(target.folder.glob("*.distcp"))
     if len(files) < 2:
-        files[0].unlink()
+        target.one_of(files).unlink()
         return
     one, other = files[0].read_bytes(), files[-1].read_bytes()
     files[0].write_bytes(other)
@@ -159,7 +177,7 @@ def files_exchanged(target: "Target") -> None:
 def file_of_first_save(target: "Target") -> None:
     """The largest file is that of the cell's first checkpoint."""
     if target.first != target.folder:
-        shutil.copy(target.first / _largest(target.folder).name, _largest(target.folder))
+        shutil.copy(target.first / _largest(target).name, _largest(target))
 
 
 @written(Expect("optim_equal", r"state\.[\w.]+"), only=WITH_MOMENTS | _OF_DCP)
@@ -237,7 +255,7 @@ def load_served_from_memory(target: "Target") -> None:
 )
 def bytes_after_success(target: "Target") -> None:
     """The largest file is all zeros when the save reports success, and gets its bytes 80 ms later."""
-    path = _largest(target.folder)
+    path = _largest(target)
     content = path.read_bytes()
     path.write_bytes(bytes(len(content)))
 
@@ -251,7 +269,7 @@ def bytes_after_success(target: "Target") -> None:
 @written(Expect("files_unchanged", r".*\.distcp", 0), only=_OF_DCP)
 def file_overwritten_later(target: "Target") -> None:
     """80 ms after success a shared mapping of the largest file changes a byte that no load looks at."""
-    path = _largest(target.folder)
+    path = _largest(target)
 
     def overwrite() -> None:
         with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:

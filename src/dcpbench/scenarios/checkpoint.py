@@ -82,6 +82,11 @@ def as_saved(run: TrainingRun, saved: State) -> State:
         }
     if run.options.flatten_optimizer_state_dict:
         state["optim_equal"] = by_parameter(saved["optim_equal"])
+    if numbers := run.numbers:
+        state["optim_equal"] = {
+            name: [int(numbers[fqn]) for fqn in leaf] if name.endswith(".params") else leaf
+            for name, leaf in saved["optim_equal"].items()
+        }
     return state
 
 

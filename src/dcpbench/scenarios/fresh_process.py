@@ -2,24 +2,22 @@
 checkpoint, once what the kernel had cached of the files is dropped. A trainer of a user's own loads it
 itself, in as many processes as have saved it."""
 
-import io
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from dcpbench.config.groups import Verify
-from dcpbench.scenarios import checks, contract, steps
+from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, as_saved, key_of
+from dcpbench.scenarios.read_whole import verify_read
 from dcpbench.scenarios.steps import Losses
 from dcpbench.verify.compare_layouts import digests
 from dcpbench.verify.files import drop_pages
 from dcpbench.verify.layout import Extent
-from dcpbench.verify.perturb import all_different, controllable
 from dcpbench.verify.plain_read import compare_stored
-from dcpbench.verify.snapshot import DigestedLeaf, Leaf, Leaves, retained, snapshot_nested
+from dcpbench.verify.snapshot import DigestedLeaf
 from dcpbench.workloads import training_run
 from dcpbench.workloads.training_run import TrainingRun
 
@@ -38,7 +36,7 @@ def leave(cell: Cell) -> None:
     with cell.phase("verify", "left"):
         for check, leaves in as_saved(newest.source, newest.state).items():
             names = (name for name in leaves if key_of(check, name, newest.numbers) in newest.keys)
-            stored = {name: _as_stored(name, leaves[name], newest.numbers) for name in names}
+            stored = {name: leaves[name] for name in names}
             whole, wrong = digests(stored, cell.world.checkpoint_group)
             differing = {finding.name for finding in wrong}
             if agreed := {name: leaf for name, leaf in whole.items() if name not in differing}:
@@ -87,7 +85,7 @@ def load_alone(cell: Cell, **_: Any) -> None:
     with torch.serialization.safe_globals([DigestedLeaf, Extent]):
         step, checkpoint_id, state, numbers = torch.load(cell.folder / _LEFT, weights_only=True)
     checkpointer = steps.open_checkpointer(cell)
-    saved = Checkpoint(step, checkpoint_id, checkpointer, state, by_content=True, how=_HOW)
+    saved = Checkpoint(step, checkpoint_id, checkpointer, state, by_content=True, how=_HOW, numbers=numbers)
     where = str(saved)
     with cell.phase("verify", "fresh_process"):
         loaded: dict[str, Any] = {
@@ -95,36 +93,11 @@ def load_alone(cell: Cell, **_: Any) -> None:
             for key, entry in checkpointer.manifest(checkpoint_id).entries.items()
         }
         checkpointer.load(loaded, checkpoint_id)
-        held = retained(snapshot_nested(loaded))
-        for check, leaves in state.items():
-            actual: Leaves = {}
-            for name, leaf in leaves.items():
-                key = key_of(check, name, numbers)
-                if key in loaded:
-                    is_tensor, value = isinstance(leaf, DigestedLeaf), loaded[key]
-                    actual |= {name: held.get(key)} if is_tensor else snapshot_nested({name: _as_seen(value)})
-            found, control = (saved.compare(check, each, None) for each in (actual, all_different(actual)))
-            contract.verify(cell, check, found, control, controllable(leaves), where)
+        held = verify_read(cell, saved, loaded, None)
         if stored := checkpointer.stored(checkpoint_id):
             seen = compare_stored([held], stored, 0, 1, cell.world.device)
             cell.check("files_equal", seen.found, where, seen.control)
             cell.control("files_equal", seen.control, where)
-
-
-def _as_stored(name: str, leaf: Leaf, numbers: Mapping[str, str]) -> Leaf:
-    """What a checkpoint holds: of each group the numbers of its parameters, where they have numbers there."""
-    return [int(numbers[fqn]) for fqn in leaf] if numbers and name.endswith(".params") else leaf
-
-
-def _as_seen(value: Any) -> Any:
-    """A loaded value that was no tensor, as a comparison looks at it: numbers for tensors without dimensions,
-    and what was written for a stream of bytes."""
-    if isinstance(value, torch.Tensor) and value.dim():
-        value = io.BytesIO(value.numpy().tobytes())
-    if isinstance(value, io.BytesIO):
-        value.seek(0)
-        return torch.load(value, weights_only=True)
-    return value.item() if isinstance(value, torch.Tensor) else value
 
 
 def _dtype(name: str | None) -> torch.dtype:

@@ -5,9 +5,9 @@ import itertools
 import multiprocessing
 import pkgutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -146,10 +146,11 @@ def train_and_save(
     oracle: Oracle,
     state: Callable[[], dict[str, Any]] | None = None,
     beside: Leaves | None = None,
+    parts: Collection[str] | None = None,
     at: Iterable[int] | None = None,
 ) -> list[SavedCheckpoint]:
     """The uninterrupted run: train and save in turn, as often as the plan says or `at` these steps of it
-    alone, then go on.
+    alone, then go on. `state`, `beside` and `parts` are as in `save`.
 
     Training goes on while a save is under way. Each is finished before the next one begins, or with
     `overlap_saves` just after; two that are under way at once are in two slots of the checkpointer, and one
@@ -157,6 +158,7 @@ def train_and_save(
     """
     overlap = cell.config.overlap_saves
     checkpointer = open_checkpointer(cell)
+    save_one = partial(save, cell, oracle.trained, checkpointer, state=state, beside=beside, parts=parts)
     checkpoints: list[SavedCheckpoint] = []
     for slot, step in zip(
         itertools.cycle((1, 2) if overlap else (0,)), at or cell.config.save_steps, strict=False
@@ -164,10 +166,7 @@ def train_and_save(
         go_on(cell, oracle, until=step)
         if checkpoints and not overlap:
             finish(cell, checkpoints[-1])
-        retained = oracle.states.get(step)
-        checkpoints.append(
-            save(cell, oracle.trained, checkpointer, state=state, beside=beside, slot=slot, retained=retained)
-        )
+        checkpoints.append(save_one(slot=slot, retained=oracle.states.get(step)))
         if overlap and len(checkpoints) == 1:
             contract.verify_refused_beside(cell, checkpointer)
         elif overlap:
@@ -206,6 +205,7 @@ def save(
     name: str | None = None,
     state: Callable[[], dict[str, Any]] | None = None,
     beside: Leaves | None = None,
+    parts: Collection[str] | None = None,
     slot: int = 0,
     retained: State | None = None,
 ) -> SavedCheckpoint:
@@ -215,6 +215,7 @@ def save(
         name: of the checkpoint's folder, the step if none is given.
         state: what is saved instead of the run's own state.
         beside: what that holds beside the run's, as leaves by name.
+        parts: the checks that look at what it has of the run's own state; all of them if none are given.
         retained: the run's state, if it is retained already.
     """
     step = run.train_state.step
@@ -233,6 +234,8 @@ def save(
             of_rank_0 = cell.world.rank == 0
             files = pending.then(lambda: digest_files(Path(checkpoint_id)) if of_rank_0 else {})
     cell.measure("save_stall_s", pending.released - pending.started, number, "save")
+    if parts is not None:
+        saved = {check: saved[check] for check in parts}
     keys = promised_keys(run, saved, beside)
     return SavedCheckpoint(
         step,
@@ -266,8 +269,10 @@ def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
         where = f"once the save of step {checkpoint.step} had ended"
         side_effects.verify_nothing_left_open(cell, checkpoint.opened, where)
         everybody = gathered(mine, cell.world.checkpoint_group)
-        if files := everybody[0][1]:  # a store that is no folder has none
+        if files := everybody[0][1]:
             cell.files[checkpoint.checkpoint_id] = str(checkpoint), files
+        else:
+            cell.report.not_applied["files_unchanged"] = "it does not lie in a folder"
         if why is None:
             _audit(cell, checkpoint, everybody)
     with cell.phase("verify", "plain_read"):
@@ -277,6 +282,8 @@ def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
             found = known_defects.mark_stored(cell, seen.found, checkpoint, stored)
             cell.check("files_equal", found, str(checkpoint), seen.control)
             cell.control("files_equal", seen.control, str(checkpoint))
+        else:
+            cell.report.not_applied.setdefault("files_equal", "nothing else reads what lies there")
     cell.complete[:] = [checkpoint]
     if cell.config.raw and not cell.config.overlap_saves:
         _measure_raw(cell, checkpoint)

@@ -44,7 +44,8 @@ class Manifest:
 
     `named` has the bytes of each file by what the checkpoint says, `found` by what is there. `own` are the
     files that the format has beside those, `unclaimed` names what is stored though no entry has it. `spans`
-    are what is stored in each file, where the format says it.
+    are what is stored in each file, where the format says it. `found_wrong` is what was seen not to fit
+    together when it was read.
     """
 
     entries: Mapping[str, Entry]
@@ -53,6 +54,7 @@ class Manifest:
     own: frozenset[str] = frozenset()
     unclaimed: tuple[str, ...] = ()
     spans: Mapping[str, Sequence[Span]] = field(default_factory=dict)
+    found_wrong: tuple[Finding, ...] = ()
 
 
 _VALUE = "a value"
@@ -64,7 +66,8 @@ def audit(manifest: Manifest, expected: Mapping[str, Entry]) -> list[Finding]:
     once and are stored, and files that are there with the lengths that the checkpoint names, no byte of them
     of two entries; nothing beside all that."""
     entries = manifest.entries
-    found = [Finding(key, Problem.not_stored) for key in expected if key not in entries]
+    found = [*manifest.found_wrong]
+    found += [Finding(key, Problem.not_stored) for key in expected if key not in entries]
     found += [Finding(key, Problem.not_asked_for) for key in entries if key not in expected]
     found += [Finding(name, Problem.unclaimed) for name in manifest.unclaimed]
     for key, entry in entries.items():

@@ -75,6 +75,23 @@ class Buffered(Mlp):
         return super().forward(x) * self.gain
 
 
+class Scaled(Mlp):
+    """An `Mlp` whose output is scaled by a persistent buffer without dimensions, which grows with every batch
+    that it is trained on."""
+
+    scale: torch.Tensor
+
+    def __init__(self, sizes: list[int]) -> None:
+        super().__init__(sizes)
+        self.register_buffer("scale", torch.tensor(1.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map a batch of shape (batch, sizes[0]) to (batch, sizes[-1])."""
+        if self.training and torch.is_grad_enabled():
+            self.scale *= 1.01
+        return super().forward(x) * self.scale
+
+
 class Nested(nn.Module):
     """Five linear layers of one width, three by themselves, one in a Sequential, one in a ModuleList, as
     the model that PyTorch's fine-tuning test pre-trains, with a GELU for each ReLU."""

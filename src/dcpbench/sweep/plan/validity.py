@@ -123,7 +123,7 @@ def _without_effect(config: Config, overrides: Sequence[str]) -> str | None:
 
 def _makes_no_sense(config: Config) -> str | None:
     scenario, named = config.scenario, f"scenario={config.scenario.name}"
-    for group in ("scenario", "fault", "checkpointer", "save", "model", "optimizer", "scheduler"):
+    for group in ("scenario", "fault", "checkpointer", "save", "storage", "model", "optimizer", "scheduler"):
         limited = getattr(config, group)
         for axis, only in limited.only.items() if limited else ():
             if (value := config.value_of(axis)) not in only.values:

@@ -1,0 +1,87 @@
+"""Convert a checkpoint of DCP into a file of `torch.save` and back, with torch's own converters."""
+
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.checkpoint.format_utils import (
+    BroadcastingTorchSaveReader,
+    DynamicMetaLoadPlanner,
+    dcp_to_torch_save,
+    torch_save_to_dcp,
+)
+from torch.distributed.tensor import DTensor
+
+from dcpbench.checkpointers.nested import slots
+from dcpbench.scenarios import checks, steps
+from dcpbench.scenarios.cell import Cell
+from dcpbench.scenarios.checkpoint import Checkpoint, as_saved
+from dcpbench.scenarios.read_whole import verify_read
+
+_SHARDED = (DTensor, ShardedTensor)
+
+
+def formats(cell: Cell) -> None:
+    """The file that torch makes of the checkpoint holds what was saved; the checkpoint that it makes of that
+    file brings it back, and training goes on from there."""
+    oracle = steps.build(cell)
+    saved = steps.train_and_save(cell, oracle)[-1]
+    checks.verify_twin(cell, oracle)
+    file, again = f"{saved.checkpoint_id}.pt", f"{saved.checkpoint_id}-again"
+    with cell.phase("save", "converted"):
+        if cell.world.rank == 0:
+            dcp_to_torch_save(saved.checkpoint_id, file)
+            torch_save_to_dcp(file, again)
+        cell.world.meet()
+
+    of_state = as_saved(oracle.trained, saved.state)
+    in_file = Checkpoint(
+        saved.step,
+        saved.checkpoint_id,
+        saved.checkpointer,
+        of_state,
+        by_content=True,
+        how=", converted for torch.load",
+        numbers=saved.numbers,
+    )
+    with cell.phase("verify", "equality"):
+        # It may hold any values; this cell wrote it a moment ago.
+        held = torch.load(file, map_location="cpu", weights_only=False)
+        values = {key: container[name] for container, name, key in slots(held)}
+        verify_read(cell, in_file, values, cell.world.checkpoint_group)
+
+    _verify_broadcast(cell, saved, file)
+    target = steps.build_anew(cell)
+    converted = Checkpoint(
+        saved.step,
+        again,
+        saved.checkpointer,
+        saved.state,
+        source=saved.source,
+        how=", converted and back",
+        numbers=saved.numbers,
+    )
+    checks.load_and_verify(cell, target, converted)
+    checks.resume(cell, target, converted, oracle.losses)
+
+
+def _verify_broadcast(cell: Cell, saved: Checkpoint, file: str) -> None:
+    """Torch's reader of the file, which knows tensors alone, brings the model back."""
+    target = steps.build_anew(cell)
+    model = target.state()["model"]
+    if not dist.is_initialized() or any(type(one) in _SHARDED for one in model.state_dict().values()):
+        why = "it waits for ever for ranks that cannot broadcast what is sharded"
+        cell.report.not_applied["model_equal by BroadcastingTorchSaveReader"] = why
+        return
+    part = replace(saved, state={"model_equal": saved.state["model_equal"]}, how=", broadcast")
+    checks.make_different(cell, target, part)
+    with cell.phase("load", "broadcast"):
+        dcp.load(
+            {"model": model},
+            storage_reader=BroadcastingTorchSaveReader(file),
+            planner=DynamicMetaLoadPlanner(),
+            process_group=cell.world.checkpoint_group,
+        )
+    checks.verify_restored(cell, target, part)

@@ -1,0 +1,72 @@
+"""What torch's converters make of a checkpoint is read, and what they make wrong is seen."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from dcpbench.scenarios import formats
+from support.alone import alone, group_of_one, run_alone, world
+
+ONE: dict[str, Any] = {
+    "scenario": "formats",
+    "model": "short",
+    "train_steps": 1,
+    "resume_steps": 1,
+    "saves": 1,
+}
+READ, BROADCAST, BACK = ", converted for torch.load", ", broadcast", ", converted and back"
+
+
+def in_file(change: Callable[[Any], None]) -> Callable[[str, str], None]:
+    """A conversion that leaves a changed file."""
+    honest = formats.dcp_to_torch_save
+
+    def convert(folder: str, file: str) -> None:
+        honest(folder, file)
+        held = torch.load(file, weights_only=False)
+        change(held)
+        torch.save(held, file)
+
+    return convert
+
+
+def flip_a_bit(held: Any) -> None:
+    weight = held["model"]["net1.weight"]
+    weight.view(torch.int32)[0, 0] += 1
+
+
+def double_the_lr(held: Any) -> None:
+    held["optimizer"]["param_groups"][0]["lr"] *= 2
+
+
+def count_on(held: Any) -> None:
+    held["scheduler"]["last_epoch"] += 1
+
+
+DEFECTS: dict[str, tuple[Callable[[Any], None], str]] = {
+    "a bit": (flip_a_bit, "model_equal"),
+    "a learning rate": (double_the_lr, "optim_equal"),
+    "a count": (count_on, "extra_equal"),
+}
+
+
+def test_all_is_in_the_file_and_comes_back() -> None:
+    with group_of_one() as group:
+        ran = run_alone(**ONE, seen_by=world(group=group))
+    assert ran.verdict.status == "pass", ran.verdict.reason
+    compared = {where for check in ran.reports[0].checks.values() for where in check.compared}
+    assert {f"in the checkpoint of step 1{how}" for how in (READ, BROADCAST, BACK)} <= compared
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_what_the_file_holds_wrong_is_seen_there_and_after_the_way_back(
+    defect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change, check = DEFECTS[defect]
+    monkeypatch.setattr(formats, "dcp_to_torch_save", in_file(change))
+    verdict, _ = alone(**ONE)
+    assert verdict.status == "fail"
+    seen = {one.check: {each.where for each in one.findings} for one in verdict.failed}
+    assert seen[check] == {f"in the checkpoint of step 1{how}" for how in (READ, BACK)}

@@ -1,0 +1,53 @@
+"""What is saved over a checkpoint of other ranks comes back, and nothing of that."""
+
+from typing import Any
+
+import pytest
+from torch.distributed.checkpoint.filesystem import FileSystem
+
+from dcpbench.scenarios import overwrite_ranks
+from dcpbench.scenarios.cell import Cell
+from support.alone import alone
+
+ONE: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
+
+
+@pytest.mark.parametrize("storage", ["file", "fsspec", "hf"])
+def test_it_comes_back(storage: str) -> None:
+    verdict, report = alone(scenario="overwrite_ranks", storage=storage, **ONE)
+    assert verdict.status == "pass", verdict.reason
+    assert "in the checkpoint of step 1" in report.checks["model_equal"].compared
+
+
+@pytest.mark.parametrize("fault", ["weight_lowest_bit", "lr_next_float"])
+def test_a_defect_is_seen(fault: str) -> None:
+    verdict, _ = alone(fault, scenario="overwrite_ranks", storage="file", **ONE)
+    assert (verdict.status, verdict.fault_seen) == ("fail", True), verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("storage", "written", "left", "status"),
+    [
+        ("file", "__0_0.distcp", "__1_0.distcp", "pass"),
+        ("hf_sharded", "shard-00001-{}", "shard-00002-{}", "fail"),
+    ],
+)
+def test_a_file_that_another_rank_has_left_is_no_harm_where_it_is_not_read(
+    storage: str, written: str, left: str, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the files of a folder DCP takes those that hold one tensor in the order in which it finds them."""
+    save_first, ls = overwrite_ranks.save_first, FileSystem.ls
+
+    def save_and_leave(cell: Cell) -> None:
+        save_first(cell)
+        name = "model-00001-of-00001.safetensors"
+        (cell.folder / "checkpoint" / written.format(name)).rename(
+            cell.folder / "checkpoint" / left.format(name)
+        )
+
+    monkeypatch.setattr(overwrite_ranks, "save_first", save_and_leave)
+    monkeypatch.setattr(FileSystem, "ls", lambda self, path: sorted(ls(self, path)))
+    verdict, _ = alone(scenario="overwrite_ranks", storage=storage, **ONE)
+    assert verdict.status == status, verdict.reason
+    if status == "fail":
+        assert verdict.failed[0].check == "model_equal"
