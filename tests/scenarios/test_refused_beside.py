@@ -77,7 +77,8 @@ def test_rank_0_alone_looks_at_what_is_left(rank: int, tmp_path: Path) -> None:
     asked: list[str] = []
 
     class Checkpoints:
-        def save(self, state: dict[str, Any], checkpoint_id: str) -> PendingSave:
+        def save(self, state: dict[str, Any], checkpoint_id: str, slot: int) -> PendingSave:
+            assert slot not in (0, 1, 2), "what they keep is a training run's"
             if isinstance(state["beside"]["value"], Unsaveable):
                 raise RuntimeError(Unsaveable.refusal)
             return PendingSave(0.0, 1.0)

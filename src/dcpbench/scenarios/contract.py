@@ -14,6 +14,10 @@ from dcpbench.scenarios.cell import Cell
 Findings = Iterable[Finding]
 
 
+_SLOT = 3
+"""Of saves of something else than a training run, whose own slots may keep copies of that."""
+
+
 class Unsaveable:
     """What can be staged, and by no writer be written."""
 
@@ -71,7 +75,7 @@ def verify_refused_beside(cell: Cell, checkpointer: Checkpointer) -> None:
     refused, accepted = (str(cell.folder / name) for name in ("refused", "accepted"))
 
     def save(value: Any, checkpoint_id: str) -> None:
-        checkpointer.save({"beside": {"value": value}}, checkpoint_id).wait()
+        checkpointer.save({"beside": {"value": value}}, checkpoint_id, _SLOT).wait()
 
     calls = partial(save, Unsaveable(), refused), partial(save, 1, accepted)
     with cell.phase("verify", "refused"):

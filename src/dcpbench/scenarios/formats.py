@@ -71,8 +71,14 @@ def _verify_broadcast(cell: Cell, saved: Checkpoint, file: str) -> None:
     """Torch's reader of the file, which knows tensors alone, brings the model back."""
     target = steps.build_anew(cell)
     model = target.state()["model"]
-    if not dist.is_initialized() or any(type(one) in _SHARDED for one in model.state_dict().values()):
-        why = "it waits for ever for ranks that cannot broadcast what is sharded"
+    why = None
+    if not dist.is_initialized():
+        why = "it needs a process group"
+    elif any(type(one) in _SHARDED for one in model.state_dict().values()):
+        why = "ranks wait for ever: it cannot broadcast what is sharded"
+    elif cell.world.device.type != "cpu":
+        why = "ranks wait for ever: where a group has a backend for the CPU too it broadcasts from there"
+    if why:
         cell.report.not_applied["model_equal by BroadcastingTorchSaveReader"] = why
         return
     part = replace(saved, state={"model_equal": saved.state["model_equal"]}, how=", broadcast")

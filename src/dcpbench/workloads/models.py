@@ -173,7 +173,8 @@ class Dtypes(Mlp):
             self.scalar += 1 / 3
             for name in self._moving:  # the order is what changes: not every dtype knows arithmetic
                 value = self.get_buffer(name)
-                value.copy_(value.roll(1))
+                elements = value.view(torch.uint8).view(value.numel(), -1)
+                elements.copy_(elements.roll(1, 0))
         return super().forward(x) * self.gain
 
 
