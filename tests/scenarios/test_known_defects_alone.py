@@ -55,6 +55,15 @@ def test_another_defect_beside_it_is_not_of_it(fault: str) -> None:
     assert not explaining([listed("shared-stager")], failed, [])
 
 
+@stages_again
+def test_a_file_that_holds_what_no_save_had_is_not_of_it() -> None:
+    failed = {
+        one.check: one.findings for one in overlapping("async_shared_stager", "file_bit").verdict.failed
+    }
+    assert None in {one.by for one in failed["files_equal"]}
+    assert not explaining([listed("shared-stager")], failed, [])
+
+
 def test_of_a_writer_that_saves_share() -> None:
     """The first checkpoint is loaded last, and is empty."""
     with pytest.raises(dcp.CheckpointException, match="metadata is None"):
