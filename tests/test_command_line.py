@@ -22,6 +22,14 @@ WRONG = {
     "mistyped one of many": (["-m", "parallel=ddp,hsdp3"], ["parallel=hsdp3", "did you mean hsdp"]),
     "mistyped fault": (["fault=lr_next_flaot"], ["did you mean lr_next_float?", "in all)"]),
     "mistyped switch": (["verify=dep"], ["verify=dep", "did you mean deep?"]),
+    "null of a group": (
+        ["load_parallel=null"],
+        ["load_parallel=null: a group has no value null; leave it out"],
+    ),
+    "null of a group, in a list": (
+        ["-m", "load_parallel=null,ddp", "scenario=convert"],
+        ["load_parallel=null: a group has no value null; leave it out"],
+    ),
     "mistyped group": (["paralel=fsdp"], ["paralel: there is no such key; did you mean parallel?"]),
     "added key": (["+train_step=1"], ["+train_step: there is no such key; did you mean train_steps?"]),
     "new option": (["workload.options.width=3"], ["workload.options.width: ", "a + before it adds"]),

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from omegaconf import OmegaConf
 
-from dcpbench.config.groups import LoadIntoConfig, SchedulerConfig
 from dcpbench.config.schema import Config, conf_folder
 from dcpbench.executors.base import Outcome
 from dcpbench.faults.registry import load_faults
@@ -34,9 +33,10 @@ _CHOICES = {
     "checkpointer": "dcp",
     "save": "sync",
     "storage": "file",
+    "state_dict": "sharded",
+    "scheduler": "step",
+    "load_into": "default",
 }
-_OPTIONAL = {"scheduler": SchedulerConfig, "load_into": LoadIntoConfig}
-"""Groups without a value unless one is chosen."""
 _FOLDERS = (conf_folder(), Path(__file__).parents[1] / "conf")
 
 gc.freeze()  # as ranks do: a cell begins with a collection, and what is imported is never garbage
@@ -45,7 +45,6 @@ gc.freeze()  # as ranks do: a cell begins with a collection, and what is importe
 def config(fault: str = "none", **values: Any) -> Config:
     """The configuration of a cell; of a group the name of its value."""
     chosen = tuple((group, values.pop(group, name)) for group, name in _CHOICES.items())
-    chosen += tuple((group, values.pop(group)) for group in _OPTIONAL if group in values)
     base = OmegaConf.merge(_base(chosen), {"device": "cpu", **values})
     made = OmegaConf.to_object(base)
     assert isinstance(made, Config)
@@ -58,8 +57,7 @@ def _base(chosen: tuple[tuple[str, str], ...]) -> Any:
     base = OmegaConf.structured(Config(world_size=1, fault=load_faults()["none"]))
     for group, name in chosen:
         path = next(path for folder in _FOLDERS if (path := folder / group / f"{name}.yaml").exists())
-        empty = OmegaConf.structured(_OPTIONAL[group]) if group in _OPTIONAL else base[group]
-        base[group] = OmegaConf.merge(empty, OmegaConf.load(path))
+        base[group] = OmegaConf.merge(base[group], OmegaConf.load(path))
     return base
 
 

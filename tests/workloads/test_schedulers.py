@@ -10,7 +10,6 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
-from dcpbench.config.groups import SchedulerConfig
 from dcpbench.config.schema import conf_folder
 from dcpbench.workloads.training_run import batches, build
 from support.alone import config, run_alone, unexplained, world
@@ -54,12 +53,12 @@ def test_it_changes_the_learning_rate(kind: str) -> None:
     pytest.fail(f"{first} after nine steps")
 
 
-def test_without_one_it_is_that_of_the_workload() -> None:
-    given = config(model="short"), config(model="short", scheduler="step")
-    mine, named = (build(one, world(), 0).scheduler.state_dict() for one in given)
-    assert mine == named
-    assert config().scheduler is None
-    assert isinstance(config(scheduler="step").scheduler, SchedulerConfig)
+def test_the_default_is_what_a_workload_without_one_has() -> None:
+    named, own = (
+        build(config(model="short", workload=chosen), world(), 0).scheduler
+        for chosen in ({}, {"target": "support.own_workload.build"})
+    )
+    assert named.state_dict() == own.state_dict()
 
 
 def test_what_lies_under_integer_keys_is_not_restored() -> None:

@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from dcpbench.cli import described
-from dcpbench.config.errors import ConfigError, one_line
+from dcpbench.config.errors import ConfigError, one_line, told_null_choices
 from dcpbench.config.schema import Config, conf_folder
 from dcpbench.faults import registry as faults
 from dcpbench.records.files import Careful
@@ -106,7 +106,7 @@ def _run(task: SweepTask, words: Sequence[str]) -> int:
         if sys.stderr.isatty() and not {word.partition("=")[0] for word in words} & _PRINTS:
             sys.stderr.write("reading the configuration ...\n")
         app = hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")
-        with unmasked_interrupts():
+        with unmasked_interrupts(), told_null_choices(words):
             app(task)()
     except OverrideParseException as error:
         text = described.instead_of(error.override) if "=" not in error.override else one_line(error)

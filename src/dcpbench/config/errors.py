@@ -1,6 +1,8 @@
 """What a user asked for that cannot be run, told in one clear line: which key, and what it may be."""
 
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -15,6 +17,22 @@ _EXPECTED = re.compile(r"Invalid value '([^']*)', expected one of \[([^]]*)\]")
 
 class ConfigError(Exception):
     """What the user asked for cannot be run as it stands: one line for the terminal, exit status 2."""
+
+
+@contextmanager
+def told_null_choices(overrides: Sequence[str]) -> Iterator[None]:
+    """Have Hydra compose these overrides, which refuses null as a value of a group without saying of which.
+
+    Raises:
+        ConfigError: that was it.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if type(error) is not ValueError or "Config group override" not in str(error):
+            raise
+        named = next((line for line in overrides if line.endswith("=null")), "null")
+        raise ConfigError(f"{named}: a group has no value null; leave it out") from None
 
 
 def one_line(error: BaseException) -> str:

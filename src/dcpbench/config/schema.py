@@ -63,14 +63,14 @@ class Config:
     parallel: groups.ParallelConfig = field(default_factory=groups.ParallelConfig)
     model: groups.ModelConfig = field(default_factory=groups.ModelConfig)
     optimizer: groups.OptimizerConfig = field(default_factory=groups.OptimizerConfig)
-    state_dict: StateDictConfig | None = None
+    state_dict: StateDictConfig = field(default_factory=StateDictConfig)
     checkpointer: groups.CheckpointerConfig = field(default_factory=groups.CheckpointerConfig)
     save: groups.SaveConfig = field(default_factory=groups.SaveConfig)
     storage: groups.StorageConfig = field(default_factory=groups.StorageConfig)
     fault: groups.FaultConfig = field(default_factory=groups.FaultConfig)
     workload: groups.WorkloadConfig = field(default_factory=groups.WorkloadConfig)
-    scheduler: groups.SchedulerConfig | None = None
-    load_into: groups.LoadIntoConfig | None = None
+    scheduler: groups.SchedulerConfig = field(default_factory=groups.SchedulerConfig)
+    load_into: groups.LoadIntoConfig = field(default_factory=groups.LoadIntoConfig)
     optimizer_state: groups.OptimizerStateAs | None = None
     load_parallel: groups.ParallelConfig | None = None
     load_world_size: int | None = None
@@ -102,11 +102,6 @@ class Config:
     plan: bool = how_run(False)
     plan_as: groups.PlanAs = how_run(groups.PlanAs.auto)
     objective: str | None = how_run(None)
-
-    @property
-    def target_of_loads(self) -> groups.LoadIntoConfig:
-        """What checkpoints are loaded into."""
-        return self.load_into or groups.LoadIntoConfig()
 
     @property
     def own_trainer(self) -> bool:

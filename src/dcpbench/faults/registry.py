@@ -82,4 +82,4 @@ def _is_special(spec: FaultConfig) -> bool:
     """Whether it is one of a scenario, a storage, `verify=deep`, or of what a checkpoint is loaded into."""
     into = spec.only.get("load_into")
     limited = {"scenario", "verify", "storage"} & spec.only.keys()
-    return bool(limited) or (into is not None and "None" not in into.values)
+    return bool(limited) or (into is not None and "default" not in into.values)

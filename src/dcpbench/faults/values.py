@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 WITH_MOMENTS = {"optimizer": Only(["adam", "adamw", "adamw_groups"], "it needs two moments")}
 SCHEDULED = {
-    "load_into": Only(["None", "never_stepped", "gradients"], "it needs a scheduler before the load")
+    "load_into": Only(["default", "never_stepped", "gradients"], "it needs a scheduler before the load")
 }
-_BY_STEP = {**SCHEDULED, "scheduler": Only(["None", "step"], "it needs a StepLR")}
+_BY_STEP = {**SCHEDULED, "scheduler": Only(["step"], "it needs a StepLR")}
 A_WEIGHT, A_BIAS = r"[\w.]+\.weight", r"[\w.]+\.bias"
 """The names by which faults of parameters are seen, whatever model they are planted in."""
 _WITH_GROUPS = {"optimizer": Only(["adamw_groups"], "it needs two groups")}

@@ -133,7 +133,7 @@ def make_different(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, numb
         perturb_model(target.model, seed)
         perturb_optimizer(target.optimizer, seed)
         known_defects.before_load(cell, target, checkpoint)
-        if cell.config.target_of_loads.gradients:
+        if cell.config.load_into.gradients:
             target.leave_gradients(training_run.batches(cell.config, cell.world.device))
     prove_power(cell, target, checkpoint)
 

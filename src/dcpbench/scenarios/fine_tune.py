@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
-from dcpbench.config.state_dict import StateDictConfig
 from dcpbench.records.findings import Finding
 from dcpbench.scenarios import checks, contract, steps
 from dcpbench.scenarios.cell import Cell, Skip
@@ -75,7 +74,6 @@ def _tuning(cell: Cell, layers: int) -> Cell:
     """The cell with its model frozen inside another one, and left out of what is saved; tensor parallelism
     shards what it did."""
     model, parallel = cell.config.model, cell.config.parallel
-    asked = cell.config.state_dict or StateDictConfig("trained")
     inner = {"target": model.target, "options": model.options}
     tuned = "dcpbench.workloads.models.FineTuned"
     return cell.vary(
@@ -84,7 +82,7 @@ def _tuning(cell: Cell, layers: int) -> Cell:
         parallel=replace(
             parallel, tp_plan={f"{FROZEN}{name}": style for name, style in parallel.tp_plan.items()}
         ),
-        state_dict=replace(asked, ignore_frozen_params=True),
+        state_dict=replace(cell.config.state_dict, ignore_frozen_params=True),
     )
 
 

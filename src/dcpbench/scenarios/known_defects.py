@@ -68,9 +68,9 @@ def mark_restored(
         stored = stored_chunks(Path(checkpoint.checkpoint_id), cell.world.rank)
         own = partial(_chunks_of, checkpoint, stored, check)
         found = mark_own_chunks(found, checkpoint.unrestored[check], actual, own)
-    if check == "optim_equal" and cell.config.state_dict and cell.config.state_dict.full_state_dict:
+    if check == "optim_equal" and cell.config.state_dict.full_state_dict:
         found = mark_lists(found, saved, actual)
-    if check == "optim_equal" and not cell.config.target_of_loads.filled:
+    if check == "optim_equal" and not cell.config.load_into.filled:
         found = mark_never_stepped(found, actual)
     if check == "optim_equal" and sizes.get("tp", 1) > 1:
         return mark_sliced(found, saved, actual, checkpoint.recall_of(check), sizes["tp"])
@@ -116,7 +116,8 @@ def resumed_by(cell: Cell, target: TrainingRun, data: Batches, until: int) -> Ma
     sizes, config = _sizes(cell), cell.config
     alone = _never_averages(sizes)
     in_part = _shares(cell) or not config.save.uses_collectives
-    if not (alone or sizes.get("tp", 1) > 1 or in_part or config.load_into or config.scheduler):
+    in_another_state = config.load_into.name != "default" or config.scheduler.name == "multi_step"
+    if not (alone or sizes.get("tp", 1) > 1 or in_part or in_another_state):
         return lambda found, beside: found
     make = training_run.build_replica if alone else training_run.build_plain
     other = make(cell.config, cell.world, cell.config.seed)

@@ -28,7 +28,7 @@ def unchanged(cell: Cell, run: TrainingRun | None, where: str, state: State | No
 def gradients_unchanged(cell: Cell, target: TrainingRun, where: str) -> Iterator[None]:
     """Within, gradients of the target of a load stay what they are, if it is to have any. After that they are
     cleared, as a trainer has to."""
-    if not cell.config.target_of_loads.gradients:
+    if not cell.config.load_into.gradients:
         yield
         return
     with cell.phase("verify", "beside"):

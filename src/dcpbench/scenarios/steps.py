@@ -105,7 +105,7 @@ def build(cell: Cell) -> Oracle:
 def build_anew(cell: Cell, number: int = 0) -> TrainingRun:
     """A target for loads, built from another seed, the one of this number; unless the cell says otherwise,
     with the state that DCP gives a fresh optimizer."""
-    into = cell.config.target_of_loads
+    into = cell.config.load_into
     with cell.phase("build"):
         target = training_run.build(cell.config, cell.world, other_seed(cell, number), into.scheduler)
         if into.filled:

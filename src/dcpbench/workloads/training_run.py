@@ -343,8 +343,7 @@ def build(config: Config, world: World, seed: int, scheduler: bool = True) -> Tr
     run = TrainingRun(workload, world, sizes, model, seed, scheduler)
     if dp_degree(sizes, world.size) > 1 and any(isinstance(one, _BATCH_NORM) for one in model.modules()):
         run.why_no_twin = "batch normalisation sees a rank's share of each batch, and one process all of it"
-    if config.state_dict:
-        run.options = StateDictOptions(**config.state_dict.options())
+    run.options = StateDictOptions(**config.state_dict.options())
     run.optimizer_state = config.optimizer_state
     return run
 

@@ -97,9 +97,7 @@ def of_groups(config: Config) -> Workload:
         made.register_step_post_hook(_let_go)
         return made
 
-    if (given := config.scheduler) is None:
-        return Workload(model, batch, loss, optimizer)
-    scheduler = partial(pkgutil.resolve_name(given.target), **given.options)
+    scheduler = partial(pkgutil.resolve_name(config.scheduler.target), **config.scheduler.options)
     return Workload(model, batch, loss, optimizer, scheduler)
 
 

@@ -18,6 +18,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, flag_override, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from dcpbench.config.errors import ConfigError, told_null_choices
 from dcpbench.sweep.plan.forked_map import forked_map
 
 Choices = tuple[str, ...]
@@ -71,7 +72,8 @@ class Compositions:
         """The composition of one job, its own to change.
 
         Raises:
-            hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: an override is wrong.
+            ConfigError, hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: an override
+                is wrong.
         """
         with suppress(HydraException, OmegaConfBaseException):
             return self._copy(overrides)
@@ -86,7 +88,8 @@ class Compositions:
 
     def composed(self, overrides: Sequence[str]) -> DictConfig:
         """What Hydra itself makes of them, from all files; raises what `of` does."""
-        return self._loader.load_sweep_config(self._base, list(overrides))
+        with told_null_choices(overrides):
+            return self._loader.load_sweep_config(self._base, list(overrides))
 
     def _compose(self, wanted: Sequence[Choices]) -> None:
         """Have Hydra compose these, but what is wrong."""
@@ -97,7 +100,7 @@ class Compositions:
     def _composed_bytes(self, choices: Choices) -> bytes:
         try:
             return pickle.dumps(self.composed(choices))
-        except (HydraException, OmegaConfBaseException):
+        except (ConfigError, HydraException, OmegaConfBaseException):
             return b""
 
     def _names_group(self, line: str) -> bool:

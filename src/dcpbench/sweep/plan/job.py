@@ -20,7 +20,18 @@ from dcpbench.sweep.plan.cells import SweepCell
 from dcpbench.sweep.plan.known_failures import KnownFailure
 from dcpbench.worker.messages import WorldKind
 
-_GROUPS = ("scenario", "parallel", "save", "model", "optimizer", "storage", "checkpointer")
+_GROUPS = (
+    "scenario",
+    "parallel",
+    "save",
+    "model",
+    "optimizer",
+    "storage",
+    "checkpointer",
+    "state_dict",
+    "scheduler",
+    "load_into",
+)
 _COLUMNS = ("compile", "world_size", "seed", "load_world_size", "repeat", "optimizer_state")
 _OURS = ("dcpbench", "hydra_plugins.dcpbench_launcher")
 
@@ -99,13 +110,10 @@ def _columns(cell: SweepCell, config: Config, key: CellKey) -> dict[str, Any]:
     return {
         **{group: getattr(config, group).name for group in _GROUPS},
         **{name: getattr(config, name) for name in _COLUMNS},
-        **({"optimizer": None} if config.workload.target else {}),
+        **({"optimizer": None, "scheduler": None} if config.workload.target else {}),
         "cell": cell.name,
         "device": config.device.value,
         "fault": config.fault.name if config.fault.target else None,
-        "state_dict": config.state_dict.name if config.state_dict else None,
-        "scheduler": config.scheduler.name if config.scheduler else None,
-        "load_into": config.load_into.name if config.load_into else None,
         "load_parallel": config.loading.name if config.scenario.converts else None,
         "overrides": shlex.join(cell.overrides),
         "config_dir": cell.config_dir,

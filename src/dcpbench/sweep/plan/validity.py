@@ -125,7 +125,7 @@ def _makes_no_sense(config: Config) -> str | None:
     scenario, named = config.scenario, f"scenario={config.scenario.name}"
     for group in ("scenario", "fault", "checkpointer", "save", "storage", "model", "optimizer", "scheduler"):
         limited = getattr(config, group)
-        for axis, only in limited.only.items() if limited else ():
+        for axis, only in limited.only.items():
             if (value := config.value_of(axis)) not in only.values:
                 may_be = ", ".join(only.values)
                 return f"{group}={limited.name} takes {axis}={may_be} and not {value}: {only.because}"
