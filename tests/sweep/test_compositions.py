@@ -104,8 +104,8 @@ def test_jobs_are_put_together_of_the_values_of_groups(
     monkeypatch.setattr(made, "composed", lambda choices: (asked.append(choices), composed(choices))[1])
     made.prepare(jobs)
     copies = [made.of(job) for job in jobs]
-    told = "what they have in common, each value that is not chosen anyway, and one to compare with"
-    assert len(asked) == 1 + 6 + 1, told
+    told = "what is common, each group's values beside those of others, and one to compare with"
+    assert len(asked) == 1 + len(LISTS["parallel"]) + 1, told
     for job, copy in list(zip(jobs, copies, strict=True))[::5]:
         theirs = hydra_loader.load_sweep_config(base, job)
         assert OmegaConf.to_container(copy) == OmegaConf.to_container(theirs)

@@ -1,14 +1,16 @@
 """What Hydra makes of the overrides of a sweep's jobs, without its reading every file anew for each of them.
 
-Hydra composes what the jobs have in common, and each value of a group beside it once, 0.15 s each. Where
-such a value changes nothing but the group's own part of the configuration, the compositions of jobs are put
-together of these parts; one of them is compared with what Hydra itself makes of it. Overrides that set single
+Hydra composes what the jobs have in common, and each value of a group beside it once, values of several
+groups together, 0.1 s each time. Where such values change nothing but the groups' own parts of the
+configuration, the compositions of jobs are put together of these parts; one of them is compared with what
+Hydra itself makes of it. Overrides that set single
 values are then set in a copy, a few milliseconds each.
 """
 
 import pickle
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from hydra.core.config_loader import ConfigLoader
@@ -19,12 +21,14 @@ from omegaconf import DictConfig, OmegaConf, flag_override, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from dcpbench.config.errors import ConfigError, told_null_choices
+from dcpbench.sweep.plan.config_sources import keeps_to_its_group, read_once
 from dcpbench.sweep.plan.forked_map import forked_map
 
 Choices = tuple[str, ...]
 """Overrides of a job that do more than to set a value that is there: nearly always to choose of a group."""
 
-_COMPOSED_S = 0.15
+_COMPOSED_S = 0.1
+_WRONG = (ConfigError, HydraException, OmegaConfBaseException)
 
 
 class _Part(NamedTuple):
@@ -39,7 +43,7 @@ class Compositions:
     """The compositions of a sweep's jobs; `base` is that of the sweep itself."""
 
     def __init__(self, loader: ConfigLoader, base: DictConfig) -> None:
-        self._loader, self._base = loader, base
+        self._loader, self._base = read_once(loader), base
         self._parser = OverridesParser.create(config_loader=loader)
         self._parsed: dict[str, Override] = {}
         self._values: dict[str, bool] = {}
@@ -55,15 +59,17 @@ class Compositions:
         wanted = [*dict.fromkeys(self._split(job)[1] for job in jobs)]
         common = tuple(line for line in wanted[-1] if all(line in choices for choices in wanted))
         chosen = dict.fromkeys(line for choices in wanted for line in choices if line not in common)
-        alone = {
-            line: common if self._is_chosen_anyway(line, common) else (*common, line)
-            for line in chosen
-            if self._names_group(line)
-        }
+        named = [line for line in chosen if self._names_group(line)]
+        anyway = tuple(line for line in named if self._is_chosen_anyway(line, common))
         self._common, self._parts = common, {}
-        if len(alone) + 2 < len(wanted):
-            self._compose([common, *alone.values(), wanted[-1]])
-            self._parts = {line: part for line, both in alone.items() if (part := self._part(line, both))}
+        with suppress(*_WRONG):
+            self._begin(common)
+        beside = self._beside([line for line in named if line not in anyway])
+        if len(beside) + 2 < len(wanted):
+            self._compose([*((*common, *lines) for lines in beside), wanted[-1]])
+            self._parts = self._parts_of(common, anyway)
+            for lines in beside:
+                self._parts |= self._parts_of((*common, *lines), lines)
             if self._can_put_together(wanted[-1]) and not self._is_as_by_hydra(wanted[-1]):
                 self._parts = {}
         self._compose([choices for choices in wanted if not self._can_put_together(choices)])
@@ -75,7 +81,7 @@ class Compositions:
             ConfigError, hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: an override
                 is wrong.
         """
-        with suppress(HydraException, OmegaConfBaseException):
+        with suppress(*_WRONG):
             return self._copy(overrides)
         return self.composed(overrides)  # which says what is wrong as Hydra says it
 
@@ -91,6 +97,10 @@ class Compositions:
         with told_null_choices(overrides):
             return self._loader.load_sweep_config(self._base, list(overrides))
 
+    def _begin(self, choices: Choices) -> None:
+        if choices not in self._by_hydra:
+            self._by_hydra[choices] = pickle.dumps(self.composed(choices))
+
     def _compose(self, wanted: Sequence[Choices]) -> None:
         """Have Hydra compose these, but what is wrong."""
         new = [choices for choices in dict.fromkeys(wanted) if choices not in self._by_hydra]
@@ -100,7 +110,7 @@ class Compositions:
     def _composed_bytes(self, choices: Choices) -> bytes:
         try:
             return pickle.dumps(self.composed(choices))
-        except (ConfigError, HydraException, OmegaConfBaseException):
+        except _WRONG:
             return b""
 
     def _names_group(self, line: str) -> bool:
@@ -116,17 +126,32 @@ class Compositions:
         chosen = self._base.hydra.runtime.choices.get(override.key_or_group)
         return chosen == override.value() and set(common) <= set(asked)
 
-    def _part(self, line: str, both: Choices) -> _Part | None:
-        """What the choice of a group's value replaces in what is common; None if that is more than the
-        group's own part."""
+    def _beside(self, lines: Sequence[str]) -> list[Choices]:
+        """Which of these choices are composed together: of each group's the first, the second, and so on;
+        each by itself that may change more than its group."""
+        alone: list[Choices] = []
+        groups: dict[str, list[str]] = {}
+        for line in lines:
+            chosen = self._parse(line)
+            if keeps_to_its_group(self._loader, f"{chosen.key_or_group}/{chosen.value()}"):
+                groups.setdefault(chosen.key_or_group, []).append(line)
+            else:
+                alone.append((line,))
+        return [*alone, *(tuple(filter(None, row)) for row in zip_longest(*groups.values()))]
+
+    def _parts_of(self, both: Choices, lines: Choices) -> dict[str, _Part]:
+        """What these choices, each of another group, replace in what is common; none of them if that is more
+        than the groups' own parts."""
         if not {self._common, both} <= self._by_hydra.keys():
-            return None
-        group = self._parse(line).key_or_group
-        made = self._load(both)
-        choices, rest = _apart(made, group)
-        if both != self._common and rest != _apart(self._load(self._common), group)[1]:
-            return None
-        return _Part(group, choices, pickle.dumps(OmegaConf.masked_copy(made, [group])))
+            return {}
+        made, groups = self._load(both), [self._parse(line).key_or_group for line in lines]
+        choices, rest = _apart(made, groups)
+        if both != self._common and rest != _apart(self._load(self._common), groups)[1]:
+            return {}
+        return {
+            line: _Part(group, chosen, pickle.dumps(OmegaConf.masked_copy(made, [group])))
+            for line, group, chosen in zip(lines, groups, choices, strict=True)
+        }
 
     def _can_put_together(self, choices: Choices) -> bool:
         asked, common = set(choices), set(self._common)
@@ -160,8 +185,7 @@ class Compositions:
         if self._can_put_together(choices):
             job = self._put_together(choices)
         else:
-            if choices not in self._by_hydra:
-                self._by_hydra[choices] = pickle.dumps(self.composed(choices))
+            self._begin(choices)
             job = self._load(choices)
         if not all(_is_value(override, job) for override in values):
             return self.composed(overrides)
@@ -194,13 +218,16 @@ class Compositions:
         return self._parsed[line]
 
 
-def _apart(composed: DictConfig, group: str) -> tuple[dict[str, str | None], dict[str, Any]]:
-    """What is chosen with a group; all else but its part and the overrides that asked for it."""
+def _apart(composed: DictConfig, groups: Sequence[str]) -> tuple[list[dict[str, str | None]], dict[str, Any]]:
+    """What is chosen with each of some groups; all but their parts and the overrides that ask for them."""
     rest: Any = OmegaConf.to_container(composed)
-    del rest[group], rest["hydra"]["overrides"]["task"], rest["hydra"]["job"]["override_dirname"]
-    chosen = rest["hydra"]["runtime"]["choices"]
-    named = [name for name in chosen if name == group or name.endswith(f"@{group}")]
-    return {name: chosen.pop(name) for name in named}, rest
+    del rest["hydra"]["overrides"]["task"], rest["hydra"]["job"]["override_dirname"]
+    chosen, of_groups = rest["hydra"]["runtime"]["choices"], []
+    for group in groups:
+        rest.pop(group, None)
+        named = [name for name in chosen if name == group or name.endswith(f"@{group}")]
+        of_groups.append({name: chosen.pop(name) for name in named})
+    return of_groups, rest
 
 
 def _is_value(override: Override, composed: DictConfig) -> bool:
