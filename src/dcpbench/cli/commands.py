@@ -100,18 +100,16 @@ def _add_run(name: str, help: str, words_of: Callable[..., Sequence[str]], *para
 
 
 def _planned(words: Sequence[str], all: bool, as_json: bool) -> Sequence[str]:
-    from dcpbench.sweep.folder.manifest import with_overrides
-
     shown = [f"plan_as={'json' if as_json else 'cells'}"] if all or as_json else []
-    return with_overrides(words, ["plan=true", *shown])
+    return [*words, "plan=true", *shown]
 
 
 def _resumed(words: Sequence[str]) -> Sequence[str]:
-    from dcpbench.sweep.folder.manifest import quoted, with_overrides
+    from dcpbench.sweep.folder.manifest import quoted
 
     if not words or words[0].startswith("-"):
         raise ConfigError("resume: name the folder of the sweep first: dcpbench resume outputs/<sweep>")
-    return with_overrides(words[1:], [f"resume={quoted(words[0])}"])
+    return [*words[1:], f"resume={quoted(words[0])}"]
 
 
 def _add(name: str, module: str, help: str, *params: click.Parameter) -> None:

@@ -45,6 +45,9 @@ OPTIONS: dict[str, tuple[str | None, str]] = {
 }
 """Hydra's options, each with what follows it."""
 
+_MAY_STAND_ALONE = ("-i", "--info")
+"""Options that need no value."""
+
 _LINE = re.compile(r"( *)(?:- )?(\w+):(?: ([^#]*?))?(?: +# (.*))?")
 """A line of config.yaml: its indentation, a key, its value and its comment."""
 
@@ -137,6 +140,17 @@ def wrong_option(words: Sequence[str]) -> str | None:
             continue  # as -cdFOLDER
         return f"{visible(name)}: no such option{did_you_mean(name, known)}"
     return None
+
+
+def options_first(words: Sequence[str]) -> list[str]:
+    """The same, Hydra's options before all overrides: it takes them before or after, and not between."""
+    takes = {name for names, (value, _) in OPTIONS.items() if value for name in names.split(", ")}
+    options: list[str] = []
+    overrides: list[str] = []
+    for before, word in pairwise(["", *words]):
+        follows = before in takes and ("=" not in word or before not in _MAY_STAND_ALONE)
+        (options if word.startswith("-") or follows else overrides).append(word)
+    return [*options, *overrides]
 
 
 def instead_of(word: str, words: Sequence[str] = ()) -> str:

@@ -101,7 +101,7 @@ def _run(task: SweepTask, words: Sequence[str]) -> int:
         except FileNotFoundError:
             raise ConfigError("the folder that this was started in is gone: change to another") from None
         load_plugins()
-        sys.argv[1:] = command_line(words)  # which Hydra reads
+        sys.argv[1:] = command_line(described.options_first(words))  # which Hydra reads
         register_groups(sys.argv[1:])
         if sys.stderr.isatty() and not {word.partition("=")[0] for word in words} & _PRINTS:
             sys.stderr.write("reading the configuration ...\n")

@@ -259,6 +259,13 @@ class CheckpointerConfig(LimitedGroup):
     ranks."""
 
 
+class Matrix(StrEnum):
+    """How lists of values are combined to cells: all combinations, or as few as have every two values."""
+
+    product = "product"
+    pairwise = "pairwise"
+
+
 class Kept(StrEnum):
     """Whether all saves of a cell that do not overlap are given one object, or all of them (`shared`), each a
     new one, or none, so that DCP makes its own."""

@@ -14,6 +14,8 @@ OF_THE_SWEEP = ("resume", "trust", "rerun", "plan", "plan_as", "objective")
 """Keys that say what to do with a sweep: they take one value, and no cell has them."""
 REPEATS = "repeats"
 """How often a sweep runs each of its cells, which differ in `repeat` then; takes one value too."""
+MATRIX = "matrix"
+"""How the values of a sweep's lists are combined; takes one value too."""
 OWN_TRAINER = "dcpbench.checkpointers.trainer.TrainerCheckpointer"
 """The checkpointer of a trainer that saves and loads by itself."""
 SEED_STRIDE = 1_000_003
@@ -82,6 +84,7 @@ class Config:
     seed: int = 0
     repeat: int = how_run(0)
     repeats: int = how_run(1)
+    matrix: groups.Matrix = how_run(groups.Matrix.product)
     train_steps: int = 2
     resume_steps: int = 2
     saves: int = 3

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 from hydra.core.config_loader import ConfigLoader
@@ -16,7 +17,7 @@ from rich.console import Console
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Rerun
-from dcpbench.config.schema import OF_THE_SWEEP, REPEATS
+from dcpbench.config.schema import MATRIX, OF_THE_SWEEP, REPEATS
 from dcpbench.config.text import counted
 from dcpbench.executors import fork_server
 from dcpbench.records.row import INTERRUPTED, exit_status
@@ -25,7 +26,8 @@ from dcpbench.records.store import ResultsError, write_csv
 from dcpbench.report.styles import text_of
 from dcpbench.sweep.folder import manifest, next_steps, resume
 from dcpbench.sweep.plan import cells as composing
-from dcpbench.sweep.plan import dry_run, job
+from dcpbench.sweep.plan import dry_run, job, pairwise
+from dcpbench.sweep.plan.runnable import Runnable
 from dcpbench.sweep.run import driver
 from dcpbench.sweep.run.progress import composing_shown
 from dcpbench.sweep.task import objective_of
@@ -62,6 +64,7 @@ class SweepRun:
         self._console = Console(stderr=True)
         self._claim = ExitStack()
         self._record = manifest.Record(manifest.own_words(sys.argv[1:]), str(Path.cwd()), [], [])
+        self._context: ForkServerContext | None = None
         self._driver: driver.Sweep | None = None
         self._started = 0.0
         self._planned = 0
@@ -106,6 +109,19 @@ class SweepRun:
         rows = self._driver.log.rows if self._driver else {}
         return [self._value_of(rows.get(job.cell.name)) for job in jobs]
 
+    def covering(self, lists: Sequence[Sequence[str]]) -> list[pairwise.Row]:
+        """Jobs in which every two values of these lists meet that can run together; what is left out is told.
+
+        Raises:
+            ConfigError, hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: an override
+                is wrong.
+        """
+        machine = fork_server.probe(self._fork_server(lists))
+        runnable = Runnable(self._cells, machine, lists)
+        found = pairwise.covering(lists, runnable.runs, runnable.excludes)
+        self._print(pairwise.sentence(lists, found))
+        return found.rows
+
     def end(self, status: int) -> int:
         """End the ranks, put the rows in order, write the reports, print the table, and give the folder up.
 
@@ -135,8 +151,7 @@ class SweepRun:
         if self._console.is_terminal or len(batch) > _MANY:  # until the first rank runs there is no other
             doing = "planning" if base.plan else "starting ranks"
             self._print(f"{counted(len(batch), 'cell')}: {doing} ...")
-        compiles = composing.may_compile(base, batch)
-        context = fork_server.fork_server([] if base.plan else fork_server.rank_imports(compiles))
+        context = self._fork_server(batch)
         with composing_shown(self._console):
             cells = self._cells.cells(batch)
         if before is not None:
@@ -162,6 +177,14 @@ class SweepRun:
         threading.Thread(target=import_module, args=("dcpbench.report.show",), daemon=True).start()
         self._driver = sweep
         return jobs
+
+    def _fork_server(self, batch: Sequence[Sequence[str]]) -> ForkServerContext:
+        """The process that ranks will be forked from; it begins to import what they need."""
+        if self._context is None:
+            compiles = composing.may_compile(self._base, batch)
+            imports = [] if self._base.plan else fork_server.rank_imports(compiles)
+            self._context = fork_server.fork_server(imports)
+        return self._context
 
     def _next(self, sweep: driver.Sweep, batch: list[list[str]]) -> list[job.Job]:
         """The jobs of another batch."""
@@ -249,12 +272,12 @@ class SweepRun:
 
 def _of_the_cell(overrides: Sequence[str]) -> list[str]:
     """The overrides of a job without those about the whole sweep, which other sweepers pass on."""
-    return [item for item in overrides if item.partition("=")[0] not in (*OF_THE_SWEEP, REPEATS)]
+    return [item for item in overrides if item.partition("=")[0] not in (*OF_THE_SWEEP, REPEATS, MATRIX)]
 
 
 def _refuse_what_needs_all_cells(base: DictConfig, sweeper: str) -> None:
     """Refuse what another sweeper than dcpbench's own cannot do, or not without an objective."""
-    for key, null in (("resume", None), ("plan", False), (REPEATS, 1)):
+    for key, null in (("resume", None), ("plan", False), (REPEATS, 1), (MATRIX, "product")):
         if base[key] != null:
             value = str(base[key]).lower() if key == "plan" else base[key]
             why = f"as with hydra/sweeper=dcpbench and not with hydra/sweeper={sweeper}"

@@ -4,10 +4,11 @@ Hydra imports this file at every start, so what runs a sweep is imported when on
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import product
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -22,9 +23,10 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.schema import OF_THE_SWEEP, REPEATS
+from dcpbench.config.groups import Matrix
+from dcpbench.config.schema import MATRIX, OF_THE_SWEEP, REPEATS
 from dcpbench.faults.registry import load_faults
-from hydra_plugins.dcpbench_launcher.matrix import jobs, product, repeated
+from hydra_plugins.dcpbench_launcher.matrix import Job, jobs, listed, repeated
 
 _FAULT = "fault"
 
@@ -82,7 +84,7 @@ class DcpbenchSweeper(Sweeper):
         name = config.hydra.job.config_name
         vars(loader)["get_group_options"] = partial(loader.get_group_options, config_name=name)
         self._parser = OverridesParser.create(config_loader=loader)
-        self._repeats = config.repeats
+        self._repeats, self._matrix = config.repeats, Matrix(config.matrix)
         self._launcher: Any = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
@@ -91,7 +93,9 @@ class DcpbenchSweeper(Sweeper):
         """Run the cells that `arguments` ask for, after `hydra.sweeper.params`."""
         params = [f"{key}={value}" for key, value in (self.params or {}).items()]
         given = self._parser.parse_overrides([*params, *arguments])
-        own = [override for override in given if override.key_or_group not in (*OF_THE_SWEEP, REPEATS)]
+        own = [
+            override for override in given if override.key_or_group not in (*OF_THE_SWEEP, REPEATS, MATRIX)
+        ]
         about_all = {override.key_or_group: override for override in given if override not in own}
         for override in about_all.values():
             if override.is_sweep_override():
@@ -103,10 +107,24 @@ class DcpbenchSweeper(Sweeper):
             name: self._parser.parse_overrides([f"{key}={_listed(values)}" for key, values in block.items()])
             for name, block in self.matrix.items()
         }
-        cells = jobs(blocks, own) if blocks else product(own)
+        combined = partial(self._combined, for_all=MATRIX in about_all)
+        cells = (
+            jobs(blocks, own, combined) if blocks else [Job([*row]) for row in combined(listed(own), None)]
+        )
         cells = repeated(cells, self._repeats, for_all=REPEATS in about_all)
         self._launcher.blocks = [cell.block for cell in cells] if blocks else []
         return [self._launcher.launch([cell.overrides for cell in cells], initial_job_idx=0)]
+
+    def _combined(
+        self, lists: Sequence[Sequence[str]], of_block: str | None, for_all: bool
+    ) -> Iterable[Sequence[str]]:
+        """Jobs of lists: as a block says itself, unless the command line says it for all."""
+        how = Matrix(of_block) if of_block and not for_all else self._matrix
+        swept = [values for values in lists if len(values) > 1]
+        if how is Matrix.product or len(swept) < 2:
+            return product(*lists)
+        rows: Iterable[Sequence[str]] = self._launcher.sweep.covering(lists)
+        return rows
 
 
 class FaultSource(ConfigSource):

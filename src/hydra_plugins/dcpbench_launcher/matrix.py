@@ -2,18 +2,19 @@
 
 An experiment writes a union as `hydra.sweeper.matrix`: block by block, each a mapping from keys to lists as
 they stand on the command line. What the command line itself names chooses among a block's values. A
-block may say its own `repeats`: what is timed runs several times, what is only checked once.
+block may say its own `repeats`: what is timed runs several times, what is only checked once; and its own
+`matrix`.
 """
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hydra.core.override_parser.types import Override
 
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.schema import REPEATS
+from dcpbench.config.schema import MATRIX, REPEATS
 
 
 class Job(NamedTuple):
@@ -23,14 +24,19 @@ class Job(NamedTuple):
     block: str = ""
 
 
+Combined = Callable[[Sequence[Sequence[str]], str | None], Iterable[Sequence[str]]]
+
 _NUMBERED = "repeat="
 
 
-def jobs(blocks: Mapping[str, Sequence[Override]], given: Sequence[Override]) -> list[Job]:
+def jobs(
+    blocks: Mapping[str, Sequence[Override]], given: Sequence[Override], combined: Combined
+) -> list[Job]:
     """Every job of the union, each once, in the order of the blocks.
 
     Args:
         blocks: the overrides that make up each block, by its name.
+        combined: makes jobs of lists, given the `matrix` that a block says itself, if it does.
         given: the overrides of the command line, after those of `hydra.sweeper.params`; where a key comes
             twice the last holds. One whose key a block sweeps keeps of the block's values those that it
             names, and leaves the block out if it names none. Another holds for all jobs of the block. If
@@ -45,7 +51,7 @@ def jobs(blocks: Mapping[str, Sequence[Override]], given: Sequence[Override]) ->
     given = list({override.get_key_element(): override for override in given}.values())
     union: dict[tuple[str, ...], Job] = {}
     for name, block in blocks.items():
-        for overrides in _block_jobs(block, given):
+        for overrides in _block_jobs(block, given, combined):
             union.setdefault(tuple(sorted(overrides)), Job(overrides, name))
     if not union:
         raise ConfigError(_nothing_left(blocks.values(), given))
@@ -53,8 +59,8 @@ def jobs(blocks: Mapping[str, Sequence[Override]], given: Sequence[Override]) ->
     return [union[exact]] if exact in union else list(union.values())
 
 
-def product(overrides: Sequence[Override]) -> list[Job]:
-    """Every job of the product of the lists, in their order; where a key comes twice, the last holds.
+def listed(overrides: Sequence[Override]) -> list[list[str]]:
+    """The overrides of each key; where one comes twice, the last holds.
 
     Raises:
         ConfigError: what is swept is no list.
@@ -64,7 +70,7 @@ def product(overrides: Sequence[Override]) -> list[Job]:
         key = override.get_key_element()
         swept = override.is_sweep_override()
         lists[key] = _items(override) if swept else [f"{key}={override.get_value_element_as_str()}"]
-    return [Job([*overrides]) for overrides in itertools.product(*lists.values())]
+    return [*lists.values()]
 
 
 def repeated(jobs: Sequence[Job], repeats: int, for_all: bool) -> list[Job]:
@@ -99,16 +105,18 @@ def _counted(job: Job, repeats: int, for_all: bool) -> tuple[Job, int]:
     return Job(own, job.block), 1 if numbered else int(asked)
 
 
-def _block_jobs(block: Sequence[Override], given: Sequence[Override]) -> list[list[str]]:
+def _block_jobs(block: Sequence[Override], given: Sequence[Override], combined: Combined) -> list[list[str]]:
     swept = {override.get_key_element(): _items(override) for override in block}
     named = {override.get_key_element(): _items(override) for override in given}
-    if len(swept.get(REPEATS, [])) > 1:
-        raise ConfigError(f"{', '.join(swept[REPEATS])}: is about a whole block and takes one value")
+    for key in (REPEATS, MATRIX):
+        if len(swept.get(key, [])) > 1:
+            raise ConfigError(f"{', '.join(swept[key])}: is about a whole block and takes one value")
+    own = [item.partition("=")[2] for item in swept.pop(MATRIX, [])]
     if _NUMBERED.removesuffix("=") in named:
         swept.pop(REPEATS, None)
     lists = {key: [item for item in items if item in named.get(key, items)] for key, items in swept.items()}
     lists.update((key, items) for key, items in named.items() if key not in swept)
-    return [list(job) for job in itertools.product(*lists.values())]
+    return [[*job] for job in combined([*lists.values()], own[0] if own else None)]
 
 
 def _items(override: Override) -> list[str]:

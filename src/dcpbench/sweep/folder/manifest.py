@@ -27,7 +27,6 @@ from dcpbench.sweep.folder.signature import is_own, sign
 
 _DIR = "hydra.sweep.dir"
 _FIELDS = ("arguments", "cwd", "cells", "storage")
-_OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@:-]*=")
 
 
 @dataclass(frozen=True)
@@ -128,19 +127,12 @@ def command_line(arguments: Sequence[str]) -> list[str]:
                 f"resume={asked}: it was asked for in {record.cwd}, which cannot be entered "
                 f"({error.strerror}); give the sweep's own overrides again beside resume="
             ) from None
-    return with_overrides(words, here)
+    return [*words, *here]
 
 
 def quoted(text: str) -> str:
     """A text as the value of an override."""
     return '"' + text.replace('"', '\\"') + '"'
-
-
-def with_overrides(words: Sequence[str], more: Sequence[str]) -> list[str]:
-    """A command line with more overrides. They stand together: Hydra's options may come before or after
-    them, not between."""
-    place = max((number for number, word in enumerate(words, 1) if _OVERRIDE.match(word)), default=len(words))
-    return [*words[:place], *more, *words[place:]]
 
 
 @contextmanager

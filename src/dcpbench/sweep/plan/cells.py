@@ -67,6 +67,19 @@ class CellMaker:
         self._names: Counter[str] = Counter()
         self._folders: dict[Path, str] = {}
 
+    def prepare(self, batch: Sequence[Sequence[str]]) -> None:
+        """Have Hydra compose what these jobs are put together of, all at once."""
+        self._compositions.prepare(batch)
+
+    def config(self, overrides: Sequence[str]) -> Config:
+        """The configuration of a job, which is to be no cell yet; it is not to be changed.
+
+        Raises:
+            ConfigError, hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: an override
+                is wrong.
+        """
+        return self._configurations.of(overrides)
+
     def cells(self, batch: Sequence[Sequence[str]]) -> list[SweepCell]:
         """The cells of the next batch; each cell of a sweep has another name.
 
@@ -74,7 +87,7 @@ class CellMaker:
             ConfigError, hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: an override
                 is wrong, or two cells would share a folder.
         """
-        self._compositions.prepare(batch)
+        self.prepare(batch)
         return [self._cell(self._asked(tuple(overrides))) for overrides in batch]
 
     def _asked(self, overrides: tuple[str, ...]) -> _Asked:

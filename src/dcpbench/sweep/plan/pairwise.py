@@ -1,0 +1,161 @@
+"""Few jobs in which every two values of a matrix meet: `matrix=pairwise`.
+
+What fails because two values meet is found without the whole product: ten axes of five values are ten million
+jobs, and some fifty have every pair. The construction is that of AETG (Cohen, Dalal, Fredman and Patton, The
+AETG system: an approach to testing based on combinatorial design, IEEE Transactions on Software Engineering
+23(7), 1997): job after job, each of its values is the one that makes most pairs that have not met. Where one
+made so cannot run, one that can is changed value by value.
+"""
+
+import math
+import random
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cache
+from itertools import combinations, product
+from typing import NamedTuple
+
+Row = tuple[str, ...]
+"""A job: of each list one value."""
+Pair = tuple[str, str]
+
+_TRIES = 30
+"""Jobs drawn at random for a pair that seems to run in none."""
+_BETTER = 4
+"""How many values are tried in the place of one."""
+_SHOWN = 3
+"""How many of the pairs that are left out are named."""
+
+
+class Covering(NamedTuple):
+    """Jobs, the pairs for which none was found that can run, and the values for which none was; these have a
+    job each, which says why it cannot run."""
+
+    rows: list[Row]
+    left_out: list[Pair]
+    never: list[str]
+
+
+def covering(
+    lists: Sequence[Sequence[str]], runs: Callable[[Row], bool], excludes: Callable[[str, str], bool]
+) -> Covering:
+    """Every two values of different lists in a job that runs, if there is one.
+
+    Args:
+        lists: the values of each axis, no two of them alike; the first ones are those that get on best with
+            others.
+        runs: whether a job can run.
+        excludes: whether it is known of two values that no job with both can run.
+
+    Returns:
+        the same for the same arguments.
+    """
+    return _Search(lists, runs, excludes).found()
+
+
+class _Search:
+    def __init__(
+        self,
+        lists: Sequence[Sequence[str]],
+        runs: Callable[[Row], bool],
+        excludes: Callable[[str, str], bool],
+    ) -> None:
+        self._lists = [tuple(values) for values in lists]
+        self._runs = cache(runs)
+        self._axis = {value: axis for axis, values in enumerate(self._lists) for value in values}
+        pairs = (pair for lists in combinations(self._lists, 2) for pair in product(*lists))
+        self._left_out: list[Pair] = []
+        self._open: dict[Pair, None] = {}
+        for pair in pairs:
+            if excludes(*pair):
+                self._left_out.append(pair)
+            else:
+                self._open[pair] = None
+        self._excluded = frozenset(self._left_out)
+        self._rows: list[Row] = []
+        self._random = random.Random(0)
+
+    def found(self) -> Covering:
+        while self._open:
+            pair = next(iter(self._open))
+            row = self._greedy(pair)
+            if not self._runs(row):
+                start = next((other for other in self._with(pair) if self._runs(other)), None)
+                if start is None:
+                    del self._open[pair]
+                    self._left_out.append(pair)
+                    continue
+                row = self._improved(start, pair)
+            self._rows.append(row)
+            for pair in combinations(row, 2):
+                self._open.pop(pair, None)
+        met = {value for row in self._rows for value in row}
+        never = [value for values in self._lists for value in values if value not in met]
+        rows = [self._filled((value,), lambda values: values[0]) for value in never]
+        left_out = [pair for pair in self._left_out if not {*never}.intersection(pair)]
+        return Covering(self._rows + rows, left_out, never)
+
+    def _greedy(self, pair: Pair) -> Row:
+        """A job with this pair, each other value of which makes most open pairs with those before it."""
+        chosen = {self._axis[value]: value for value in pair}
+        longest_first = sorted(range(len(self._lists)), key=lambda axis: -len(self._lists[axis]))
+        for axis in longest_first:
+            if axis not in chosen:
+                chosen[axis] = max(self._lists[axis], key=lambda value: self._gain(value, chosen.values()))
+        return tuple(chosen[axis] for axis in range(len(self._lists)))
+
+    def _improved(self, row: Row, pair: Pair) -> Row:
+        """The same with other values in the places of those that make fewer open pairs, while it runs."""
+        for axis, values in enumerate(self._lists):
+            others = [*row[:axis], *row[axis + 1 :]]
+            gains = {value: self._gain(value, others) for value in values}
+            better = sorted(
+                (value for value in values if gains[value] > gains[row[axis]]), key=gains.__getitem__
+            )
+            for value in better[: -_BETTER - 1 : -1] if row[axis] not in pair else ():
+                if self._runs(changed := (*row[:axis], value, *row[axis + 1 :])):
+                    row = changed
+                    break
+        return row
+
+    def _gain(self, value: str, others: Collection[str]) -> int:
+        """How many open pairs a value makes with others; less than none if it cannot be with all of them."""
+        made = sum(pair in self._open for pair in self._pairs(value, others))
+        return made - len(self._lists) * self._conflicts(value, others)
+
+    def _conflicts(self, value: str, others: Collection[str]) -> int:
+        return sum(pair in self._excluded for pair in self._pairs(value, others))
+
+    def _pairs(self, value: str, others: Collection[str]) -> Iterator[Pair]:
+        for other in others:
+            yield (value, other) if self._axis[value] < self._axis[other] else (other, value)
+
+    def _with(self, pair: Pair) -> Iterator[Row]:
+        """Jobs with this pair, the likeliest to run first: with the first values of all other axes, then with
+        those of jobs that run and have one of the two, then with any."""
+        yield self._filled(pair, lambda values: values[0])
+        placed = {self._axis[value]: value for value in pair}
+        for row in [row for row in self._rows if pair[0] in row or pair[1] in row]:
+            yield tuple(placed.get(axis, value) for axis, value in enumerate(row))
+        for _ in range(_TRIES):
+            yield self._filled(pair, self._random.choice)
+
+    def _filled(self, given: Row, choose: Callable[[Sequence[str]], str]) -> Row:
+        """A job with these values, each other value of which can be with those before, if one can."""
+        chosen = {self._axis[value]: value for value in given}
+        for axis, values in enumerate(self._lists):
+            if axis not in chosen:
+                fit = [value for value in values if not self._conflicts(value, chosen.values())]
+                chosen[axis] = choose(fit or values)
+        return tuple(chosen[axis] for axis in range(len(self._lists)))
+
+
+def sentence(lists: Sequence[Sequence[str]], found: Covering) -> str:
+    """How many cells there are, of how many, and what is left out."""
+    text = (
+        f"matrix=pairwise: {len(found.rows)} of {math.prod(map(len, lists))} cells have every pair of values"
+    )
+    out = [f"{value} with any" for value in found.never] + [" with ".join(pair) for pair in found.left_out]
+    if not out:
+        return text
+    more = f" and {len(out) - _SHOWN} more" if len(out) > _SHOWN else ""
+    return f"{text} that can run; left out: {', '.join(out[:_SHOWN])}{more}"
