@@ -36,7 +36,8 @@ class CellTest(DTensorTestBase):
     def test_cell(self) -> None:
         config = asked()
         device = torch.device("cuda", self.rank) if config.device.value == "cuda" else torch.device("cpu")
-        world = World(self.rank, config.world_size, device, dist.new_group(backend="gloo"))
+        groups = [dist.new_group(backend="gloo") for _ in range(2)]
+        world = World(self.rank, config.world_size, device, *groups)
         folder = str(Path(os.environ[CELL]).parent)
         report = RankReport(self.rank)
         spec = CellSpec(RunId("bench", "cell", 0, 0), config, folder, folder)

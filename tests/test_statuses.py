@@ -151,6 +151,8 @@ HIDES = {
     "stager_loss": ("fail", "state_resume_equal: rank 0: net"),
     "writer": ("xfail", "known failure shared-writer: a FileSystemWriter writes where the next save"),
     "writer_zeroed": ("error", "optim_equal: rank 0: state.net"),
+    "threads": ("xfail", "known failure writer-threads: what a writer's thread raises goes no further"),
+    "threads_bit": ("fail", "model_equal: rank 0: net"),
     "alone": ("xfail", "known failure load-without-collectives: without collectives a load restores"),
     "alone_bit": ("fail", "model_equal: rank 0: net"),
 }

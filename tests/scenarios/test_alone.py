@@ -161,7 +161,7 @@ def test_a_load_that_restores_nothing_is_seen_by_every_check_of_the_state(
 
 def test_a_stranger_differs_from_a_restored_run_in_what_is_restored() -> None:
     """With the weights, moments and scheduler of the uninterrupted run it has that one's losses."""
-    given, world, after = config(), World(0, 1, torch.device("cpu"), None), 3
+    given, world, after = config(), World(0, 1, torch.device("cpu"), None, None), 3
     data = batches(given, world.device)
     run = build_plain(given, world, given.seed)
     run.train(data, after)

@@ -63,7 +63,7 @@ def _base(chosen: tuple[tuple[str, str], ...]) -> Any:
 
 def world(rank: int = 0, size: int = 1, group: dist.ProcessGroup | None = None) -> World:
     """A rank's view of a world in which there is nobody else."""
-    return World(rank, size, torch.device("cpu"), group)
+    return World(rank, size, torch.device("cpu"), group, group)
 
 
 def bare_cell(folder: Path, given: Config | None = None, seen_by: World | None = None) -> Cell:

@@ -63,7 +63,7 @@ def leaves_child(cell: Cell) -> None:
 def layouts(cell: Cell) -> None:
     """A parallel model, put together from its ranks' parts, is the plain one from the same seed."""
     oracle = steps.build(cell)
-    group = cell.world.checkpoint_group
+    group = cell.world.group
     with cell.phase("verify"):
         plain = snapshot_model(oracle.twin.model)
         expected, _ = digests(plain, None)

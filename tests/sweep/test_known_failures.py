@@ -226,6 +226,7 @@ def test_the_list_of_the_house_is_whole() -> None:
         "stager-used-once",
         "shared-stager",
         "shared-writer",
+        "writer-threads",
         "load-without-collectives",
         "full-state-dict-tuples",
         "full-state-dict-tp",

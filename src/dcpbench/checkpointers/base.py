@@ -118,7 +118,7 @@ class Checkpointer(ABC):
         Args:
             state: what is saved.
             checkpoint_id: the place; what it holds is replaced.
-            slot: 0 for a save that nothing goes on beside. Saves that are under way at once have other
+            slot: 0 for a save that no other goes on beside. Saves that are under way at once have other
                 slots, each a process group of its own, and none of them ends before it is waited for.
         """
 

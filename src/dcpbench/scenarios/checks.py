@@ -175,7 +175,7 @@ def prove_power(
                 other = with_changed_constants(leaves, unrestored[check])
             else:
                 other = with_other_names(unrestored[check])
-            found = checkpoint.compare(check, other, cell.world.checkpoint_group, closely=False)
+            found = checkpoint.compare(check, other, cell.world.group, closely=False)
             cell.controlled(check, controllable(leaves), found, where or str(checkpoint))
 
 
@@ -187,7 +187,7 @@ def verify_restored(
     with cell.phase("verify", "equality"):
         actual = view(target)
         for check in checkpoint.state:
-            recall, group = checkpoint.recall_of(check), cell.world.checkpoint_group
+            recall, group = checkpoint.recall_of(check), cell.world.group
             found = checkpoint.compare(check, actual[check], group, recall)
             marked = known_defects.mark_restored(cell, check, found, checkpoint, actual[check])
             names = compared_names(checkpoint.state[check])
@@ -263,8 +263,8 @@ def _verify_resumed(
 ) -> None:
     """A part of a resumed run's state must be what it is in the uninterrupted one. The control is a copy in
     which everything is different."""
-    found = expected.compare(part, actual, cell.world.checkpoint_group)
-    control = expected.compare(part, all_different(actual), cell.world.checkpoint_group, closely=False)
+    found = expected.compare(part, actual, cell.world.group)
+    control = expected.compare(part, all_different(actual), cell.world.group, closely=False)
     cell.check(check, explain(found), where, compared_names(expected.state[part]))
     cell.controlled(check, controllable(expected.state[part]), control, where)
 

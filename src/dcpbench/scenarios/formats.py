@@ -50,7 +50,7 @@ def formats(cell: Cell) -> None:
         # It may hold any values; this cell wrote it a moment ago.
         held = torch.load(file, map_location="cpu", weights_only=False)
         values = {key: container[name] for container, name, key in slots(held)}
-        verify_read(cell, in_file, values, cell.world.checkpoint_group)
+        verify_read(cell, in_file, values, cell.world.group)
 
     _verify_broadcast(cell, saved, file)
     target = steps.build_anew(cell)

@@ -37,7 +37,7 @@ def leave(cell: Cell) -> None:
         for check, leaves in as_saved(newest.source, newest.state).items():
             names = (name for name in leaves if key_of(check, name, newest.numbers) in newest.keys)
             stored = {name: leaves[name] for name in names}
-            whole, wrong = digests(stored, cell.world.checkpoint_group)
+            whole, wrong = digests(stored, cell.world.group)
             differing = {finding.name for finding in wrong}
             if agreed := {name: leaf for name, leaf in whole.items() if name not in differing}:
                 state[check] = agreed

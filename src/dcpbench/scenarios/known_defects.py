@@ -75,9 +75,9 @@ def mark_restored(
     if check == "optim_equal" and sizes.get("tp", 1) > 1:
         return mark_sliced(found, saved, actual, checkpoint.recall_of(check), sizes["tp"])
     if check in ("model_equal", "optim_equal") and _never_averages(sizes):
-        return mark_replica(found, saved, actual, cell.world.checkpoint_group)
+        return mark_replica(found, saved, actual, cell.world.group)
     if check == "model_equal" and (buffers := _of_kind("buffer", saved)):
-        return mark_replica(found, buffers, actual, cell.world.checkpoint_group)
+        return mark_replica(found, buffers, actual, cell.world.group)
     return found
 
 
@@ -121,7 +121,7 @@ def resumed_by(cell: Cell, target: TrainingRun, data: Batches, until: int) -> Ma
         return lambda found, beside: found
     make = training_run.build_replica if alone else training_run.build_plain
     other = make(cell.config, cell.world, cell.config.seed)
-    group = None if alone else cell.world.checkpoint_group
+    group = None if alone else cell.world.group
     _set_model(other, assembled(snapshot_model(target.model), group))
     _set_optimizer(other, assembled(snapshot_optimizer(target.model, target.optimizer), group), target)
     _unfreeze(other.model, cell.config.parallel.tp_plan)

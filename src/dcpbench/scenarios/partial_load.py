@@ -69,8 +69,8 @@ def _verify_below(cell: Cell, key: str, check: str, expected: Leaves, saved: Che
     actual = below(loaded, f"{key}.")
     changed = all_different(actual)
     with cell.phase("verify", "equality"):
-        found = compare_across(expected, actual, cell.world.checkpoint_group, saved.recall(f"{key}."))
-        control = compare_across(expected, changed, cell.world.checkpoint_group)
+        found = compare_across(expected, actual, cell.world.group, saved.recall(f"{key}."))
+        control = compare_across(expected, changed, cell.world.group)
         contract.verify(cell, check, found, control, controllable(expected), where)
 
     def beside(names: Iterable[str]) -> list[Finding]:

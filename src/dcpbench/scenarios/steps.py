@@ -178,7 +178,7 @@ def train_and_save(
     for name, kind in oracle.trained.not_looked_at.items():
         cell.report.not_applied[f"extra_equal of {name}"] = f"a {kind} has no state that can be asked for"
     if (needed := oracle.trained.needs_random) is not None:
-        everywhere = frozenset[str]().union(*gathered(needed, cell.world.checkpoint_group))
+        everywhere = frozenset[str]().union(*gathered(needed, cell.world.group))
         _keep_random(cell, oracle, checkpoints, everywhere)
     return checkpoints
 
@@ -268,7 +268,7 @@ def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
         mine = checkpoint.keys, checkpoint.files.result(), _synced(cell, checkpoint)
         where = f"once the save of step {checkpoint.step} had ended"
         side_effects.verify_nothing_left_open(cell, checkpoint.opened, where)
-        everybody = gathered(mine, cell.world.checkpoint_group)
+        everybody = gathered(mine, cell.world.group)
         if files := everybody[0][1]:
             cell.files[checkpoint.checkpoint_id] = str(checkpoint), files
         else:
@@ -367,7 +367,7 @@ def hand_over(cell: Cell, checkpoints: list[SavedCheckpoint], losses: Losses) ->
     def whole(state: State, where: str | None = None) -> State:
         added: State = {}
         for check, leaves in state.items():
-            added[check], wrong = digests(leaves, cell.world.checkpoint_group)
+            added[check], wrong = digests(leaves, cell.world.group)
             if wrong and where:
                 told = {finding.name: True for finding in wrong}
                 cell.check(check, wrong, where, told)

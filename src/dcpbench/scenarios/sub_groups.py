@@ -45,7 +45,8 @@ def _half(cell: Cell) -> tuple[int, World]:
     number = next(number for number, half in enumerate(halves) if world.rank in half)
     cell.endings.callback(dist.destroy_process_group, groups[number])
     rank = halves[number].index(world.rank)
-    return number, World(rank, len(halves[number]), world.device, groups[number])
+    group = groups[number]
+    return number, World(rank, len(halves[number]), world.device, group, group)
 
 
 def _save_and_load(cell: Cell, number: int, half: World) -> None:

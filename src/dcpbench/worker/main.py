@@ -142,7 +142,7 @@ def _join(spec: RankSpec) -> World:
         torch.cuda.set_device(device)
     kind = spec.kind
     if not kind.process_group:
-        return World(spec.rank, kind.world_size, device, None)
+        return World(spec.rank, kind.world_size, device, None, None)
     store = dist.FileStore(f"/proc/self/fd/{spec.store.descriptor}", kind.world_size)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
@@ -151,8 +151,8 @@ def _join(spec: RankSpec) -> World:
         world_size=kind.world_size,
         timeout=_COLLECTIVE_TIMEOUT,
     )
-    group: Any = dist.new_group(backend="gloo", timeout=_COLLECTIVE_TIMEOUT)
-    return World(spec.rank, kind.world_size, device, group)
+    groups: list[Any] = [dist.new_group(backend="gloo", timeout=_COLLECTIVE_TIMEOUT) for _ in range(2)]
+    return World(spec.rank, kind.world_size, device, *groups)
 
 
 def _detach() -> None:

@@ -351,7 +351,7 @@ def build(config: Config, world: World, seed: int, scheduler: bool = True) -> Tr
 def build_plain(config: Config, world: World, seed: int) -> TrainingRun:
     """The same model from the same seed, unwrapped and uncompiled, trained on the whole batch."""
     workload = _workload(config, world.device, seed)
-    return TrainingRun(workload, World(0, 1, world.device, None), {}, workload.model, seed)
+    return TrainingRun(workload, World(0, 1, world.device, None, None), {}, workload.model, seed)
 
 
 def build_replica(config: Config, world: World, seed: int) -> TrainingRun:

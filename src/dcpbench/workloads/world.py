@@ -15,7 +15,9 @@ from dcpbench.workloads.workload import Tensors, each_tensor
 class World:
     """One rank's view of its world; meshes are kept from cell to cell.
 
-    `checkpoint_group` is a gloo group of its own for checkpoints, None where there is no process group.
+    `checkpoint_group` is a gloo group of its own for checkpoints, and `group` one for what is compared or
+    waited for meanwhile: collectives of a save that goes on would meet its own. Both are None where there is
+    no process group.
     A new mesh means new communicators, which cost more than a second on NCCL, so a rank that runs
     several cells makes each mesh once.
     """
@@ -24,6 +26,7 @@ class World:
     size: int
     device: torch.device
     checkpoint_group: dist.ProcessGroup | None
+    group: dist.ProcessGroup | None
     compiled_for: str | None = None
     """What the graphs that Dynamo holds were compiled for."""
     _groups: dict[int, dist.ProcessGroup] = field(default_factory=dict)
@@ -41,9 +44,9 @@ class World:
         return self._meshes[key]
 
     def group_of(self, slot: int) -> dist.ProcessGroup | None:
-        """The group for a save: slot 0 is for one that nothing else goes on beside. Of those that are
-        under way at once each needs its own, or their collectives would meet each other's, or those of
-        what is verified meanwhile. It is made when it is first asked for, by all ranks."""
+        """The group for a save: slot 0 is for one that no other goes on beside. Of those that are under way
+        at once each needs its own, or their collectives would meet each other's. It is made when it is first
+        asked for, by all ranks."""
         if not slot or self.checkpoint_group is None:
             return self.checkpoint_group
         if slot not in self._groups:
@@ -73,8 +76,8 @@ class World:
 
     def meet(self) -> None:
         """Wait until every rank is here."""
-        if self.checkpoint_group is not None:
-            dist.barrier(self.checkpoint_group)
+        if self.group is not None:
+            dist.barrier(self.group)
 
     def synchronize(self) -> None:
         """Wait for the device, so that a phase's time is its own."""

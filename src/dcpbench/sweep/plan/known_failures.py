@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from yaml import YAMLError
 
 from dcpbench.config.errors import ConfigError
+from dcpbench.config.schema import Config
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.findings import Finding, Problem, RaisedError
 from dcpbench.records.row import columns
@@ -75,10 +76,10 @@ class KnownMismatch:
 class KnownFailure:
     """One finding: in which cells, under which torch, what fails, and where it is explained.
 
-    `cells` maps columns of the row to the value or values they must have; `torch` is a version
-    specifier such as `>=2.11,<2.15`; `checks` lists for each check that may fail what of it is known to be
-    wrong. Not all of it need be, but something must. With an `error`, ranks raise it, after nothing but what
-    `checks` lists, here or of another entry for the cell, was found.
+    `cells` maps columns of the row, or keys of its configuration, to the value or values they must have;
+    `torch` is a version specifier such as `>=2.11,<2.15`; `checks` lists for each check that may fail what of
+    it is known to be wrong. Not all of it need be, but something must. With an `error`, ranks raise it, after
+    nothing but what `checks` lists, here or of another entry for the cell, was found.
     """
 
     id: str = MISSING
@@ -91,8 +92,8 @@ class KnownFailure:
 
     def check(self) -> None:
         """Refuse what names something that does not exist, or a pattern that is none."""
-        for unknown in set(self.cells) - set(columns()):
-            raise ConfigError(f"no column {unknown!r}")
+        for unknown in set(self.cells) - {*columns(), *(key.name for key in fields(Config))}:
+            raise ConfigError(f"no column or key {unknown!r}")
         if not self.checks and not self.error:
             raise ConfigError("it lists neither checks nor an error")
         for unknown in set(self.checks) - set(CHECKS):
@@ -105,7 +106,8 @@ class KnownFailure:
     def covers(self, cell: Mapping[str, Any]) -> bool:
         """Whether the columns of a row are of a cell, on a torch, that this failure is known for."""
         for column, wanted in self.cells.items():
-            if cell[column] not in (wanted if isinstance(wanted, list) else [wanted]):
+            value = cell[column] if column in cell else cell["config"].get(column)
+            if value not in (wanted if isinstance(wanted, list) else [wanted]):
                 return False
         return SpecifierSet(self.torch).contains(cell["torch_version"] or "0", prereleases=True)
 
