@@ -153,6 +153,10 @@ HIDES = {
     "writer_zeroed": ("error", "optim_equal: rank 0: state.net"),
     "threads": ("xfail", "known failure writer-threads: what a writer's thread raises goes no further"),
     "threads_bit": ("fail", "model_equal: rank 0: net"),
+    "dropped": ("xfail", "known failure state-of-frozen: set_optimizer_state_dict leaves out"),
+    "dropped_bit": ("fail", "model_equal: rank 0: net"),
+    "rounded": ("xfail", "known failure state-in-low-precision: Optimizer.load_state_dict makes"),
+    "rounded_loss": ("fail", "state_resume_equal: rank 0: "),
     "alone": ("xfail", "known failure load-without-collectives: without collectives a load restores"),
     "alone_bit": ("fail", "model_equal: rank 0: net"),
 }

@@ -227,6 +227,8 @@ def test_the_list_of_the_house_is_whole() -> None:
         "shared-stager",
         "shared-writer",
         "writer-threads",
+        "state-of-frozen",
+        "state-in-low-precision",
         "load-without-collectives",
         "full-state-dict-tuples",
         "full-state-dict-tp",

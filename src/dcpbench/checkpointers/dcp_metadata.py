@@ -21,6 +21,7 @@ from dcpbench.verify.audit import Chunk, Entry, Manifest, Span
 METADATA = ".metadata"
 _OF_A_RANK = re.compile(r"__(\d+)\.metadata")
 """What each rank writes of its own where a save does without collectives, and its number."""
+_OF_A_THREAD = re.compile(r"__\d+_\d+\.distcp")
 MOST_BYTES = 2**30
 """Larger is no metadata: of a checkpoint of ten thousand ranks it is less."""
 
@@ -156,7 +157,9 @@ def manifest_of(metadata: Any, lengths: Mapping[str, int], own: str = METADATA) 
             entries[key] = Entry(None, None, (Chunk((), (), path_of.get((key, None))),))
             claimed.add((key, None))
     unclaimed = tuple(_name(*index) for index in stored if index not in claimed)
-    return Manifest(entries, named, lengths, frozenset([own]), unclaimed, spans)
+    # A thread of a writer that got nothing to write leaves an empty file.
+    idle = [name for name, length in lengths.items() if not length and _OF_A_THREAD.fullmatch(name)]
+    return Manifest(entries, named, lengths, frozenset([own, *idle]), unclaimed, spans)
 
 
 def joined(manifests: Sequence[Manifest], lengths: Mapping[str, int]) -> Manifest:

@@ -117,6 +117,7 @@ def resumed_by(cell: Cell, target: TrainingRun, data: Batches, until: int) -> Ma
     alone = _never_averages(sizes)
     in_part = _shares(cell) or not config.save.uses_collectives
     in_another_state = config.load_into.name != "default" or config.scheduler.name == "multi_step"
+    in_another_state |= any(one.dtype is torch.bfloat16 for one in target.model.parameters())
     if not (alone or sizes.get("tp", 1) > 1 or in_part or in_another_state):
         return lambda found, beside: found
     make = training_run.build_replica if alone else training_run.build_plain
@@ -143,7 +144,8 @@ def _set_model(run: TrainingRun, tensors: Leaves) -> None:
 def _set_optimizer(run: TrainingRun, tensors: Leaves, target: TrainingRun) -> None:
     names = {id(value): name for name, value in reversed(named_parameters(run.model).items())}
     parameters = (value for group in run.optimizer.param_groups for value in group["params"])
-    state = {number: below(tensors, f"state.{names[id(one)]}.") for number, one in enumerate(parameters)}
+    held = {number: below(tensors, f"state.{names[id(one)]}.") for number, one in enumerate(parameters)}
+    state = {number: of_one for number, of_one in held.items() if of_one}
     groups = target.optimizer.state_dict()["param_groups"]
     run.optimizer.load_state_dict({"state": state, "param_groups": groups})
 

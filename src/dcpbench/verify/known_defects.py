@@ -15,6 +15,7 @@ from dcpbench.records.findings import Finding, Problem
 from dcpbench.verify.compare import Recall, bits, same_value
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.digest import Digest, add
+from dcpbench.verify.layout import Extent
 from dcpbench.verify.plain_read import StoredChunk, part_of
 from dcpbench.verify.snapshot import DigestedLeaf, Leaf, Leaves, TensorLeaf, block_digests
 
@@ -114,12 +115,19 @@ def assembled(leaves: Leaves, group: dist.ProcessGroup | None) -> dict[str, torc
     tensors: dict[str, torch.Tensor] = {}
     for name in dict.fromkeys(name for mine in names for name in mine):
         leaf = leaves.get(name)
-        mine = (leaf.extent, leaf.local.cpu()) if isinstance(leaf, TensorLeaf) else None
-        for extent, local in filter(None, gathered(mine, group)):
-            held = tensors.setdefault(name, torch.zeros(extent.shape, dtype=local.dtype))
+        for extent, dtype, part in filter(None, gathered(_as_bytes(leaf), group)):
+            held = tensors.setdefault(name, torch.zeros(extent.shape, dtype=dtype))
             at = extent.take(torch.arange(held.numel()).view(extent.shape))
-            held.view(-1)[at] = local.reshape(-1)
+            held.view(-1)[at] = part.view(dtype)
     return tensors
+
+
+def _as_bytes(leaf: Leaf | None) -> tuple[Extent, torch.dtype, torch.Tensor] | None:
+    """A rank's part of a tensor, as it can be sent: not every dtype has a storage that can be pickled."""
+    if not isinstance(leaf, TensorLeaf):
+        return None
+    part = leaf.local.cpu().reshape(-1)
+    return leaf.extent, part.dtype, part.contiguous().view(torch.uint8)
 
 
 def mark_never_stepped(found: Iterable[Finding], actual: Leaves) -> Iterator[Finding]:

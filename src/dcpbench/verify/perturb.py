@@ -20,6 +20,7 @@ from dcpbench.verify.snapshot import (
     persistent_tensors,
 )
 
+_PART = 0.4375
 _OTHER_WORDS = {"min": "max", "max": "min", "rel": "abs", "abs": "rel"}
 
 
@@ -73,28 +74,28 @@ def perturbed(value: Any) -> Any:
     """Another value that a step can still be taken with: DCP takes one to fill an empty optimizer.
 
     A flag that is off becomes None and None becomes off, for not every flag may be turned on
-    everywhere (`capturable` on the CPU). Nothing is turned on by 0 either, which becomes -0.0: with a
-    momentum an SGD that has no state would get some. The words that a `ReduceLROnPlateau` knows become its
+    everywhere (`capturable` on the CPU), and one that is on becomes 1: what state an optimizer has depends on
+    its flags (`amsgrad`). Nothing is turned on by 0 either, which becomes -0.0: with a momentum an SGD that
+    has no state would get some. Other numbers become 7/16 of themselves, which no schedule of halves and
+    quarters comes to. The words that a `ReduceLROnPlateau` knows become its
     other ones.
     """
     if value is None:
         return False
     if isinstance(value, bool):
-        return False if value else None
+        return 1 if value else None
     if isinstance(value, float) and not math.isfinite(value):
         return 0.0
     if isinstance(value, int | float):
-        return value * 0.5 or (-0.0 if same_value(value, 0.0) else 0.0)
+        return value * _PART or (-0.0 if same_value(value, 0.0) else 0.0)
     if isinstance(value, str):
         return _OTHER_WORDS.get(value, f"{value}'")
     if isinstance(value, dict):
         return type(value)({key: perturbed(item) for key, item in value.items()})
     if isinstance(value, tuple | list):
         return type(value)(perturbed(item) for item in value)
-    if isinstance(value, dict):
-        return {key: perturbed(item) for key, item in value.items()}
     if isinstance(value, torch.Tensor):  # a learning rate, say
-        return torch.where(value != 0, value * 0.5, -value)
+        return torch.where(value != 0, value * _PART, -value)
     raise TypeError(f"a hyperparameter of type {type(value).__name__} has no negative control yet")
 
 

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dcpbench.config.groups import ParallelConfig
 
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _STYLES = {"colwise": tp.ColwiseParallel, "rowwise": tp.RowwiseParallel}
 
 
@@ -77,11 +78,11 @@ def lay_out_buckets(model: nn.Module) -> None:
 
 
 def layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
-    """The layers of a model, its children and those of a Sequential or a ModuleList one by one: each with the
+    """The layers of a model, its children and those of the containers among them one by one: each with the
     module that holds it and its name there."""
     found: list[tuple[nn.Module, str, nn.Module]] = []
     for name, child in model.named_children():
-        found += layers(child) if isinstance(child, nn.Sequential | nn.ModuleList) else [(model, name, child)]
+        found += layers(child) if isinstance(child, _CONTAINERS) else [(model, name, child)]
     return found
 
 

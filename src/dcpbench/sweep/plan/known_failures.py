@@ -79,7 +79,8 @@ class KnownFailure:
     `cells` maps columns of the row, or keys of its configuration, to the value or values they must have;
     `torch` is a version specifier such as `>=2.11,<2.15`; `checks` lists for each check that may fail what of
     it is known to be wrong. Not all of it need be, but something must. With an `error`, ranks raise it, after
-    nothing but what `checks` lists, here or of another entry for the cell, was found.
+    nothing but what `checks` lists, here or of another entry for the cell, was found. One that does not
+    happen `always`, as it depends on which thread comes first, may also pass.
     """
 
     id: str = MISSING
@@ -87,6 +88,7 @@ class KnownFailure:
     torch: str = MISSING
     checks: dict[str, list[KnownMismatch]] = field(default_factory=dict)
     error: KnownError | None = None
+    always: bool = True
     reason: str = MISSING
     link: str | None = None
 

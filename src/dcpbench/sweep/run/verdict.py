@@ -229,8 +229,9 @@ def _with_known_failures(job: Job, verdict: Verdict) -> Verdict:
     anything is found, or any rank raises, that is not listed for it stays what it is.
     """
     known = job.known_failures
-    if verdict.status == "pass" and known:
-        reason = f"known failure {known[0].id} did not happen ({known[0].reason})"
+    missed = [failure for failure in known if failure.always] if verdict.status == "pass" else []
+    if missed:
+        reason = f"known failure {missed[0].id} did not happen ({missed[0].reason})"
         return replace(verdict, status="xpass", reason=reason)
     failed = {one.check: one.findings for one in verdict.failed}
     if verdict.status not in ("fail", "error") or not (used := explaining(known, failed, verdict.raised)):
