@@ -52,6 +52,19 @@ def failing(failed: dict[str, list[str]]) -> Outcome:
     return Outcome(reports)
 
 
+def test_one_that_does_not_happen_always_may_pass() -> None:
+    assert after(failing({}), replace(LISTED, always=False)) == "pass"
+    assert after(failing({"optim_equal": ["state.w.exp_avg"]}), replace(LISTED, always=False)) == "xfail"
+
+
+def test_cells_are_told_by_keys_of_their_configuration_too() -> None:
+    overlapping = replace(LISTED, cells={"overlap_saves": True})
+    overlapping.check()
+    row = {"torch_version": "2.13.0"}
+    assert overlapping.covers({**row, "config": {"overlap_saves": True}})
+    assert not overlapping.covers({**row, "config": {"overlap_saves": False}})
+
+
 def test_a_listed_failure_is_expected() -> None:
     assert after(failing({"optim_equal": ["state.w.exp_avg"]})) == "xfail"
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 
 from dcpbench.checkpointers.dcp_metadata import manifest_of
 from dcpbench.records.findings import Problem
@@ -34,6 +34,20 @@ def checkpoint(tmp_path: Path) -> tuple[Manifest, dict[str, Entry]]:
 
 def test_a_whole_checkpoint_has_nothing_to_tell(checkpoint: tuple) -> None:
     assert audit(*checkpoint) == []
+
+
+def test_a_thread_that_had_nothing_to_write_left_no_stranger(tmp_path: Path) -> None:
+    state = {"weight": torch.rand(4)}
+    writer = FileSystemWriter(tmp_path, thread_count=3)
+    dcp.save(state, storage_writer=writer, no_dist=True)
+    lengths = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    assert sorted(lengths.values())[:2] == [0, 0]
+    metadata = FileSystemReader(tmp_path).read_metadata()
+    expected = expected_of({"weight": TensorLeaf(state["weight"], whole(state["weight"]), None)})
+    assert audit(manifest_of(metadata, lengths), expected) == []
+    named = next(name for name in lengths if lengths[name] and name != ".metadata")
+    emptied = audit(manifest_of(metadata, {**lengths, named: 0, "empty.txt": 0}), expected)
+    assert {one.name for one in emptied} == {named, "empty.txt"}
 
 
 def test_every_way_of_damage_is_told(checkpoint: tuple) -> None:

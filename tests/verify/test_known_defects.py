@@ -32,7 +32,8 @@ def test_parts_are_assembled_wherever_they_lie(
     monkeypatch: pytest.MonkeyPatch, order: tuple[int, ...]
 ) -> None:
     """Cut by TP in two and flat in another, one that a single rank has, and a scalar that all have."""
-    tensor, alone, step = torch.arange(12.0).view(3, 4), torch.arange(3), torch.tensor(7.0)
+    tensor, step = torch.arange(12.0).view(3, 4), torch.tensor(7.0)
+    alone = torch.arange(3).to(torch.uint16)
     right = Extent((3, 4), (0, 2), (3, 2), 0, 6)
     cuts = [Extent((3, 4), (0, 0), (3, 2), 0, 4), Extent((3, 4), (0, 0), (3, 2), 4, 2), right]
     counted = TensorLeaf(step, whole(step), None)
@@ -41,6 +42,9 @@ def test_parts_are_assembled_wherever_they_lie(
     ]
     ranks[1]["step"] = Idle(counted)
     ranks[2]["alone"] = TensorLeaf(alone, whole(alone), None)
+    sent = known_defects._as_bytes(ranks[2]["alone"])
+    assert sent is not None
+    assert sent[2].dtype == torch.uint8, "torch pickles no storage of uint16, nor of float8"
     named = [["w", "step"], ["w"], ["w", "step", "alone"]]
     here = ranks[order[0]]
     asked: list[object] = []
@@ -50,7 +54,7 @@ def test_parts_are_assembled_wherever_they_lie(
         if len(asked) == 1:
             return [named[number] for number in order]
         leaves = [ranks[number].get(("w", "step", "alone")[len(asked) - 2]) for number in order]
-        return [(one.extent, one.local) if isinstance(one, TensorLeaf) else None for one in leaves]
+        return [known_defects._as_bytes(one) for one in leaves]
 
     monkeypatch.setattr(known_defects, "gathered", gathered)
     found = known_defects.assembled(here, None)

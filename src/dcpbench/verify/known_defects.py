@@ -3,6 +3,7 @@ defect would have made of it says so (`Finding.by`): a failure that is known by 
 else. `docs/findings/` describes the defects.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -114,20 +115,22 @@ def assembled(leaves: Leaves, group: dist.ProcessGroup | None) -> dict[str, torc
     names = gathered([name for name, leaf in leaves.items() if isinstance(leaf, TensorLeaf)], group)
     tensors: dict[str, torch.Tensor] = {}
     for name in dict.fromkeys(name for mine in names for name in mine):
-        leaf = leaves.get(name)
-        for extent, dtype, part in filter(None, gathered(_as_bytes(leaf), group)):
-            held = tensors.setdefault(name, torch.zeros(extent.shape, dtype=dtype))
-            at = extent.take(torch.arange(held.numel()).view(extent.shape))
-            held.view(-1)[at] = part.view(dtype)
+        parts = [*filter(None, gathered(_as_bytes(leaves.get(name)), group))]
+        shape, dtype = parts[0][0].shape, parts[0][1]
+        together = torch.zeros(math.prod(shape), dtype.itemsize, dtype=torch.uint8)
+        for extent, _, part in parts:
+            together[extent.take(torch.arange(len(together)).view(shape))] = part
+        tensors[name] = together.view(dtype).view(shape)
     return tensors
 
 
 def _as_bytes(leaf: Leaf | None) -> tuple[Extent, torch.dtype, torch.Tensor] | None:
-    """A rank's part of a tensor, as it can be sent: not every dtype has a storage that can be pickled."""
+    """A rank's part of a tensor, as it can be sent and put together: a row of bytes for each element, for
+    not every dtype can be pickled, or indexed."""
     if not isinstance(leaf, TensorLeaf):
         return None
-    part = leaf.local.cpu().reshape(-1)
-    return leaf.extent, part.dtype, part.contiguous().view(torch.uint8)
+    part = leaf.local.cpu().reshape(-1, 1).contiguous()
+    return leaf.extent, part.dtype, part.view(torch.uint8)
 
 
 def mark_never_stepped(found: Iterable[Finding], actual: Leaves) -> Iterator[Finding]:
