@@ -117,7 +117,8 @@ class SweepRun:
                 is wrong.
         """
         machine = fork_server.probe(self._fork_server(lists))
-        runnable = Runnable(self._cells, machine, lists)
+        with composing_shown(self._console):
+            runnable = Runnable(self._cells, machine, lists)
         found = pairwise.covering(lists, runnable.runs, runnable.excludes)
         self._print(pairwise.sentence(lists, found))
         return found.rows

@@ -61,13 +61,14 @@ class Compositions:
         chosen = dict.fromkeys(line for choices in wanted for line in choices if line not in common)
         named = [line for line in chosen if self._names_group(line)]
         anyway = tuple(line for line in named if self._is_chosen_anyway(line, common))
-        self._common, self._parts = common, {}
+        if common != self._common:
+            self._common, self._parts = common, {}
         with suppress(*_WRONG):
             self._begin(common)
-        beside = self._beside([line for line in named if line not in anyway])
+        beside = self._beside([line for line in named if line not in {*anyway, *self._parts}])
         if len(beside) + 2 < len(wanted):
             self._compose([*((*common, *lines) for lines in beside), wanted[-1]])
-            self._parts = self._parts_of(common, anyway)
+            self._parts |= self._parts_of(common, anyway)
             for lines in beside:
                 self._parts |= self._parts_of((*common, *lines), lines)
             if self._can_put_together(wanted[-1]) and not self._is_as_by_hydra(wanted[-1]):
