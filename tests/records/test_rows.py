@@ -48,6 +48,7 @@ def test_the_contract_of_columns() -> None:
         "scheduler",
         "load_into",
         "optimizer_state",
+        "activation_checkpointing",
     )
 
 

@@ -5,8 +5,6 @@ type is refused before anything starts. They are not frozen, because OmegaConf m
 from a frozen dataclass read-only and then refuses to merge the YAML into it.
 """
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -14,10 +12,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from dcpbench.config.cell_key import HOW_RUN
-from dcpbench.config.errors import ConfigError
-
-REST = -1
-"""A mesh size that stands for whatever the other dimensions leave of the world size."""
+from dcpbench.config.mesh import DIMENSIONS, mesh_sizes
 
 
 def how_run(default: Any) -> Any:
@@ -31,6 +26,10 @@ Device = StrEnum("Device", "auto cpu cuda")
 
 CompileScope = StrEnum("CompileScope", "model layer")
 """What `compile=true` compiles: the model as a whole, or each of its layers by itself."""
+
+ActivationCheckpointing = StrEnum("ActivationCheckpointing", "layer compiled_layer")
+"""What is computed again in the backward pass: each layer, which is compiled with what does so; or each layer
+that is compiled by itself, with that around it."""
 
 KeepCheckpoints = StrEnum("KeepCheckpoints", "none failed all")
 """Whose checkpoints stay on disk after their cell has ended."""
@@ -136,17 +135,22 @@ class LimitedGroup(Group):
 class ParallelConfig(Group):
     """How a model is spread over the ranks: `target(model, mesh, config)` returns the wrapped model.
 
-    `mesh` names the dimensions that this parallelism has, outermost first, out of the three
+    `mesh` names the dimensions that this parallelism has, outermost first, out of those
     whose sizes follow, of which one may be `REST`. An empty `mesh` means an unwrapped replica on every rank.
-    `tp_plan` is the model's, unless another is given. `compile_scope` is what is compiled by itself where the
+    `tp_plan` is the model's, unless another is given. A pipeline, one with `pp`, runs `pp_schedule` over
+    `pp_microbatches` parts of each rank's batch. `compile_scope` is what is compiled by itself where the
     cell does not say.
     """
 
     mesh: list[str] = field(default_factory=list)
+    pp: int = 1
     dp_replicate: int = 1
     dp_shard: int = 1
+    ep: int = 1
     tp: int = 1
     tp_plan: dict[str, str] = field(default_factory=dict)
+    pp_schedule: str = "1F1B"
+    pp_microbatches: int = 2
     compile_scope: CompileScope = CompileScope.model
 
     def mesh_sizes(self, world_size: int) -> dict[str, int]:
@@ -156,37 +160,8 @@ class ParallelConfig(Group):
             ConfigError: the sizes are not positive, name a dimension that the mesh does not have, or do not
                 multiply to the world size.
         """
-        given = {"dp_replicate": self.dp_replicate, "dp_shard": self.dp_shard, "tp": self.tp}
-        for name, size in given.items():
-            if name not in self.mesh and size != 1:
-                has = f"no {name} dimension ({' × '.join(self.mesh) or 'no mesh'})"
-                raise ConfigError(f"parallel.{name}={size}: parallel={self.name} has {has}")
-        if unknown := [name for name in self.mesh if name not in given]:
-            known = ", ".join(given)
-            raise ConfigError(f"parallel.mesh: unknown dimension {unknown[0]!r}; known are {known}")
-        sizes = {name: given[name] for name in self.mesh}
-        for name, size in sizes.items():
-            if size < 1 and size != REST:
-                raise ConfigError(f"parallel.{name}={size}: a mesh size is at least 1, or -1 for the rest")
-        rest = [name for name, size in sizes.items() if size == REST]
-        if len(rest) > 1:
-            raise ConfigError(f"parallel: only one of {', '.join(rest)} may be -1 (the rest)")
-        wanted = " × ".join(f"{name}={size}" for name, size in sizes.items())
-        fixed = math.prod(size for size in sizes.values() if size != REST)
-        if rest and world_size % fixed == 0:
-            sizes[rest[0]] = world_size // fixed
-        if sizes and math.prod(sizes.values()) != world_size:
-            how = "cannot be made to multiply" if rest else f"multiplies to {fixed}, not"
-            why = f", which is no multiple of {fixed}" if rest else ""
-            reason = f"the mesh {wanted} {how} to the world size {world_size}{why}"
-            raise ConfigError(f"parallel={self.name}: {reason}")
-        return sizes
-
-
-def dp_degree(sizes: Mapping[str, int], world_size: int) -> int:
-    """How many parts a global batch has on a mesh of these sizes: tp shares its data, and without a
-    mesh every rank sees the whole."""
-    return world_size // sizes.get("tp", 1) if sizes else 1
+        given: dict[str, int] = {name: getattr(self, name) for name in DIMENSIONS}
+        return mesh_sizes(self.name, self.mesh, given, world_size)
 
 
 @dataclass
@@ -194,7 +169,9 @@ class ModelConfig(Group):
     """A model: `target(**options)`, whose `input_size` and `output_size` shape its batches.
 
     `batch_size` is the global batch; every data-parallel rank sees an equal share of it. `tp_plan`
-    says which modules tensor parallelism shards, and how: colwise or rowwise. One that
+    says which modules tensor parallelism shards, and how: colwise or rowwise; `sp_plan` where what lies
+    between them is sequence parallel. The forward pass of one that is `sequential` calls the model's children
+    one after the other, so that a stage of a pipeline can have some of them. One that
     `requires_accelerator` is too large for ranks that share a CPU and its memory. `only` has the values of
     other axes that it can be used with; with others a cell is a skip.
     """
@@ -202,6 +179,8 @@ class ModelConfig(Group):
     batch_size: int = 24
     requires_accelerator: bool = False
     tp_plan: dict[str, str] = field(default_factory=dict)
+    sp_plan: dict[str, str] = field(default_factory=dict)
+    sequential: bool = False
     only: dict[str, Only] = how_run(dict)
 
 

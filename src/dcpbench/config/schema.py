@@ -78,6 +78,7 @@ class Config:
     load_world_size: int | None = None
     compile: bool = False
     compile_scope: groups.CompileScope | None = None
+    activation_checkpointing: groups.ActivationCheckpointing | None = None
     deterministic: bool = True
     device: groups.Device = groups.Device.auto
     world_size: int | str = "auto"
@@ -129,6 +130,12 @@ class Config:
         if world is groups.StageWorld.load:
             return self.loading, self.load_world_size or self.world_size
         return self.parallel, self.world_size
+
+    @property
+    def compiles_layers(self) -> bool:
+        """Whether each layer is compiled by itself."""
+        scope = self.compile_scope or self.parallel.compile_scope
+        return self.compile and scope is groups.CompileScope.layer
 
     @property
     def save_steps(self) -> list[int]:

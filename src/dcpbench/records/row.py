@@ -39,7 +39,7 @@ _ORDER = tuple(
     save_harmless fault fault_seen flaky config_digest code_digest config_dir disk_bytes repeat raw_write_s
     raw_read_s shared_cell_s checkpointer load_world_size expected_digest state_resume_equal flags_equal
     side_effect_free files_unchanged files_equal random_equal cwd state_dict scheduler load_into
-    optimizer_state
+    optimizer_state activation_checkpointing
     """.split()  # noqa: SIM905
 )
 """The order of the columns, which never changes; others follow as they are declared."""
@@ -96,6 +96,7 @@ class Row:
     scheduler: str | None = _axis(None)
     load_into: str | None = _axis(None)
     optimizer_state: str | None = _axis(None)
+    activation_checkpointing: str | None = _axis(None)
     overrides: str = ""
     repeat: int | None = None
     checks: Mapping[str, bool | None] = field(default_factory=dict)

@@ -17,6 +17,7 @@ from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import FLAGS, Checkpoint, State, live_state, retained_state
 from dcpbench.scenarios.steps import Losses, Oracle, other_seed
 from dcpbench.verify.compare import compare, same_value
+from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.files import compare_files, digest_files, file_controls
 from dcpbench.verify.perturb import (
     all_different,
@@ -68,7 +69,7 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
         cell.report.losses.update(continued=losses.continued, twin=losses.twin)
         if _has_no_twin(cell, trained, ["loss_twin_close", "state_twin_close"]):
             return
-        within = loss_tolerance(tolerance, trained.model)
+        within = loss_tolerance(tolerance, trained.dtypes)
         mark = known_defects.marked_by(cell, oracle)
 
         def near(seen: list[float]) -> Findings:
@@ -78,7 +79,8 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
         seen = losses.continued, trained.alive, losses, range(1, trained.train_state.step + 1)
         _verify_losses(cell, {"loss_twin_close": near}, *seen, "in the uninterrupted run")
         expected, actual = _tensors(oracle.twin), _tensors(trained)
-        found = compare_close(expected, actual, tolerance)
+        mine = _of_this_stage(cell, trained, expected, actual)
+        found = compare_close(mine, actual, tolerance, trained.computes_in)
         marked = mark(found, lambda other: compare_close(_tensors(other), actual, tolerance))
         here = compared_names(actual)
         compared = {name: here.get(name, False) for name in compared_names(expected)}
@@ -87,15 +89,24 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
         plain = training_run.build_plain(cell.config, cell.world, other_seed(cell, 0))
         plain.train(oracle.data, 1)
         strangers = without_constants(expected, _tensors(plain))
-        control = compare_close(expected, strangers, tolerance)
+        control = compare_close(expected, strangers, tolerance, trained.computes_in)
         cell.controlled("state_twin_close", compared, control, where)
 
 
-def _has_no_twin(cell: Cell, run: TrainingRun, checks: Iterable[str]) -> bool:
-    """Whether `checks` of a run against its twin would say nothing; the report then says why."""
-    if run.why_no_twin is None:
+def _of_this_stage(cell: Cell, run: TrainingRun, twin: Leaves, actual: Leaves) -> Leaves:
+    """Of a twin's state what this rank has, or nobody: the rest is for the other stages of a pipeline."""
+    if not run.pipeline:
+        return twin
+    elsewhere = set[str]().union(*gathered({*actual}, cell.world.checkpoint_group)) - actual.keys()
+    return {name: leaf for name, leaf in twin.items() if name not in elsewhere}
+
+
+def _has_no_twin(cell: Cell, run: TrainingRun, checks: Iterable[str], why_before: str | None = None) -> bool:
+    """Whether `checks` of a run against its twin would say nothing, `why_before` those of the run that saved
+    what it has loaded; the report then says why."""
+    if (why := run.why_no_twin or why_before) is None:
         return _draws_otherwise(cell, run, checks)
-    cell.report.not_applied |= dict.fromkeys(checks, run.why_no_twin)
+    cell.report.not_applied |= dict.fromkeys(checks, why)
     return True
 
 
@@ -221,7 +232,8 @@ def resume(
     recorded += (resumed := steps.train(cell, target, losses.data, last))
     continued, twin = losses.continued[first - 1 : last], losses.twin[first - 1 : last]
     tolerance = TOLERANCES[cell.config.tolerance.value]
-    near = partial(losses_close, first=first, tolerance=loss_tolerance(tolerance, target.model))
+    dtypes = target.dtypes | losses.computes_in
+    near = partial(losses_close, first=first, tolerance=loss_tolerance(tolerance, dtypes))
     drawn = bool(target.draws and target.sizes)
     beside = partial(losses_close, first=first, tolerance=_DRAWN["loss"]) if drawn else near
 
@@ -231,11 +243,11 @@ def resume(
         )
 
     comparisons: dict[str, Comparison] = {}
-    if not _has_no_twin(cell, target, ["loss_twin_close"]):
+    if not _has_no_twin(cell, target, ["loss_twin_close"], losses.why_no_twin):
         comparisons["loss_twin_close"] = marked(partial(near, twin))
     if exactly:
         comparisons["loss_resume_equal"] = marked(partial(losses_equal, continued, first=first))
-    elif not _draws_otherwise(cell, target, ["loss_resume_close"]):
+    elif not _has_no_twin(cell, target, ["loss_resume_close"], losses.why_no_twin):
         comparisons["loss_resume_close"] = marked(partial(near, continued, reference="uninterrupted"))
     where = f"after the checkpoint of step {checkpoint.step}{checkpoint.how}"
     with cell.phase("verify", "resumed"):

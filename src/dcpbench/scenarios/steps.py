@@ -41,13 +41,16 @@ _HANDOVER = "handover.pt"
 class Losses:
     """What a resumed run is held against: the losses, from step 1 on, of the uninterrupted run and of its
     unwrapped twin; the batches; the uninterrupted run's state after each step at which a resume ends; the
-    losses of models of which nothing was restored, by number."""
+    losses of models of which nothing was restored, by number; why no twin can be held against the
+    uninterrupted run, and what that computes in beside its parameters' dtypes."""
 
     continued: list[float]
     twin: list[float]
     data: Batches
     states: dict[int, State]
     strangers: dict[int, list[float]] = field(default_factory=dict)
+    why_no_twin: str | None = None
+    computes_in: frozenset[torch.dtype] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,9 @@ class Oracle:
         if self.trained.why_no_twin is None:
             self.twin.train(self.data, self.trained.train_state.step)
             twin = self.twin.train_state.losses
-        return Losses(self.trained.train_state.losses, twin, self.data, self.states, self.strangers)
+        run = self.trained
+        about = run.why_no_twin, run.computes_in
+        return Losses(run.train_state.losses, twin, self.data, self.states, self.strangers, *about)
 
 
 def other_seed(cell: Cell, number: int) -> int:
@@ -387,14 +392,16 @@ def hand_over(cell: Cell, checkpoints: list[SavedCheckpoint], losses: Losses) ->
         ]
         states = {step: whole(state) for step, state in losses.states.items()}
     if cell.world.rank == 0:
-        torch.save((left, losses.continued, losses.twin, states), cell.folder / _HANDOVER)
+        about = losses.why_no_twin, [*losses.computes_in]
+        torch.save((left, losses.continued, losses.twin, states, *about), cell.folder / _HANDOVER)
 
 
 def take_over(cell: Cell, checkpointer: Checkpointer, same_layout: bool) -> tuple[list[Checkpoint], Losses]:
     """The checkpoints of the stage before, the oldest first, and the losses to go on with; without the state
     of its ranks' random generators if this one does not have the same layout."""
     with torch.serialization.safe_globals([DigestedLeaf, Extent]):
-        left, continued, twin, states = torch.load(cell.folder / _HANDOVER, weights_only=True)
+        loaded = torch.load(cell.folder / _HANDOVER, weights_only=True)
+    left, continued, twin, states, why_no_twin, computes_in = loaded
     cell.files.update((str(cell.folder / name), files) for _, name, _, files, _ in left if files)
     for state in () if same_layout else [*states.values(), *(one[2] for one in left)]:
         del state[RANDOM]
@@ -403,4 +410,5 @@ def take_over(cell: Cell, checkpointer: Checkpointer, same_layout: bool) -> tupl
         for step, name, state, _, numbers in left
     ]
     data = training_run.batches(cell.config, cell.world.device)
-    return checkpoints, Losses(continued, twin, data, states)
+    about = {"why_no_twin": why_no_twin, "computes_in": frozenset(computes_in)}
+    return checkpoints, Losses(continued, twin, data, states, **about)

@@ -139,7 +139,7 @@ def controls(manifest: Manifest, expected: Mapping[str, Entry]) -> dict[str, boo
     entry = manifest.entries[key]
     spans = {path: spans[:1] for path, spans in [*manifest.spans.items()][:1]}
     one = replace(manifest, entries={key: entry, _VALUE: Entry()}, spans=spans)
-    wanted = {key: expected.get(key, Entry()), _VALUE: Entry()}
+    wanted = {key: expected.get(key, entry), _VALUE: Entry()}
     clean = audit(one, wanted)
     return {
         damage: any(found not in clean for found in audit(copy, wanted))

@@ -74,6 +74,8 @@ def _add_up(name: str, held: Mapping[int, Any]) -> tuple[Leaf, Finding | None]:
     """The digest of a tensor from those of its parts; of what is no tensor the value of one rank."""
     first = next(iter(held.values()))
     if not isinstance(first, DigestedLeaf):
+        if name.endswith(".params") and (joined := _joined(held)):
+            return joined, None
         return first, _disagreement(name, held)
     shapes = {(part.extent.shape, part.dtype) for part in held.values()}
     if len(shapes) > 1:
@@ -97,6 +99,14 @@ def _add_up(name: str, held: Mapping[int, Any]) -> tuple[Leaf, Finding | None]:
     if counts["held"] != counts["elements"]:
         return together, Finding(name, Problem.uncovered, first.kind, facts=counts)
     return together, None
+
+
+def _joined(held: Mapping[int, Any]) -> list[str] | None:
+    """The names of a group's parameters from those of each stage of a pipeline; None where stages that differ
+    have one in common."""
+    parts = {tuple(names): None for names in held.values()}
+    names = [name for part in parts for name in part]
+    return names if len({*names}) == len(names) else None
 
 
 def _disagreement(name: str, held: Mapping[int, Any]) -> Finding | None:

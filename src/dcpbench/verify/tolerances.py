@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
 
 from dcpbench.records.findings import Finding, Problem
 from dcpbench.verify.compare import distances, same_value, share_of
@@ -26,9 +25,10 @@ def rounding(dtypes: Iterable[torch.dtype]) -> float:
     return max((torch.finfo(one).eps for one in floats), default=0.0)
 
 
-def loss_tolerance(tolerance: float, model: nn.Module) -> float:
-    """The largest relative difference of two losses of a model that still counts as close."""
-    return max(tolerance, _ROUNDINGS_OF_LOSS * rounding(value.dtype for value in model.parameters()))
+def loss_tolerance(tolerance: float, dtypes: Iterable[torch.dtype]) -> float:
+    """The largest relative difference of two losses that still counts as close, of models that compute in
+    these dtypes."""
+    return max(tolerance, _ROUNDINGS_OF_LOSS * rounding(dtypes))
 
 
 def losses_equal(expected: list[float], actual: list[float], first: int) -> list[Finding]:
@@ -82,7 +82,9 @@ def _by_step(
         yield loss_name(step), one, other, None if None in (one, other) else abs(one - other)
 
 
-def compare_close(twin: Leaves, actual: Leaves, tolerance: float) -> list[Finding]:
+def compare_close(
+    twin: Leaves, actual: Leaves, tolerance: float, computes_in: Iterable[torch.dtype] = ()
+) -> list[Finding]:
     """Tensors of which this rank's part differs from the twin's, at its place, by more than `tolerance`
     of the largest magnitude in the whole tensor: more where the parameters' dtype is coarse, nothing where
     there is no rounding, in integers and flags.
@@ -91,11 +93,12 @@ def compare_close(twin: Leaves, actual: Leaves, tolerance: float) -> list[Findin
         twin: an unwrapped model's live state, all of it on every rank.
         actual: the live state of which each rank has parts. An optimizer's entries for a parameter of which
             it has no element say nothing: FSDP1 does not even count its steps.
+        computes_in: dtypes that one of them computes in beside those of its parameters.
     """
     found: list[Finding] = []
     whole = {name: leaf for name, leaf in twin.items() if isinstance(leaf, TensorLeaf)}
     parts = {name: leaf for name, leaf in actual.items() if not isinstance(leaf, Idle)}
-    coarsest = rounding(leaf.dtype for leaf in whole.values() if leaf.kind == "param")
+    coarsest = rounding([*computes_in, *(leaf.dtype for leaf in whole.values() if leaf.kind == "param")])
     for name, expected in whole.items():
         part = parts.get(name)
         if part is None:

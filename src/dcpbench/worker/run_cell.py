@@ -86,7 +86,7 @@ def _keep_graphs_of(config: Config, world: World) -> None:
     without a word: graphs of other cells would use up this one's share.
     """
     graphs = f"{config.scenario} {config.model} {config.workload} {config.parallel} {config.loading}"
-    graphs += f" {config.deterministic} {config.compile_scope}"
+    graphs += f" {config.deterministic} {config.compile_scope} {config.activation_checkpointing}"
     if graphs != world.compiled_for:
         torch._dynamo.reset()
         counters.clear()

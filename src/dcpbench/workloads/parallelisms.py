@@ -6,19 +6,39 @@ parallelism has no mesh) and its configuration, and returns the module to train.
 
 import fnmatch
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    fully_shard,
+)
+from torch.distributed.tensor import Shard
 from torch.distributed.tensor import parallel as tp
 from torch.nn.parallel import DistributedDataParallel
 
-from dcpbench.config.groups import ParallelConfig
+from dcpbench.config.groups import ActivationCheckpointing, ParallelConfig
+from dcpbench.config.mesh import SHARE_DATA
+from dcpbench.verify.snapshot import plain_fqn
+from dcpbench.workloads.pipeline import keep_stage
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-_STYLES = {"colwise": tp.ColwiseParallel, "rowwise": tp.RowwiseParallel}
+_STYLES: dict[str, Callable[[], tp.ParallelStyle]] = {
+    "colwise": tp.ColwiseParallel,
+    "rowwise": tp.RowwiseParallel,
+    # Between two of these each rank of a tp group has a part of the samples, its first dimension.
+    "rowwise_to_sequence": lambda: tp.RowwiseParallel(output_layouts=Shard(0)),
+    "sequence": lambda: tp.SequenceParallel(sequence_dim=0),
+    "colwise_from_sequence": lambda: tp.ColwiseParallel(input_layouts=Shard(0)),
+}
 
 
 def none(model: nn.Module, mesh: DeviceMesh | None, config: ParallelConfig) -> nn.Module:
@@ -35,33 +55,38 @@ def fsdp(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Modul
     """FSDP1: FULL_SHARD on one data-parallel dimension, HYBRID_SHARD on two, TP inside if it has one."""
     dp_mesh = _tensor_parallel(model, mesh, config)
     strategy = ShardingStrategy.HYBRID_SHARD if dp_mesh.ndim == 2 else ShardingStrategy.FULL_SHARD
-    return FullyShardedDataParallel(
-        model,
-        device_mesh=dp_mesh,
-        sharding_strategy=strategy,
-        use_orig_params=True,
+    options: dict[str, Any] = {
+        "device_mesh": dp_mesh,
+        "sharding_strategy": strategy,
+        "use_orig_params": True,
         # Without it FSDP1 asks for an accelerator even where the ranks run on the CPU.
-        device_id=next(model.parameters()).device,
-        **config.options,
-    )
+        "device_id": next(model.parameters()).device,
+    }
+    return FullyShardedDataParallel(model, **{**options, **config.options})
 
 
 def fsdp2(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
     """FSDP2: the root by `fully_shard`, TP inside if the mesh has it."""
-    dp_mesh = _tensor_parallel(model, mesh, config)
-    fully_shard(model, mesh=dp_mesh, **config.options)
+    fully_shard(model, mesh=_tensor_parallel(model, mesh, config), **_fully_shard_options(config))
     return model
 
 
 def fsdp2_per_layer(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
     """FSDP2 as trainers lay it out: each layer by `fully_shard`, then the root with what is left. A parameter
-    that layers share is left to the root."""
+    that layers share is left to the root. TP inside if the mesh has it."""
+    dp_mesh, options = _tensor_parallel(model, mesh, config), _fully_shard_options(config)
     own = {layer: list(layer.parameters()) for _, _, layer in layers(model)}
     held = Counter(id(value) for values in own.values() for value in values)
     for layer, values in own.items():
         if values and all(held[id(value)] == 1 for value in values):
-            fully_shard(layer, mesh=mesh, **config.options)
-    fully_shard(model, mesh=mesh, **config.options)
+            fully_shard(layer, mesh=dp_mesh, **options)
+    fully_shard(model, mesh=dp_mesh, **options)
+    return model
+
+
+def tensor_parallel(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
+    """Tensor parallelism alone: what the plan does not name is a replica on every rank."""
+    _tensor_parallel(model, mesh, config)
     return model
 
 
@@ -86,18 +111,62 @@ def layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
     return found
 
 
+def pipeline(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
+    """This rank's stage of a pipeline, each layer of it by `fully_shard`, TP inside if the mesh has it."""
+    keep_stage(model, mesh["pp"])
+    return fsdp2_per_layer(model, mesh, config)
+
+
+def computes_in(config: ParallelConfig) -> frozenset[torch.dtype]:
+    """The dtypes that a parallelism computes in, whichever the parameters have."""
+    policy = config.options.get("mp_policy", {})
+    return frozenset(getattr(torch, value) for name, value in policy.items() if name.endswith("_dtype"))
+
+
+def wrap_layers(model: nn.Module, checkpointing: ActivationCheckpointing | None, compiled: bool) -> None:
+    """Have each layer of a plain model computed again in the backward pass, compiled by itself, or both."""
+    for holder, name, layer in layers(model):
+        wrapped: Any = layer
+        if checkpointing is ActivationCheckpointing.layer:
+            wrapped = checkpoint_wrapper(wrapped)
+        if compiled:
+            wrapped = torch.compile(wrapped, dynamic=False)
+        if checkpointing is ActivationCheckpointing.compiled_layer:
+            wrapped = checkpoint_wrapper(wrapped)
+        holder.register_module(name, wrapped)
+
+
+def _fully_shard_options(config: ParallelConfig) -> dict[str, Any]:
+    """The options with policies made of what the configuration says of them, dtypes by their names."""
+    made: dict[str, Any] = {**config.options}
+    if "mp_policy" in made:
+        given = {
+            name: getattr(torch, value) if name.endswith("_dtype") else value
+            for name, value in made["mp_policy"].items()
+        }
+        made["mp_policy"] = MixedPrecisionPolicy(**given)
+    if "offload_policy" in made:
+        made["offload_policy"] = CPUOffloadPolicy(**made["offload_policy"])
+    return made
+
+
 def _tensor_parallel(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> DeviceMesh:
-    """Apply the TP plan in place where the mesh has a tp dimension; return the data-parallel mesh.
+    """Apply the TP plan in place where the mesh has a tp dimension; return the data-parallel mesh. A stage of
+    a pipeline has a part of the plan.
 
     Raises:
         ValueError: the plan names a module that the model does not have, which torch only warns of.
     """
+    rest = tuple(name for name in config.mesh if name not in SHARE_DATA)
     if "tp" not in config.mesh:
-        return mesh
-    names = [name for name, _ in model.named_modules()]
-    for name in config.tp_plan:
-        if not fnmatch.filter(names, name):
-            raise ValueError(f"parallel.tp_plan: the model has no module {name}")
-    plan = {name: _STYLES[style]() for name, style in config.tp_plan.items()}
+        return mesh[rest] if "pp" in config.mesh else mesh
+    # The innermost of a layer's wrappers, which come before what they wrap.
+    names = {plain_fqn(model, f"{name}.").rstrip("."): name for name, _ in model.named_modules()}
+    plan: dict[str, tp.ParallelStyle] = {}
+    for pattern, style in config.tp_plan.items():
+        matching = fnmatch.filter(names, pattern)
+        if not matching and "pp" not in config.mesh:
+            raise ValueError(f"parallel.tp_plan: the model has no module {pattern}")
+        plan |= {names[name]: _STYLES[style]() for name in matching}
     tp.parallelize_module(model, mesh["tp"], plan)
-    return mesh[tuple(name for name in config.mesh if name != "tp")]
+    return mesh[rest] if rest else mesh

@@ -11,7 +11,8 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 from torch.optim.lr_scheduler import LRScheduler
 
-from dcpbench.config.groups import CompileScope, OptimizerStateAs, dp_degree
+from dcpbench.config.groups import OptimizerStateAs
+from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import SEED_STRIDE, Config
 from dcpbench.verify.compare import same_value
 from dcpbench.verify.perturb import perturbed
@@ -24,7 +25,8 @@ from dcpbench.workloads.own_trainer import (
     optimizer_of,
     optimizers_of,
 )
-from dcpbench.workloads.parallelisms import lay_out_buckets, layers
+from dcpbench.workloads.parallelisms import computes_in, lay_out_buckets, wrap_layers
+from dcpbench.workloads.pipeline import Pipeline
 from dcpbench.workloads.stateful import (
     ModelState,
     MovingObject,
@@ -83,6 +85,10 @@ class TrainingRun:
     """How its optimizer's state is saved."""
     not_looked_at: Mapping[str, str] = MappingProxyType({})
     """What of its `objects` cannot be looked at, and of which type that is."""
+    pipeline: Pipeline | None = None
+    """Of which its model is this rank's stage."""
+    computes_in: frozenset[torch.dtype] = frozenset()
+    """The dtypes that it computes in beside those of its parameters."""
     options = StateDictOptions()
     """What torch's state-dict functions are asked for when model and optimizer are saved and loaded."""
 
@@ -124,6 +130,11 @@ class TrainingRun:
             self._scheduler = made
         return made
 
+    @property
+    def dtypes(self) -> frozenset[torch.dtype]:
+        """Those of its parameters, and what else it computes in."""
+        return self.computes_in | {value.dtype for value in self.model.parameters()}
+
     def state(self) -> dict[str, Any]:
         """What goes into a checkpoint: one `Stateful` for each top-level key."""
         optimizer = PlainOptimizerState if self.optimizer_state else OptimizerState
@@ -152,8 +163,7 @@ class TrainingRun:
         while self.train_state.step < until:
             drawn = self.random.states
             with self.random.drawn_from():
-                loss = self._loss(batches, self.train_state.step + 1)
-                loss.backward()
+                loss = self._forward_backward(batches)
                 self.alive.append(self._has_gradient())
                 self.optimizer.step()
             self.draws |= any(not torch.equal(drawn[name], now) for name, now in self.random.states.items())
@@ -178,7 +188,7 @@ class TrainingRun:
     def leave_gradients(self, batches: Batches) -> None:
         """Have gradients of the next step, and do not take it."""
         with self.random.drawn_from():
-            self._loss(batches, self.train_state.step + 1).backward()
+            self._forward_backward(batches)
 
     def fill_optimizer(self) -> None:
         """Give a fresh optimizer the state that DCP gives it."""
@@ -214,8 +224,15 @@ class TrainingRun:
         gradients = (local_part(p.grad) for p in self.model.parameters() if p.grad is not None)
         return any(bool(gradient.any().item()) for gradient in gradients)
 
-    def _loss(self, batches: Batches, step: int) -> torch.Tensor:
-        return self._loss_of(self.model, self.world.share(self.sizes, self.noise.added(batches.at(step))))
+    def _forward_backward(self, batches: Batches) -> torch.Tensor:
+        """Compute the gradients of the next step; its loss."""
+        batch = self.noise.added(batches.at(self.train_state.step + 1))
+        share = self.world.share(self.sizes, batch)
+        if self.pipeline:
+            return self.pipeline.forward_backward(share)
+        loss = self._loss_of(self.model, share)
+        loss.backward()
+        return loss
 
 
 class TrainerRun(TrainingRun):
@@ -240,7 +257,7 @@ class TrainerRun(TrainingRun):
             self.world.rank,
             self.world.size,
             self.world.dp_rank(self.sizes),
-            dp_degree(self.sizes, self.world.size),
+            dp_degree(self.sizes),
             self.config.seed,
             lambda model: _wrapped(self.config, self.world, model.to(self.world.device)),
         )
@@ -331,17 +348,17 @@ def build(config: Config, world: World, seed: int, scheduler: bool = True) -> Tr
         return TrainerRun(config, world, seed)
     sizes = config.parallel.mesh_sizes(world.size)
     workload = _workload(config, world.device, seed)
-    by_layer = (config.compile_scope or config.parallel.compile_scope) is CompileScope.layer
-    if config.compile and by_layer:
-        for holder, name, layer in layers(workload.model):
-            compiled: Any = torch.compile(layer, dynamic=False)
-            holder.register_module(name, compiled)
+    wrap_layers(workload.model, config.activation_checkpointing, config.compiles_layers)
     model = _wrapped(config, world, workload.model)
     lay_out_buckets(model)
-    if config.compile and not by_layer:
+    if config.compile and not config.compiles_layers:
         model = torch.compile(model, dynamic=False)
     run = TrainingRun(workload, world, sizes, model, seed, scheduler)
-    if dp_degree(sizes, world.size) > 1 and any(isinstance(one, _BATCH_NORM) for one in model.modules()):
+    if "pp" in sizes:
+        stages = world.submesh(sizes, "pp")
+        run.pipeline = Pipeline(model, stages, config.parallel, workload.loss)
+    run.computes_in = computes_in(config.parallel)
+    if dp_degree(sizes) > 1 and any(isinstance(one, _BATCH_NORM) for one in model.modules()):
         run.why_no_twin = "batch normalisation sees a rank's share of each batch, and one process all of it"
     run.options = StateDictOptions(**config.state_dict.options())
     run.optimizer_state = config.optimizer_state
@@ -362,7 +379,7 @@ def build_replica(config: Config, world: World, seed: int) -> TrainingRun:
     run = TrainingRun(workload, world, sizes, workload.model, seed)
     for parameter in run.model.parameters():
         if parameter.requires_grad:
-            parameter.register_hook(lambda gradient: gradient / dp_degree(sizes, world.size))
+            parameter.register_hook(lambda gradient: gradient / dp_degree(sizes))
     return run
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from dcpbench.config.groups import dp_degree
+from dcpbench.config.mesh import dp_degree, dp_rank
 from dcpbench.workloads.workload import Tensors, each_tensor
 
 
@@ -43,6 +43,12 @@ class World:
             )
         return self._meshes[key]
 
+    def submesh(self, sizes: dict[str, int], dimension: str) -> DeviceMesh:
+        """One dimension of the device mesh of these sizes."""
+        mesh = self.mesh(sizes)
+        assert mesh is not None
+        return mesh[dimension]
+
     def group_of(self, slot: int) -> dist.ProcessGroup | None:
         """The group for a save: slot 0 is for one that no other goes on beside. Of those that are under way
         at once each needs its own, or their collectives would meet each other's. It is made when it is first
@@ -61,7 +67,7 @@ class World:
         Raises:
             ValueError: they cannot be shared evenly.
         """
-        degree, number = dp_degree(sizes, self.size), self.dp_rank(sizes)
+        degree, number = dp_degree(sizes), self.dp_rank(sizes)
 
         def part(tensor: torch.Tensor) -> torch.Tensor:
             if tensor.shape[0] % degree:
@@ -71,8 +77,8 @@ class World:
         return each_tensor(part, batch)
 
     def dp_rank(self, sizes: dict[str, int]) -> int:
-        """Which share of the data this rank trains on: tp is innermost and shares its data."""
-        return self.rank // (self.size // dp_degree(sizes, self.size))
+        """Which share of the data this rank trains on."""
+        return dp_rank(sizes, self.rank)
 
     def meet(self) -> None:
         """Wait until every rank is here."""

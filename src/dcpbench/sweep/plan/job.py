@@ -32,7 +32,15 @@ _GROUPS = (
     "scheduler",
     "load_into",
 )
-_COLUMNS = ("compile", "world_size", "seed", "load_world_size", "repeat", "optimizer_state")
+_COLUMNS = (
+    "compile",
+    "world_size",
+    "seed",
+    "load_world_size",
+    "repeat",
+    "optimizer_state",
+    "activation_checkpointing",
+)
 _OURS = ("dcpbench", "hydra_plugins.dcpbench_launcher")
 
 

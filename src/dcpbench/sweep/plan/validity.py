@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.groups import Device, ModelConfig, OptimizerConfig, StageWorld, dp_degree
+from dcpbench.config.groups import ActivationCheckpointing, Device, ModelConfig, OptimizerConfig, StageWorld
+from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
 from dcpbench.executors.fork_server import Machine
 
@@ -98,13 +99,16 @@ def _does_not_fit(asked: Config, resolved: Config, several_sizes: bool) -> str |
             if several_sizes:
                 return str(error)
             raise
-        degree = dp_degree(sizes, world_size)
+        degree = dp_degree(sizes)
         if not resolved.workload.target and resolved.model.batch_size % degree:
             wrong = f"model.batch_size={resolved.model.batch_size}"
             text = f"{wrong}: does not divide over {degree} data-parallel ranks"
             if several_sizes:
                 return text
             raise ConfigError(text)
+        if "pp" in parallel.mesh and not resolved.model.sequential:
+            uncut = f"model={resolved.model.name} cannot be cut into stages (model.sequential)"
+            return f"parallel={parallel.name}: {uncut}"
         of_another = resolved.workload.target and parallel.tp_plan == asked.model.tp_plan
         if "tp" in parallel.mesh and (not parallel.tp_plan or of_another):
             plan = "no tp_plan to shard it by, as +parallel.tp_plan={my_layer:colwise}"
@@ -129,6 +133,11 @@ def _makes_no_sense(config: Config) -> str | None:
             if (value := config.value_of(axis)) not in only.values:
                 may_be = ", ".join(only.values)
                 return f"{group}={limited.name} takes {axis}={may_be} and not {value}: {only.because}"
+    if (
+        config.activation_checkpointing is ActivationCheckpointing.compiled_layer
+        and not config.compiles_layers
+    ):
+        return "activation_checkpointing=compiled_layer: no layer is compiled by itself (compile_scope=layer)"
     if config.fault.saves > len(config.save_steps):
         return f"fault={config.fault.name}: it is about an earlier checkpoint, and saves={config.saves}"
     if not scenario.process_group and config.world_size != 1:

@@ -1,0 +1,76 @@
+"""Pipeline parallelism: a rank's stage of the model, and the schedule that trains it."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
+
+from dcpbench.config.groups import ParallelConfig
+from dcpbench.workloads.workload import Tensors
+
+Loss = Callable[[nn.Module, Tensors], torch.Tensor]
+
+
+def keep_stage(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Take away the children of a sequential model that are not in this rank's stage; those that are keep
+    their names.
+
+    Raises:
+        ValueError: there are fewer children than stages.
+    """
+    names = [name for name, _ in model.named_children()]
+    stage, stages = mesh.get_local_rank(), mesh.size()
+    if len(names) < stages:
+        raise ValueError(f"parallel.pp={stages}: the model has {len(names)} layers")
+    own = names[len(names) * stage // stages : len(names) * (stage + 1) // stages]
+    for name in names:
+        if name not in own:
+            delattr(model, name)
+
+
+class Pipeline:
+    """The schedule of one rank's stage.
+
+    Args:
+        stage: the module that has the stage's layers, wrapped as it is trained.
+        mesh: of the pipeline's stages.
+        loss: of a workload whose batches are pairs of inputs and targets.
+    """
+
+    def __init__(self, stage: nn.Module, mesh: DeviceMesh, config: ParallelConfig, loss: Loss) -> None:
+        device = next(stage.parameters()).device
+        self._stage = PipelineStage(stage, mesh.get_local_rank(), mesh.size(), device, group=mesh.get_group())
+        made = get_schedule_class(config.pp_schedule)
+        assert issubclass(made, PipelineScheduleSingle), f"{config.pp_schedule} needs several stages a rank"
+        self._schedule = made(
+            self._stage,
+            config.pp_microbatches,
+            # What the last stage has made of the inputs is the model's output.
+            loss_fn=lambda output, targets: loss(_Made(output), (None, targets)),
+        )
+
+    def forward_backward(self, share: Tensors) -> torch.Tensor:
+        """Compute gradients for a rank's share of a batch. Its loss, times the number of stages, on the last
+        stage and zero on the others: the mean over all ranks is that of the batch."""
+        inputs, targets = share
+        losses: list[torch.Tensor] = []
+        first, last = self._stage.is_first, self._stage.is_last
+        given = {"target": targets, "losses": losses} if last else {}
+        self._schedule.step(*([inputs] if first else []), **given)
+        if not last:
+            return torch.zeros((), device=inputs.device)
+        return torch.stack(losses).mean() * self._stage.num_stages
+
+
+class _Made(nn.Module):
+    """A model whose output is there already."""
+
+    def __init__(self, output: torch.Tensor) -> None:
+        super().__init__()
+        self._output = output
+
+    def forward(self, _: object) -> torch.Tensor:
+        return self._output
