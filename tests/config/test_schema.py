@@ -40,7 +40,7 @@ def test_the_rest_of_a_mesh_follows_the_world_size(world_size: int) -> None:
         (hsdp(dp_replicate=0), "at least 1"),
         (hsdp(dp_replicate=-1), "only one of"),
         (hsdp(tp=2), "has no tp dimension"),
-        (ParallelConfig(name="x", target="x", mesh=["pp"]), "unknown dimension 'pp'"),
+        (ParallelConfig(name="x", target="x", mesh=["cp"]), "unknown dimension 'cp'"),
     ],
 )
 def test_a_mesh_that_does_not_fit_says_so(parallel: ParallelConfig, told: str) -> None:

@@ -137,9 +137,9 @@ class ParallelConfig(Group):
 
     `mesh` names the dimensions that this parallelism has, outermost first, out of those
     whose sizes follow, of which one may be `REST`. An empty `mesh` means an unwrapped replica on every rank.
-    `tp_plan` is the model's, unless another is given. A pipeline, one with `pp`, runs `pp_schedule` over
-    `pp_microbatches` parts of each rank's batch. `compile_scope` is what is compiled by itself where the
-    cell does not say.
+    `tp_plan` and `ep_plan` are the model's, unless others are given. A pipeline, one with `pp`, runs
+    `pp_schedule` over `pp_microbatches` parts of each rank's batch. `compile_scope` is what is compiled by
+    itself where the cell does not say.
     """
 
     mesh: list[str] = field(default_factory=list)
@@ -149,6 +149,7 @@ class ParallelConfig(Group):
     ep: int = 1
     tp: int = 1
     tp_plan: dict[str, str] = field(default_factory=dict)
+    ep_plan: list[str] = field(default_factory=list)
     pp_schedule: str = "1F1B"
     pp_microbatches: int = 2
     compile_scope: CompileScope = CompileScope.model
@@ -170,8 +171,9 @@ class ModelConfig(Group):
 
     `batch_size` is the global batch; every data-parallel rank sees an equal share of it. `tp_plan`
     says which modules tensor parallelism shards, and how: colwise or rowwise; `sp_plan` where what lies
-    between them is sequence parallel. The forward pass of one that is `sequential` calls the model's children
-    one after the other, so that a stage of a pipeline can have some of them. One that
+    between them is sequence parallel. `ep_plan` names the modules that are experts, as
+    `dcpbench.workloads.models.Experts`. The forward pass of one that is `sequential` calls the model's
+    children one after the other, so that a stage of a pipeline can have some of them. One that
     `requires_accelerator` is too large for ranks that share a CPU and its memory. `only` has the values of
     other axes that it can be used with; with others a cell is a skip.
     """
@@ -180,6 +182,7 @@ class ModelConfig(Group):
     requires_accelerator: bool = False
     tp_plan: dict[str, str] = field(default_factory=dict)
     sp_plan: dict[str, str] = field(default_factory=dict)
+    ep_plan: list[str] = field(default_factory=list)
     sequential: bool = False
     only: dict[str, Only] = how_run(dict)
 

@@ -19,6 +19,7 @@ from dcpbench.scenarios.checkpoint import Checkpoint, key_of, retained_state
 from dcpbench.verify.compare import compare
 from dcpbench.verify.known_defects import (
     AS_RESTORED,
+    DIVIDED_TWICE,
     OTHER_SAVE,
     TRAINED_ALONE,
     UNFROZEN,
@@ -103,6 +104,11 @@ def marked_by(cell: Cell, oracle: "Oracle") -> Mark:
         by, other = UNFROZEN, training_run.build_plain(cell.config, cell.world, cell.config.seed)
         _copy(oracle.twin.model, other.model, frozen)
         _unfreeze(other.model, cell.config.parallel.tp_plan)
+    elif cell.config.parallel.options.get("sums"):
+        by, other = DIVIDED_TWICE, training_run.build_plain(cell.config, cell.world, cell.config.seed)
+        for name in cell.config.parallel.ep_plan:
+            for parameter in other.model.get_submodule(name).parameters():
+                parameter.register_hook(lambda gradient: gradient / cell.world.size)
     else:
         return lambda found, beside: found
     other.train(oracle.data, oracle.trained.train_state.step)

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F  # noqa: N812
 
 
@@ -261,6 +262,46 @@ class Unused(Mlp):
             if name != "experts":
                 x = F.gelu(layer(x))
         return x
+
+
+class Experts(nn.Module):
+    """Two linear maps for each expert with a GELU between, of which a rank may have some experts' alone.
+
+    Args:
+        experts: how many there are.
+        size: of a sample, and of what is made of it.
+        width: between the two maps.
+    """
+
+    def __init__(self, experts: int, size: int, width: int) -> None:
+        super().__init__()
+        self.w1 = nn.Parameter(torch.rand(experts, width, size) / size)
+        self.w2 = nn.Parameter(torch.rand(experts, size, width) / width)
+
+    def forward(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """What the experts here make of a batch of shape (batch, size), each by its weight in a tensor of
+        shape (batch, experts here)."""
+        w1, w2 = (one.to_local() if isinstance(one, DTensor) else one for one in (self.w1, self.w2))
+        hidden = F.gelu(torch.einsum("ns,ews->enw", x, w1))
+        return torch.einsum("enw,esw,ne->ns", hidden, w2, weights)
+
+
+class MixtureOfExperts(nn.Module):
+    """A linear layer, experts whose weights a router draws for each sample, and a linear layer."""
+
+    def __init__(self, experts: int, size: int, width: int) -> None:
+        super().__init__()
+        self.input_size = self.output_size = size
+        self.first = nn.Linear(size, size)
+        self.router = nn.Linear(size, experts)
+        self.experts = Experts(experts, size, width)
+        self.last = nn.Linear(size, size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map a batch of shape (batch, size) to another."""
+        x = F.gelu(self.first(x))
+        x = x + self.experts(x, self.router(x).softmax(-1))
+        return F.gelu(self.last(x))
 
 
 class FineTuned(nn.Module):

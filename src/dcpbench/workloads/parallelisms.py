@@ -12,6 +12,10 @@ from unittest import mock
 
 import torch
 from torch import nn
+from torch.distributed._functional_collectives import (
+    all_gather_tensor_autograd,
+    reduce_scatter_tensor_autograd,
+)
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
@@ -21,7 +25,7 @@ from torch.distributed.fsdp import (
     ShardingStrategy,
     fully_shard,
 )
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor import parallel as tp
 from torch.nn.parallel import DistributedDataParallel
 
@@ -115,6 +119,38 @@ def pipeline(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.M
     """This rank's stage of a pipeline, each layer of it by `fully_shard`, TP inside if the mesh has it."""
     keep_stage(model, mesh["pp"])
     return fsdp2_per_layer(model, mesh, config)
+
+
+def expert_parallel(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
+    """Experts over `ep`, each rank's by `fully_shard` over `dp_shard`; all else by `fully_shard` over all
+    ranks. Every rank has samples of its own, which all experts see. The option `sums` has the experts'
+    gradients reduced by sums."""
+    options = _fully_shard_options(config)
+    # gloo can do nothing else, and over one rank torch then divides twice: findings/gradient-divide-factor.md
+    sums = options.pop("sums", mesh["dp_shard"].size() > 1)
+    for name in config.ep_plan:
+        experts = model.get_submodule(name)
+        distribute_module(experts, mesh["ep"], _shard_first, _to_all_experts, _to_own_samples)
+        fully_shard(experts, mesh=mesh["dp_shard"], **options)
+        experts.set_force_sum_reduction_for_comms(sums)
+        # Their gradients are sums over the samples of all ranks of an `ep` group.
+        experts.set_gradient_divide_factor(mesh.size())
+    fully_shard(model, mesh=mesh._flatten("dp_shard_ep"), **options)
+    return model
+
+
+def _shard_first(_: str, module: nn.Module, mesh: DeviceMesh) -> None:
+    for name, parameter in list(module.named_parameters(recurse=False)):
+        module.register_parameter(name, nn.Parameter(distribute_tensor(parameter, mesh, [Shard(0)])))
+
+
+def _to_all_experts(_: nn.Module, inputs: tuple[torch.Tensor, torch.Tensor], mesh: DeviceMesh) -> Any:
+    samples, weights = (all_gather_tensor_autograd(one, 0, mesh) for one in inputs)
+    return samples, weights.tensor_split(mesh.size(), dim=1)[mesh.get_local_rank()]
+
+
+def _to_own_samples(_: nn.Module, output: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    return reduce_scatter_tensor_autograd(output, "sum", 0, mesh)
 
 
 def computes_in(config: ParallelConfig) -> frozenset[torch.dtype]:

@@ -109,6 +109,8 @@ def _does_not_fit(asked: Config, resolved: Config, several_sizes: bool) -> str |
         if "pp" in parallel.mesh and not resolved.model.sequential:
             uncut = f"model={resolved.model.name} cannot be cut into stages (model.sequential)"
             return f"parallel={parallel.name}: {uncut}"
+        if "ep" in parallel.mesh and not parallel.ep_plan:
+            return f"parallel={parallel.name}: model={resolved.model.name} has no experts (parallel.ep_plan)"
         of_another = resolved.workload.target and parallel.tp_plan == asked.model.tp_plan
         if "tp" in parallel.mesh and (not parallel.tp_plan or of_another):
             plan = "no tp_plan to shard it by, as +parallel.tp_plan={my_layer:colwise}"

@@ -1,0 +1,134 @@
+"""Ways to lay a model out over ranks: each comes back and trains as an unwrapped model does, and a defect of
+the layout itself is seen by what it does."""
+
+import itertools
+
+import pytest
+import torch
+
+from conftest import Finished, run
+from dcpbench.config.mesh import dp_degree, dp_rank
+from dcpbench.records.findings import Problem
+from dcpbench.verify.compare_layouts import _joined
+from dcpbench.verify.layout import whole
+from dcpbench.verify.snapshot import TensorLeaf
+from dcpbench.verify.tolerances import compare_close
+
+MESHES = [
+    {"dp_shard": 4},
+    {"pp": 2, "dp_shard": 2},
+    {"dp_replicate": 2, "dp_shard": 2, "tp": 2},
+    {"pp": 2, "dp_replicate": 2, "tp": 3},
+    {"dp_shard": 2, "ep": 3},
+    {},
+]
+
+
+@pytest.mark.parametrize("sizes", MESHES, ids=str)
+def test_ranks_that_differ_in_stage_or_tensor_part_alone_share_their_data(sizes: dict[str, int]) -> None:
+    seen: dict[int, set[tuple[int, ...]]] = {}
+    for rank, place in enumerate(itertools.product(*map(range, sizes.values()))):
+        own = tuple(at for name, at in zip(sizes, place, strict=True) if name not in ("pp", "tp"))
+        seen.setdefault(dp_rank(sizes, rank), set()).add(own)
+    assert sorted(seen) == list(range(dp_degree(sizes)))
+    assert all(len(places) == 1 for places in seen.values())
+
+
+@pytest.mark.parametrize(
+    ("held", "joined"),
+    [
+        ({0: ["a", "b"], 1: ["a", "b"], 2: ["c"]}, ["a", "b", "c"]),
+        ({0: ["a"], 1: ["a"]}, ["a"]),
+        ({0: ["a", "b"], 1: ["b", "c"]}, None),
+    ],
+)
+def test_groups_of_stages_are_joined_where_they_have_nothing_in_common(
+    held: dict[int, list[str]], joined: list[str] | None
+) -> None:
+    assert _joined(held) == joined
+
+
+def test_what_computes_in_a_coarser_dtype_is_held_to_its_roundings() -> None:
+    def of(*values: float) -> dict[str, TensorLeaf]:
+        tensor = torch.tensor(values)
+        return {"w": TensorLeaf(tensor, whole(tensor), None, "param")}
+
+    for twin, actual, coarse in ((1.0, 1.03, True), (1.0, 1.1, False)):
+        assert [one.problem for one in compare_close(of(twin), of(actual), 1e-4)] == [Problem.far]
+        assert (compare_close(of(twin), of(actual), 1e-4, {torch.bfloat16}) == []) is coarse
+
+
+@pytest.fixture(scope="module")
+def layouts(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    return run(tmp_path_factory.mktemp("layouts") / "sweep", "experiment=layouts")
+
+
+HEALTHY = {
+    "fsdp_no_mesh": "short",
+    "fsdp2_reshard_2": "short",
+    "fsdp2_cpu_offload": "short",
+    "fsdp2_mixed": "short",
+    "fsdp2_per_layer": "short",
+    "tp_sp": "layer_norm",
+    "fsdp2_ep": "experts",
+    "hsdp2_tp": "short",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", HEALTHY)
+def test_it_comes_back_and_trains_as_one_model(layouts: Finished, parallel: str) -> None:
+    row = layouts.row(parallel=parallel, model=HEALTHY[parallel], scenario="save_load", fault=None)
+    assert row["status"] == "pass", row["reason"]
+    assert row["state_twin_close"] is True
+    assert row["powered"] is True
+
+
+@pytest.mark.slow
+def test_a_pipeline_comes_back_where_its_optimizer_is_flattened(layouts: Finished) -> None:
+    row = layouts.row(parallel="pp_fsdp2", scenario="save_load", state_dict="flattened")
+    assert row["status"] == "pass", row["reason"]
+    row = layouts.row(parallel="pp_fsdp2", scenario="save_load", state_dict="sharded")
+    assert (row["status"], row["reason"][:35]) == ("xfail", "known failure pipeline-param-groups")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["pp_fsdp2", "fsdp2_mixed"])
+def test_other_ranks_load_it(layouts: Finished, parallel: str) -> None:
+    row = layouts.row(parallel=parallel, scenario="convert")
+    assert row["status"] == "pass", row["reason"]
+
+
+SEEN = {
+    ("fsdp_no_mesh", "shards_exchanged"): {"model_equal"},
+    ("fsdp2_mixed", "weight_staged_as_bf16"): {"model_equal", "checkpoint_whole"},
+    ("experts_unscaled", None): {"state_twin_close"},
+    ("norms_apart", None): {"state_twin_close"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("parallel", "fault"), SEEN)
+def test_a_defect_is_seen(layouts: Finished, parallel: str, fault: str | None) -> None:
+    row = layouts.row(parallel=parallel, fault=fault)
+    assert row["status"] == "fail", row["reason"]
+    assert row["fault_seen"] in (None, True)
+    failed = {check for check in row["details"]["checks"] if row[check] is False}
+    assert failed >= SEEN[parallel, fault]
+    if parallel == "experts_unscaled":
+        assert failed == {"state_twin_close"}
+
+
+@pytest.mark.slow
+def test_stages_that_name_their_layers_alike_overwrite_each_other(layouts: Finished) -> None:
+    row = layouts.row(parallel="stages_alike")
+    assert row["status"] == "error", row["reason"]
+    assert "Size mismatch" in row["reason"]
+
+
+@pytest.mark.slow
+def test_gradients_that_are_divided_twice_are_explained_by_that_alone(layouts: Finished) -> None:
+    row = layouts.row(parallel="fsdp2_ep_sums", fault=None)
+    assert (row["status"], row["state_twin_close"]) == ("xfail", False), row["reason"]
+    row = layouts.row(parallel="fsdp2_ep_sums", fault="weight_lowest_bit")
+    assert (row["status"], row["fault_seen"]) == ("fail", True), row["reason"]
