@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from dcpbench.config.schema import conf_folder
+
 pytestmark = pytest.mark.skipif(not shutil.which("bash"), reason="no bash here")
 
 _PROMPT = "ready> "
@@ -79,18 +81,18 @@ def test_what_bash_makes_of_a_tab(bash: Callable[[str], tuple[str, list[str]]]) 
     assert bash("dcpbench comp") == ("dcpbench compare ", [])
     assert bash("dcpbench re") == ("dcpbench re", ["resume", "report"])
     assert bash("dcpbench run paral") == ("dcpbench run parallel=", [])
-    fsdp = ["fsdp", "fsdp2", "fsdp2_per_layer", "fsdp2_tp", "fsdp_tp"]
+    fsdp = sorted(path.stem for path in (conf_folder() / "parallel").glob("fsdp*.yaml"))
     line, offered = bash("dcpbench run parallel=fs")
     assert (line, sorted(offered)) == ("dcpbench run parallel=fsdp", fsdp)
     line, offered = bash("dcpbench parallel=fs")
     assert (line, sorted(offered)) == ("dcpbench parallel=fsdp", fsdp)
-    assert bash("dcpbench plan -m parallel=ddp,hsdp,fsdp2_t") == (
-        "dcpbench plan -m parallel=ddp,hsdp,fsdp2_tp ",
+    assert bash("dcpbench plan -m parallel=ddp,hsdp,fsdp2_p") == (
+        "dcpbench plan -m parallel=ddp,hsdp,fsdp2_per_layer ",
         [],
     )
-    assert bash("dcpbench run 'parallel=fsdp2_t") == ("dcpbench run 'parallel=fsdp2_tp' ", [])
+    assert bash("dcpbench run 'parallel=fsdp2_p") == ("dcpbench run 'parallel=fsdp2_per_layer' ", [])
     assert bash("dcpbench run compile=t") == ("dcpbench run compile=true ", [])
-    assert bash("dcpbench run load_parallel=fsdp2_t") == ("dcpbench run load_parallel=fsdp2_tp ", [])
+    assert bash("dcpbench run load_parallel=fsdp_n") == ("dcpbench run load_parallel=fsdp_no_mesh ", [])
     assert bash("dcpbench run fault=lr_next") == ("dcpbench run fault=lr_next_float ", [])
     assert bash("dcpbench run timeouts.sa") == ("dcpbench run timeouts.save_s=", [])
     assert bash("dcpbench run parallel.dp_r") == ("dcpbench run parallel.dp_replicate=", [])

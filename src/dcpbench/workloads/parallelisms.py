@@ -130,11 +130,12 @@ def expert_parallel(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) 
     sums = options.pop("sums", mesh["dp_shard"].size() > 1)
     for name in config.ep_plan:
         experts = model.get_submodule(name)
-        distribute_module(experts, mesh["ep"], _shard_first, _to_all_experts, _to_own_samples)
-        fully_shard(experts, mesh=mesh["dp_shard"], **options)
-        experts.set_force_sum_reduction_for_comms(sums)
+        hooks: Any = _to_all_experts, _to_own_samples
+        distribute_module(experts, mesh["ep"], _shard_first, *hooks)
+        sharded = fully_shard(experts, mesh=mesh["dp_shard"], **options)
+        sharded.set_force_sum_reduction_for_comms(sums)
         # Their gradients are sums over the samples of all ranks of an `ep` group.
-        experts.set_gradient_divide_factor(mesh.size())
+        sharded.set_gradient_divide_factor(mesh.size())
     fully_shard(model, mesh=mesh._flatten("dp_shard_ep"), **options)
     return model
 
@@ -150,7 +151,8 @@ def _to_all_experts(_: nn.Module, inputs: tuple[torch.Tensor, torch.Tensor], mes
 
 
 def _to_own_samples(_: nn.Module, output: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    return reduce_scatter_tensor_autograd(output, "sum", 0, mesh)
+    own: torch.Tensor = reduce_scatter_tensor_autograd(output, "sum", 0, mesh)
+    return own
 
 
 def computes_in(config: ParallelConfig) -> frozenset[torch.dtype]:

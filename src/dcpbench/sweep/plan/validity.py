@@ -133,8 +133,8 @@ def _makes_no_sense(config: Config) -> str | None:
         limited = getattr(config, group)
         for axis, only in limited.only.items():
             if (value := config.value_of(axis)) not in only.values:
-                may_be = ", ".join(only.values)
-                return f"{group}={limited.name} takes {axis}={may_be} and not {value}: {only.because}"
+                may_be = f"{axis}={', '.join(only.values)} and" if only.values else f"no {axis},"
+                return f"{group}={limited.name} takes {may_be} not {value}: {only.because}"
     if (
         config.activation_checkpointing is ActivationCheckpointing.compiled_layer
         and not config.compiles_layers
