@@ -292,6 +292,18 @@ def test_where_a_run_draws_others_than_a_plain_one_checks_of_one_against_the_oth
     assert cell.report.not_applied == (dict.fromkeys(told, text) if why else {})
 
 
+@pytest.mark.parametrize(("own", "before", "told"), [("o", "b", "o"), ("o", None, "o"), (None, "b", "b")])
+def test_what_the_run_that_saved_has_no_twin_for_has_none_after_it(
+    own: str | None, before: str | None, told: str, tmp_path: Path
+) -> None:
+    cell = bare_cell(tmp_path, config(**ONCE))
+    run = build_plain(cell.config, cell.world, 0)
+    assert checks._has_no_twin(cell, run, ["loss_twin_close"]) is False
+    run.why_no_twin = own
+    assert checks._has_no_twin(cell, run, ["loss_twin_close"], before) is True
+    assert cell.report.not_applied == {"loss_twin_close": told}
+
+
 @pytest.mark.parametrize(("draws", "sizes"), [(True, {"tp": 1}), (True, {}), (False, {"tp": 1})])
 def test_beside_a_known_defect_a_run_that_draws_otherwise_may_be_farther_off(
     draws: bool, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch

@@ -230,7 +230,8 @@ def handed_over(cell: Cell) -> None:
         Checkpoint(step, str(cell.folder / f"step-{step}"), mock.Mock(), kept[step]) for step in range(3)
     ]
     states = {step: kept[step] for step in range(3, 6)}
-    steps.hand_over(cell, saved, steps.Losses([1.0], [2.0], mock.Mock(), states))
+    about = {"why_no_twin": "why", "computes_in": frozenset({torch.bfloat16})}
+    steps.hand_over(cell, saved, steps.Losses([1.0], [2.0], mock.Mock(), states, **about))
 
 
 @pytest.mark.parametrize("same_layout", [True, False])
@@ -242,6 +243,8 @@ def test_what_ranks_draw_next_is_taken_over_by_the_same_layout(same_layout: bool
     random = {RANDOM: leaves("cpu")} if same_layout else {}
     assert taken == [{"extra_equal": dict.fromkeys(NAMES, number), **random} for number in range(6)]
     assert all(one.by_content for one in checkpoints), "it may lie otherwise"
+    assert (losses.continued, losses.twin) == ([1.0], [2.0])
+    assert (losses.why_no_twin, losses.computes_in) == ("why", {torch.bfloat16})
     assert cell.report.checks == {}
 
 
