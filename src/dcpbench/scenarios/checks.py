@@ -97,7 +97,7 @@ def _of_this_stage(cell: Cell, run: TrainingRun, twin: Leaves, actual: Leaves) -
     """Of a twin's state what this rank has, or nobody: the rest is for the other stages of a pipeline."""
     if not run.pipeline:
         return twin
-    elsewhere = set[str]().union(*gathered({*actual}, cell.world.checkpoint_group)) - actual.keys()
+    elsewhere = set[str]().union(*gathered({*actual}, cell.world.group)) - actual.keys()
     return {name: leaf for name, leaf in twin.items() if name not in elsewhere}
 
 
