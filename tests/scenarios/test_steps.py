@@ -177,7 +177,7 @@ class Late(World):
 
 
 def late(monkeypatch: pytest.MonkeyPatch, rank: int = 0, size: int = 1) -> Late:
-    here = Late(rank, size, torch.device("cpu"), None)
+    here = Late(rank, size, torch.device("cpu"), None, None)
     monkeypatch.setattr(steps, "time", here)
     return here
 
