@@ -89,7 +89,12 @@ def test_every_way_to_write_is_recorded(tmp_path: Path) -> None:
         (tmp_path / "elsewhere").write_text("not recorded")
     record = read_record(before, logs, 1)
     assert after(record) == tree_of(folder)
-    assert {step.kind for step in record.ranks[0]} == {*Kind} - {Kind.sync, Kind.signal, Kind.wait, Kind.success}
+    assert {step.kind for step in record.ranks[0]} == {*Kind} - {
+        Kind.sync,
+        Kind.signal,
+        Kind.wait,
+        Kind.success,
+    }
 
 
 def test_what_a_buffer_holds_is_not_written_yet() -> None:

@@ -1,5 +1,4 @@
-"""Saves in this process whose crash states are enumerated: DCP with a writer, and what a start from each state
-loads."""
+"""Saves in this process whose crash states are enumerated, and what a start from each state loads."""
 
 import shutil
 import tempfile

@@ -1,4 +1,4 @@
-"""A writer of checkpoints that no crash can make anything wrong of, and what becomes of it where a step is left
+"""A writer of checkpoints of which no crash makes anything wrong, and what becomes of it where a step is left
 out: mutants, each of which an enumeration of crash states has to catch."""
 
 import os
@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
+
+from dcpbench.checkpointers.storage import Storage
+from dcpbench.config.groups import SaveConfig, StorageConfig
 
 
 class DurableWriter(FileSystemWriter):
@@ -85,7 +88,7 @@ class DurableWriter(FileSystemWriter):
 
 
 class Mutant(DurableWriter):
-    """One step otherwise. `breaks` are checks of which one at least must be broken, in `same_folder` or not."""
+    """One step otherwise. `breaks` is the check that must be broken, in the `same_folder` or not."""
 
     breaks: ClassVar[str]
     same_folder: ClassVar[bool] = False
@@ -354,3 +357,10 @@ class LengthBeforeTheBytes(Mutant):
             self.sync_data(file)
             results = [self.write_item(file, name, item, planner) for item in items]
         return results
+
+
+def storage(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
+    """Of checkpoints that this writer, or the mutant `options.mutant`, has written."""
+    named = {mutant.__name__: mutant for mutant in MUTANTS}
+    writer = named.get(config.options.get("mutant", ""), DurableWriter)
+    return Storage(writer(folder), FileSystemReader)

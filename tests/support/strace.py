@@ -51,7 +51,16 @@ def traced(script: str, folder: Path, *arguments: str) -> Calls:
     assert STRACE
     logs = folder.parent / "strace"
     logs.mkdir()
-    options = ["-ff", "-y", "-s", "0", "-qq", "--seccomp-bpf", "-e", f"trace={','.join(f'?{one}' for one in _CALLS)}"]
+    options = [
+        "-ff",
+        "-y",
+        "-s",
+        "0",
+        "-qq",
+        "--seccomp-bpf",
+        "-e",
+        f"trace={','.join(f'?{one}' for one in _CALLS)}",
+    ]
     command = [STRACE, *options, "-o", str(logs / "calls"), sys.executable, "-c", script, *arguments]
     subprocess.run(command, check=True, timeout=120, capture_output=True)
     calls: defaultdict[str, list[str]] = defaultdict(list)
@@ -79,5 +88,7 @@ def recorded_calls(steps: Iterable[Step]) -> Calls:
     calls: defaultdict[str, list[str]] = defaultdict(list)
     for step in steps:
         if step.changes:
-            calls[step.path].append(f"{step.kind} {len(step.data)}" if step.kind is Kind.write else str(step.kind))
+            calls[step.path].append(
+                f"{step.kind} {len(step.data)}" if step.kind is Kind.write else str(step.kind)
+            )
     return dict(calls)

@@ -231,7 +231,12 @@ class Disk:
         pending = [index for index in range(len(self._namings)) if index not in self._lasting]
         torn = {file: self._torn_in_posix(file) for file in self._unsynced}
         some = [{*drawn.sample(pending, drawn.randint(0, len(pending)))} for _ in range(samples)]
-        corners = [{*pending}, set[int](), *({*pending} - {one} for one in pending), *({one} for one in pending)]
+        corners = [
+            {*pending},
+            set[int](),
+            *({*pending} - {one} for one in pending),
+            *({one} for one in pending),
+        ]
         for number, kept in enumerate([*corners, *some]):
             namings = sorted(self._lasting | kept)
             lost = [str(self._namings[index]) for index in pending if index not in kept]
@@ -285,7 +290,7 @@ class Disk:
             if number is None or (folder != "." and folder not in tree):
                 continue
             file = self._files[number]
-            content = contents[number] if number in contents else file.whole
+            content = contents.get(number, file.whole)
             tree[path] = None if file.is_directory else content
         return tree
 
@@ -324,6 +329,8 @@ def _torn(base: bytes, changes: Sequence[_Change], in_order: bool) -> Iterator[t
     middle = len(whole) // 2 // PAGE * PAGE
     if middle > len(base):
         yield "the second half", whole[:middle]
+    for number in range(len(changes) - 2, 0, -1):
+        yield f"what comes after change {number} of {len(changes)}", after(changes[:number])
     if in_order:
         return
     if len(whole) > len(base):
@@ -344,14 +351,13 @@ def _combined(
         for file, ways in torn.items():
             choices += [{file: way} for way in _some(range(1, len(ways)), drawn)]
     if len(torn) > 1:
-        choices += [
-            {file: drawn.randrange(len(ways)) for file, ways in torn.items()} for _ in range(samples)
-        ]
+        choices += [{file: drawn.randrange(len(ways)) for file, ways in torn.items()} for _ in range(samples)]
     for choice in choices:
         held = {file: ways[choice.get(file, 0)] for file, ways in torn.items()}
-        yield {file: content for file, (_, content) in held.items()}, {
-            file: lost for file, (lost, _) in held.items() if lost
-        }
+        yield (
+            {file: content for file, (_, content) in held.items()},
+            {file: lost for file, (lost, _) in held.items() if lost},
+        )
 
 
 def _some(ways: Sequence[int], drawn: random.Random) -> list[int]:
@@ -366,6 +372,15 @@ def after(record: Record) -> Tree:
     for _, step in next(orders(record, 0, 0)):
         disk.do(step)
     return disk.everything()
+
+
+def _goes_on(steps: Sequence[Step], made: int) -> bool:
+    """Whether the last of so many steps is a write and the next one writes to the same file: what a power
+    loss leaves in between it may leave after that as well."""
+    if made == len(steps):
+        return False
+    last, following = steps[made - 1], steps[made]
+    return last.kind is following.kind is Kind.write and last.file == following.file
 
 
 def disk_states(record: Record, samples: int, seed: int) -> Iterator[DiskState]:
@@ -393,6 +408,8 @@ def disk_states(record: Record, samples: int, seed: int) -> Iterator[DiskState]:
             seen.add(made)
             done = tuple(order[:end])
             yield DiskState(disk.everything(), Crash.killed, done)
+            if end and _goes_on(record.ranks[rank], progress[rank]):
+                continue
             for crash, left in ((Crash.journal, disk.journal), (Crash.posix, disk.posix)):
                 for tree, lost in left(drawn, samples):
                     yield DiskState(tree, crash, done, lost)

@@ -1,9 +1,8 @@
-"""Each state of a disk is loaded, in this process and from real files in memory, and judged: is what comes back
-the old checkpoint, the new one, or neither?"""
+"""Each state of a disk is loaded, in this process and from real files in memory, and judged: is what comes
+back the old checkpoint, the new one, or neither?"""
 
 import hashlib
 import io
-import logging
 import os
 import shutil
 import tempfile
@@ -100,14 +99,12 @@ class Loader:
         try:
             self._lay_out(tree, root)
             values = self.template()
-            logging.disable(logging.ERROR)  # DCP logs the traceback of every file that it does not find
             try:
                 self.load(values, str(root / name))
             except (Exception, CheckpointException):  # noqa: BLE001 - whatever it is, it is a refusal
                 return Loaded.refused
             return judge.verdict(values)
         finally:
-            logging.disable(logging.NOTSET)
             shutil.rmtree(root)
 
     def _lay_out(self, tree: Tree, root: Path) -> None:

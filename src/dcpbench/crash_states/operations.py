@@ -78,7 +78,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Record:
-    """The steps of a save by rank, each rank's in the order in which it made them, and the files before it."""
+    """The steps of a save by rank, each rank's in the order in which it made them, and the files before."""
 
     before: Tree
     ranks: tuple[tuple[Step, ...], ...]

@@ -6,11 +6,10 @@ what a collective makes sure: who receives goes on after everybody has given.
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from dcpbench.crash_states.operations import Kind, Record, Step
 
-Progress = tuple[int, ...]
-"""How many of its steps each rank has made."""
 _Choose = Callable[[Sequence[int]], int]
 
 
@@ -22,18 +21,28 @@ def orders(record: Record, samples: int, seed: int) -> Iterator[list[tuple[int, 
         yield [(0, step) for step in record.ranks[0]]
         return
     for rank in ranks:
-        yield _order(record, lambda ready, first=rank: first if first in ready else ready[0])
-        yield _order(record, lambda ready, last=rank: next((one for one in ready if one != last), last))
+        yield _order(record, partial(_first, rank))
+        yield _order(record, partial(_last, rank))
     drawn = random.Random(seed)
     for _ in range(samples):
         yield _order(record, drawn.choice)
+
+
+def _first(rank: int, ready: Sequence[int]) -> int:
+    return rank if rank in ready else ready[0]
+
+
+def _last(rank: int, ready: Sequence[int]) -> int:
+    return next((one for one in ready if one != rank), rank)
 
 
 def _order(record: Record, choose: _Choose) -> list[tuple[int, Step]]:
     """One order: `choose` says which of the ranks that may go on makes its next step."""
     made = [0] * len(record.ranks)
     # A rank that has died has not given what others wait for; nor have they gone on then.
-    known = {token for steps in record.ranks for step in steps if step.kind is Kind.signal for token in step.tokens}
+    known = {
+        token for steps in record.ranks for step in steps if step.kind is Kind.signal for token in step.tokens
+    }
     given: set[str] = set()
     order: list[tuple[int, Step]] = []
 

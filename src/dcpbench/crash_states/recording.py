@@ -82,7 +82,9 @@ class _RecordedFile(io.FileIO):
         offset = os.fstat(self.fileno()).st_size if self._appends else self.tell()
         written = super().write(data)
         of_file = {"path": self._path, "file": self._file}
-        self._recorder.note(Kind.write, **of_file, offset=offset, data=bytes(memoryview(data).cast("B")[:written]))
+        self._recorder.note(
+            Kind.write, **of_file, offset=offset, data=bytes(memoryview(data).cast("B")[:written])
+        )
         return written
 
     def truncate(self, size: int | None = None, /) -> int:
@@ -128,7 +130,13 @@ def _patches(recorder: Recorder) -> Iterator[tuple[Any, str, Any]]:
     for name in ("write", "pwrite", "ftruncate"):
         yield os, name, _of_descriptor(recorder, name, getattr(os, name))
     yield os, "sendfile", _sending(recorder, os.sendfile)
-    for name in ("gather_object", "scatter_object_list", "broadcast_object_list", "all_gather_object", "barrier"):
+    for name in (
+        "gather_object",
+        "scatter_object_list",
+        "broadcast_object_list",
+        "all_gather_object",
+        "barrier",
+    ):
         yield dist, name, _meeting(recorder, name, getattr(dist, name))
     yield multiprocessing.process.BaseProcess, "start", _starting(recorder)
 
@@ -200,7 +208,9 @@ def _of_descriptor(recorder: Recorder, name: str, call: Callable[..., Any]) -> C
         if name == "ftruncate":
             recorder.note(Kind.truncate, **of_file, size=given)
         else:
-            recorder.note(Kind.write, **of_file, offset=offset, data=bytes(memoryview(given).cast("B")[:result]))
+            recorder.note(
+                Kind.write, **of_file, offset=offset, data=bytes(memoryview(given).cast("B")[:result])
+            )
         return result
 
     return called
@@ -239,7 +249,7 @@ def _truncating(recorder: Recorder, call: Callable[..., Any]) -> Callable[..., A
         call(file, size)
         path = _path_of(recorder, file) if isinstance(file, int) else recorder.below(file)
         if path is not None:
-            status = os.stat(file)
+            status = (recorder.folder / path).stat()
             opened = f"{status.st_dev}.{status.st_ino}"
             recorder.note(Kind.open, path=path, file=opened)
             recorder.note(Kind.truncate, path=path, file=opened, size=size)
@@ -283,11 +293,15 @@ def _meeting(recorder: Recorder, name: str, call: Callable[..., Any]) -> Callabl
 
     def called(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
-        group = given.get("group") or dist.group.WORLD
+        group: Any = given.get("group") or dist.group.WORLD
         ranks, mine = dist.get_process_group_ranks(group), dist.get_rank()
         meeting = f"{recorder.role}/{group.group_name}/{name}"
         meeting = f"{meeting}/{recorder.count(meeting)}"
-        root: Any = {"gather_object": "dst", "scatter_object_list": "src", "broadcast_object_list": "src"}.get(name)
+        root: Any = {
+            "gather_object": "dst",
+            "scatter_object_list": "src",
+            "broadcast_object_list": "src",
+        }.get(name)
         if root:
             of_group = given.get(f"group_{root}")
             root_rank = ranks[of_group] if of_group is not None else given.get(root) or 0
@@ -332,4 +346,3 @@ def _starting(recorder: Recorder) -> Callable[[Any], None]:
             del process.recorder
 
     return started
-

@@ -1,5 +1,6 @@
 """Counted: what the states that crashes may leave load as, and the simplest of those that should not be."""
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -7,7 +8,6 @@ from dataclasses import dataclass, field
 
 from dcpbench.crash_states.disk_states import Crash, DiskState
 from dcpbench.crash_states.loading import SILENT, Judge, Loaded, Loader, fingerprint
-
 
 BREAKS: Mapping[str, frozenset[tuple[bool, Loaded]]] = {
     "crash_consistent": frozenset((told, loaded) for told in (False, True) for loaded in SILENT),
@@ -41,7 +41,8 @@ class Survey:
 
     Args:
         enumerated: states, by their kind.
-        distinct: states whose files differ from those of any other of the same kind.
+        distinct: those whose files differ from those of any other before and after success each, of each
+            thing that crashes.
         simplest: of each kind the state in which the least is lost, after the fewest steps.
         seconds: it took to enumerate and load them.
     """
@@ -49,7 +50,6 @@ class Survey:
     enumerated: Counter[Kind] = field(default_factory=Counter)
     distinct: Counter[Kind] = field(default_factory=Counter)
     simplest: dict[Kind, DiskState] = field(default_factory=dict)
-    trees: int = 0
     seconds: float = 0.0
 
     def count(self, loaded: Loaded) -> int:
@@ -64,21 +64,28 @@ class Survey:
 def survey(states: Iterable[DiskState], loader: Loader, judge: Judge, names: tuple[str, ...]) -> Survey:
     """Load each state as the next start does: the checkpoint in the first of the folders `names` that is not
     refused. What is in the others was there before."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.ERROR)  # DCP logs a traceback for every file that it does not find
+    try:
+        return _survey(states, loader, judge, names)
+    finally:
+        logging.disable(disabled)
+
+
+def _survey(states: Iterable[DiskState], loader: Loader, judge: Judge, names: tuple[str, ...]) -> Survey:
     found, began = Survey(), time.perf_counter()
     seen: dict[tuple[Crash, bool], set[object]] = {}
-    trees: set[object] = set()
     for state in states:
         verdicts = (loader.verdict(state.tree, name, judge) for name in names)
         loaded = next((one for one in verdicts if one is not Loaded.refused), Loaded.refused)
         kind = Kind(state.crash, state.told, loaded)
         found.enumerated[kind] += 1
         tree = fingerprint(state.tree)
-        trees.add(tree)
         known = seen.setdefault((state.crash, state.told), set())
         found.distinct[kind] += tree not in known
         known.add(tree)
         best = found.simplest.get(kind)
         if best is None or state.simplicity < best.simplicity:
             found.simplest[kind] = state
-    found.trees, found.seconds = len(trees), time.perf_counter() - began
+    found.seconds = time.perf_counter() - began
     return found

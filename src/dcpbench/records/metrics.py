@@ -128,7 +128,9 @@ for _spec in (
     MetricSpec("raw_write_s", "writing as many bytes into plain files, without DCP", shown="measured"),
     MetricSpec("raw_read_s", "reading those plain files", shown="measured"),
     MetricSpec(SHARED_CELL_S, "cell_s where other cells ran on the same devices: for estimates only"),
-    MetricSpec("crash_states_enumerated", "states that crashes may leave, as they were enumerated", **_COUNTED),
+    MetricSpec(
+        "crash_states_enumerated", "states that crashes may leave, as they were enumerated", **_COUNTED
+    ),
     MetricSpec("crash_states", "those of them whose files differ", **_COUNTED),
     MetricSpec("crash_states_s", "enumerating and loading them"),
     MetricSpec("crash_states_new", "those that load as the new checkpoint", **_COUNTED),

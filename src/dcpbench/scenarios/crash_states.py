@@ -73,14 +73,17 @@ def record_saves(cell: Cell, same_folder: bool, samples: int) -> None:
 
 def load_states(cell: Cell, same_folder: bool, samples: int) -> None:
     """The second stage: every state is loaded; `samples` of each place where there are too many."""
-    record = read_record(cell.folder / _BEFORE, cell.folder / _LOGS, cell.config.world_size)
+    ranks = int(cell.config.world_size)
+    record = read_record(cell.folder / _BEFORE, cell.folder / _LOGS, ranks)
     _verify_record(cell, record, tree_of(cell.folder / _SAVED))
     names = ("checkpoint",) if same_folder else ("new", "old")
     checkpointer = steps.open_checkpointer(cell)
     with torch.serialization.safe_globals(fresh_process.SAFE):
         left = torch.load(cell.folder / _LEFT, weights_only=True)
     values = []
-    for (step, folder, state, numbers), name in zip(left, reversed(names) if len(names) > 1 else names * 2, strict=False):
+    for (step, folder, state, numbers), name in zip(
+        left, reversed(names) if len(names) > 1 else names * 2, strict=False
+    ):
         place = str(cell.folder / folder / name)
         saved = Checkpoint(step, place, checkpointer, state, by_content=True, numbers=numbers)
         loaded = fresh_process.empty_values(checkpointer, place)
@@ -114,7 +117,9 @@ def _verify_record(cell: Cell, record: Record, saved: Tree) -> None:
     # The control: a record without what changed anything, or, where nothing did, one of other files.
     less = replace(record, before={"other": b""}, ranks=tuple(() for _ in record.ranks))
     where = "of the save that was recorded"
-    contract.verify(cell, "contract_held", differing(after(record)), differing(after(less)), ["record"], where)
+    contract.verify(
+        cell, "contract_held", differing(after(record)), differing(after(less)), ["record"], where
+    )
 
 
 def _controls(record: Record, loader: Loader, judge: Judge, names: tuple[str, ...]) -> Iterable[Survey]:
@@ -147,9 +152,13 @@ def _verify(cell: Cell, found: Survey, controls: Iterable[Survey], step: int) ->
             for kind in found.distinct
             if (kind.told, kind.loaded) in breaks
         ]
-        control = [contract.breach(str(kind), "planted") for kind in seen if (kind.told, kind.loaded) in breaks]
+        control = [
+            contract.breach(str(kind), "planted") for kind in seen if (kind.told, kind.loaded) in breaks
+        ]
         told_ever = "crash_durable" not in cell.report.not_applied
-        names = [str(Kind(crash, *one)) for crash in Crash for one in sorted(breaks) if told_ever or not one[0]]
+        names = [
+            str(Kind(crash, *one)) for crash in Crash for one in sorted(breaks) if told_ever or not one[0]
+        ]
         contract.verify(cell, check, told, control, names, f"of the save of step {step}")
 
 
@@ -157,7 +166,9 @@ def _sentence(found: Survey, kind: Kind) -> str:
     """How many states of a kind there are, and the simplest of them."""
     state = found.simplest[kind]
     moments = [step for _, step in state.done if step.changes]
-    last = f"after {len(moments)} operations, the last of which is: {moments[-1]}" if moments else "at the begin"
+    last = (
+        f"after {len(moments)} operations, the last of which is: {moments[-1]}" if moments else "at the begin"
+    )
     lost = f"; lost: {', '.join(state.lost)}" if state.lost else ""
     count, total = found.distinct[kind], found.total(kind.crash, kind.told)
     return f"{count} of {total} distinct states, the simplest {last}{lost}"
@@ -166,7 +177,7 @@ def _sentence(found: Survey, kind: Kind) -> str:
 def _measure(cell: Cell, found: Survey) -> None:
     measured = {
         "crash_states_enumerated": sum(found.enumerated.values()),
-        "crash_states": found.trees,
+        "crash_states": sum(found.distinct.values()),
         "crash_states_s": found.seconds,
         **{f"crash_states_{loaded}": found.count(loaded) for loaded in Loaded},
     }
@@ -174,9 +185,7 @@ def _measure(cell: Cell, found: Survey) -> None:
         cell.measure(name, value, phase="verify")
 
 
-def _write_scripts(
-    cell: Cell, found: Survey, record: Record, like: Values, names: tuple[str, ...]
-) -> None:
+def _write_scripts(cell: Cell, found: Survey, record: Record, like: Values, names: tuple[str, ...]) -> None:
     """The simplest state of each kind that should not be, as a script, where the writer is a plain one."""
     storage = cell.config.storage
     if storage.target != _FILE or "serialization_format" in storage.options:

@@ -45,9 +45,9 @@ def leave(cell: Cell) -> None:
 
 
 def stored_state(cell: Cell, saved: SavedCheckpoint) -> tuple[State, Mapping[str, str]]:
-    """What a checkpoint must bring back to a process that had no part in saving it, as digests of whole tensors
-    and small exact values, without what the ranks do not agree on; collective. And the numbers of parameters
-    by FQN, where it has an optimizer's state under these."""
+    """What a checkpoint must bring back to a process that had no part in saving it, as digests of whole
+    tensors and small exact values, without what the ranks do not agree on; collective. And the numbers of
+    parameters by FQN, where it has an optimizer's state under these."""
     state: State = {}
     with cell.phase("verify", "left"):
         for check, leaves in as_saved(saved.source, saved.state).items():
