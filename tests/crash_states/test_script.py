@@ -9,7 +9,7 @@ from torch.distributed.checkpoint import FileSystemWriter
 from dcpbench.crash_states.disk_states import Crash, after, disk_states
 from dcpbench.crash_states.loading import Judge, Loaded
 from dcpbench.crash_states.script import plain_script
-from dcpbench.crash_states.survey import Kind, survey
+from dcpbench.crash_states.survey import StateKind, survey
 from support.crashes import NEW, OLD, loading, names, recorded
 
 
@@ -30,7 +30,7 @@ def test_the_script_shows_what_was_found(
 
     with recorded(writer, same_folder=True) as (record, _), loading() as loader:
         found = survey(disk_states(record, 0, 0), loader, Judge(NEW, OLD), names(same_folder=True))
-    kind = Kind(crash, False, loaded)
+    kind = StateKind(crash, False, loaded)
     trees = record.before, after(record)
     script = plain_script(str(kind), found.simplest[kind], "checkpoint", trees, NEW, options, 1)
     (tmp_path / "script.py").write_text(script)

@@ -364,3 +364,14 @@ def storage(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
     named = {mutant.__name__: mutant for mutant in MUTANTS}
     writer = named.get(config.options.get("mutant", ""), DurableWriter)
     return Storage(writer(folder), FileSystemReader)
+
+
+class SyncedAfterwards(FileSystemWriter):
+    """Torch's own, and what its users can do after it."""
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        super().finish(metadata, results)
+        for path in (*self.path.iterdir(), self.path, self.path.parent):
+            descriptor = os.open(path, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)

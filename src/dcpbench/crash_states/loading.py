@@ -18,7 +18,7 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.crash_states.operations import Tree
-from dcpbench.verify.compare import same_value
+from dcpbench.verify.compare import bits, same_value
 
 Values = Mapping[str, Any]
 """What was loaded by its flattened keys, tensors whole."""
@@ -32,8 +32,10 @@ class Loaded(StrEnum):
     new = "new"
     old = "old"
     refused = "refused"  # the load raised
-    mixture = "mixture"  # each value is the old or the new one, but not all are of one of them
-    foreign = "foreign"  # a value is neither the old nor the new one
+    mixture = (
+        "mixture"  # each value, or element of a tensor, is the old or the new one, but not all are of one
+    )
+    foreign = "foreign"  # one is neither
 
 
 SILENT = frozenset({Loaded.mixture, Loaded.foreign})
@@ -65,9 +67,21 @@ class Judge:
         as_old = {key: same_value(value, values[key]) for key, value in self.old.items()}
         if all(as_old.values()):
             return Loaded.old
-        if all(as_new.get(key) or same for key, same in as_old.items()):
-            return Loaded.mixture
-        return Loaded.foreign
+        others = (key for key, same in as_old.items() if not same and not as_new.get(key))
+        mixed = all(_is_mixed(values[key], self.old[key], self.new.get(key)) for key in others)
+        return Loaded.mixture if mixed else Loaded.foreign
+
+
+def _is_mixed(value: Any, *sources: Any) -> bool:
+    """Whether each element of a tensor is that of one of these, as where ranks have saved parts of it."""
+    if not isinstance(value, torch.Tensor):
+        return False
+    alike = [
+        bits(value) == bits(one)
+        for one in sources
+        if isinstance(one, torch.Tensor) and (one.shape, one.dtype) == (value.shape, value.dtype)
+    ]
+    return bool(alike) and bool(torch.stack(alike).any(dim=0).all())
 
 
 @dataclass

@@ -18,7 +18,7 @@ BREAKS: Mapping[str, frozenset[tuple[bool, Loaded]]] = {
 
 
 @dataclass(frozen=True)
-class Kind:
+class StateKind:
     """Which states are counted together: what crashed, whether the save had told a rank by then that it was
     complete, and what a start from there loads."""
 
@@ -47,9 +47,9 @@ class Survey:
         seconds: it took to enumerate and load them.
     """
 
-    enumerated: Counter[Kind] = field(default_factory=Counter)
-    distinct: Counter[Kind] = field(default_factory=Counter)
-    simplest: dict[Kind, DiskState] = field(default_factory=dict)
+    enumerated: Counter[StateKind] = field(default_factory=Counter)
+    distinct: Counter[StateKind] = field(default_factory=Counter)
+    simplest: dict[StateKind, DiskState] = field(default_factory=dict)
     seconds: float = 0.0
 
     def count(self, loaded: Loaded) -> int:
@@ -78,7 +78,7 @@ def _survey(states: Iterable[DiskState], loader: Loader, judge: Judge, names: tu
     for state in states:
         verdicts = (loader.verdict(state.tree, name, judge) for name in names)
         loaded = next((one for one in verdicts if one is not Loaded.refused), Loaded.refused)
-        kind = Kind(state.crash, state.told, loaded)
+        kind = StateKind(state.crash, state.told, loaded)
         found.enumerated[kind] += 1
         tree = fingerprint(state.tree)
         known = seen.setdefault((state.crash, state.told), set())

@@ -17,10 +17,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.crash_states.disk_states import Crash, DiskState, after, disk_states
 from dcpbench.crash_states.loading import Judge, Loaded, Loader, Values, folder_in_memory, plain, stranger
-from dcpbench.crash_states.operations import Record, Tree, tree_of
+from dcpbench.crash_states.operations import Kind, Record, Tree, tree_of
 from dcpbench.crash_states.recording import read_record, recording
 from dcpbench.crash_states.script import plain_script
-from dcpbench.crash_states.survey import BREAKS, Kind, Survey, survey
+from dcpbench.crash_states.survey import BREAKS, StateKind, Survey, survey
 from dcpbench.records.findings import Finding
 from dcpbench.scenarios import contract, fresh_process, steps
 from dcpbench.scenarios.cell import Cell
@@ -59,8 +59,7 @@ def record_saves(cell: Cell, same_folder: bool, samples: int) -> None:
             new.pending.wait()
         except (CheckpointException, RuntimeError):
             if cell.config.storage.options.get("overwrite", True):
-                raise
-            cell.report.not_applied["crash_durable"] = "the save was refused"
+                raise  # else it has to be refused
         else:
             recorder.succeeded()
             left.append((new.step, _SAVED, *fresh_process.stored_state(cell, new)))
@@ -102,7 +101,8 @@ def load_states(cell: Cell, same_folder: bool, samples: int) -> None:
     with cell.phase("verify", "power"), folder_in_memory() as folder:
         controls = [*_controls(record, Loader(folder, checkpointer.load, template), judge, names)]
     _measure(cell, found)
-    _verify(cell, found, controls, left[-1][0])
+    told = any(step.kind is Kind.success for of_rank in record.ranks for step in of_rank)
+    _verify(cell, found, controls, told, left[-1][0])
     _write_scripts(cell, found, record, values[-1], names)
 
 
@@ -142,10 +142,12 @@ def _controls(record: Record, loader: Loader, judge: Judge, names: tuple[str, ..
         yield survey(states, fresh, by, names)
 
 
-def _verify(cell: Cell, found: Survey, controls: Iterable[Survey], step: int) -> None:
+def _verify(cell: Cell, found: Survey, controls: Iterable[Survey], told_ever: bool, step: int) -> None:
+    """The checks of the save of this step, which may have been told a success or refused."""
     seen = [kind for control in controls for kind in control.distinct]
     for check, breaks in BREAKS.items():
-        if check in cell.report.not_applied:
+        if not told_ever and all(after_success for after_success, _ in breaks):
+            cell.report.not_applied[check] = "the save was refused"
             continue
         told = [
             contract.breach(str(kind), _sentence(found, kind))
@@ -155,14 +157,16 @@ def _verify(cell: Cell, found: Survey, controls: Iterable[Survey], step: int) ->
         control = [
             contract.breach(str(kind), "planted") for kind in seen if (kind.told, kind.loaded) in breaks
         ]
-        told_ever = "crash_durable" not in cell.report.not_applied
         names = [
-            str(Kind(crash, *one)) for crash in Crash for one in sorted(breaks) if told_ever or not one[0]
+            str(StateKind(crash, *one))
+            for crash in Crash
+            for one in sorted(breaks)
+            if told_ever or not one[0]
         ]
         contract.verify(cell, check, told, control, names, f"of the save of step {step}")
 
 
-def _sentence(found: Survey, kind: Kind) -> str:
+def _sentence(found: Survey, kind: StateKind) -> str:
     """How many states of a kind there are, and the simplest of them."""
     state = found.simplest[kind]
     moments = [step for _, step in state.done if step.changes]
