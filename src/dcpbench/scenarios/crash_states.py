@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
+from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.crash_states.disk_states import Crash, DiskState, after, disk_states
 from dcpbench.crash_states.loading import Judge, Loaded, Loader, Values, folder_in_memory, plain, stranger
 from dcpbench.crash_states.operations import Kind, Record, Tree, tree_of
@@ -31,7 +32,7 @@ _SAVED, _BEFORE, _LOGS, _LEFT = "saved", "before", "logs", "saves.pt"
 _FILE = "dcpbench.checkpointers.storage.file"
 
 
-def record_saves(cell: Cell, same_folder: bool, samples: int) -> None:
+def record_saves(cell: Cell, same_folder: bool, **_: Any) -> None:
     """The first stage: a save, which is old when the second one is recorded, into a folder of its own or into
     the same."""
     inside = cell.vary(folder=_SAVED)
@@ -77,19 +78,7 @@ def load_states(cell: Cell, same_folder: bool, samples: int) -> None:
     _verify_record(cell, record, tree_of(cell.folder / _SAVED))
     names = ("checkpoint",) if same_folder else ("new", "old")
     checkpointer = steps.open_checkpointer(cell)
-    with torch.serialization.safe_globals(fresh_process.SAFE):
-        left = torch.load(cell.folder / _LEFT, weights_only=True)
-    values = []
-    for (step, folder, state, numbers), name in zip(
-        left, reversed(names) if len(names) > 1 else names * 2, strict=False
-    ):
-        place = str(cell.folder / folder / name)
-        saved = Checkpoint(step, place, checkpointer, state, by_content=True, numbers=numbers)
-        loaded = fresh_process.empty_values(checkpointer, place)
-        with cell.phase("verify", "complete"):
-            checkpointer.load(loaded, place)
-            verify_read(cell, saved, loaded, None)
-        values.append(plain(loaded))
+    step, values = _load_complete(cell, checkpointer, (names[-1], names[0]))
     judge = Judge(values[-1], values[0] if len(values) > 1 else None)
 
     def template() -> dict[str, Any]:
@@ -102,8 +91,27 @@ def load_states(cell: Cell, same_folder: bool, samples: int) -> None:
         controls = [*_controls(record, Loader(folder, checkpointer.load, template), judge, names)]
     _measure(cell, found)
     told = any(step.kind is Kind.success for of_rank in record.ranks for step in of_rank)
-    _verify(cell, found, controls, told, left[-1][0])
+    _verify(cell, found, controls, told, step)
     _write_scripts(cell, found, record, values[-1], names)
+
+
+def _load_complete(
+    cell: Cell, checkpointer: Checkpointer, names: tuple[str, str]
+) -> tuple[int, list[Values]]:
+    """What the old checkpoint and the new one hold, which must be what was live when they were saved, and the
+    step of the last; where the second save was refused, of the old one alone."""
+    with torch.serialization.safe_globals(fresh_process.SAFE):
+        left = torch.load(cell.folder / _LEFT, weights_only=True)
+    values: list[Values] = []
+    for (step, folder, state, numbers), name in zip(left, names, strict=False):
+        place = str(cell.folder / folder / name)
+        saved = Checkpoint(step, place, checkpointer, state, by_content=True, numbers=numbers)
+        loaded = fresh_process.empty_values(checkpointer, place)
+        with cell.phase("verify", "complete"):
+            checkpointer.load(loaded, place)
+            verify_read(cell, saved, loaded, None)
+        values.append(plain(loaded))
+    return left[-1][0], values
 
 
 def _verify_record(cell: Cell, record: Record, saved: Tree) -> None:
