@@ -31,17 +31,14 @@ some are drawn.
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from pathlib import PurePosixPath
 
 from dcpbench.crash_states.operations import Kind, Record, Step, Tree
 from dcpbench.crash_states.ordering import orders
-
-SECTOR, PAGE = 512, 4096
-_TORN = 12
-"""So many ways to tear a file are tried at most, the corners first."""
+from dcpbench.crash_states.torn_files import Change, combined, distinct, torn_contents
 
 
 class Crash(StrEnum):
@@ -80,22 +77,6 @@ class DiskState:
 
 
 @dataclass(frozen=True)
-class _Change:
-    """Of a file's bytes: `data` at `offset`, or, where `size` is given, cut or grown to that."""
-
-    number: int
-    offset: int = 0
-    data: bytes = b""
-    size: int | None = None
-
-    def apply(self, held: bytes) -> bytes:
-        if self.size is not None:
-            return held[: self.size].ljust(self.size, b"\0")
-        end = self.offset + len(self.data)
-        return held[: self.offset].ljust(self.offset, b"\0") + self.data + held[end:]
-
-
-@dataclass(frozen=True)
 class _Naming:
     """A path that begins or ceases (`file` is None) to name a file or directory. Those of one operation have
     the same number."""
@@ -118,7 +99,7 @@ class _File:
 
     is_directory: bool
     held: bytes = b""
-    changes: list[_Change] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
     synced: int = 0
     _whole: tuple[int, bytes] = (-1, b"")
 
@@ -129,7 +110,7 @@ class _File:
             self._whole = len(self.changes), self.content(self.changes)
         return self._whole[1]
 
-    def content(self, changes: Iterable[_Change]) -> bytes:
+    def content(self, changes: Iterable[Change]) -> bytes:
         held = self.held
         for change in changes:
             held = change.apply(held)
@@ -166,11 +147,11 @@ class Disk:
                     self._name(step.path, self._new(is_directory=False))
                 self._opened[step.file] = self._names[step.path]
                 if step.truncates and self._of(step.file).whole:
-                    self._of(step.file).changes.append(_Change(self._number, size=0))
+                    self._of(step.file).changes.append(Change(self._number, size=0))
             case Kind.write:
-                self._of(step.file).changes.append(_Change(self._number, step.offset, step.data))
+                self._of(step.file).changes.append(Change(self._number, step.offset, step.data))
             case Kind.truncate:
-                self._of(step.file).changes.append(_Change(self._number, size=step.size))
+                self._of(step.file).changes.append(Change(self._number, size=step.size))
             case Kind.rename:
                 moved = self._names[step.path]
                 self._name(step.path, None)
@@ -222,7 +203,7 @@ class Disk:
             namings = [index for index, one in enumerate(self._namings) if one.number < end]
             lost = [str(one) for one in self._namings if one.number >= end]
             torn = {file: self._torn_in_journal(file, end) for file in self._unsynced}
-            for contents, of_files in _combined(torn, drawn, samples, thorough=number == 0):
+            for contents, of_files in combined(torn, drawn, samples, thorough=number == 0):
                 lost_here = (*lost, *(self._told(file, what) for file, what in of_files.items()))
                 yield self._tree(namings, contents), lost_here
 
@@ -240,12 +221,12 @@ class Disk:
         for number, kept in enumerate([*corners, *some]):
             namings = sorted(self._lasting | kept)
             lost = [str(self._namings[index]) for index in pending if index not in kept]
-            for contents, of_files in _combined(torn, drawn, samples, thorough=number == 0):
+            for contents, of_files in combined(torn, drawn, samples, thorough=number == 0):
                 lost_here = (*lost, *(self._told(file, what) for file, what in of_files.items()))
                 yield self._tree(namings, contents), lost_here
 
     @property
-    def _metadata(self) -> Iterator[_Naming | _Change]:
+    def _metadata(self) -> Iterator[_Naming | Change]:
         yield from self._namings
         for file in self._files:
             yield from (one for one in file.changes if one.size is not None)
@@ -271,13 +252,15 @@ class Disk:
         emptied = [at for at, one in enumerate(file.changes) if one.size is not None and at >= file.synced]
         if lost := [at for at in emptied if file.changes[at].number >= end]:
             until = file.content(file.changes[: lost[0]])
-            return _distinct([("the truncation", until), ("all changes", file.durable)])
+            return distinct([("the truncation", until), ("all changes", file.durable)])
         begin = max(emptied, default=file.synced - 1) + 1
-        return _distinct(_torn(file.content(file.changes[:begin]), file.changes[begin:], in_order=True))
+        return distinct(
+            torn_contents(file.content(file.changes[:begin]), file.changes[begin:], in_order=True)
+        )
 
     def _torn_in_posix(self, number: int) -> list[tuple[str, bytes]]:
         file = self._files[number]
-        return _distinct(_torn(file.durable, file.changes[file.synced :], in_order=False))
+        return distinct(torn_contents(file.durable, file.changes[file.synced :], in_order=False))
 
     def _tree(self, namings: Iterable[int], contents: dict[int, bytes]) -> Tree:
         """What can be reached by names: those of before the save, and these of it."""
@@ -293,77 +276,6 @@ class Disk:
             content = contents.get(number, file.whole)
             tree[path] = None if file.is_directory else content
         return tree
-
-
-def _distinct(torn: Iterable[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
-    seen: dict[bytes, str] = {}
-    for what, content in torn:
-        seen.setdefault(content, what)
-    return [(what, content) for content, what in seen.items()]
-
-
-def _torn(base: bytes, changes: Sequence[_Change], in_order: bool) -> Iterator[tuple[str, bytes]]:
-    """What may be there of changes that were not synced, and what of them is lost; all of them first."""
-
-    def after(some: Iterable[_Change]) -> bytes:
-        held = base
-        for change in some:
-            held = change.apply(held)
-        return held
-
-    whole = after(changes)
-    yield "", whole
-    yield "all changes", base
-    if not changes:
-        return
-    last = changes[-1]
-    if last.size is None:
-        yield "the last write", after(changes[:-1])
-        for torn_at in (len(last.data) // 2 // SECTOR * SECTOR, (len(last.data) - 1) // SECTOR * SECTOR):
-            if torn_at:
-                part = replace(last, data=last.data[:torn_at])
-                yield f"what comes after {torn_at} bytes of the last write", after([*changes[:-1], part])
-    end = (len(whole) - 1) // PAGE * PAGE
-    if end > len(base):
-        yield "the last page", whole[:end]
-    middle = len(whole) // 2 // PAGE * PAGE
-    if middle > len(base):
-        yield "the second half", whole[:middle]
-    for number in range(len(changes) - 2, 0, -1):
-        yield f"what comes after change {number} of {len(changes)}", after(changes[:number])
-    if in_order:
-        return
-    if len(whole) > len(base):
-        yield "all bytes but not the length", base.ljust(len(whole), b"\0")
-        yield "the bytes of the last page but not the length", whole[: max(end, 0)].ljust(len(whole), b"\0")
-    for number, change in enumerate(changes):
-        what = "the truncation" if change.size is not None else f"write {number + 1} of {len(changes)}"
-        yield what, after([*changes[:number], *changes[number + 1 :]])
-
-
-def _combined(
-    torn: dict[int, list[tuple[str, bytes]]], drawn: random.Random, samples: int, thorough: bool
-) -> Iterator[tuple[dict[int, bytes], dict[int, str]]]:
-    """Contents of files together: all whole, none; where it is `thorough` each torn in each way by itself;
-    and some that are drawn. Of the files that are not whole also what is lost."""
-    choices: list[dict[int, int]] = [{}, {file: min(len(ways) - 1, 1) for file, ways in torn.items()}]
-    if thorough:
-        for file, ways in torn.items():
-            choices += [{file: way} for way in _some(range(1, len(ways)), drawn)]
-    if len(torn) > 1:
-        choices += [{file: drawn.randrange(len(ways)) for file, ways in torn.items()} for _ in range(samples)]
-    for choice in choices:
-        held = {file: ways[choice.get(file, 0)] for file, ways in torn.items()}
-        yield (
-            {file: content for file, (_, content) in held.items()},
-            {file: lost for file, (lost, _) in held.items() if lost},
-        )
-
-
-def _some(ways: Sequence[int], drawn: random.Random) -> list[int]:
-    if len(ways) <= _TORN:
-        return [*ways]
-    return [*ways[: _TORN // 2], *drawn.sample(ways[_TORN // 2 :], _TORN - _TORN // 2)]
 
 
 def after(record: Record) -> Tree:
