@@ -27,6 +27,7 @@ class Change:
 
 
 def distinct(torn: Iterable[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+    """Contents that differ, each with what is lost of them the first time."""
     seen: dict[bytes, str] = {}
     for what, content in torn:
         seen.setdefault(content, what)
