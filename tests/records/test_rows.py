@@ -49,6 +49,17 @@ def test_the_contract_of_columns() -> None:
         "load_into",
         "optimizer_state",
         "activation_checkpointing",
+        "crash_consistent",
+        "crash_recoverable",
+        "crash_durable",
+        "crash_states_enumerated",
+        "crash_states",
+        "crash_states_s",
+        "crash_states_new",
+        "crash_states_old",
+        "crash_states_refused",
+        "crash_states_mixture",
+        "crash_states_foreign",
     )
 
 

@@ -227,6 +227,13 @@ def test_what_did_not_fail(outcome: Outcome, expected: str) -> None:
     assert after(outcome) == expected
 
 
+def test_a_cell_is_known_by_a_key_within_a_group_too() -> None:
+    listed = replace(LISTED, cells={"storage.options.overwrite": [None, True]})
+    listed.check()
+    for config, covered in (({}, True), ({"storage.options.overwrite": False}, False)):
+        assert listed.covers({"torch_version": "2.13.0", "config": config}) is covered
+
+
 def test_the_list_of_the_house_is_whole() -> None:
     known = read(conf_folder() / "known_failures.yaml")
     assert {each.id for each in known} == {
@@ -243,6 +250,9 @@ def test_the_list_of_the_house_is_whole() -> None:
         "state-of-frozen",
         "state-in-low-precision",
         "load-without-collectives",
+        "success-is-not-synced",
+        "overwritten-in-a-crash",
+        "lost-bytes-are-zeros",
         "full-state-dict-tuples",
         "full-state-dict-tp",
         "empty-param-group",

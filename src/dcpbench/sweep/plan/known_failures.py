@@ -94,7 +94,8 @@ class KnownFailure:
 
     def check(self) -> None:
         """Refuse what names something that does not exist, or a pattern that is none."""
-        for unknown in set(self.cells) - {*columns(), *(key.name for key in fields(Config))}:
+        named = {name.partition(".")[0] for name in self.cells}
+        for unknown in named - {*columns(), *(key.name for key in fields(Config))}:
             raise ConfigError(f"no column or key {unknown!r}")
         if not self.checks and not self.error:
             raise ConfigError("it lists neither checks nor an error")

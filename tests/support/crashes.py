@@ -1,0 +1,93 @@
+"""Saves in this process whose crash states are enumerated, and what a start from each state loads."""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.api import CheckpointException
+
+from dcpbench.crash_states.disk_states import DiskState, after, disk_states
+from dcpbench.crash_states.loading import Judge, Loader, folder_in_memory, stranger
+from dcpbench.crash_states.operations import Record, tree_of
+from dcpbench.crash_states.recording import read_record, recording
+from dcpbench.crash_states.survey import Survey, survey
+
+Writer = Callable[[Path], FileSystemWriter]
+
+
+def state(step: int) -> dict[str, Any]:
+    """Values of a step; the tensors fill a page together and end in no whole one."""
+    return {
+        "a": torch.full((700,), float(step)),
+        "b": torch.full((300,), step + 0.25, dtype=torch.float64),
+        "step": step,
+    }
+
+
+OLD, NEW = state(1), state(2)
+
+
+def names(same_folder: bool) -> tuple[str, ...]:
+    return ("checkpoint",) if same_folder else ("new", "old")
+
+
+def save(step: int, folder: Path, writer: Writer) -> None:
+    dcp.save(state(step), storage_writer=writer(folder), no_dist=True)
+
+
+@contextmanager
+def recorded(writer: Writer, same_folder: bool) -> Iterator[tuple[Record, Path]]:
+    """The record of a save beside an old one, or over it, and the folder of both."""
+    with tempfile.TemporaryDirectory() as folder:
+        saved, logs, before = (Path(folder) / name for name in ("saved", "logs", "before"))
+        saved.mkdir()
+        logs.mkdir()
+        new, *other = names(same_folder)
+        save(1, saved / (other or [new])[0], writer)
+        shutil.copytree(saved, before)
+        with recording(saved, logs, 0) as recorder, suppress(CheckpointException):
+            save(2, saved / new, writer)
+            recorder.succeeded()
+        record = read_record(before, logs, 1)
+        assert after(record) == tree_of(saved)  # nothing was missed
+        yield record, saved
+
+
+def load(values: dict[str, Any], folder: str) -> None:
+    dcp.load(values, storage_reader=FileSystemReader(folder), no_dist=True)
+
+
+def states(writer: Writer, same_folder: bool, samples: int = 2) -> list[DiskState]:
+    with recorded(writer, same_folder) as (record, _):
+        return list(disk_states(record, samples, 0))
+
+
+@contextmanager
+def loading() -> Iterator[Loader]:
+    with folder_in_memory() as folder:
+        yield Loader(folder, load, lambda: {key: stranger(value) for key, value in NEW.items()})
+
+
+def surveyed(found: list[DiskState], same_folder: bool) -> Survey:
+    """What these states load as."""
+    with loading() as loader:
+        return survey(found, loader, Judge(NEW, OLD), names(same_folder))
+
+
+def is_caught(found: list[DiskState], same_folder: bool, check: str) -> bool:
+    """Whether one of these states breaks a check; the last are loaded first."""
+    with loading() as loader:
+        judge = Judge(NEW, OLD)
+        kinds = (survey([one], loader, judge, names(same_folder)).distinct for one in reversed(found))
+        return any(kind.broken == check for kinds_of_one in kinds for kind in kinds_of_one)
+
+
+def broken(found: Survey) -> set[str]:
+    """The checks that are broken, with what crashed."""
+    return {f"{kind.crash} {kind.broken}" for kind in found.distinct if kind.broken}
