@@ -67,7 +67,7 @@ class Waiting(World):
 def test_a_phase_is_announced_and_timed_with_the_work_of_the_device_and_what_else_is_measured_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = Waiting(3, 4, torch.device("cpu"), None)
+    here = Waiting(3, 4, torch.device("cpu"), None, None)
     cell = bare_cell(tmp_path, seen_by=here)
     object.__setattr__(cell, "announce", lambda name: here.told.append(f"announced {name}"))
     probed = {
