@@ -190,7 +190,7 @@ def test_a_mismatch_that_a_second_try_has_repeated_is_not_tried_for_again(tried_
 def test_a_rank_that_never_joins_is_a_timeout(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     overrides = ("parallel=ddp", "device=cpu", "world_size=2", "timeouts.join_s=2", "retry=0")
-    alone = partial(plant, "dcpbench.executors.local", "_rank_main", joining.main)
+    alone = partial(plant, "dcpbench.executors.rank_group", "_rank_main", joining.main)
     (row,) = run(folder, *overrides, prepare=alone, timeout_s=60).rows
     assert row["status"] == "timeout"
     assert row["reason"].startswith("after 2 s (timeouts.join_s=2) still in join (rank 0, 1); rank 0 at ")

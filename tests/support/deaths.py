@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import FileSystemWriter
@@ -159,6 +160,27 @@ def _stops_server(_: Cell) -> None:
     raise ValueError("planted")
 
 
+def _kills_actor(_: Cell) -> None:
+    """The process that owns the ranks of this host, and with it its fork server and them."""
+    os.kill(psutil.Process(os.getppid()).ppid(), signal.SIGKILL)
+    _sleeps(_)
+
+
+def _stops_actor(_: Cell) -> None:
+    """That process answers no more, and its ranks hang."""
+    os.kill(psutil.Process(os.getppid()).ppid(), signal.SIGSTOP)
+    _sleeps(_)
+
+
+def _kills_host(_: Cell) -> None:
+    """All that there is of this host: Ray's daemon, and what it has started."""
+    daemon = psutil.Process(int(os.environ["RAY_RAYLET_PID"]))
+    for process in (daemon, *daemon.children(recursive=True)):
+        if process.pid != os.getpid():
+            process.kill()
+    _sleeps(_)
+
+
 WAYS: dict[str, Callable[[Cell], None]] = {
     "raises": _raises,
     "raises_end_of_file": _raises_end_of_file,
@@ -181,4 +203,7 @@ WAYS: dict[str, Callable[[Cell], None]] = {
     "kills_server": lambda _: os.kill(os.getppid(), signal.SIGKILL),
     "leaves_child": _leaves_child,
     "leaves_shared_memory": _leaves_shared_memory,
+    "kills_actor": _kills_actor,
+    "stops_actor": _stops_actor,
+    "kills_host": _kills_host,
 }

@@ -26,7 +26,7 @@ IN_DRIVER = {
     "probe": ("dcpbench.executors.fork_server", "probe"),
     "planning": ("dcpbench.sweep.plan.job", "plan"),
     "begin": ("dcpbench.sweep.folder.manifest", "Record.write"),
-    "join": ("dcpbench.executors.local", "_fork"),
+    "join": ("dcpbench.executors.rank_group", "_fork"),
     "row": ("dcpbench.records.row_log", "RowLog.append"),
     "row written": ("dcpbench.records.row_log", "RowLog._remember"),
     "end of ranks": ("dcpbench.sweep.run.driver", "Sweep.end"),

@@ -5,7 +5,7 @@ type is refused before anything starts. They are not frozen, because OmegaConf m
 from a frozen dataclass read-only and then refuses to merge the YAML into it.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -124,6 +124,19 @@ class Group:
 
 
 @dataclass
+class ExecutorConfig(Group):
+    """Where ranks live and what starts them: `target(config)` is a `dcpbench.executors.base.Engine`, resolved
+    in the driver.
+
+    `address` is that of what runs already, null starts something for this sweep alone. `ranks_per_host` is
+    the most ranks of a cell that a host has; null: one for each of its GPUs, on the CPU as many as there are.
+    """
+
+    address: str | None = None
+    ranks_per_host: int | None = None
+
+
+@dataclass
 class LimitedGroup(Group):
     """What not every value of other axes can be used with: `only` has those that can; with others a cell is a
     skip."""
@@ -136,7 +149,8 @@ class ParallelConfig(Group):
     """How a model is spread over the ranks: `target(model, mesh, config)` returns the wrapped model.
 
     `mesh` names the dimensions that this parallelism has, outermost first, out of those
-    whose sizes follow, of which one may be `REST`. An empty `mesh` means an unwrapped replica on every rank.
+    whose sizes follow, of which one may be `REST`; a `dp_replicate` of null is what `replicated_on` makes of
+    it. An empty `mesh` means an unwrapped replica on every rank.
     `tp_plan` and `ep_plan` are the model's, unless others are given. A pipeline, one with `pp`, runs
     `pp_schedule` over `pp_microbatches` parts of each rank's batch. `compile_scope` is what is compiled by
     itself where the cell does not say.
@@ -144,7 +158,7 @@ class ParallelConfig(Group):
 
     mesh: list[str] = field(default_factory=list)
     pp: int = 1
-    dp_replicate: int = 1
+    dp_replicate: int | None = 1
     dp_shard: int = 1
     ep: int = 1
     tp: int = 1
@@ -154,6 +168,11 @@ class ParallelConfig(Group):
     pp_microbatches: int = 2
     compile_scope: CompileScope = CompileScope.model
 
+    def replicated_on(self, hosts: int) -> "ParallelConfig":
+        """With as many replicas as hosts, if it does not say how many: then what is sharded, whose ranks are
+        neighbours, is so within a host. On one host they are two."""
+        return self if self.dp_replicate is not None else replace(self, dp_replicate=max(hosts, 2))
+
     def mesh_sizes(self, world_size: int) -> dict[str, int]:
         """The size of each mesh dimension on `world_size` ranks, outermost first.
 
@@ -161,7 +180,8 @@ class ParallelConfig(Group):
             ConfigError: the sizes are not positive, name a dimension that the mesh does not have, or do not
                 multiply to the world size.
         """
-        given: dict[str, int] = {name: getattr(self, name) for name in DIMENSIONS}
+        decided = self.replicated_on(1)
+        given: dict[str, int] = {name: getattr(decided, name) for name in DIMENSIONS}
         return mesh_sizes(self.name, self.mesh, given, world_size)
 
 

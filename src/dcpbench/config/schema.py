@@ -10,8 +10,8 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import how_run
 from dcpbench.config.state_dict import StateDictConfig
 
-OF_THE_SWEEP = ("resume", "trust", "rerun", "plan", "plan_as", "objective")
-"""Keys that say what to do with a sweep: they take one value, and no cell has them."""
+OF_THE_SWEEP = ("resume", "trust", "rerun", "plan", "plan_as", "objective", "executor")
+"""Keys that say what to do with a sweep, with those below them: they take one value, and no cell has them."""
 REPEATS = "repeats"
 """How often a sweep runs each of its cells, which differ in `repeat` then; takes one value too."""
 MATRIX = "matrix"
@@ -31,6 +31,11 @@ FRESH_PROCESS = groups.StageConfig(
 
 FRESH_TRAINER = groups.StageConfig("dcpbench.scenarios.fresh_process.load_by_trainer", environment=_FRESH)
 """That of a cell whose trainer saves and loads by itself, on as many ranks."""
+
+
+def is_about_the_sweep(key: str) -> bool:
+    """Whether a dotted key, or group, is one of `OF_THE_SWEEP`, or lies below one."""
+    return key.partition(".")[0] in OF_THE_SWEEP
 
 
 @dataclass
@@ -106,6 +111,7 @@ class Config:
     plan: bool = how_run(False)
     plan_as: groups.PlanAs = how_run(groups.PlanAs.auto)
     objective: str | None = how_run(None)
+    executor: groups.ExecutorConfig = how_run(groups.ExecutorConfig)
 
     @property
     def own_trainer(self) -> bool:

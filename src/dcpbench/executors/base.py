@@ -1,16 +1,35 @@
 """The contract of what starts ranks and runs stages of cells on them; nothing else knows where ranks live."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, Protocol
 
+from dcpbench.config.errors import ConfigError
+from dcpbench.config.groups import ExecutorConfig
 from dcpbench.config.schema import TimeoutsConfig
+from dcpbench.executors.fork_server import Machine
 from dcpbench.records.findings import Cause, RaisedError
 from dcpbench.records.rank_report import RankReport
 from dcpbench.worker.messages import CellSpec, WorldKind
 
 OnPhase = Callable[[int, str], None]
 """Called with a rank and the phase that it begins."""
+
+
+class HostsLostError(Exception):
+    """The hosts that are left have no room for the ranks of a cell: the sweep ends, and can be resumed."""
+
+
+@dataclass(frozen=True)
+class HostUsed:
+    """A host that ranks of a stage ran on, and how far its clock was ahead of the driver's, in seconds, give
+    or take `clock_error_s`."""
+
+    name: str
+    ranks: tuple[int, ...]
+    clock_offset_s: float
+    clock_error_s: float
 
 
 @dataclass(frozen=True)
@@ -30,6 +49,7 @@ class Outcome:
     before: list[RankReport] = field(default_factory=list)
     details: dict[str, Any] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
+    hosts: tuple[HostUsed, ...] = ()
 
 
 class Executor(Protocol):
@@ -38,7 +58,11 @@ class Executor(Protocol):
     interrupted: bool
 
     def run(self, kind: WorldKind, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: OnPhase) -> Outcome:
-        """Run a stage on ranks of this kind, fresh ones if there are none, and wait for its end."""
+        """Run a stage on ranks of this kind, fresh ones if there are none, and wait for its end.
+
+        Raises:
+            HostsLostError: there is no longer room for such ranks.
+        """
 
     def keep_only(self, kinds: set[WorldKind]) -> None:
         """Have the ranks of other kinds leave: they would only take up room, or are to be fresh again."""
@@ -48,3 +72,45 @@ class Executor(Protocol):
 
     def end(self) -> None:
         """End all ranks, and wait until they and whatever they started are gone."""
+
+
+class Engine(Protocol):
+    """Where the ranks of a sweep live, and what makes its executors; nothing else knows of how many hosts."""
+
+    def __init__(self, config: ExecutorConfig) -> None:
+        """Nothing is started yet."""
+
+    def begin(self, modules: Sequence[str]) -> None:
+        """Have every host import what ranks are born with, while the driver does something else.
+
+        Raises:
+            ConfigError: there is no such engine.
+        """
+
+    def probe(self) -> Machine:
+        """What there is to run cells on; waits until it is there.
+
+        Raises:
+            ConfigError: it cannot be found out.
+        """
+
+    def executor(self, gpus: tuple[int, ...]) -> Executor:
+        """An executor of its own, whose ranks use those of the GPUs with these numbers."""
+
+    def end(self) -> None:
+        """End what ranks have left behind, once every executor has ended."""
+
+
+def engine_of(config: ExecutorConfig) -> Engine:
+    """The engine that a configuration names.
+
+    Raises:
+        ConfigError: there is none of that name, or a package that it needs is not installed.
+    """
+    module, _, name = config.target.rpartition(".")
+    try:
+        engine: Engine = getattr(import_module(module), name)(config)
+    except ModuleNotFoundError as error:
+        wants = f"needs the package {error.name}, as with pip install 'dcpbench[{config.name}]'"
+        raise ConfigError(f"executor={config.name}: {wants}") from None
+    return engine

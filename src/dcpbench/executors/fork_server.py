@@ -7,7 +7,7 @@ import pkgutil
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
@@ -39,11 +39,13 @@ _DETAILS_LIMIT_S = 10.0
 
 @dataclass
 class Machine:
-    """How many GPUs it has, and all that is said of it in `environment.json`."""
+    """How many GPUs there are, all that is said of it in `environment.json`, and on how many hosts so many
+    ranks of a kind of device are."""
 
     gpus: int
     description: dict[str, Any]
     _more: Connection | None = None
+    hosts: Callable[[int, str], int] = lambda ranks, device: 1
 
     def complete(self) -> None:
         """Add to the description what takes longer to find out; waits for it."""

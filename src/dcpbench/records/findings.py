@@ -108,6 +108,7 @@ class RaisedError:
         wrapped: the class in which DCP passed it on to every rank, if it did.
         origin: of a wrapped one, the rank on which it was raised.
         note: what else was seen at that moment (a full disk), as a sentence.
+        place: the local rank and host of the rank that reported it, where there may be several.
     """
 
     rank: int
@@ -117,6 +118,7 @@ class RaisedError:
     wrapped: str | None = None
     origin: int | None = None
     note: str | None = None
+    place: str | None = None
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,7 @@ class RankDeath:
         ending: how its process ended: `was killed by SIGKILL`, `exited with status 7`, ….
         upload_under_way: whether a save went on in the background.
         frame: where the interpreter saw it die, as after a segmentation fault.
+        place: its local rank and host, where there may be several.
     """
 
     rank: int
@@ -135,6 +138,7 @@ class RankDeath:
     ending: str
     upload_under_way: bool = False
     frame: str | None = None
+    place: str | None = None
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,7 @@ class LimitReached:
         late: the phase of each rank that was late, by rank.
         others: the phase of each other rank that had yet to end.
         doing: where each rank was, as far as that could be found out.
+        hosts: the host of each rank that was late, where there may be several.
     """
 
     key: str
@@ -156,6 +161,7 @@ class LimitReached:
     late: Mapping[int, str]
     others: Mapping[int, str]
     doing: Mapping[int, str]
+    hosts: Mapping[int, str] = field(default_factory=dict)
 
 
 Cause = RaisedError | RankDeath | LimitReached

@@ -138,5 +138,6 @@ for _spec in (
     MetricSpec("crash_states_refused", "those that are refused", **_COUNTED),
     MetricSpec("crash_states_mixture", "those that load as a mixture of both", **_COUNTED),
     MetricSpec("crash_states_foreign", "those that load as values of neither", **_COUNTED),
+    MetricSpec("clock_offset_s", "how far the clock of a host is from the driver's, the farthest", "max"),
 ):
     register_metric(_spec)

@@ -58,7 +58,7 @@ def badness(finding: Finding) -> float:
 
 @dataclass
 class RankReport:
-    """What one rank saw and measured in one stage of a cell.
+    """What one rank saw and measured in one stage of a cell; `local_rank` is its number on its `host`.
 
     `losses` has those of the uninterrupted run and of the twin from step 1 on, `resumed` those of the
     steps after each checkpoint, by the checkpoint's step. `skip` says why there is nothing to report.
@@ -77,8 +77,10 @@ class RankReport:
     skip: str | None = None
     not_applied: dict[str, str] = field(default_factory=dict)
     left_behind: list[str] = field(default_factory=list)
+    host: str | None = None
+    local_rank: int | None = None
 
     def plain(self) -> dict[str, Any]:
         """What of it stands in a row's details; checks and measurements have their own places."""
-        shown = ("rank", "losses", "resumed", "not_compiled", "graph_breaks", "not_applied", "left_behind")
-        return {name: getattr(self, name) for name in shown}
+        elsewhere = ("checks", "measurements", "skip")
+        return {name: value for name, value in vars(self).items() if name not in elsewhere}

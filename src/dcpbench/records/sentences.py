@@ -181,8 +181,12 @@ def cause_sentence(cause: Cause, before: Iterable[str] = ()) -> str:
     if isinstance(cause, RankDeath):
         upload = ", an upload under way" if cause.upload_under_way and cause.phase != "upload" else ""
         at = f" at {cause.frame}" if cause.frame else ""
-        return f"rank {cause.rank} {cause.ending} in {cause.phase}{upload}{at}"
+        return f"{_rank(cause)} {cause.ending} in {cause.phase}{upload}{at}"
     return _late(cause)
+
+
+def _rank(cause: RaisedError | RankDeath) -> str:
+    return f"rank {cause.rank} ({cause.place})" if cause.place else f"rank {cause.rank}"
 
 
 def _raised(error: RaisedError, before: Iterable[str]) -> str:
@@ -191,7 +195,7 @@ def _raised(error: RaisedError, before: Iterable[str]) -> str:
         text = f"{error.wrapped}: on rank {error.origin}: {text}"
     if found := "; ".join(before):
         text = f"{text} (before that {found})"
-    return f"rank {error.rank} in {error.phase}: {text}{f' ({error.note})' if error.note else ''}"
+    return f"{_rank(error)} in {error.phase}: {text}{f' ({error.note})' if error.note else ''}"
 
 
 def _late(limit: LimitReached) -> str:
@@ -199,6 +203,8 @@ def _late(limit: LimitReached) -> str:
     text += f"{limit.phase} ({_ranks(limit.late)})" if limit.phase else _phases(limit.late)
     if limit.others:
         text += f", others in {_phases(limit.others)}"
+    if limit.hosts:
+        text += f"; late on {_phases(limit.hosts)}"
     if limit.doing:
         places = [f"{_ranks(ranks)} {frame}" for frame, ranks in _by_value(limit.doing).items()]
         text += f"; {', '.join(places)}"

@@ -8,18 +8,19 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from typing import cast
 
 from hydra.core.config_loader import ConfigLoader
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.groups import Rerun
-from dcpbench.config.schema import MATRIX, OF_THE_SWEEP, REPEATS
+from dcpbench.config.groups import ExecutorConfig, Rerun
+from dcpbench.config.schema import MATRIX, REPEATS, is_about_the_sweep
 from dcpbench.config.text import counted
 from dcpbench.executors import fork_server
+from dcpbench.executors.base import Engine, HostsLostError, engine_of
 from dcpbench.records.row import INTERRUPTED, exit_status
 from dcpbench.records.row_log import RowLog
 from dcpbench.records.store import ResultsError, write_csv
@@ -64,12 +65,12 @@ class SweepRun:
         self._console = Console(stderr=True)
         self._claim = ExitStack()
         self._record = manifest.Record(manifest.own_words(sys.argv[1:]), str(Path.cwd()), [], [])
-        self._context: ForkServerContext | None = None
+        self._engine: Engine | None = None
         self._driver: driver.Sweep | None = None
         self._started = 0.0
         self._planned = 0
         self._in_batch = False
-        self._broken_off: ResultsError | None = None
+        self._broken_off: ResultsError | HostsLostError | None = None
         if not own_sweeper:
             _refuse_what_needs_all_cells(base, self.sweeper)
             manifest.refuse_used(self._folder)
@@ -102,7 +103,7 @@ class SweepRun:
         if self._driver:  # else it is only planned
             try:
                 self._driver.run(jobs)
-            except ResultsError as error:
+            except (ResultsError, HostsLostError) as error:
                 self._broken_off = error
                 sys.exit(1)
         self._in_batch = False
@@ -116,7 +117,7 @@ class SweepRun:
             ConfigError, hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: an override
                 is wrong.
         """
-        machine = fork_server.probe(self._fork_server(lists))
+        machine = self._begun_engine(lists).probe()
         with composing_shown(self._console):
             runnable = Runnable(self._cells, machine, lists)
         found = pairwise.covering(lists, runnable.runs, runnable.excludes)
@@ -152,16 +153,16 @@ class SweepRun:
         if self._console.is_terminal or len(batch) > _MANY:  # until the first rank runs there is no other
             doing = "planning" if base.plan else "starting ranks"
             self._print(f"{counted(len(batch), 'cell')}: {doing} ...")
-        context = self._fork_server(batch)
+        engine = self._begun_engine(batch)
         with composing_shown(self._console):
             cells = self._cells.cells(batch)
         if before is not None:
             resume.same_matrix(folder, before, {cell.name for cell in cells})
-        here = fork_server.probe(context)
+        here = engine.probe()
         jobs = job.plan(cells, here)
         found = resume.look(folder, jobs, base.rerun) if before else None
         log = RowLog(folder, found.standing if found else ())
-        sweep = driver.Sweep(folder, list(jobs), here, context, self._console, log)
+        sweep = driver.Sweep(folder, list(jobs), here, engine, self._console, log)
         if base.plan:
             manifest.refuse_unusable(folder, begun=before is not None)
             for root in self._new_roots(jobs):
@@ -179,13 +180,13 @@ class SweepRun:
         self._driver = sweep
         return jobs
 
-    def _fork_server(self, batch: Sequence[Sequence[str]]) -> ForkServerContext:
-        """The process that ranks will be forked from; it begins to import what they need."""
-        if self._context is None:
+    def _begun_engine(self, batch: Sequence[Sequence[str]]) -> Engine:
+        """Where ranks will live; it begins to import what they need."""
+        if self._engine is None:
             compiles = composing.may_compile(self._base, batch)
-            imports = [] if self._base.plan else fork_server.rank_imports(compiles)
-            self._context = fork_server.fork_server(imports)
-        return self._context
+            self._engine = engine_of(cast(ExecutorConfig, OmegaConf.to_object(self._base.executor)))
+            self._engine.begin([] if self._base.plan else fork_server.rank_imports(compiles))
+        return self._engine
 
     def _next(self, sweep: driver.Sweep, batch: list[list[str]]) -> list[job.Job]:
         """The jobs of another batch."""
@@ -247,7 +248,8 @@ class SweepRun:
         except ResultsError as error:
             self._broken_off = self._broken_off or error
         if self._broken_off:
-            room = "make room, and " if self._broken_off.no_room else ""
+            no_room = isinstance(self._broken_off, ResultsError) and self._broken_off.no_room
+            room = "make room, and " if no_room else ""
             self._print(f"broken off: {self._broken_off}; {room}go on with resume={self._folder}")
             return 1
         rows = list(sweep.log.rows.values())
@@ -273,7 +275,10 @@ class SweepRun:
 
 def _of_the_cell(overrides: Sequence[str]) -> list[str]:
     """The overrides of a job without those about the whole sweep, which other sweepers pass on."""
-    return [item for item in overrides if item.partition("=")[0] not in (*OF_THE_SWEEP, REPEATS, MATRIX)]
+    keys = {item: item.partition("=")[0] for item in overrides}
+    return [
+        item for item, key in keys.items() if key not in (REPEATS, MATRIX) and not is_about_the_sweep(key)
+    ]
 
 
 def _refuse_what_needs_all_cells(base: DictConfig, sweeper: str) -> None:

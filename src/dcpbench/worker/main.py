@@ -40,6 +40,7 @@ from dcpbench.worker.messages import (
     Message,
     PhaseBegun,
     RankSpec,
+    StoreFile,
     UploadsUnderWay,
 )
 from dcpbench.worker.run_cell import run_cell
@@ -79,7 +80,7 @@ def main(spec: RankSpec, connection: Connection) -> None:
     born: Fingerprint | None = None
     try:
         while (cell := _next_cell(connection)) is not None:
-            report = RankReport(spec.rank)
+            report = RankReport(spec.rank, host=spec.host, local_rank=spec.local_rank)
             rank.cell, rank.report = cell, report
             _log_to(Path(cell.folder) / f"rank{spec.rank}.log")
             if world is None:
@@ -143,16 +144,30 @@ def _join(spec: RankSpec) -> World:
     kind = spec.kind
     if not kind.process_group:
         return World(spec.rank, kind.world_size, device, None, None)
-    store = dist.FileStore(f"/proc/self/fd/{spec.store.descriptor}", kind.world_size)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        store=store,
+        store=_store(spec),
         rank=spec.rank,
         world_size=kind.world_size,
         timeout=_COLLECTIVE_TIMEOUT,
     )
     groups: list[Any] = [dist.new_group(backend="gloo", timeout=_COLLECTIVE_TIMEOUT) for _ in range(2)]
     return World(spec.rank, kind.world_size, device, *groups)
+
+
+def _store(spec: RankSpec) -> dist.Store:
+    if isinstance(spec.store, StoreFile):
+        return dist.FileStore(f"/proc/self/fd/{spec.store.file.number}", spec.kind.world_size)
+    at = spec.store
+    return dist.TCPStore(
+        at.host,
+        at.port,
+        spec.kind.world_size,
+        is_master=at.listener is not None,
+        timeout=_COLLECTIVE_TIMEOUT,
+        wait_for_workers=False,
+        master_listen_fd=at.listener.number if at.listener else None,
+    )
 
 
 def _detach() -> None:

@@ -38,28 +38,48 @@ class WorldKind:
 
 
 @dataclass(frozen=True)
-class StoreFile:
-    """The file in memory at which the ranks of a group meet. It has no name and no port: nobody has it but
-    the driver and those that it is handed to, so that no other user can read or write there."""
+class Descriptor:
+    """An open file or socket that is handed to a rank when it is started."""
 
-    descriptor: int
+    number: int
 
     def __reduce__(self) -> Any:
-        return _received, (DupFd(self.descriptor),)
+        return _received, (DupFd(self.number),)
 
 
-def _received(descriptor: Any) -> StoreFile:
-    return StoreFile(descriptor.detach())
+def _received(descriptor: Any) -> Descriptor:
+    return Descriptor(descriptor.detach())
+
+
+@dataclass(frozen=True)
+class StoreFile:
+    """The file in memory at which the ranks of a group on one host meet. It has no name and no port: nobody
+    has it but the driver and those that it is handed to, so that no other user can read or write there."""
+
+    file: Descriptor
+
+
+@dataclass(frozen=True)
+class StoreAddress:
+    """Where the ranks of a group on several hosts meet. Rank 0 is handed the socket that listens there, and
+    there alone; the others have only the address."""
+
+    host: str
+    port: int
+    listener: Descriptor | None = None
 
 
 @dataclass(frozen=True)
 class RankSpec:
-    """What a rank is born with: its number, its device, and where the ranks meet."""
+    """What a rank is born with: its number, in the world and on its host, its device, and where the ranks
+    meet."""
 
     kind: WorldKind
     rank: int
     device: str
-    store: StoreFile
+    store: StoreFile | StoreAddress
+    host: str
+    local_rank: int
 
 
 @dataclass(frozen=True)

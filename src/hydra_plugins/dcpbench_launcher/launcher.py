@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Matrix
-from dcpbench.config.schema import MATRIX, OF_THE_SWEEP, REPEATS
+from dcpbench.config.schema import MATRIX, REPEATS, is_about_the_sweep
 from dcpbench.faults.registry import load_faults
 from hydra_plugins.dcpbench_launcher.matrix import Job, jobs, listed, repeated
 
@@ -94,7 +94,10 @@ class DcpbenchSweeper(Sweeper):
         params = [f"{key}={value}" for key, value in (self.params or {}).items()]
         given = self._parser.parse_overrides([*params, *arguments])
         own = [
-            override for override in given if override.key_or_group not in (*OF_THE_SWEEP, REPEATS, MATRIX)
+            override
+            for override in given
+            if override.key_or_group not in (REPEATS, MATRIX)
+            and not is_about_the_sweep(override.key_or_group)
         ]
         about_all = {override.key_or_group: override for override in given if override not in own}
         for override in about_all.values():

@@ -93,7 +93,7 @@ def read(folder: Path, key: str = "resume=") -> Record:
 def own_words(arguments: Sequence[str]) -> list[str]:
     """The words of a command line that say what the cells are."""
     keys = "|".join((*OF_THE_SWEEP, re.escape(_DIR)))
-    return [word for word in arguments if not re.match(rf"[+]*({keys})=", word)]
+    return [word for word in arguments if not re.match(rf"[+]*({keys})(\.\w+)*=", word)]
 
 
 def command_line(arguments: Sequence[str]) -> list[str]:

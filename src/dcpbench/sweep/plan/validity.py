@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.groups import ActivationCheckpointing, Device, ModelConfig, OptimizerConfig, StageWorld
+from dcpbench.config.groups import (
+    ActivationCheckpointing,
+    Device,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    StageWorld,
+)
 from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
 from dcpbench.executors.fork_server import Machine
@@ -39,7 +46,19 @@ def resolve(config: Config, machine: Machine) -> Config:
     for key, ranks in (("world_size", int(world_size)), ("load_world_size", config.load_world_size or 1)):
         if device is Device.cuda and ranks > gpus:
             raise ConfigError(f"{key}={ranks}: more ranks than GPUs (device=cuda, {gpus} here)")
-    decided = replace(config, device=device, world_size=int(world_size))
+
+    def on_hosts(parallel: ParallelConfig, ranks: int) -> ParallelConfig:
+        hosts = machine.hosts(ranks, device.value)
+        return parallel.replicated_on(hosts if hosts < ranks else 1)  # else nothing is sharded
+
+    decided = replace(
+        config,
+        device=device,
+        world_size=int(world_size),
+        parallel=on_hosts(config.parallel, int(world_size)),
+        load_parallel=config.load_parallel
+        and on_hosts(config.load_parallel, config.load_world_size or int(world_size)),
+    )
     if not (own := config.workload.target):
         return decided
     return replace(decided, model=ModelConfig(own, own), optimizer=OptimizerConfig(own, own, lr=None))

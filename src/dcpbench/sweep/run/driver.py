@@ -5,16 +5,14 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from dcpbench.config.groups import Sharing
-from dcpbench.executors import cleanup
+from dcpbench.executors.base import Engine, Executor
 from dcpbench.executors.fork_server import Machine
-from dcpbench.executors.local import LocalExecutor
 from dcpbench.records import store
 from dcpbench.records.row_log import RowLog
 from dcpbench.report.styles import text_of
@@ -37,14 +35,14 @@ class Sweep:
     folder: Path
     jobs: list[Job]
     machine: Machine
-    context: ForkServerContext
+    engine: Engine
     console: Console
     log: RowLog
     earlier_machines: list[dict[str, Any]] = field(default_factory=list)
     written: int = 0
     _costs: Costs = field(default_factory=Costs)
     _repeated: dict[Mismatches, str] = field(default_factory=dict)
-    _executors: dict[tuple[int, tuple[int, ...]], LocalExecutor] = field(default_factory=dict)
+    _executors: dict[tuple[int, tuple[int, ...]], Executor] = field(default_factory=dict)
     """By the number of the worker and the GPUs that its ranks use."""
 
     def run(self, batch: Sequence[Job]) -> None:
@@ -59,7 +57,6 @@ class Sweep:
         to_run = [job for job in batch if job.cell.name not in self.log.rows]
         left = estimates(to_run, self.machine.gpus)
         self._describe_machine()
-        cleanup.adopt_orphans()
         try:
             with ProgressDisplay(self.console, len(self.jobs), len(self.log.rows)) as display:
                 for together in stretches(to_run):
@@ -77,7 +74,7 @@ class Sweep:
     def _end_ranks(self) -> None:
         for executor in self._executors.values():
             executor.end()
-        cleanup.end_orphans()
+        self.engine.end()
 
     def _describe_machine(self) -> None:
         described = self.machine.description | {"git_commit": self.jobs[0].columns["git_commit"]}
@@ -94,7 +91,7 @@ class Sweep:
             self._executors[place].keep_only(set())
         shared = len(numbered) > 1 and together[0].config.sharing is Sharing.correctness
         # Those of an earlier stretch or batch, whose ranks may be of use again, or new ones.
-        executors = [self._executors.setdefault(one, LocalExecutor(self.context, one[1])) for one in numbered]
+        executors = [self._executors.setdefault(one, self.engine.executor(one[1])) for one in numbered]
         of_all = (self.console, display, self._costs, shared, self._repeated)
         workers = [Worker(self.folder, executor, *of_all) for executor in executors]
         idle = deque(workers)

@@ -1,10 +1,10 @@
 """The row of a cell, made once, from its job and what its tries came to."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from dcpbench.executors.base import Outcome
+from dcpbench.executors.base import HostUsed, Outcome
 from dcpbench.records.metrics import METRICS, PHASE_S, SHARED_CELL_S, Measurement, aggregated
 from dcpbench.records.rank_report import RankReport
 from dcpbench.records.row import Row, is_ok
@@ -12,7 +12,7 @@ from dcpbench.sweep.plan.job import Job
 from dcpbench.sweep.run.verdict import Verdict
 
 _OF_VERDICT = ("status", "checks", "powered", "max_abs_diff", "first_mismatch", "fault_seen")
-_FIRST_CAUSE = ("rank", "phase", "upload_under_way", "limit", "doing", "log_tail")
+_FIRST_CAUSE = ("rank", "host", "local_rank", "phase", "upload_under_way", "limit", "doing", "log_tail")
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,19 @@ class Try:
         return [report for outcome in self.outcomes for report in outcome.reports]
 
     @property
+    def hosts(self) -> list[HostUsed]:
+        """Those of the stage that ran on most of them, where there may be several."""
+        return max(([*outcome.hosts] for outcome in self.outcomes), key=len, default=[])
+
+    @property
     def measurements(self) -> list[Measurement]:
         """All that its ranks, and the driver, measured."""
-        own = {"cell_s": self.cell_s, "disk_bytes": self.disk_bytes}
+        offsets_s = [abs(host.clock_offset_s) for host in self.hosts]
+        own = {
+            "cell_s": self.cell_s,
+            "disk_bytes": self.disk_bytes,
+            "clock_offset_s": max(offsets_s, default=None),
+        }
         of_driver = [Measurement(name, value, None) for name, value in own.items() if value is not None]
         return [one for report in self.reports for one in report.measurements] + of_driver
 
@@ -56,6 +66,8 @@ def row_of(job: Job, tries: Sequence[Try], shared: bool = False) -> Row:
     details, flaky = dict(verdict.details), None
     if dropped := [told for one in tries for outcome in one.outcomes for told in outcome.dropped]:
         details["dropped_messages"] = dropped
+    if hosts := [asdict(host) for host in last.hosts]:
+        details["hosts"] = hosts
     if phases := _phases(last.outcomes):
         details["phases"] = phases
     if first is not last:

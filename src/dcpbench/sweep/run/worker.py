@@ -19,7 +19,7 @@ from rich.console import Console
 
 from dcpbench.config.groups import Ending, Isolation, KeepCheckpoints, StageConfig
 from dcpbench.config.schema import Config
-from dcpbench.executors.base import Executor, Outcome
+from dcpbench.executors.base import Executor, HostsLostError, Outcome
 from dcpbench.records.findings import Problem
 from dcpbench.records.metrics import Measurement
 from dcpbench.records.row import Row
@@ -87,7 +87,12 @@ class Worker:
             self._print(f"{job.cell.name}: no second try: {error}")
             return [first]
         self.display.begin(job.cell.name, "second try")
-        second = self._try(job, 1, checkpoints)
+        try:
+            second = self._try(job, 1, checkpoints)
+        except HostsLostError as error:
+            first.verdict.details["no_second_try"] = str(error)
+            self._print(clear(keep, True, aside), remove(checkpoints))
+            return [first]
         flaky = first.verdict.status != second.verdict.status
         if alike and alike == _mismatches(job.config, second.verdict):
             self.repeated.setdefault(alike, job.cell.name)

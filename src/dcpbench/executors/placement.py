@@ -1,0 +1,33 @@
+"""Which ranks of a world live on which host: neighbours together, and as many on one host as on another, so
+that a mesh, whose innermost dimensions are those of neighbours, is sharded within hosts and replicated across
+them."""
+
+from collections.abc import Mapping
+
+
+def spread(world_size: int, room: Mapping[str, int]) -> dict[str, range] | None:
+    """The ranks that each host has: on as many hosts as there are for which they divide evenly, the roomiest
+    first where not all are needed; None if there is no room.
+
+    Args:
+        room: how many ranks each host has room for.
+    """
+    roomiest = sorted(room, key=lambda host: -room[host])
+    for count in range(min(len(room), world_size), 0, -1):
+        each, over = divmod(world_size, count)
+        chosen = set(roomiest[:count])
+        if not over and all(room[host] >= each for host in chosen):
+            hosts = [host for host in room if host in chosen]  # in the order in which they are known
+            return {host: range(number * each, (number + 1) * each) for number, host in enumerate(hosts)}
+    return _packed(world_size, room)
+
+
+def _packed(world_size: int, room: Mapping[str, int]) -> dict[str, range] | None:
+    """One host after the other, each full before the next."""
+    placed: dict[str, range] = {}
+    first = 0
+    for host, most in room.items():
+        if first < world_size and most:
+            placed[host] = range(first, min(first + most, world_size))
+            first = placed[host].stop
+    return placed if first == world_size else None

@@ -1,0 +1,68 @@
+"""Two agents, as an engine has them on two hosts, here in one process: their ranks meet by address."""
+
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from dcpbench.config.schema import Config, TimeoutsConfig
+from dcpbench.executors import fork_server
+from dcpbench.executors.host_agent import HostAgent, Surroundings
+from dcpbench.worker.messages import CellSpec, RunId, StoreAddress, WorldKind
+from support.alone import config
+from support.drivers import start_server
+
+KEY = (0, WorldKind(2, "cpu", True))
+LIMITS = TimeoutsConfig(cell_s=60)
+
+
+@pytest.fixture
+def agents(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[HostAgent]]:
+    context = start_server()
+    monkeypatch.setattr(fork_server, "fork_server", lambda _: context)
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(variable, "lo")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    around = Surroundings(str(Path.cwd()), tuple(sys.path), {})
+    made = [HostAgent(f"host{number}", f"127.0.0.{2 + number}", around, ()) for number in range(2)]
+    at = StoreAddress("127.0.0.2", made[0].listen(0))
+    for number, agent in enumerate(made):
+        agent.start(KEY, [number], [], at)
+    yield made
+    for agent in made:
+        agent.kill(KEY)
+
+
+def _spec(folder: Path, given: Config) -> CellSpec:
+    (folder / "checkpoints").mkdir(parents=True)
+    return CellSpec(RunId("tests", "cell", 0, 0), given, str(folder), str(folder / "checkpoints"))
+
+
+def test_ranks_of_two_agents_run_a_stage_and_a_stage_that_was_given_up_never_starts(
+    agents: list[HostAgent], tmp_path: Path
+) -> None:
+    spec = _spec(tmp_path / "cell", config(world_size=2, parallel="ddp", model="short", saves=1))
+    with ThreadPoolExecutor() as threads:
+        ends = [*threads.map(lambda agent: agent.run(1, KEY, spec, LIMITS), agents)]
+    reports = [rank.report for end in ends if end for rank in end.ranks]
+    assert [(one.rank, one.host, one.local_rank) for one in reports if one] == [
+        (0, "host0", 0),
+        (1, "host1", 0),
+    ]
+    assert all(agent.state(KEY, str(tmp_path)).usable for agent in agents)
+
+    agents[1].conclude(2, dumps=False)
+    again = _spec(tmp_path / "again", spec.config)
+    assert agents[1].run(2, KEY, again, LIMITS) is None
+    concluding = threading.Timer(0.5, agents[0].conclude, (2, True))
+    concluding.start()
+    end = agents[0].run(2, KEY, again, LIMITS)
+    assert end
+    (waiting,) = end.ranks
+    assert (waiting.waiting, waiting.report, end.limit) == (True, None, None)
+    assert waiting.doing, "its stack was dumped"
+    assert not any((tmp_path / "again" / "checkpoints").iterdir())

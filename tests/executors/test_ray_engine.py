@@ -1,0 +1,101 @@
+"""Cells on several hosts, which are Ray's simulated nodes: real processes, sockets and deaths."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import SMALL, Finished, alive_in, dcpbench, run
+from support.hosts import Hosts, hosts
+
+pytest.importorskip("ray", reason="make test-multinode installs it")
+pytestmark = pytest.mark.multinode
+
+ON_CPU = (*SMALL, "device=cpu", "saves=1")
+DIES = (*ON_CPU, "parallel=hsdp2", "world_size=4", "scenario=dies", "scenario.options.rank=3")
+LOSSES = ("loss_at_save", "loss_resumed", "loss_continued", "loss_twin")
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Hosts]:
+    with hosts(2) as made:
+        yield made
+
+
+def test_cells_are_the_same_on_two_hosts(two: Hosts, tmp_path: Path) -> None:
+    asked = ("-m", *ON_CPU, "parallel=ddp,fsdp2,hsdp2", "world_size=2,4")
+    spread = run(tmp_path / "spread", *asked, *two.words)
+    here = run(tmp_path / "here", *asked)
+    assert [row["status"] for row in spread.rows] == ["pass"] * 6, spread.err
+    for row in spread.rows:
+        same = here.row(cell=row["cell"])
+        assert {name: row[name] for name in LOSSES} == {name: same[name] for name in LOSSES}
+        assert row["details"]["checks"].keys() == same["details"]["checks"].keys()
+        assert row["config_digest"] == same["config_digest"]
+        used = {host["name"]: host["ranks"] for host in row["details"]["hosts"]}
+        half = row["world_size"] // 2
+        assert used == {"127.0.0.2": [*range(half)], "127.0.0.3": [*range(half, 2 * half)]}
+        of_ranks = [(rank["host"], rank["local_rank"]) for rank in row["details"]["ranks"]]
+        assert of_ranks == [(name, local) for name in used for local in range(half)]
+        assert 0 < row["clock_offset_s"] < 1
+    assert same["clock_offset_s"] is None
+    assert alive_in(tmp_path) == []
+
+
+@pytest.fixture(scope="module")
+def deaths(two: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    ways = "scenario.options.how=not,kill,raises,kills_actor,loops,stops_actor"
+    asked = ("-m", *DIES, ways, "scenario.options.phase=load", "scenario.options.once=true")
+    folder = tmp_path_factory.mktemp("deaths") / "sweep"
+    return run(folder, *asked, "timeouts.load_s=6", "timeouts.cell_s=20", *two.words)
+
+
+@pytest.mark.parametrize(
+    ("how", "was"),
+    {
+        "kill": r"crash: rank 3 \(local rank 1 of host 127\.0\.0\.3\) was killed by SIGKILL in load",
+        "raises": r"error: rank 3 \(local rank 1 of host 127\.0\.0\.3\) in load: ValueError: planted",
+        "kills_actor": r"crash: rank 2 \(local rank 0 of host 127\.0\.0\.3\) was lost with the actor of its "
+        r"host, which died, last heard of in load",
+        "loops": r"timeout: after 6 s \(timeouts\.load_s=6\) still in load \(rank .*3\); late on "
+        r".*127\.0\.0\.3 \(rank .*3\).*rank 3 at _loops .*",
+        "stops_actor": r"crash: rank 2 \(local rank 0 of host 127\.0\.0\.3\) was given up with its "
+        r"host, which did not answer within 10 s, last heard of in \w+",
+    }.items(),
+)
+def test_the_first_cause_is_told_with_its_host_and_the_second_try_passes(
+    deaths: Finished, how: str, was: str
+) -> None:
+    (row,) = [row for row in deaths.rows if f"how={how} " in row["overrides"]]
+    assert (row["status"], row["flaky"]) == ("pass", True), row["reason"]
+    assert re.fullmatch(f"flaky: the first try ended as {was}.*", row["reason"]), row["reason"]
+
+
+def test_every_cell_has_one_row(deaths: Finished) -> None:
+    assert len(deaths.rows) == len({row["cell"] for row in deaths.rows}) == 6
+    (healthy,) = [row for row in deaths.rows if "how=not " in row["overrides"]]
+    assert (healthy["status"], healthy["flaky"]) == ("pass", None)
+    assert alive_in(deaths.folder) == []
+
+
+def test_a_sweep_goes_on_with_the_hosts_that_are_left_and_ends_where_there_is_no_room(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    asked = ("-m", *DIES, "scenario.options.phase=train", "timeouts.cell_s=60")
+    with hosts(3) as three:
+        room = (*three.words, "executor.ranks_per_host=2")
+        ended = run(folder, *asked, "scenario.options.how=kills_host,not", *room)
+        (row,) = ended.rows
+        assert row["status"] == "crash", row["reason"]
+        where = r"rank 2 \(local rank 0 of host 127\.0\.0\.4\)"
+        died = rf"{where} was lost with its host, which died, last heard of in \w+"
+        assert re.fullmatch(died, row["reason"]), row["reason"]
+        assert row["details"]["first_try"]["host"] == "127.0.0.3"
+        assert ended.status == 1
+        left = "4 ranks have no room on the hosts that are left: 127.0.0.2 is"
+        assert f"broken off: {left}; go on with resume={folder}" in ended.err
+        three.add()
+        resumed = dcpbench(f"resume={folder}", *room, folder=folder)
+    assert [row["status"] for row in resumed.rows] == ["crash", "pass"], resumed.err
+    assert {host["name"] for host in resumed.rows[1]["details"]["hosts"]} == {"127.0.0.2", "127.0.0.5"}
+    assert resumed.rows[0] == row
