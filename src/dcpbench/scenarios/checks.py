@@ -182,8 +182,9 @@ def prove_power(
         for check, leaves in checkpoint.state.items():
             if check == FLAGS:
                 other = all_different(unrestored[check])
-            elif check == "extra_equal" and target.has_constants:
-                other = with_changed_constants(leaves, unrestored[check])
+            elif check == "extra_equal":
+                constants = filter(target.may_be_constant, unrestored[check])
+                other = with_changed_constants(leaves, unrestored[check], constants)
             else:
                 other = with_other_names(unrestored[check])
             found = checkpoint.compare(check, other, cell.world.group, closely=False)

@@ -77,8 +77,8 @@ def perturbed(value: Any) -> Any:
     everywhere (`capturable` on the CPU), and one that is on becomes 1: what state an optimizer has depends on
     its flags (`amsgrad`). Nothing is turned on by 0 either, which becomes -0.0: with a momentum an SGD that
     has no state would get some. Other numbers become 7/16 of themselves, which no schedule of halves and
-    quarters comes to. The words that a `ReduceLROnPlateau` knows become its
-    other ones.
+    quarters comes to. The words that a `ReduceLROnPlateau` knows become its other ones.
+    None in a list is no flag and stays: a `LambdaLR` has it for each of its functions.
     """
     if value is None:
         return False
@@ -93,7 +93,7 @@ def perturbed(value: Any) -> Any:
     if isinstance(value, dict):
         return type(value)({key: perturbed(item) for key, item in value.items()})
     if isinstance(value, tuple | list):
-        return type(value)(perturbed(item) for item in value)
+        return type(value)(None if item is None else perturbed(item) for item in value)
     if isinstance(value, torch.Tensor):  # a learning rate, say
         return torch.where(value != 0, value * _PART, -value)
     raise TypeError(f"a hyperparameter of type {type(value).__name__} has no negative control yet")
@@ -110,9 +110,9 @@ def made_different(leaf: Any) -> Any:
     if isinstance(leaf, DigestedLeaf):
         (one, other), *rest = leaf.blocks
         return replace(leaf, blocks=((one ^ 1, other), *rest))
-    if leaf == [] or leaf == ():  # the parameters of a group that has none
-        return type(leaf)([None])
-    return perturbed(leaf)
+    changed = perturbed(leaf)
+    # A list in which nothing can be: of the parameters of a group that has none, of functions.
+    return [leaf] if same_value(changed, leaf) else changed
 
 
 def all_different(leaves: Leaves) -> Leaves:
@@ -120,9 +120,10 @@ def all_different(leaves: Leaves) -> Leaves:
     return {name: made_different(leaf) for name, leaf in leaves.items()}
 
 
-def with_changed_constants(expected: Leaves, unrestored: Leaves) -> Leaves:
-    """An unrestored state, with another value for what is in it as expected: nothing changes that."""
-    same = unrestored.keys() - {one.name for one in compare(expected, unrestored, closely=False)}
+def with_changed_constants(expected: Leaves, unrestored: Leaves, names: Iterable[str]) -> Leaves:
+    """An unrestored state, with another value for what of these `names` is in it as expected: nothing changes
+    that."""
+    same = set(names) - {one.name for one in compare(expected, unrestored, closely=False)}
     return {**unrestored, **all_different({name: unrestored[name] for name in same})}
 
 

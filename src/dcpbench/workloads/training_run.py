@@ -79,8 +79,6 @@ class TrainingRun:
     """Why no plain model in one process can be held against it."""
     clears_gradients = True
     """Whether no gradients are left after a step."""
-    has_constants = False
-    """Whether some of its `objects` may be what a run that is built anew has as well."""
     optimizer_state: OptimizerStateAs | None = None
     """How its optimizer's state is saved."""
     not_looked_at: Mapping[str, str] = MappingProxyType({})
@@ -211,6 +209,11 @@ class TrainingRun:
         for each in self.state().values():
             each.load_state_dict(each.state_dict())
 
+    def may_be_constant(self, name: str) -> bool:
+        """Whether what its `objects` have by this name may be what a run that is built anew has as well: of
+        the functions of a `LambdaLR` only that they are some."""
+        return name.startswith("scheduler.") and "lr_lambdas" in name.split(".")
+
     @property
     def needs_random(self) -> frozenset[str] | None:
         """The generators that have to come back; None are all of them."""
@@ -240,7 +243,6 @@ class TrainerRun(TrainingRun):
 
     why_no_twin = "the trainer draws its batches itself, and no plain model in one process sees the same"
     clears_gradients = False
-    has_constants = True
 
     def __init__(self, config: Config, world: World, seed: int) -> None:
         self.config, self.world, self.sizes = config, world, config.parallel.mesh_sizes(world.size)
@@ -330,6 +332,9 @@ class TrainerRun(TrainingRun):
 
     def set_again(self) -> None:
         """A trainer need not load more than once."""
+
+    def may_be_constant(self, name: str) -> bool:
+        return True
 
     @property
     def needs_random(self) -> frozenset[str]:
