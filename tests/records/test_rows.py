@@ -60,6 +60,7 @@ def test_the_contract_of_columns() -> None:
         "crash_states_refused",
         "crash_states_mixture",
         "crash_states_foreign",
+        "component",
     )
 
 

@@ -36,6 +36,7 @@ _CHOICES = {
     "state_dict": "sharded",
     "scheduler": "step",
     "load_into": "default",
+    "component": "none",
 }
 _FOLDERS = (conf_folder(), Path(__file__).parents[1] / "conf")
 

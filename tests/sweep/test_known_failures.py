@@ -263,6 +263,8 @@ def test_the_list_of_the_house_is_whole() -> None:
         "gradients-at-load",
         "scheduler-after-load",
         "plain-optimizer-fsdp1",
+        "several-optimizers-fsdp1",
+        "data-loader-generator",
         "file-writer-safetensors",
         "safetensors-values",
         "consolidated-integers",

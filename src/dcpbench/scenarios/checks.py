@@ -290,11 +290,8 @@ def _explain(
     found, state = list(found), run.train_state
 
     def beside(other: TrainingRun) -> Findings:
-        tensors, objects = _tensors(other), snapshot_nested(other.objects())
-        far = [
-            *compare_close(tensors, _tensors(run), tolerance),
-            *compare(objects, snapshot_nested(run.objects())),
-        ]
+        (tensors, objects), (of_run, objects_of_run) = map(_tensors_and_objects, (other, run))
+        far = [*compare_close(tensors, of_run, tolerance), *compare(objects, objects_of_run)]
         alike = {*tensors, *objects} - {one.name for one in far} - _RECORDED
         if same_value([state.losses, state.current_loss], [recorded, recorded[-1]]):
             alike |= _RECORDED
@@ -368,7 +365,14 @@ def _verify_absent_key(cell: Cell, checkpoint: Checkpoint) -> None:
 
 
 def _tensors(run: TrainingRun) -> Leaves:
-    """The live model and optimizer."""
+    """The live tensors of model, optimizer and component."""
     state = live_state(run)
-    both = {**state["model_equal"], **state["optim_equal"]}
+    both = {**state["model_equal"], **state["optim_equal"], **run.component.leaves()}
     return {name: leaf for name, leaf in both.items() if isinstance(leaf, TensorLeaf | Idle)}
+
+
+def _tensors_and_objects(run: TrainingRun) -> tuple[Leaves, Leaves]:
+    """These, and whatever else is in its objects."""
+    tensors = _tensors(run)
+    objects = {**snapshot_nested(run.objects()), **run.component.leaves()}
+    return tensors, {name: leaf for name, leaf in objects.items() if name not in tensors}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from dcpbench.checkpointers.dcp import stored_chunks
@@ -41,6 +42,7 @@ from dcpbench.verify.snapshot import (
     snapshot_optimizer,
 )
 from dcpbench.workloads import training_run
+from dcpbench.workloads.components import Ema
 from dcpbench.workloads.training_run import Batches, TrainingRun
 
 if TYPE_CHECKING:
@@ -122,19 +124,21 @@ def resumed_by(cell: Cell, target: TrainingRun, data: Batches, until: int) -> Ma
     sizes, config = _sizes(cell), cell.config
     alone = _never_averages(sizes)
     in_part = _shares(cell) or not config.save.uses_collectives
-    in_another_state = config.load_into.name != "default" or config.scheduler.name == "multi_step"
+    names = config.load_into.name, config.scheduler.name, config.component.name
+    in_another_state = bool(names[0] != "default" or {"multi_step", "data_loader_generator"} & {*names})
     in_another_state |= any(one.dtype is torch.bfloat16 for one in target.model.parameters())
     if not (alone or sizes.get("tp", 1) > 1 or in_part or in_another_state):
         return lambda found, beside: found
     make = training_run.build_replica if alone else training_run.build_plain
     other = make(cell.config, cell.world, cell.config.seed)
     group = None if alone else cell.world.group
-    _set_model(other, assembled(snapshot_model(target.model), group))
+    _set_model(other.model, assembled(snapshot_model(target.model), group))
     _set_optimizer(other, assembled(snapshot_optimizer(target.model, target.optimizer), group), target)
     _unfreeze(other.model, cell.config.parallel.tp_plan)
     other.scheduler.load_state_dict(target.scheduler.state_dict())
     other.noise.load_state_dict(target.noise.state_dict())
     other.tensor_object.load_state_dict(copy.deepcopy(target.tensor_object.state_dict()))
+    _set_component(other, target, group)
     other.train_state = replace(target.train_state, losses=[*target.train_state.losses])
     other.random.states = dict(target.random.states)
     other.train(data, until)
@@ -142,9 +146,19 @@ def resumed_by(cell: Cell, target: TrainingRun, data: Batches, until: int) -> Ma
 
 
 @torch.no_grad()
-def _set_model(run: TrainingRun, tensors: Leaves) -> None:
-    for name, value in persistent_tensors(run.model).items():
+def _set_model(model: nn.Module, tensors: Leaves) -> None:
+    for name, value in persistent_tensors(model).items():
         value.copy_(tensors[name])
+
+
+def _set_component(run: TrainingRun, target: TrainingRun, group: dist.ProcessGroup | None) -> None:
+    mine, theirs = run.component, target.component
+    if isinstance(mine, Ema) and isinstance(theirs, Ema):
+        _set_model(mine.average, assembled(snapshot_model(theirs.average), group))
+        return
+    state = theirs.state(target.options)
+    for name, one in mine.state(run.options).items():
+        one.load_state_dict(copy.deepcopy(state[name].state_dict()))
 
 
 def _set_optimizer(run: TrainingRun, tensors: Leaves, target: TrainingRun) -> None:

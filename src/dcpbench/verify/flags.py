@@ -29,7 +29,9 @@ def snapshot_flags(
         fqn = plain_fqn(model, f"{name}.").rstrip(".")
         flags[f"training.model.{fqn}".rstrip(".")] = module.training
         hooks += _hooks(fqn, module)
-    flags |= {"hooks.model": "; ".join(hooks), "hooks.optimizer": "; ".join(_hooks("", optimizer))}
+    several = getattr(optimizer, "optimizers", [optimizer])
+    of_optimizers = [hook for one in several for hook in _hooks("", one)]
+    flags |= {"hooks.model": "; ".join(hooks), "hooks.optimizer": "; ".join(of_optimizers)}
     # `Optimizer.__setstate__` gives it to every optimizer that is loaded, also to one without such an option.
     flags |= snapshot_nested({"differentiable": False, **optimizer.defaults}, "defaults.")
     for number, group in enumerate(optimizer.param_groups):
