@@ -265,6 +265,8 @@ def test_the_list_of_the_house_is_whole() -> None:
         "plain-optimizer-fsdp1",
         "several-optimizers-fsdp1",
         "data-loader-generator",
+        "other-dtype",
+        "broadcast-ddp",
         "file-writer-safetensors",
         "safetensors-values",
         "consolidated-integers",

@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 
 _FSDP1 = "dcpbench.workloads.parallelisms.fsdp"
 
+_NOT_RESTORED = {"multi_step", "data_loader_generator"}
+"""A scheduler and a component that go on otherwise than they were saved."""
+
 Mark = Callable[[Iterable[Finding], Callable[[TrainingRun], Iterable[Finding]]], Iterable[Finding]]
 """Has findings say which of them are not there beside a run with the defect."""
 
@@ -124,8 +127,9 @@ def resumed_by(cell: Cell, target: TrainingRun, data: Batches, until: int) -> Ma
     sizes, config = _sizes(cell), cell.config
     alone = _never_averages(sizes)
     in_part = _shares(cell) or not config.save.uses_collectives
-    names = config.load_into.name, config.scheduler.name, config.component.name
-    in_another_state = bool(names[0] != "default" or {"multi_step", "data_loader_generator"} & {*names})
+    not_restored = _NOT_RESTORED & {config.scheduler.name, config.component.name}
+    keeps_group = config.state_dict.full_state_dict and config.optimizer.name == "adamw_empty_group"
+    in_another_state = bool(config.load_into.name != "default" or not_restored or keeps_group)
     in_another_state |= any(one.dtype is torch.bfloat16 for one in target.model.parameters())
     if not (alone or sizes.get("tp", 1) > 1 or in_part or in_another_state):
         return lambda found, beside: found

@@ -31,12 +31,16 @@ def perturb_model(model: nn.Module, seed: int) -> None:
         module.set_extra_state(perturbed(module.get_extra_state()))
 
 
-def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int) -> None:
-    """Change every element of every state tensor and every hyperparameter, in place."""
+def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int, saved: Leaves | None = None) -> None:
+    """Change every element of every state tensor and every hyperparameter, in place; this to what it is not
+    in what was `saved`, for a flag that no load has restored would be what it was after two changes."""
     values = (value for entries in optimizer.state.values() for value in entries.values())
     _perturb((value for value in values if isinstance(value, torch.Tensor)), seed)
-    for group in optimizer.param_groups:
-        group.update({key: perturbed(value) for key, value in group.items() if key != "params"})
+    for number, group in enumerate(optimizer.param_groups):
+        for key in group.keys() - {"params"}:
+            group[key] = perturbed(group[key])
+            if same_value(group[key], (saved or {}).get(f"param_groups.{number}.{key}", group)):
+                group[key] = perturbed(group[key])
 
 
 @torch.no_grad()
@@ -123,8 +127,10 @@ def all_different(leaves: Leaves) -> Leaves:
 def with_changed_constants(expected: Leaves, unrestored: Leaves, names: Iterable[str]) -> Leaves:
     """An unrestored state, with another value for what of these `names` is in it as expected: nothing changes
     that."""
-    same = set(names) - {one.name for one in compare(expected, unrestored, closely=False)}
-    return {**unrestored, **all_different({name: unrestored[name] for name in same})}
+    held = {name: unrestored[name] for name in names if name in expected}
+    found = compare({name: expected[name] for name in held}, held, closely=False)
+    same = held.keys() - {one.name for one in found}
+    return {**unrestored, **all_different({name: held[name] for name in same})}
 
 
 def without_constants(expected: Leaves, stranger: Leaves) -> Leaves:

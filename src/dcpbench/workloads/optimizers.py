@@ -71,6 +71,12 @@ def adam_and_sgd(groups: Iterable[dict[str, Any]], lr: float, momentum: float, *
     return Optimizers([torch.optim.Adam([first], lr, **options), sgd])
 
 
+def muon_and_adam(groups: Iterable[dict[str, Any]], lr: float, **options: Any) -> Optimizers:
+    """The first group, of matrices, by Muon, the others by Adam, as Muon takes nothing but matrices."""
+    first, *others = groups
+    return Optimizers([torch.optim.Muon([first], lr), torch.optim.Adam(others, **options)])
+
+
 def adam_in_backward(groups: Iterable[dict[str, Any]], **options: Any) -> InBackward:
     """Adam, one for each parameter that is trained."""
     parameters = (one for group in groups for one in group["params"] if one.requires_grad)
