@@ -265,6 +265,7 @@ def test_the_list_of_the_house_is_whole() -> None:
         "plain-optimizer-fsdp1",
         "several-optimizers-fsdp1",
         "data-loader-generator",
+        "local-experts",
         "other-dtype",
         "broadcast-ddp",
         "file-writer-safetensors",

@@ -383,6 +383,7 @@ def build(config: Config, world: World, seed: int, scheduler: bool = True) -> Tr
     run.computes_in = computes_in(config.parallel)
     if dp_degree(sizes) > 1 and any(isinstance(one, _BATCH_NORM) for one in model.modules()):
         run.why_no_twin = "batch normalisation sees a rank's share of each batch, and one process all of it"
+    run.why_no_twin = getattr(workload.model, "why_no_twin", run.why_no_twin)
     run.options = StateDictOptions(**config.state_dict.options())
     run.optimizer_state = config.optimizer_state
     return run
