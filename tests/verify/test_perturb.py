@@ -170,7 +170,7 @@ def test_what_an_unrestored_state_has_as_expected_becomes_another_and_nothing_el
 
 
 def test_of_functions_a_list_of_none_stays_and_has_a_control_all_the_same() -> None:
-    assert perturbed([None, {"steps": 4}]) == [None, {"steps": 2}]
+    assert perturbed([None, {"steps": 4}]) == [None, {"steps": perturbed(4)}]
     functions = {"of none": [], "lr_lambdas": [None, None]}
     assert {one.name for one in compare(functions, all_different(functions))} == functions.keys()
 
