@@ -40,7 +40,7 @@ def test_every_fault_says_where_it_is_planted_and_by_what_it_is_seen() -> None:
 def test_an_experiment_lists_them_without_those_of_one_scenario() -> None:
     names = registry.listed().split(",")
     planted = {name: spec for name, spec in registry.load_faults().items() if name != registry.NONE}
-    limiting = {"scenario", "verify", "storage"}
+    limiting = {"scenario", "verify", "storage", "component"}
     limited = {name for name, spec in planted.items() if limiting & spec.only.keys()}
     assert set(names) == planted.keys() - limited - {"gradients_touched"}
     assert "right_in_page_cache_alone" not in names

@@ -61,6 +61,7 @@ def test_the_contract_of_columns() -> None:
         "crash_states_mixture",
         "crash_states_foreign",
         "clock_offset_s",
+        "component",
     )
 
 

@@ -5,7 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import _wrap_exception
 
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.config.schema import Config
@@ -435,6 +438,23 @@ def test_an_object_that_does_not_come_back(scenario: str, keys: tuple[object, ..
     assert places_of(ran.reports[0]) == expected
     assert [one.check for one in ran.verdict.failed] == ["extra_equal"]
     assert unexplained(ran, scenario.replace("_", "-")) == set()
+
+
+def test_a_load_into_another_dtype_has_to_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = "of a load into bfloat16 in the checkpoint of step 2"
+    ran = run_alone(**SMALL, scenario="other_dtype")
+    assert places_of(ran.reports[0]) == once(2) | {("contract_held", where): {"refusal"}}
+    assert [one.check for one in ran.verdict.failed] == ["contract_held"]
+    assert unexplained(ran, "other-dtype") == set()
+    load = dcp.load
+
+    def refusing(state_dict: dict[str, Any], **given: Any) -> None:
+        if state_dict.get("typed", {"tensor": torch.zeros(1)})["tensor"].dtype == torch.bfloat16:
+            raise dcp.CheckpointException("load", {0: _wrap_exception(ValueError("another dtype"))})
+        load(state_dict, **given)
+
+    monkeypatch.setattr(dcp, "load", refusing)
+    passed(run_alone(**SMALL, scenario="other_dtype"))
 
 
 def test_key_order() -> None:

@@ -37,6 +37,7 @@ _CHOICES = {
     "scheduler": "step",
     "load_into": "default",
     "executor": "local",
+    "component": "none",
 }
 _FOLDERS = (conf_folder(), Path(__file__).parents[1] / "conf")
 

@@ -1,10 +1,13 @@
 """A workload as a user would write one: a small language model with dropout, token ids, its own loss."""
 
+from functools import partial
+
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
+from torch.optim.lr_scheduler import LambdaLR
 
-from dcpbench.workloads.workload import Workload
+from dcpbench.workloads.workload import Workload, by_step
 
 TOKENS, WIDTH, LENGTH = 50, 16, 8
 
@@ -23,7 +26,27 @@ class LanguageModel(nn.Module):
         return self.head(self.layer(self.embed(ids)))
 
 
-def build() -> Workload:
+def falling(epoch: int, gamma: float = 0.75) -> float:
+    return gamma**epoch
+
+
+class Warmup:
+    """A schedule that is an object, whose attributes `LambdaLR` saves."""
+
+    def __init__(self) -> None:
+        self.steps = 3
+
+    def __call__(self, epoch: int) -> float:
+        return min(1.0, (epoch + 1) / self.steps)
+
+
+SCHEDULES = {"function": lambda: falling, "partial": lambda: partial(falling, gamma=0.25), "object": Warmup}
+"""What makes one: an object is of one run."""
+
+
+def build(schedule: str | None = None) -> Workload:
+    """With a `schedule` its scheduler is a `LambdaLR` of it."""
+
     def batch(generator: torch.Generator) -> dict[str, torch.Tensor]:
         ids = torch.randint(TOKENS, (24, LENGTH + 1), generator=generator)
         return {"ids": ids[:, :-1], "labels": ids[:, 1:]}
@@ -31,4 +54,5 @@ def build() -> Workload:
     def loss(model: nn.Module, share: dict[str, torch.Tensor]) -> torch.Tensor:
         return F.cross_entropy(model(share["ids"]).flatten(0, 1), share["labels"].flatten())
 
-    return Workload(LanguageModel(), batch, loss)
+    scheduler = partial(LambdaLR, lr_lambda=SCHEDULES[schedule]()) if schedule else by_step
+    return Workload(LanguageModel(), batch, loss, scheduler=scheduler)

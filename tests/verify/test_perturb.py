@@ -160,11 +160,19 @@ def test_what_no_seed_changes_has_a_control_of_its_own() -> None:
 def test_what_an_unrestored_state_has_as_expected_becomes_another_and_nothing_else() -> None:
     expected = {"first": 1, "kept": 0.5, "w": snapshot_model(trained()[0])["0.net1.weight"], "last": "mean"}
     unrestored = {**expected, "kept": 0.25, "more": 3}
-    changed = with_changed_constants(expected, unrestored)
+    changed = with_changed_constants(expected, unrestored, unrestored)
     assert list(changed) == list(unrestored), "a name that is missing would be reported whatever it holds"
     assert {name for name, leaf in changed.items() if leaf is unrestored[name]} == {"kept", "more"}
     found = {one.name for one in compare(expected, changed)}
     assert found == {*expected, "more"}
+    named = with_changed_constants(expected, unrestored, ["first", "kept"])
+    assert {name for name, leaf in named.items() if leaf is not unrestored[name]} == {"first"}
+
+
+def test_of_functions_a_list_of_none_stays_and_has_a_control_all_the_same() -> None:
+    assert perturbed([None, {"steps": 4}]) == [None, {"steps": perturbed(4)}]
+    functions = {"of none": [], "lr_lambdas": [None, None]}
+    assert {one.name for one in compare(functions, all_different(functions))} == functions.keys()
 
 
 def test_what_an_optimizer_counts_is_constant_and_a_model_s_scalar_where_it_is_the_same() -> None:

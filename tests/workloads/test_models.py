@@ -34,7 +34,13 @@ def test_what_a_save_before_the_first_step_leaves_alone_passes_with_power(optimi
 
 @pytest.fixture(scope="module")
 def defective(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    cells = ("model=batch_norm,unused", "parallel=ddp,fsdp2", "device=cpu", "world_size=2", "saves=1")
+    cells = (
+        "model=batch_norm,unused,local_experts",
+        "parallel=ddp,fsdp2",
+        "device=cpu",
+        "world_size=2",
+        "saves=1",
+    )
     return run(tmp_path_factory.mktemp("defective") / "sweep", "-m", *cells, *SMALL[1:])
 
 
@@ -50,6 +56,13 @@ def test_running_statistics_come_back_as_some_ranks(defective: Finished, paralle
 
 
 @pytest.mark.slow
+def test_an_expert_of_each_rank_comes_back_as_one_ranks(defective: Finished) -> None:
+    row = defective.row(model="local_experts", parallel="ddp")
+    assert row["status"] == "xfail", row["reason"]
+    assert "known failure local-experts" in row["reason"]
+    assert (row["model_equal"], row["optim_equal"], row["extra_equal"]) == (False, False, True)
+
+
 def test_what_had_no_gradient_cannot_be_loaded(defective: Finished) -> None:
     row = defective.row(model="unused", parallel="fsdp2")
     assert row["status"] == "xfail", row["reason"]

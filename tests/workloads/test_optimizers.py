@@ -1,5 +1,7 @@
 """Optimizers whose state is of another kind than Adam's: each comes back, or is a skip in torch's words."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
@@ -8,9 +10,29 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from conftest import SMALL, Finished, run
 from dcpbench.executors.fork_server import Machine
 from dcpbench.sweep.plan.validity import resolve, why_skip
-from support.alone import config, group_of_one
+from dcpbench.verify.snapshot import snapshot_optimizer
+from dcpbench.workloads.optimizers import Optimizers
+from dcpbench.workloads.training_run import TrainingRun, batches, build
+from support.alone import config, group_of_one, run_alone, world
 
-OPTIMIZERS = ("adagrad", "adafactor", "adam_tensor_lr", "rprop", "nadam")
+OPTIMIZERS = (
+    "adagrad",
+    "adafactor",
+    "adam_tensor_lr",
+    "rprop",
+    "nadam",
+    "adam_and_sgd",
+    "adam_in_backward",
+    "muon",
+    "adam_capturable",
+)
+SKIPPED = {
+    ("fsdp2", "adafactor"): "DTensor refuses a step of it",
+    ("fsdp2", "rprop"): "DTensor refuses a step of it",
+    ("ddp", "adam_capturable"): "its state lies on an accelerator",
+    ("fsdp2", "adam_capturable"): "its state lies on an accelerator",
+    ("ddp", "adam_in_backward"): "a hook on a parameter comes before DDP averages its gradient",
+}
 
 
 def test_what_refuses_to_hand_out_its_state_is_a_skip_in_torchs_words() -> None:
@@ -43,9 +65,9 @@ def optimizers(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_its_state_comes_back(optimizers: Finished, optimizer: str, parallel: str) -> None:
     row = optimizers.row(optimizer=optimizer, parallel=parallel)
-    if parallel == "fsdp2" and optimizer in ("adafactor", "rprop"):
+    if why := SKIPPED.get((parallel, optimizer)):
         assert row["status"] == "skip"
-        assert "DTensor refuses a step of it" in row["reason"]
+        assert why in row["reason"]
         return
     assert (row["model_equal"], row["optim_equal"], row["extra_equal"], row["powered"]) == (True,) * 4
     if optimizer == "adam_tensor_lr":
@@ -54,3 +76,44 @@ def test_its_state_comes_back(optimizers: Finished, optimizer: str, parallel: st
         assert row["loss_resume_equal"] is True
     else:
         assert row["status"] == "pass", row["reason"]
+
+
+def trained(optimizer: str, steps: int) -> TrainingRun:
+    given = config(model="short", optimizer=optimizer)
+    run = build(given, world(), 0)
+    run.train(batches(given, world().device), steps)
+    return run
+
+
+def test_several_are_looked_at_and_loaded_as_one() -> None:
+    run, other = (trained("adam_and_sgd", steps) for steps in (2, 1))
+    held = snapshot_optimizer(run.model, run.optimizer)
+    assert {name.rpartition(".")[2] for name in held if name.startswith("state.net1.weight.")} == {
+        *("exp_avg", "exp_avg_sq", "step")
+    }
+    assert [name for name in held if name.startswith("state.net1.bias.")] == [
+        "state.net1.bias.momentum_buffer"
+    ]
+    assert (held["param_groups.0.betas"], held["param_groups.1.momentum"]) == ((0.9, 0.99), 0.9)
+    other.optimizer.load_state_dict(run.optimizer.state_dict())
+    assert isinstance(other.optimizer, Optimizers)
+    adam, sgd = other.optimizer.optimizers
+    assert {str(held["step"]) for held in adam.state.values()} == {"tensor(2.)"}
+    momenta = snapshot_optimizer(other.model, sgd)["state.net1.bias.momentum_buffer"].local
+    assert torch.equal(momenta, held["state.net1.bias.momentum_buffer"].local)
+
+
+def test_one_that_steps_in_the_backward_pass_takes_the_steps_of_one_that_does_not() -> None:
+    runs = [trained(name, 3) for name in ("adam", "adam_in_backward")]
+    assert runs[0].train_state.losses == runs[1].train_state.losses
+    assert runs[1].alive == [True] * 3, "gradients are freed, and were there"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "fault"),
+    [("adam_and_sgd", "lr_of_second_group"), ("adam_in_backward", "lr_next_float")],
+)
+def test_a_learning_rate_of_one_of_several_is_seen(optimizer: str, fault: str) -> None:
+    small: dict[str, Any] = {"model": "short", "saves": 1, "train_steps": 1, "resume_steps": 1}
+    ran = run_alone(fault, **small, optimizer=optimizer)
+    assert ran.verdict.fault_seen is True, ran.verdict.reason

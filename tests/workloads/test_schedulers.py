@@ -3,6 +3,7 @@
 import pytest
 from torch.optim.lr_scheduler import (
     CosineAnnealingLR,
+    LambdaLR,
     MultiStepLR,
     OneCycleLR,
     ReduceLROnPlateau,
@@ -20,6 +21,7 @@ CLASSES = {
     "multi_step": MultiStepLR,
     "sequential": SequentialLR,
     "cosine": CosineAnnealingLR,
+    "lambda": LambdaLR,
     "one_cycle": OneCycleLR,
     "reduce_on_plateau": ReduceLROnPlateau,
 }
@@ -34,6 +36,20 @@ def test_it_comes_back(kind: str) -> None:
     assert ran.verdict.status == "pass", ran.verdict.reason
     control = ran.verdict.details["checks"]["extra_equal"]["control"]
     assert any(name.startswith("scheduler.") for name in control)
+
+
+@pytest.mark.parametrize("schedule", ["function", "partial", "object"])
+def test_one_of_functions_of_a_workload_of_one_s_own_comes_back(schedule: str) -> None:
+    workload = {"target": "support.own_workload.build", "options": {"schedule": schedule}}
+    ran = run_alone(**{**RATES, "saves": 1, "train_steps": 1}, workload=workload)
+    assert ran.verdict.status == "pass", ran.verdict.reason
+    control = ran.verdict.details["checks"]["extra_equal"]["control"]
+    kept = {
+        "function": {"scheduler.lr_lambdas"},
+        "partial": set(),
+        "object": {"scheduler.lr_lambdas.0.steps"},
+    }
+    assert {name.split()[0] for name in control if "lr_lambdas" in name} == kept[schedule]
 
 
 def test_each_kind_is_known() -> None:
@@ -73,12 +89,12 @@ def test_what_lies_under_integer_keys_is_not_restored() -> None:
     assert "noise.generator" in unexplained(with_another, "integer-keys")
 
 
-@pytest.mark.parametrize("kind", [None, "sequential", "one_cycle"])
+@pytest.mark.parametrize("kind", [None, "lambda", "sequential", "one_cycle"])
 def test_one_that_is_made_after_the_load_sets_the_learning_rate(kind: str | None) -> None:
     chosen = {"scheduler": kind} if kind else {}
     ran = run_alone(**RATES, **chosen, load_into="no_scheduler")
     failed = ran.reports[0].checks["optim_equal"].distinct.values()
-    rate = "initial_lr" if kind is None else "lr"
+    rate = "initial_lr" if kind in (None, "lambda") else "lr"
     assert f"param_groups.0.{rate}" in {finding.name for finding in failed}
     assert unexplained(ran, "scheduler-after-load") == set()
 

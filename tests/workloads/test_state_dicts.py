@@ -71,6 +71,8 @@ def test_all_of_it_comes_back(forms: Finished, form: str) -> None:
 EMPTY = {
     "flattened": ("empty-param-group", "IndexError"),
     "cpu_offload": ("empty-param-group", "KeyError: 'betas'"),
+    "full": ("empty-param-group", "param_groups.0.betas"),
+    "full_broadcast": ("empty-param-group", "param_groups.0.betas"),
     "full_flattened": ("empty-param-group", "IndexError"),
 }
 

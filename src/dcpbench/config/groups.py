@@ -240,6 +240,12 @@ class SchedulerConfig(LimitedGroup):
 
 
 @dataclass
+class ComponentConfig(LimitedGroup):
+    """What a run trains with beside model, optimizer and scheduler, and saves: `target(surroundings,
+    **options)` returns a `dcpbench.workloads.components.Component`."""
+
+
+@dataclass
 class LoadIntoConfig:
     """What a checkpoint is loaded into, where that is not what trainers should have: a run whose scheduler is
     there and whose optimizer has state (`filled`), if only zeros, and that has no gradients.

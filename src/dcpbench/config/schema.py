@@ -77,6 +77,7 @@ class Config:
     fault: groups.FaultConfig = field(default_factory=groups.FaultConfig)
     workload: groups.WorkloadConfig = field(default_factory=groups.WorkloadConfig)
     scheduler: groups.SchedulerConfig = field(default_factory=groups.SchedulerConfig)
+    component: groups.ComponentConfig = field(default_factory=groups.ComponentConfig)
     load_into: groups.LoadIntoConfig = field(default_factory=groups.LoadIntoConfig)
     optimizer_state: groups.OptimizerStateAs | None = None
     load_parallel: groups.ParallelConfig | None = None

@@ -68,9 +68,9 @@ def load_faults() -> dict[str, FaultConfig]:
 
 
 def listed(at: str | None = None) -> str:
-    """The names of the faults that any scenario, storage and `load_into` can have with `verify=standard`, or
-    of those of them that are planted at one place: a list for a sweep, which an experiment writes as
-    `${faults:}` or `${faults:restored}`."""
+    """The names of the faults that any scenario, storage, component and `load_into` can have with
+    `verify=standard`, or of those of them that are planted at one place: a list for a sweep, which an
+    experiment writes as `${faults:}` or `${faults:restored}`."""
     return ",".join(
         name
         for name, spec in load_faults().items()
@@ -79,7 +79,8 @@ def listed(at: str | None = None) -> str:
 
 
 def _is_special(spec: FaultConfig) -> bool:
-    """Whether it is one of a scenario, a storage, `verify=deep`, or of what a checkpoint is loaded into."""
+    """Whether it is one of a scenario, a storage, a component, `verify=deep`, or of what a checkpoint is
+    loaded into."""
     into = spec.only.get("load_into")
-    limited = {"scenario", "verify", "storage"} & spec.only.keys()
+    limited = {"scenario", "verify", "storage", "component"} & spec.only.keys()
     return bool(limited) or (into is not None and "default" not in into.values)

@@ -63,7 +63,7 @@ class Target:
         held = self.state[name]
         if isinstance(held, dict):
             leaves = snapshot_nested(held)
-        elif name == "model":
+        elif name in ("model", "ema"):
             leaves = snapshot_model(held.model)
         elif name == "optimizer":
             leaves = snapshot_optimizer(held.model, held.optimizer)

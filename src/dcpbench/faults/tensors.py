@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dcpbench.config.groups import Expect, Only
 from dcpbench.faults.registry import Plant, fault, live, on_one_rank, staged
-from dcpbench.faults.values import A_BIAS, A_WEIGHT, WITH_MOMENTS
+from dcpbench.faults.values import A_BIAS, A_WEIGHT, WITH_MOMENTS, component
 
 if TYPE_CHECKING:
     from dcpbench.faults.targets import Target
@@ -69,6 +69,13 @@ def _on_rank(rank: int, check: str, name_of: str, **options: Any) -> Callable[[P
     number=0,
 )
 @on_one_rank(Expect("extra_equal", _DATA, -2), name="object_lowest_bit", key=_OBJECT, number=0)
+@on_one_rank(
+    Expect("extra_equal", r"ema\.module\.[\w.]+\.weight", -2),
+    name="ema_lowest_bit",
+    only=component("ema"),
+    key="ema.*.weight",
+    number=0,
+)
 def bit(target: "Target", key: str, number: int) -> None:
     """One bit of the element with the largest magnitude: 0 is one unit in the last place, 31 the sign."""
     target.flip(target.largest(key), number)

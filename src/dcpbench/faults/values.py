@@ -18,6 +18,8 @@ A_WEIGHT, A_BIAS = r"[\w.]+\.weight", r"[\w.]+\.bias"
 """The names by which faults of parameters are seen, whatever model they are planted in."""
 _WITH_GROUPS = {"optimizer": Only(["adamw_groups"], "it needs two groups")}
 
+_TWO_GROUPS = {"optimizer": Only(["adamw_groups", "adam_and_sgd"], "it needs two groups")}
+
 _SEVERAL_RANKS = {
     "parallel": Only(
         ["ddp", "fsdp", "hsdp", "fsdp_tp", "fsdp2", "hsdp2", "fsdp2_tp"], "it needs several ranks"
@@ -27,6 +29,11 @@ _SEVERAL_RANKS = {
 
 def _group(key: str, rank: int | None = 0, number: int = 0, problem: str | None = None) -> Expect:
     return Expect("optim_equal", rf"param_groups\.{number}\.{key}", rank, problem)
+
+
+def component(name: str) -> dict[str, Only]:
+    """What limits a fault to cells with this component."""
+    return {"component": Only([name], "it is planted in that")}
 
 
 def _extra(name: str, rank: int = 0) -> Expect:
@@ -39,7 +46,7 @@ def _extra(name: str, rank: int = 0) -> Expect:
 @fault(_group("initial_lr"), name="initial_lr_not_restored", key="initial_lr", value=1.0)
 @fault(_group("lr"), name="lr_not_restored", key="lr", value=1.0)
 @fault(_group("weight_decay"), name="weight_decay_not_restored", key="weight_decay", value=0.5)
-@fault(_group("lr", number=1), name="lr_of_second_group", only=_WITH_GROUPS, key="lr", value=0.3, group=1)
+@fault(_group("lr", number=1), name="lr_of_second_group", only=_TWO_GROUPS, key="lr", value=0.3, group=1)
 @fault(
     _group("weight_decay", number=1),
     name="weight_decay_of_second_group",
@@ -78,6 +85,20 @@ def lr_next_float(target: "Target") -> None:
 def group_key_dropped(target: "Target") -> None:
     """A group has lost its `initial_lr`."""
     del target.param_groups[0]["initial_lr"]
+
+
+@on_one_rank(_extra("grad_scaler.scale", -2), only=component("grad_scaler"))
+def grad_scale_doubled(target: "Target") -> None:
+    """The scale of a GradScaler."""
+    scaler = target.state["grad_scaler"]
+    held = scaler.state_dict()
+    scaler.load_state_dict({**held, "scale": 2 * held["scale"]})
+
+
+@on_one_rank(Expect("extra_equal", r"data_loader\.[\w.]+", -2), only=component("data_loader"))
+def sample_skipped(target: "Target") -> None:
+    """The data loader is one sample further."""
+    target.state["data_loader"].number_of_batch(1)
 
 
 @fault(_group(r"\w+"), only=_WITH_GROUPS)

@@ -41,7 +41,7 @@ _ORDER = tuple(
     side_effect_free files_unchanged files_equal random_equal cwd state_dict scheduler load_into
     optimizer_state activation_checkpointing crash_consistent crash_recoverable crash_durable
     crash_states_enumerated crash_states crash_states_s crash_states_new crash_states_old crash_states_refused
-    crash_states_mixture crash_states_foreign clock_offset_s
+    crash_states_mixture crash_states_foreign clock_offset_s component
     """.split()  # noqa: SIM905
 )
 """The order of the columns, which never changes; others follow as they are declared."""
@@ -99,6 +99,7 @@ class Row:
     load_into: str | None = _axis(None)
     optimizer_state: str | None = _axis(None)
     activation_checkpointing: str | None = _axis(None)
+    component: str | None = _axis(None)
     overrides: str = ""
     repeat: int | None = None
     checks: Mapping[str, bool | None] = field(default_factory=dict)

@@ -58,7 +58,7 @@ def live_state(run: TrainingRun) -> State:
     state = {
         "model_equal": snapshot_model(run.model, extents),
         "optim_equal": snapshot_optimizer(run.model, run.optimizer, extents),
-        "extra_equal": snapshot_nested(run.objects()),
+        "extra_equal": snapshot_nested(run.objects()) | run.component.leaves(),
     }
     if run.keeps_random:
         state[RANDOM] = snapshot_nested({"random": run.random_state()})

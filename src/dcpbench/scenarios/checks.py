@@ -29,7 +29,7 @@ from dcpbench.verify.perturb import (
     with_other_names,
     without_constants,
 )
-from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf, snapshot_nested
+from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaves, TensorLeaf, snapshot_nested
 from dcpbench.verify.tolerances import (
     TOLERANCES,
     compare_close,
@@ -142,7 +142,7 @@ def make_different(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, numb
         seed = other_seed(cell, number)
         target.forget(seed)
         perturb_model(target.model, seed)
-        perturb_optimizer(target.optimizer, seed)
+        perturb_optimizer(target.optimizer, seed, checkpoint.state.get("optim_equal"))
         known_defects.before_load(cell, target, checkpoint)
         if cell.config.load_into.gradients:
             target.leave_gradients(training_run.batches(cell.config, cell.world.device))
@@ -182,8 +182,9 @@ def prove_power(
         for check, leaves in checkpoint.state.items():
             if check == FLAGS:
                 other = all_different(unrestored[check])
-            elif check == "extra_equal" and target.has_constants:
-                other = with_changed_constants(leaves, unrestored[check])
+            elif check == "extra_equal":
+                constants = filter(target.may_be_constant, unrestored[check])
+                other = with_changed_constants(leaves, unrestored[check], constants)
             else:
                 other = with_other_names(unrestored[check])
             found = checkpoint.compare(check, other, cell.world.group, closely=False)
@@ -274,9 +275,11 @@ def _verify_resumed(
     explain: Callable[[Findings], Findings],
 ) -> None:
     """A part of a resumed run's state must be what it is in the uninterrupted one. The control is a copy in
-    which everything is different."""
+    which everything is different, and a value that is not restored is not by that as it should be."""
     found = expected.compare(part, actual, cell.world.group)
-    control = expected.compare(part, all_different(actual), cell.world.group, closely=False)
+    values = [name for name, leaf in actual.items() if not isinstance(leaf, TensorLeaf | DigestedLeaf)]
+    other = with_changed_constants(expected.state[part], all_different(actual), values)
+    control = expected.compare(part, other, cell.world.group, closely=False)
     cell.check(check, explain(found), where, compared_names(expected.state[part]))
     cell.controlled(check, controllable(expected.state[part]), control, where)
 
@@ -289,11 +292,8 @@ def _explain(
     found, state = list(found), run.train_state
 
     def beside(other: TrainingRun) -> Findings:
-        tensors, objects = _tensors(other), snapshot_nested(other.objects())
-        far = [
-            *compare_close(tensors, _tensors(run), tolerance),
-            *compare(objects, snapshot_nested(run.objects())),
-        ]
+        (tensors, objects), (of_run, objects_of_run) = map(_tensors_and_objects, (other, run))
+        far = [*compare_close(tensors, of_run, tolerance), *compare(objects, objects_of_run)]
         alike = {*tensors, *objects} - {one.name for one in far} - _RECORDED
         if same_value([state.losses, state.current_loss], [recorded, recorded[-1]]):
             alike |= _RECORDED
@@ -367,7 +367,14 @@ def _verify_absent_key(cell: Cell, checkpoint: Checkpoint) -> None:
 
 
 def _tensors(run: TrainingRun) -> Leaves:
-    """The live model and optimizer."""
+    """The live tensors of model, optimizer and component."""
     state = live_state(run)
-    both = {**state["model_equal"], **state["optim_equal"]}
+    both = {**state["model_equal"], **state["optim_equal"], **run.component.leaves()}
     return {name: leaf for name, leaf in both.items() if isinstance(leaf, TensorLeaf | Idle)}
+
+
+def _tensors_and_objects(run: TrainingRun) -> tuple[Leaves, Leaves]:
+    """These, and whatever else is in its objects."""
+    tensors = _tensors(run)
+    objects = {**snapshot_nested(run.objects()), **run.component.leaves()}
+    return tensors, {name: leaf for name, leaf in objects.items() if name not in tensors}

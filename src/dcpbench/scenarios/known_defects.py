@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from dcpbench.checkpointers.dcp import stored_chunks
@@ -17,9 +18,11 @@ from dcpbench.records.findings import Finding
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, key_of, retained_state
 from dcpbench.verify.compare import compare
+from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.known_defects import (
     AS_RESTORED,
     DIVIDED_TWICE,
+    ONE_REPLICA,
     OTHER_SAVE,
     TRAINED_ALONE,
     UNFROZEN,
@@ -41,12 +44,16 @@ from dcpbench.verify.snapshot import (
     snapshot_optimizer,
 )
 from dcpbench.workloads import training_run
+from dcpbench.workloads.components import Ema
 from dcpbench.workloads.training_run import Batches, TrainingRun
 
 if TYPE_CHECKING:
     from dcpbench.scenarios.steps import Oracle
 
 _FSDP1 = "dcpbench.workloads.parallelisms.fsdp"
+
+_NOT_RESTORED = {"multi_step", "data_loader_generator"}
+"""A scheduler and a component that go on otherwise than they were saved."""
 
 Mark = Callable[[Iterable[Finding], Callable[[TrainingRun], Iterable[Finding]]], Iterable[Finding]]
 """Has findings say which of them are not there beside a run with the defect."""
@@ -77,6 +84,8 @@ def mark_restored(
         return mark_sliced(found, saved, actual, checkpoint.recall_of(check), sizes["tp"])
     if check in ("model_equal", "optim_equal") and _never_averages(sizes):
         return mark_replica(found, saved, actual, cell.world.group)
+    if _has_local_experts(cell):
+        return mark_replica(found, saved, actual, cell.world.group)
     if check == "model_equal" and (buffers := _of_kind("buffer", saved)):
         return mark_replica(found, buffers, actual, cell.world.group)
     return found
@@ -85,12 +94,26 @@ def mark_restored(
 def mark_stored(
     cell: Cell, found: Iterable[Finding], checkpoint: Checkpoint, stored: Stored
 ) -> Iterable[Finding]:
-    """What differs in the files of a checkpoint, where it is what another save had."""
+    """What differs in the files of a checkpoint, where it is what another save had, or another rank."""
     world = cell.world
+    if _has_local_experts(cell):
+        found = _mark_local_experts(cell, found, checkpoint, stored)
     for other in _sharing(cell, checkpoint):
         theirs = compare_stored(other.by_key, stored, world.rank, world.size, world.device).found
         found = mark_expected(found, OTHER_SAVE, partial(list, theirs))
     return found
+
+
+def _mark_local_experts(
+    cell: Cell, found: Iterable[Finding], checkpoint: Checkpoint, stored: Stored
+) -> Iterable[Finding]:
+    world, every = cell.world, list(found)
+    mine = [{key: leaf for key, leaf in one.items() if ".experts." in key} for one in checkpoint.by_key]
+    marked: Iterable[Finding] = [one for one in every if ".experts." in one.name]
+    for theirs in gathered(mine, world.group):
+        differing = compare_stored(theirs, stored, world.rank, world.size, world.device).found
+        marked = mark_expected(marked, ONE_REPLICA, partial(list, differing))
+    return [*(one for one in every if ".experts." not in one.name), *marked]
 
 
 def marked_by(cell: Cell, oracle: "Oracle") -> Mark:
@@ -122,19 +145,23 @@ def resumed_by(cell: Cell, target: TrainingRun, data: Batches, until: int) -> Ma
     sizes, config = _sizes(cell), cell.config
     alone = _never_averages(sizes)
     in_part = _shares(cell) or not config.save.uses_collectives
-    in_another_state = config.load_into.name != "default" or config.scheduler.name == "multi_step"
+    not_restored = _NOT_RESTORED & {config.scheduler.name, config.component.name}
+    keeps_group = config.state_dict.full_state_dict and config.optimizer.name == "adamw_empty_group"
+    in_another_state = bool(config.load_into.name != "default" or not_restored or keeps_group)
     in_another_state |= any(one.dtype is torch.bfloat16 for one in target.model.parameters())
-    if not (alone or sizes.get("tp", 1) > 1 or in_part or in_another_state):
+    local = _has_local_experts(cell)
+    if not (alone or sizes.get("tp", 1) > 1 or in_part or in_another_state or local):
         return lambda found, beside: found
-    make = training_run.build_replica if alone else training_run.build_plain
+    make = training_run.build_replica if alone else training_run.build if local else training_run.build_plain
     other = make(cell.config, cell.world, cell.config.seed)
-    group = None if alone else cell.world.group
-    _set_model(other, assembled(snapshot_model(target.model), group))
+    group = None if alone or local else cell.world.group
+    _set_model(other.model, assembled(snapshot_model(target.model), group))
     _set_optimizer(other, assembled(snapshot_optimizer(target.model, target.optimizer), group), target)
     _unfreeze(other.model, cell.config.parallel.tp_plan)
     other.scheduler.load_state_dict(target.scheduler.state_dict())
     other.noise.load_state_dict(target.noise.state_dict())
     other.tensor_object.load_state_dict(copy.deepcopy(target.tensor_object.state_dict()))
+    _set_component(other, target, group)
     other.train_state = replace(target.train_state, losses=[*target.train_state.losses])
     other.random.states = dict(target.random.states)
     other.train(data, until)
@@ -142,9 +169,19 @@ def resumed_by(cell: Cell, target: TrainingRun, data: Batches, until: int) -> Ma
 
 
 @torch.no_grad()
-def _set_model(run: TrainingRun, tensors: Leaves) -> None:
-    for name, value in persistent_tensors(run.model).items():
+def _set_model(model: nn.Module, tensors: Leaves) -> None:
+    for name, value in persistent_tensors(model).items():
         value.copy_(tensors[name])
+
+
+def _set_component(run: TrainingRun, target: TrainingRun, group: dist.ProcessGroup | None) -> None:
+    mine, theirs = run.component, target.component
+    if isinstance(mine, Ema) and isinstance(theirs, Ema):
+        _set_model(mine.average, assembled(snapshot_model(theirs.average), group))
+        return
+    state = theirs.state(target.options)
+    for name, one in mine.state(run.options).items():
+        one.load_state_dict(copy.deepcopy(state[name].state_dict()))
 
 
 def _set_optimizer(run: TrainingRun, tensors: Leaves, target: TrainingRun) -> None:
@@ -183,6 +220,10 @@ def _sharing(cell: Cell, checkpoint: Checkpoint) -> list[Checkpoint]:
 
 def _never_averages(sizes: dict[str, int]) -> bool:
     return sizes.get("dp_replicate", 1) > 1 and sizes.get("dp_shard") == 1
+
+
+def _has_local_experts(cell: Cell) -> bool:
+    return bool(cell.config.model.name == "local_experts")
 
 
 def _frozen(model: nn.Module) -> list[str]:

@@ -244,3 +244,32 @@ def other_keys(cell: Cell, saved: list[Any], loaded: list[Any]) -> None:
 
 def _keyed(held: Keyed) -> Leaves:
     return retained(snapshot_nested({"keyed": held.state_dict()}))
+
+
+def other_dtype(cell: Cell, saved: str, loaded: str) -> None:
+    """A tensor that is to be loaded into one of another dtype has to be refused: what comes of it is not what
+    was saved.
+
+    Args:
+        saved: the name of torch's dtype of the tensor that is saved.
+        loaded: that of the one that it is loaded into.
+    """
+    device = cell.world.device
+    oracle = steps.build(cell)
+    held = {"tensor": torch.arange(1, 9, device=device).to(getattr(torch, saved)) / 3}
+    beside = retained(snapshot_nested({"typed": held}))
+    checkpoint = steps.train_and_save(
+        cell, oracle, state=lambda: {**oracle.trained.state(), "typed": held}, beside=beside
+    )[-1]
+    checks.verify_twin(cell, oracle)
+
+    def into(dtype: str) -> Callable[[], None]:
+        state = {"typed": {"tensor": torch.zeros(8, dtype=getattr(torch, dtype), device=device)}}
+        return lambda: checkpoint.checkpointer.load(state, checkpoint.checkpoint_id)
+
+    with cell.phase("verify", "refused"):
+        where = f"of a load into {loaded} {checkpoint}"
+        contract.verify_refused(cell, CheckpointException, "dtype", into(loaded), into(saved), where)
+    target = steps.build_anew(cell)
+    checks.load_and_verify(cell, target, checkpoint)
+    checks.resume(cell, target, checkpoint, oracle.losses)

@@ -29,9 +29,13 @@ def snapshot_flags(
         fqn = plain_fqn(model, f"{name}.").rstrip(".")
         flags[f"training.model.{fqn}".rstrip(".")] = module.training
         hooks += _hooks(fqn, module)
-    flags |= {"hooks.model": "; ".join(hooks), "hooks.optimizer": "; ".join(_hooks("", optimizer))}
-    # `Optimizer.__setstate__` gives it to every optimizer that is loaded, also to one without such an option.
-    flags |= snapshot_nested({"differentiable": False, **optimizer.defaults}, "defaults.")
+    several = getattr(optimizer, "optimizers", None) or [optimizer]
+    of_optimizers = [hook for one in several for hook in _hooks("", one)]
+    flags |= {"hooks.model": "; ".join(hooks), "hooks.optimizer": "; ".join(of_optimizers)}
+    for number, one in enumerate(several):
+        # `Optimizer.__setstate__` gives it to each that is loaded, also to one without such an option.
+        defaults = {"differentiable": False, **one.defaults}
+        flags |= snapshot_nested(defaults, f"defaults.{number}." if len(several) > 1 else "defaults.")
     for number, group in enumerate(optimizer.param_groups):
         flags[f"param_groups.{number}.keys"] = ", ".join(sorted(group))
     flags["shared_memory"] = "; ".join(", ".join(names) for names in sharing_memory(state))

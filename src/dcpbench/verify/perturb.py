@@ -31,12 +31,16 @@ def perturb_model(model: nn.Module, seed: int) -> None:
         module.set_extra_state(perturbed(module.get_extra_state()))
 
 
-def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int) -> None:
-    """Change every element of every state tensor and every hyperparameter, in place."""
+def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int, saved: Leaves | None = None) -> None:
+    """Change every element of every state tensor and every hyperparameter, in place; this to what it is not
+    in what was `saved`, for a flag that no load has restored would be what it was after two changes."""
     values = (value for entries in optimizer.state.values() for value in entries.values())
     _perturb((value for value in values if isinstance(value, torch.Tensor)), seed)
-    for group in optimizer.param_groups:
-        group.update({key: perturbed(value) for key, value in group.items() if key != "params"})
+    for number, group in enumerate(optimizer.param_groups):
+        for key in group.keys() - {"params"}:
+            group[key] = perturbed(group[key])
+            if same_value(group[key], (saved or {}).get(f"param_groups.{number}.{key}", group)):
+                group[key] = perturbed(group[key])
 
 
 @torch.no_grad()
@@ -77,8 +81,8 @@ def perturbed(value: Any) -> Any:
     everywhere (`capturable` on the CPU), and one that is on becomes 1: what state an optimizer has depends on
     its flags (`amsgrad`). Nothing is turned on by 0 either, which becomes -0.0: with a momentum an SGD that
     has no state would get some. Other numbers become 7/16 of themselves, which no schedule of halves and
-    quarters comes to. The words that a `ReduceLROnPlateau` knows become its
-    other ones.
+    quarters comes to. The words that a `ReduceLROnPlateau` knows become its other ones.
+    None in a list is no flag and stays: a `LambdaLR` has it for each of its functions.
     """
     if value is None:
         return False
@@ -93,7 +97,7 @@ def perturbed(value: Any) -> Any:
     if isinstance(value, dict):
         return type(value)({key: perturbed(item) for key, item in value.items()})
     if isinstance(value, tuple | list):
-        return type(value)(perturbed(item) for item in value)
+        return type(value)(None if item is None else perturbed(item) for item in value)
     if isinstance(value, torch.Tensor):  # a learning rate, say
         return torch.where(value != 0, value * _PART, -value)
     raise TypeError(f"a hyperparameter of type {type(value).__name__} has no negative control yet")
@@ -110,9 +114,9 @@ def made_different(leaf: Any) -> Any:
     if isinstance(leaf, DigestedLeaf):
         (one, other), *rest = leaf.blocks
         return replace(leaf, blocks=((one ^ 1, other), *rest))
-    if leaf == [] or leaf == ():  # the parameters of a group that has none
-        return type(leaf)([None])
-    return perturbed(leaf)
+    changed = perturbed(leaf)
+    # A list in which nothing can be: of the parameters of a group that has none, of functions.
+    return [leaf] if same_value(changed, leaf) else changed
 
 
 def all_different(leaves: Leaves) -> Leaves:
@@ -120,10 +124,13 @@ def all_different(leaves: Leaves) -> Leaves:
     return {name: made_different(leaf) for name, leaf in leaves.items()}
 
 
-def with_changed_constants(expected: Leaves, unrestored: Leaves) -> Leaves:
-    """An unrestored state, with another value for what is in it as expected: nothing changes that."""
-    same = unrestored.keys() - {one.name for one in compare(expected, unrestored, closely=False)}
-    return {**unrestored, **all_different({name: unrestored[name] for name in same})}
+def with_changed_constants(expected: Leaves, unrestored: Leaves, names: Iterable[str]) -> Leaves:
+    """An unrestored state, with another value for what of these `names` is in it as expected: nothing changes
+    that."""
+    held = {name: unrestored[name] for name in names if name in expected}
+    found = compare({name: expected[name] for name in held}, held, closely=False)
+    same = held.keys() - {one.name for one in found}
+    return {**unrestored, **all_different({name: held[name] for name in same})}
 
 
 def without_constants(expected: Leaves, stranger: Leaves) -> Leaves:

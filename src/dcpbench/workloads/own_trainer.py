@@ -15,6 +15,7 @@ from torch import nn
 
 from dcpbench.config.schema import Config
 from dcpbench.verify.snapshot import persistent_tensors
+from dcpbench.workloads.optimizers import Optimizers
 from dcpbench.workloads.stateful import RandomState
 
 
@@ -76,16 +77,6 @@ def build_trainer(config: Config, setup: Setup) -> Trainer:
     return trainer
 
 
-class _Optimizers(torch.optim.Optimizer):
-    """Several optimizers, looked at as one, as they are now."""
-
-    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        several = list(optimizers)
-        self.state = {key: held for one in several for key, held in one.state.items()}  # type: ignore[assignment]
-        self.param_groups = [group for one in several for group in one.param_groups]
-        self.defaults = {str(number): one.defaults for number, one in enumerate(several)}
-
-
 def optimizers_of(trainer: Trainer) -> list[torch.optim.Optimizer]:
     """The optimizers of a trainer."""
     several = getattr(trainer, "optimizers", None)
@@ -103,7 +94,7 @@ def optimizer_of(trainer: Trainer) -> torch.optim.Optimizer:
     for group in (group for one in several for group in one.param_groups):
         if not all(id(parameter) in held for parameter in group["params"]):
             raise ValueError("an optimizer of the trainer has a parameter that its model does not hold")
-    return several[0] if len(several) == 1 else _Optimizers(several)
+    return several[0] if len(several) == 1 else Optimizers(several)
 
 
 class Generators(RandomState):

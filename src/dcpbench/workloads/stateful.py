@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from dcpbench.verify.compare import bits
+from dcpbench.workloads.optimizers import each_of
 from dcpbench.workloads.workload import Tensors, each_tensor
 
 
@@ -83,7 +84,7 @@ class SubmoduleState:
 
 
 class OptimizerState:
-    """An optimizer; DCP replaces its parameter numbers by the model's FQNs."""
+    """An optimizer, or several as one; DCP replaces its parameter numbers by the model's FQNs."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, options: StateDictOptions) -> None:
         self.model = model
@@ -91,11 +92,11 @@ class OptimizerState:
         self.options = options
 
     def state_dict(self) -> dict[str, Any]:
-        return get_optimizer_state_dict(self.model, self.optimizer, options=self.options)
+        return get_optimizer_state_dict(self.model, each_of(self.optimizer), options=self.options)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         set_optimizer_state_dict(
-            self.model, self.optimizer, optim_state_dict=state_dict, options=self.options
+            self.model, each_of(self.optimizer), optim_state_dict=state_dict, options=self.options
         )
 
 
@@ -117,12 +118,11 @@ class SchedulerMadeByLoad:
         self._make, self._optimizer = make, optimizer
 
     def state_dict(self) -> dict[str, Any]:
-        other = copy.copy(self._optimizer)
-        other.param_groups = [
+        groups = [
             {key: value if key == "params" else copy.deepcopy(value) for key, value in group.items()}
             for group in self._optimizer.param_groups
         ]
-        return self._make(other).state_dict()
+        return self._make(Optimizer(groups, self._optimizer.defaults)).state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._make(self._optimizer).load_state_dict(state_dict)

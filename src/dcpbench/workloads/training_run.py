@@ -1,8 +1,10 @@
 """A model with its optimizer and what else a checkpoint holds, the data, and the training loop."""
 
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +19,8 @@ from dcpbench.config.schema import SEED_STRIDE, Config
 from dcpbench.verify.compare import same_value
 from dcpbench.verify.perturb import perturbed
 from dcpbench.verify.snapshot import local_part, named_parameters
+from dcpbench.workloads.components import Component, Surroundings
+from dcpbench.workloads.optimizers import Optimizers, each_of
 from dcpbench.workloads.own_trainer import (
     Generators,
     Setup,
@@ -79,8 +83,6 @@ class TrainingRun:
     """Why no plain model in one process can be held against it."""
     clears_gradients = True
     """Whether no gradients are left after a step."""
-    has_constants = False
-    """Whether some of its `objects` may be what a run that is built anew has as well."""
     optimizer_state: OptimizerStateAs | None = None
     """How its optimizer's state is saved."""
     not_looked_at: Mapping[str, str] = MappingProxyType({})
@@ -100,10 +102,13 @@ class TrainingRun:
         model: nn.Module,
         seed: int,
         scheduler: bool = True,
+        component: Component | None = None,
     ) -> None:
         self.model, self.world, self.sizes = model, world, sizes
+        self.component = component or Component()
         self._loss_of, self._make_scheduler = workload.loss, workload.scheduler
-        self.optimizer = workload.optimizer(model)
+        made = workload.optimizer(model)
+        self.optimizer = Optimizers(made) if isinstance(made, list) else made
         self._scheduled_later = not scheduler
         self._scheduler = workload.scheduler(self.optimizer) if scheduler else None
         self.keeps_random, self.draws = True, False
@@ -146,6 +151,7 @@ class TrainingRun:
             "tensor_object": self.tensor_object,
             "train_state": self.train_state,
             **({"random": self.random} if self.keeps_random else {}),
+            **self.component.state(self.options),
         }
 
     def objects(self) -> dict[str, dict[str, Any]]:
@@ -162,10 +168,10 @@ class TrainingRun:
         before = len(self.train_state.losses)
         while self.train_state.step < until:
             drawn = self.random.states
-            with self.random.drawn_from():
+            with self.random.drawn_from(), self._noting(each_of(self.optimizer)):
                 loss = self._forward_backward(batches)
-                self.alive.append(self._has_gradient())
-                self.optimizer.step()
+                self.component.step(self.optimizer)
+            self.component.follow(self.model)
             self.draws |= any(not torch.equal(drawn[name], now) for name, now in self.random.states.items())
             self.optimizer.zero_grad()
             mean = self.world.mean(loss)
@@ -179,6 +185,7 @@ class TrainingRun:
         taken."""
         self._start_over(seed)
         self.train_state = TrainState(-1, float(seed), [float(seed)])
+        self.component.forget(seed)
         if self._scheduled_later:
             self._scheduler = None
         else:
@@ -211,6 +218,12 @@ class TrainingRun:
         for each in self.state().values():
             each.load_state_dict(each.state_dict())
 
+    def may_be_constant(self, name: str) -> bool:
+        """Whether what its `objects` have by this name may be what a run that is built anew has as well: of
+        the functions of a `LambdaLR` only that they are some, of a data loader how it is laid out."""
+        first, *rest = name.split(".")
+        return first == "data_loader" or (first == "scheduler" and "lr_lambdas" in rest)
+
     @property
     def needs_random(self) -> frozenset[str] | None:
         """The generators that have to come back; None are all of them."""
@@ -220,18 +233,33 @@ class TrainingRun:
         """What of the default generators has to come back, as a comparison looks at it."""
         return self.random.state_dict()
 
+    @contextmanager
+    def _noting(self, optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
+        """Within, these take a step: note whether they had gradients, which they may clear, or there are some
+        left."""
+        lives = [False]
+
+        def note(*_: Any) -> None:
+            lives[0] |= self._has_gradient()
+
+        hooks = [one.register_step_pre_hook(note) for one in optimizers]
+        yield
+        for hook in hooks:
+            hook.remove()
+        self.alive.append(lives[0] or self._has_gradient())
+
     def _has_gradient(self) -> bool:
         gradients = (local_part(p.grad) for p in self.model.parameters() if p.grad is not None)
         return any(bool(gradient.any().item()) for gradient in gradients)
 
     def _forward_backward(self, batches: Batches) -> torch.Tensor:
         """Compute the gradients of the next step; its loss."""
-        batch = self.noise.added(batches.at(self.train_state.step + 1))
-        share = self.world.share(self.sizes, batch)
+        number = self.component.number_of_batch(self.train_state.step + 1)
+        share = self.world.share(self.sizes, self.noise.added(batches.at(number)))
         if self.pipeline:
             return self.pipeline.forward_backward(share)
         loss = self._loss_of(self.model, share)
-        loss.backward()
+        self.component.backward(loss)
         return loss
 
 
@@ -240,11 +268,10 @@ class TrainerRun(TrainingRun):
 
     why_no_twin = "the trainer draws its batches itself, and no plain model in one process sees the same"
     clears_gradients = False
-    has_constants = True
 
     def __init__(self, config: Config, world: World, seed: int) -> None:
         self.config, self.world, self.sizes = config, world, config.parallel.mesh_sizes(world.size)
-        self.keeps_random, self.draws = True, False
+        self.keeps_random, self.draws, self.component = True, False, Component()
         self._drawn: set[str] = set()
         self._start_over(seed)
 
@@ -287,24 +314,16 @@ class TrainerRun(TrainingRun):
         """
         before = len(self.train_state.losses)
         while self.train_state.step < until:
-            drawn, self._lives = self.random.states, False
-            hooks = [one.register_step_pre_hook(self._note) for one in optimizers_of(self.trainer)]
-            with self.random.drawn_from():
+            drawn = self.random.states
+            with self.random.drawn_from(), self._noting(optimizers_of(self.trainer)):
                 loss = self.trainer.step()
-            for hook in hooks:
-                hook.remove()
             if not isinstance(loss, float | torch.Tensor):
                 raise TypeError(f"step() of the trainer returned a {type(loss).__name__}, not its loss")
             self._look()
-            self.alive.append(self._lives or self._has_gradient())
             now = self.random.states
             self._drawn |= {name for name, state in drawn.items() if not same_value(state, now[name])}
             self.train_state.record(self.world.mean(torch.as_tensor(loss, device=self.world.device)))
         return self.train_state.losses[before:]
-
-    def _note(self, *_: Any) -> None:
-        """Before an optimizer takes a step, which may clear the gradients."""
-        self._lives |= self._has_gradient()
 
     def save(self, path: str) -> Any:
         """Have the trainer save; what it returns."""
@@ -331,6 +350,9 @@ class TrainerRun(TrainingRun):
     def set_again(self) -> None:
         """A trainer need not load more than once."""
 
+    def may_be_constant(self, name: str) -> bool:
+        return True
+
     @property
     def needs_random(self) -> frozenset[str]:
         return frozenset(() if "random" in getattr(self.trainer, "not_saved", ()) else self._drawn)
@@ -353,13 +375,15 @@ def build(config: Config, world: World, seed: int, scheduler: bool = True) -> Tr
     lay_out_buckets(model)
     if config.compile and not config.compiles_layers:
         model = torch.compile(model, dynamic=False)
-    run = TrainingRun(workload, world, sizes, model, seed, scheduler)
+    component = _component(config, world, seed, partial(_wrapped, config, world))
+    run = TrainingRun(workload, world, sizes, model, seed, scheduler, component)
     if "pp" in sizes:
         stages = world.submesh(sizes, "pp")
         run.pipeline = Pipeline(model, stages, config.parallel, workload.loss)
     run.computes_in = computes_in(config.parallel)
     if dp_degree(sizes) > 1 and any(isinstance(one, _BATCH_NORM) for one in model.modules()):
         run.why_no_twin = "batch normalisation sees a rank's share of each batch, and one process all of it"
+    run.why_no_twin = getattr(workload.model, "why_no_twin", run.why_no_twin)
     run.options = StateDictOptions(**config.state_dict.options())
     run.optimizer_state = config.optimizer_state
     return run
@@ -368,7 +392,8 @@ def build(config: Config, world: World, seed: int, scheduler: bool = True) -> Tr
 def build_plain(config: Config, world: World, seed: int) -> TrainingRun:
     """The same model from the same seed, unwrapped and uncompiled, trained on the whole batch."""
     workload = _workload(config, world.device, seed)
-    return TrainingRun(workload, World(0, 1, world.device, None, None), {}, workload.model, seed)
+    alone, component = World(0, 1, world.device, None, None), _component(config, world, seed)
+    return TrainingRun(workload, alone, {}, workload.model, seed, component=component)
 
 
 def build_replica(config: Config, world: World, seed: int) -> TrainingRun:
@@ -376,7 +401,8 @@ def build_replica(config: Config, world: World, seed: int) -> TrainingRun:
     never summed; its losses are the ranks' mean."""
     sizes = config.parallel.mesh_sizes(world.size)
     workload = _workload(config, world.device, seed)
-    run = TrainingRun(workload, world, sizes, workload.model, seed)
+    component = _component(config, world, seed)
+    run = TrainingRun(workload, world, sizes, workload.model, seed, component=component)
     for parameter in run.model.parameters():
         if parameter.requires_grad:
             parameter.register_hook(lambda gradient: gradient / dp_degree(sizes))
@@ -404,6 +430,17 @@ def batches(config: Config, device: torch.device) -> Batches:
     # One's own may hold tensors that its batches are made of.
     with device if config.workload.target else torch.device("meta"):
         return Batches(config.seed, workload_of(config).batch, device)
+
+
+def _component(
+    config: Config, world: World, seed: int, wrap: Callable[[nn.Module], Any] = lambda plain: plain
+) -> Component:
+    """That of a run from this seed; `wrap` puts a plain model under the parallelism of the run."""
+    made_for = Surroundings(
+        world.device, config.seed, lambda: _workload(config, world.device, seed).model, wrap
+    )
+    component: Component = pkgutil.resolve_name(config.component.target)(made_for, **config.component.options)
+    return component
 
 
 def _workload(config: Config, device: torch.device, seed: int) -> Workload:

@@ -12,6 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau, StepLR
 
 from dcpbench.config.schema import Config
+from dcpbench.workloads.optimizers import each_of
 
 Tensors = Any
 """A tensor, or a dictionary, list or tuple of them, or of these."""
@@ -45,7 +46,7 @@ class Workload:
             first dimension of every tensor is that of the samples; data-parallel ranks share them evenly.
         loss: `loss(model, share)` of the wrapped model and a rank's share of the batch, the mean over its
             samples.
-        optimizer: `optimizer(model)` of the wrapped model.
+        optimizer: `optimizer(model)` of the wrapped model; a list, where there are several.
         scheduler: `scheduler(optimizer)`; it is stepped after each step, a `ReduceLROnPlateau` with the mean
             loss of all ranks.
     """
@@ -53,7 +54,7 @@ class Workload:
     model: nn.Module
     batch: Callable[[torch.Generator], Tensors]
     loss: Callable[[nn.Module, Tensors], torch.Tensor]
-    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adam
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer | list[torch.optim.Optimizer]] = adam
     scheduler: Callable[[torch.optim.Optimizer], LRScheduler] = by_step
 
 
@@ -94,7 +95,8 @@ def of_groups(config: Config) -> Workload:
         made: torch.optim.Optimizer = pkgutil.resolve_name(config.optimizer.target)(
             groups, **config.optimizer.hyperparameters()
         )
-        made.register_step_post_hook(_let_go)
+        for one in each_of(made):
+            one.register_step_post_hook(_let_go)
         return made
 
     scheduler = partial(pkgutil.resolve_name(config.scheduler.target), **config.scheduler.options)

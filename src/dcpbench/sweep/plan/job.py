@@ -31,6 +31,7 @@ _GROUPS = (
     "state_dict",
     "scheduler",
     "load_into",
+    "component",
 )
 _COLUMNS = (
     "compile",

@@ -24,6 +24,19 @@ from dcpbench.executors.fork_server import Machine
 
 RANKS_BY_DEFAULT = 4
 
+_LIMITED = (
+    "scenario",
+    "fault",
+    "checkpointer",
+    "save",
+    "storage",
+    "model",
+    "optimizer",
+    "scheduler",
+    "component",
+)
+"""The groups whose values may have an `only`."""
+
 
 def resolve(config: Config, machine: Machine) -> Config:
     """The configuration with its device and world size decided; model and optimizer are what a workload of
@@ -148,7 +161,7 @@ def _without_effect(config: Config, overrides: Sequence[str]) -> str | None:
 
 def _makes_no_sense(config: Config) -> str | None:
     scenario, named = config.scenario, f"scenario={config.scenario.name}"
-    for group in ("scenario", "fault", "checkpointer", "save", "storage", "model", "optimizer", "scheduler"):
+    for group in _LIMITED:
         limited = getattr(config, group)
         for axis, only in limited.only.items():
             if (value := config.value_of(axis)) not in only.values:
