@@ -104,7 +104,7 @@ def test_what_bash_makes_of_a_tab(bash: Callable[[str], tuple[str, list[str]]]) 
         "dcpbench report sweeps/old --format markdown ",
         [],
     )
-    assert bash("dcpbench report x --rows parallel,comp") == (
+    assert bash("dcpbench report x --rows parallel,compi") == (
         "dcpbench report x --rows parallel,compile ",
         [],
     )
