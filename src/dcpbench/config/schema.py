@@ -34,8 +34,8 @@ FRESH_TRAINER = groups.StageConfig("dcpbench.scenarios.fresh_process.load_by_tra
 
 
 def is_about_the_sweep(key: str) -> bool:
-    """Whether a dotted key, or group, is one of `OF_THE_SWEEP`, or lies below one."""
-    return key.partition(".")[0] in OF_THE_SWEEP
+    """Whether a dotted key or a group, or what it lies below, is the sweep's and no cell's."""
+    return key.partition(".")[0] in (*OF_THE_SWEEP, REPEATS, MATRIX)
 
 
 @dataclass

@@ -275,10 +275,7 @@ class SweepRun:
 
 def _of_the_cell(overrides: Sequence[str]) -> list[str]:
     """The overrides of a job without those about the whole sweep, which other sweepers pass on."""
-    keys = {item: item.partition("=")[0] for item in overrides}
-    return [
-        item for item, key in keys.items() if key not in (REPEATS, MATRIX) and not is_about_the_sweep(key)
-    ]
+    return [item for item in overrides if not is_about_the_sweep(item.partition("=")[0])]
 
 
 def _refuse_what_needs_all_cells(base: DictConfig, sweeper: str) -> None:

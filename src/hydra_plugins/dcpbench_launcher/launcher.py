@@ -93,12 +93,7 @@ class DcpbenchSweeper(Sweeper):
         """Run the cells that `arguments` ask for, after `hydra.sweeper.params`."""
         params = [f"{key}={value}" for key, value in (self.params or {}).items()]
         given = self._parser.parse_overrides([*params, *arguments])
-        own = [
-            override
-            for override in given
-            if override.key_or_group not in (REPEATS, MATRIX)
-            and not is_about_the_sweep(override.key_or_group)
-        ]
+        own = [override for override in given if not is_about_the_sweep(override.key_or_group)]
         about_all = {override.key_or_group: override for override in given if override not in own}
         for override in about_all.values():
             if override.is_sweep_override():
