@@ -18,6 +18,7 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Device
 from dcpbench.config.schema import Config
 from dcpbench.executors import fork_server
+from dcpbench.executors.fork_server import Machine
 from dcpbench.sweep.plan.validity import why_skip
 
 LINKED = """
@@ -152,7 +153,9 @@ def test_a_compiler_that_is_not_there_or_no_good(tmp_path: Path, monkeypatch: py
     for name in ("g++", "another"):  # clang++ alone is none: the compiler asks for CXX, else for g++
         (tmp_path / "clang++").touch(mode=0o755)
         assert doctor._compiler().seen == f"no {name}: cells with compile=true are a skip on the CPU"
-        assert f"a C++ compiler, and {name} was not found" in str(why_skip(compiled, compiled))
+        assert f"a C++ compiler, and {name} was not found" in str(
+            why_skip(compiled, compiled, Machine(gpus=0, description={}))
+        )
         monkeypatch.setenv("CXX", "another")
     monkeypatch.delenv("CXX")
     program = tmp_path / "g++"

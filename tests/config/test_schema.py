@@ -16,7 +16,7 @@ from dcpbench.config.groups import (
 )
 from dcpbench.config.schema import SEED_STRIDE, Config
 from dcpbench.executors.fork_server import Machine
-from dcpbench.sweep.plan.validity import resolve, why_skip
+from dcpbench.sweep.plan.validity import has_several_sizes, resolve, why_skip
 
 GPUS = Machine(gpus=2, description={})
 NO_GPU = Machine(gpus=0, description={})
@@ -66,31 +66,39 @@ def test_the_device_is_what_there_is() -> None:
 @pytest.mark.parametrize("asked", [Config(device=Device.cuda, world_size=3), Config(world_size=3)])
 def test_more_ranks_than_gpus_is_refused(asked: Config) -> None:
     with pytest.raises(ConfigError, match="more ranks than GPUs"):
-        resolve(asked, GPUS)
+        why_skip(asked, resolve(asked, GPUS), GPUS)
+
+
+def test_more_ranks_than_gpus_is_a_skip_in_a_sweep_of_several_sizes() -> None:
+    asked = Config(world_size=3)
+    assert has_several_sizes([Config(), asked])
+    assert has_several_sizes([Config(), Config(load_world_size=3)])
+    told = why_skip(asked, resolve(asked, GPUS), GPUS, several_sizes=True)
+    assert told == "world_size=3: more ranks than GPUs (device=cuda, 2 here)"
 
 
 def test_a_mesh_too_large_for_the_machine_is_a_skip_but_not_for_the_user() -> None:
     wide = hsdp(dp_replicate=4)
     asked = Config(parallel=wide)
-    assert "all that this machine has" in (why_skip(asked, resolve(asked, GPUS)) or "")
+    assert "all that this machine has" in (why_skip(asked, resolve(asked, GPUS), GPUS) or "")
     asked = Config(parallel=wide, world_size=2)
     with pytest.raises(ConfigError, match="world size 2"):
-        why_skip(asked, resolve(asked, GPUS))
+        why_skip(asked, resolve(asked, GPUS), GPUS)
 
 
 def test_where_a_sweep_has_several_world_sizes_not_everything_has_to_fit_each() -> None:
     asked = Config(parallel=hsdp(dp_replicate=4), world_size=2)
-    assert "world size 2" in (why_skip(asked, resolve(asked, GPUS), several_sizes=True) or "")
+    assert "world size 2" in (why_skip(asked, resolve(asked, GPUS), GPUS, several_sizes=True) or "")
     asked = Config(parallel=hsdp())
     asked.model.batch_size = 5
-    assert "model.batch_size=5" in (why_skip(asked, resolve(asked, NO_GPU), several_sizes=True) or "")
+    assert "model.batch_size=5" in (why_skip(asked, resolve(asked, NO_GPU), NO_GPU, several_sizes=True) or "")
 
 
 def test_a_batch_must_divide_over_the_ranks() -> None:
     asked = Config(parallel=hsdp())
     asked.model.batch_size = 5
     with pytest.raises(ConfigError, match=r"model\.batch_size=5"):
-        why_skip(asked, resolve(asked, NO_GPU))
+        why_skip(asked, resolve(asked, NO_GPU), NO_GPU)
 
 
 def scenario(**given: object) -> ScenarioConfig:
@@ -120,7 +128,7 @@ def scenario(**given: object) -> ScenarioConfig:
     ],
 )
 def test_what_makes_no_sense_is_a_skip_with_its_reason(config: Config, told: str) -> None:
-    reason = why_skip(config, resolve(config, NO_GPU))
+    reason = why_skip(config, resolve(config, NO_GPU), NO_GPU)
     assert reason is not None
     assert told in reason
 
@@ -128,11 +136,11 @@ def test_what_makes_no_sense_is_a_skip_with_its_reason(config: Config, told: str
 def test_a_fault_of_an_earlier_checkpoint_needs_one() -> None:
     asked = Config(scenario=scenario(), fault=FaultConfig("stale", "mine.stale", saves=2), saves=1)
     assert (
-        why_skip(asked, resolve(asked, NO_GPU))
+        why_skip(asked, resolve(asked, NO_GPU), NO_GPU)
         == "fault=stale: it is about an earlier checkpoint, and saves=1"
     )
     asked.save_at = 1
-    assert why_skip(asked, resolve(asked, NO_GPU)) is None
+    assert why_skip(asked, resolve(asked, NO_GPU), NO_GPU) is None
 
 
 OWN = Config(
@@ -144,36 +152,38 @@ def test_a_workload_is_model_and_optimizer_of_its_cell() -> None:
     decided = resolve(OWN, NO_GPU)
     assert decided.value_of("model") == "mine.build"
     wide = replace(OWN, parallel=hsdp())
-    assert why_skip(wide, resolve(wide, NO_GPU)) is None, "its batches are not those of the group model"
+    assert why_skip(wide, resolve(wide, NO_GPU), NO_GPU) is None, (
+        "its batches are not those of the group model"
+    )
 
 
 @pytest.mark.parametrize("asked", ["optimizer=sgd", "+model.options.width=3", "model=nested"])
 def test_what_a_workload_has_itself_cannot_be_asked_for(asked: str) -> None:
-    told = why_skip(OWN, resolve(OWN, NO_GPU), overrides=["parallel=ddp", asked])
+    told = why_skip(OWN, resolve(OWN, NO_GPU), NO_GPU, overrides=["parallel=ddp", asked])
     assert told is not None
     assert told.startswith(f"{asked}: workload.target=mine.build has its own ")
-    assert why_skip(Config(scenario=scenario()), resolve(Config(), NO_GPU), overrides=[asked]) is None
+    assert why_skip(Config(scenario=scenario()), resolve(Config(), NO_GPU), NO_GPU, overrides=[asked]) is None
 
 
 def test_a_workload_is_not_sharded_by_the_plan_of_another_model() -> None:
     plan = {"net1": "colwise"}
     tp = ParallelConfig("tp", "x", mesh=["tp"], tp=4, tp_plan=plan)
     asked = replace(OWN, model=replace(OWN.model, tp_plan=plan), parallel=tp)
-    assert "model=mine.build has no tp_plan" in (why_skip(asked, resolve(asked, NO_GPU)) or "")
+    assert "model=mine.build has no tp_plan" in (why_skip(asked, resolve(asked, NO_GPU), NO_GPU) or "")
     own = replace(asked, parallel=replace(tp, tp_plan={"layer": "colwise"}))
-    assert why_skip(own, resolve(own, NO_GPU)) is None
+    assert why_skip(own, resolve(own, NO_GPU), NO_GPU) is None
 
 
 def test_an_axis_that_does_not_exist_is_refused() -> None:
     config = Config(scenario=scenario(only={"paralel": Only(["ddp"], "of a typo")}))
     with pytest.raises(ConfigError, match=r"only\.paralel: there is no such axis"):
-        why_skip(config, resolve(config, NO_GPU))
+        why_skip(config, resolve(config, NO_GPU), NO_GPU)
 
 
 def test_the_mesh_that_is_loaded_under_must_fit_too() -> None:
     config = Config(scenario=scenario(converts=True), load_parallel=hsdp(dp_replicate=3))
     with pytest.raises(ConfigError, match="cannot be made to multiply"):
-        why_skip(config, resolve(config, NO_GPU))
+        why_skip(config, resolve(config, NO_GPU), NO_GPU)
 
 
 @pytest.mark.parametrize("seed", [2**63 - 1, 2**64 // SEED_STRIDE + 1, -(2**63)])

@@ -11,6 +11,7 @@ from dcpbench.config.schema import conf_folder
 from dcpbench.executors.base import Outcome
 from dcpbench.records.findings import Finding, Problem, RaisedError
 from dcpbench.records.rank_report import CheckReport, RankReport
+from dcpbench.records.sentences import short_reason
 from dcpbench.sweep.plan.known_failures import KnownError, KnownFailure, KnownMismatch, read
 from dcpbench.sweep.run.verdict import verdict_of
 from support.jobs import job
@@ -79,6 +80,17 @@ def test_a_listed_failure_is_expected() -> None:
 )
 def test_anything_beside_it_is_a_failure(failed: dict[str, list[str]]) -> None:
     assert after(failing(failed)) == "fail"
+
+
+def test_what_is_beside_a_known_failure_is_told_first() -> None:
+    names = ["state.w.exp_avg", "param_groups.0.lr", "param_groups.0.eps"]
+    reason = str(verdict_of(job(known=(LISTED,)), [failing({"optim_equal": names})]).reason)
+    beside = "optim_equal: param_groups.0.lr: saved, but missing after the load, and 1 more"
+    told = f"beside known failure moments: {beside}"
+    assert reason.startswith(f"{told}; seen as optim_equal: rank 0: state.w.exp_avg")
+    assert short_reason({"status": "fail", "reason": reason}) == told
+    alone = verdict_of(job(known=(LISTED,)), [failing({"model_equal": ["w"]})])
+    assert str(alone.reason).startswith("model_equal: rank 0: w")
 
 
 def differing(**about: object) -> Finding:

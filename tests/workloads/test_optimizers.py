@@ -15,6 +15,7 @@ from dcpbench.workloads.optimizers import Optimizers
 from dcpbench.workloads.training_run import TrainingRun, batches, build
 from support.alone import config, group_of_one, run_alone, world
 
+NO_GPU = Machine(gpus=0, description={})
 OPTIMIZERS = (
     "adagrad",
     "adafactor",
@@ -37,7 +38,7 @@ SKIPPED = {
 
 def test_what_refuses_to_hand_out_its_state_is_a_skip_in_torchs_words() -> None:
     given = config(optimizer="zero_redundancy", parallel="ddp")
-    told = why_skip(given, resolve(given, Machine(gpus=0, description={})))
+    told = why_skip(given, resolve(given, NO_GPU), NO_GPU)
     assert told is not None
     assert told.startswith("optimizer=zero_redundancy takes no parallel, not ddp: ")
     model = torch.nn.Linear(2, 2)

@@ -153,7 +153,8 @@ class ParallelConfig(Group):
     it. An empty `mesh` means an unwrapped replica on every rank.
     `tp_plan` and `ep_plan` are the model's, unless others are given. A pipeline, one with `pp`, runs
     `pp_schedule` over `pp_microbatches` parts of each rank's batch. `compile_scope` is what is compiled by
-    itself where the cell does not say.
+    itself where the cell does not say. Without `foreach` optimizers take one parameter at a time, unless they
+    are told how.
     """
 
     mesh: list[str] = field(default_factory=list)
@@ -167,6 +168,7 @@ class ParallelConfig(Group):
     pp_schedule: str = "1F1B"
     pp_microbatches: int = 2
     compile_scope: CompileScope = CompileScope.model
+    foreach: bool = True
 
     def replicated_on(self, hosts: int) -> "ParallelConfig":
         """With as many replicas as hosts, if it does not say how many: then what is sharded, whose ranks are

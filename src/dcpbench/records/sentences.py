@@ -19,6 +19,8 @@ from dcpbench.records.findings import (
 _LISTED = 10
 """So many names of what differs stand in a sentence."""
 
+_BESIDE, _SEEN = "beside known failure ", "; seen as "
+
 _TEMPLATES: dict[Problem, tuple[str, ...]] = {
     Problem.differs: (
         "index {index}: saved {saved} ({saved_bits}), restored {restored} ({restored_bits}); "
@@ -127,6 +129,8 @@ def short_reason(row: Mapping[str, Any]) -> str:
     failed = [check for check in CHECKS if row.get(check) is False]
     if row.get("status") == "xfail":
         return reason.partition(":")[0]
+    if reason.startswith(_BESIDE):
+        return reason.partition(_SEEN)[0]
     if row.get("status") != "fail" or not failed:
         return reason.partition(" (before that ")[0].partition("; stacks are ")[0]
     seen = _mapping(_mapping(_mapping(row.get("details")).get("checks")).get(failed[0]))
@@ -170,7 +174,14 @@ def known_sentence(listed: Sequence[tuple[str, str, str | None]], seen: str) -> 
     """What is known of a failure, each by its id, reason and link, and then how it was seen."""
     ids = ", ".join(dict.fromkeys(one for one, _, _ in listed))
     reasons = dict.fromkeys(f"{reason} ({link})" if link else reason for _, reason, link in listed)
-    return f"known failure {ids}: {'; '.join(reasons)}; seen as {seen}"
+    return f"known failure {ids}: {'; '.join(reasons)}{_SEEN}{seen}"
+
+
+def beside_known_sentence(ids: Sequence[str], beside: Sequence[str], seen: str) -> str:
+    """What is not known of a failure of which other things are, and then how all of it was seen."""
+    first, *others = dict.fromkeys(beside)  # several ranks find the same
+    more = f", and {len(others)} more" if others else ""
+    return f"{_BESIDE}{', '.join(dict.fromkeys(ids))}: {first}{more}{_SEEN}{seen}"
 
 
 def cause_sentence(cause: Cause, before: Iterable[str] = ()) -> str:

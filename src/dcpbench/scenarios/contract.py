@@ -19,15 +19,16 @@ _SLOT = 3
 
 
 class Unsaveable:
-    """What can be staged, and by no writer be written."""
+    """What no writer can write; some stagers refuse it already."""
 
-    refusal = "this is not to be saved"
+    refusal = "Unsaveable"
+    """In what is raised, whoever refuses it."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Unsaveable":
         return self
 
     def __reduce__(self) -> str:
-        raise TypeError(self.refusal)
+        raise TypeError(f"{type(self).__name__} is not to be saved")
 
 
 def breach(name: str, text: str) -> Finding:

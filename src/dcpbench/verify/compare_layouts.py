@@ -104,9 +104,9 @@ def _add_up(name: str, held: Mapping[int, Any]) -> tuple[Leaf, Finding | None]:
 def _joined(held: Mapping[int, Any]) -> list[str] | None:
     """The names of a group's parameters from those of each stage of a pipeline; None where stages that differ
     have one in common."""
-    parts = {tuple(names): None for names in held.values()}
-    names = [name for part in parts for name in part]
-    return names if len({*names}) == len(names) else None
+    parts = {str(names): names for names in held.values()}  # of a control, which may be no names
+    names = [name for part in parts.values() for name in part]
+    return names if len({*map(str, names)}) == len(names) else None
 
 
 def _disagreement(name: str, held: Mapping[int, Any]) -> Finding | None:

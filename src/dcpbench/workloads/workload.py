@@ -95,8 +95,13 @@ def of_groups(config: Config) -> Workload:
         made: torch.optim.Optimizer = pkgutil.resolve_name(config.optimizer.target)(
             groups, **config.optimizer.hyperparameters()
         )
+        parallelisms = filter(None, (config.parallel, config.load_parallel))
+        foreach = all(parallel.foreach for parallel in parallelisms)
         for one in each_of(made):
             one.register_step_post_hook(_let_go)
+            for options in () if foreach else (one.defaults, *one.param_groups):
+                if options.get("foreach", True) is None and not options.get("fused"):
+                    options["foreach"] = False
         return made
 
     scheduler = partial(pkgutil.resolve_name(config.scheduler.target), **config.scheduler.options)

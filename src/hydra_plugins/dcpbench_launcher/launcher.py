@@ -25,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Matrix
 from dcpbench.config.schema import MATRIX, REPEATS, is_about_the_sweep
+from dcpbench.config.text import instead
 from dcpbench.faults.registry import load_faults
 from hydra_plugins.dcpbench_launcher.matrix import Job, jobs, listed, repeated
 
@@ -117,7 +118,11 @@ class DcpbenchSweeper(Sweeper):
         self, lists: Sequence[Sequence[str]], of_block: str | None, for_all: bool
     ) -> Iterable[Sequence[str]]:
         """Jobs of lists: as a block says itself, unless the command line says it for all."""
-        how = Matrix(of_block) if of_block and not for_all else self._matrix
+        how = self._matrix
+        if of_block and not for_all:
+            if of_block not in set(Matrix):
+                raise ConfigError(f"matrix={of_block}: there is no such matrix{instead(of_block, Matrix)}")
+            how = Matrix(of_block)
         swept = [values for values in lists if len(values) > 1]
         if how is Matrix.product or len(swept) < 2:
             return product(*lists)

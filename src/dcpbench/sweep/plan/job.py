@@ -90,13 +90,13 @@ def plan(cells: Sequence[SweepCell], machine: Machine) -> list[Job]:
         ConfigError: one of the cells is wrong; its message names the cell if there are several.
     """
     jobs: list[Job] = []
-    several_sizes = len({str(cell.config.world_size) for cell in cells}) > 1
+    several_sizes = validity.has_several_sizes(cell.config for cell in cells)
     commit, version = _git_commit(), str(machine.description["torch"])
     listed = conf_folder() / "known_failures.yaml"
     for cell in cells:
         try:
             config = validity.resolve(cell.config, machine)
-            skip = validity.why_skip(cell.config, config, several_sizes, cell.overrides)
+            skip = validity.why_skip(cell.config, config, machine, several_sizes, cell.overrides)
             known = known_failures.read(Path(config.known_failures) if config.known_failures else listed)
         except ConfigError as error:
             where = f" (in {cell.name})" if len(cells) > 1 else ""

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -119,10 +119,23 @@ class KnownFailure:
         return any(mismatch.matches(finding) for mismatch in self.checks.get(check, ()))
 
 
+class Explanation(NamedTuple):
+    """By which known failures a cell failed, and what it found (by which check) or raised beside them."""
+
+    by: list[KnownFailure]
+    found: list[tuple[str, Finding]]
+    raised: list[RaisedError]
+
+    @property
+    def whole(self) -> bool:
+        """Whether it failed in no way but what they list together."""
+        return bool(self.by) and not self.found and not self.raised
+
+
 def explaining(
     known: Sequence[KnownFailure], failed: Mapping[str, Iterable[Finding]], raised: Sequence[RaisedError]
-) -> list[KnownFailure]:
-    """Those by which a cell failed, if it failed in no way but what they list together; else none.
+) -> Explanation:
+    """How much of why a cell failed is known.
 
     Args:
         known: what is listed for the cell; with an error only where a rank raised that.
@@ -134,12 +147,13 @@ def explaining(
     ]
     may = [failure for failure in known if not failure.error or any(failure is one for _, one in errors)]
     found = [(check, finding) for check, findings in failed.items() for finding in findings]
-    reasons = [[one for one in may if one.explains(*each)] for each in found]
-    reasons += [[failure for one, failure in errors if one is error] for error in raised]
-    used = [each[0] for each in reasons if each]
-    if len(used) < len(reasons):
-        return []
-    return [failure for failure in known if any(failure is one for one in used)]
+    of_found = [next((one for one in may if one.explains(*each)), None) for each in found]
+    of_raised = [next((failure for one, failure in errors if one is error), None) for error in raised]
+    return Explanation(
+        [failure for failure in known if any(failure is one for one in (*of_found, *of_raised))],
+        [each for each, one in zip(found, of_found, strict=True) if one is None],
+        [error for error, one in zip(raised, of_raised, strict=True) if one is None],
+    )
 
 
 @cache

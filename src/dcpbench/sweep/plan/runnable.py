@@ -26,7 +26,7 @@ class Runnable:
         alone = {value: cells.config([*of_all, value]) for value in swept}
         self._values = {value: _value(value, config) for value, config in alone.items()}
         self._only = {value: _only(value, config) for value, config in alone.items()}
-        self._several_sizes = len({str(config.world_size) for config in alone.values()}) > 1
+        self._several_sizes = validity.has_several_sizes(alone.values())
 
     def runs(self, overrides: Sequence[str]) -> bool:
         """Whether a cell with these overrides would run."""
@@ -34,7 +34,7 @@ class Runnable:
             asked = self._cells.config(overrides)
             asked.check()
             resolved = validity.resolve(asked, self._machine)
-            return validity.why_skip(asked, resolved, self._several_sizes, overrides) is None
+            return validity.why_skip(asked, resolved, self._machine, self._several_sizes, overrides) is None
         except ConfigError:
             return False
 

@@ -6,7 +6,7 @@ stops the sweep before it starts. A combination that this machine cannot do is a
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from dcpbench.config.errors import ConfigError
@@ -43,7 +43,7 @@ def resolve(config: Config, machine: Machine) -> Config:
     one's own makes of them, if there is one.
 
     Raises:
-        ConfigError: there are fewer GPUs than the configuration asks for.
+        ConfigError: it asks for GPUs, and there are none.
     """
     gpus = machine.gpus
     device = config.device
@@ -56,9 +56,6 @@ def resolve(config: Config, machine: Machine) -> Config:
         world_size = min(RANKS_BY_DEFAULT, gpus) if device is Device.cuda else RANKS_BY_DEFAULT
         if not config.scenario.process_group:
             world_size = 1
-    for key, ranks in (("world_size", int(world_size)), ("load_world_size", config.load_world_size or 1)):
-        if device is Device.cuda and ranks > gpus:
-            raise ConfigError(f"{key}={ranks}: more ranks than GPUs (device=cuda, {gpus} here)")
 
     def on_hosts(parallel: ParallelConfig, ranks: int) -> ParallelConfig:
         hosts = machine.hosts(ranks, device.value)
@@ -82,21 +79,33 @@ def cpp_compiler() -> str:
     return os.environ.get("CXX", "g++")
 
 
+def has_several_sizes(configs: Iterable[Config]) -> bool:
+    """Whether cells of a sweep are of several world sizes: then not all of them have to fit the machine, nor
+    every mesh and batch each of them."""
+    return len({(str(config.world_size), config.load_world_size) for config in configs}) > 1
+
+
 def why_skip(
-    asked: Config, resolved: Config, several_sizes: bool = False, overrides: Sequence[str] = ()
+    asked: Config,
+    resolved: Config,
+    machine: Machine,
+    several_sizes: bool = False,
+    overrides: Sequence[str] = (),
 ) -> str | None:
     """Why a cell makes no sense or this machine cannot run it, or None if it can.
 
     Args:
-        several_sizes: the sweep has cells of several world sizes: not every mesh has to fit each of them.
+        several_sizes: what `has_several_sizes` says of the sweep.
         overrides: by which the cell is asked for.
 
     Raises:
-        ConfigError: a mesh or the batch does not fit the world size that was asked for.
+        ConfigError: the world size that was asked for is more than there are GPUs, or a mesh or the batch
+            does not fit it.
     """
     for reason in (
         _without_effect(resolved, overrides),
         _makes_no_sense(resolved),
+        _more_ranks_than_gpus(resolved, machine.gpus, several_sizes),
         _does_not_fit(asked, resolved, several_sizes),
     ):
         if reason:
@@ -113,6 +122,17 @@ def why_skip(
         return (
             f"compile=true on the CPU needs a C++ compiler, and {cpp_compiler()} was not found (or set CXX)"
         )
+    return None
+
+
+def _more_ranks_than_gpus(resolved: Config, gpus: int, several_sizes: bool) -> str | None:
+    asked_for = {"world_size": resolved.world_size, "load_world_size": resolved.load_world_size or 1}
+    for key, ranks in asked_for.items():
+        if resolved.device is Device.cuda and int(ranks) > gpus:
+            text = f"{key}={ranks}: more ranks than GPUs (device=cuda, {gpus} here)"
+            if several_sizes:
+                return text
+            raise ConfigError(text)
     return None
 
 

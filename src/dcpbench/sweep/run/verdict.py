@@ -11,6 +11,7 @@ from dcpbench.records.checks import CHECKS
 from dcpbench.records.findings import Finding, Gap, GapKind, RaisedError
 from dcpbench.records.rank_report import CheckReport, RankReport, badness
 from dcpbench.records.sentences import (
+    beside_known_sentence,
     cause_sentence,
     check_sentence,
     finding_sentence,
@@ -226,7 +227,7 @@ def _with_known_failures(job: Job, verdict: Verdict) -> Verdict:
     """An `xfail` of what is listed, an `xpass` of a cell that passed though it is listed.
 
     What is listed excuses no check that could not have failed: such a cell is `vacuous`. One in which
-    anything is found, or any rank raises, that is not listed for it stays what it is.
+    anything is found, or any rank raises, that is not listed for it stays what it is, and says that first.
     """
     known = job.known_failures
     missed = [failure for failure in known if failure.always] if verdict.status == "pass" else []
@@ -234,9 +235,18 @@ def _with_known_failures(job: Job, verdict: Verdict) -> Verdict:
         reason = f"known failure {missed[0].id} did not happen ({missed[0].reason})"
         return replace(verdict, status="xpass", reason=reason)
     failed = {one.check: one.findings for one in verdict.failed}
-    if verdict.status not in ("fail", "error") or not (used := explaining(known, failed, verdict.raised)):
+    if verdict.status not in ("fail", "error"):
         return verdict
-    reason = known_sentence([(one.id, one.reason, one.link) for one in used], str(verdict.reason))
+    explanation = explaining(known, failed, verdict.raised)
+    if not explanation.by:
+        return verdict
+    if not explanation.whole:
+        beside = [f"{check}: {finding_sentence(finding)}" for check, finding in explanation.found]
+        beside += [cause_sentence(error) for error in explanation.raised]
+        reason = beside_known_sentence([one.id for one in explanation.by], beside, str(verdict.reason))
+        return replace(verdict, reason=reason)
+    listed = [(one.id, one.reason, one.link) for one in explanation.by]
+    reason = known_sentence(listed, str(verdict.reason))
     if verdict.powerless:
         return replace(verdict, status="vacuous", reason=f"{'; '.join(verdict.powerless)} ({reason})")
     return replace(verdict, status="xfail", reason=reason)
