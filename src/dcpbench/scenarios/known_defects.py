@@ -96,24 +96,28 @@ def mark_stored(
 ) -> Iterable[Finding]:
     """What differs in the files of a checkpoint, where it is what another save had, or another rank."""
     world = cell.world
+    if _never_averages(_sizes(cell)):
+        found = _mark_stored_replicas(cell, found, checkpoint, stored)
     if _has_local_experts(cell):
-        found = _mark_local_experts(cell, found, checkpoint, stored)
+        found = _mark_stored_replicas(cell, found, checkpoint, stored, of=".experts.")
     for other in _sharing(cell, checkpoint):
         theirs = compare_stored(other.by_key, stored, world.rank, world.size, world.device).found
         found = mark_expected(found, OTHER_SAVE, partial(list, theirs))
     return found
 
 
-def _mark_local_experts(
-    cell: Cell, found: Iterable[Finding], checkpoint: Checkpoint, stored: Stored
+def _mark_stored_replicas(
+    cell: Cell, found: Iterable[Finding], checkpoint: Checkpoint, stored: Stored, of: str = ""
 ) -> Iterable[Finding]:
+    """Findings, those with `of` in their names marked where any rank had what is stored."""
     world, every = cell.world, list(found)
-    mine = [{key: leaf for key, leaf in one.items() if ".experts." in key} for one in checkpoint.by_key]
-    marked: Iterable[Finding] = [one for one in every if ".experts." in one.name]
+    marked: Iterable[Finding] = [one for one in every if of in one.name]
+    names = {name for theirs in gathered([one.name for one in marked], world.group) for name in theirs}
+    mine = [{key: leaf for key, leaf in one.items() if key in names} for one in checkpoint.by_key]
     for theirs in gathered(mine, world.group):
         differing = compare_stored(theirs, stored, world.rank, world.size, world.device).found
         marked = mark_expected(marked, ONE_REPLICA, partial(list, differing))
-    return [*(one for one in every if ".experts." not in one.name), *marked]
+    return [*(one for one in every if of not in one.name), *marked]
 
 
 def marked_by(cell: Cell, oracle: "Oracle") -> Mark:

@@ -42,7 +42,7 @@ AS_LIST = "as_list"
 NEVER_STEPPED = "never_stepped"
 """An optimizer's state was not loaded: it is what DCP gives one that has never stepped."""
 
-_OF_TENSORS = (Problem.differs, Problem.digests_differ)
+_OF_TENSORS = (Problem.differs, Problem.digests_differ, Problem.nan)
 
 
 def mark_sliced(
