@@ -130,6 +130,8 @@ def test_an_experiment_may_combine_a_block_by_pairs(tmp_path: Path) -> None:
     assert not any("matrix" in cell["cell"] for cell in by_pairs)
     again, _ = planned(tmp_path / "three", *words, *by_pairs[3]["cell"].split(","))
     assert [cell["cell"] for cell in again] == [by_pairs[3]["cell"]]
+    others, _ = planned(tmp_path / "five", *words, "save=sync")
+    assert len(others) == 2, "there is no pair of this in the block"
     blocks["pairs"]["matrix"] = "pairwse"
     (tmp_path / "experiment/two.yaml").write_text(f"# @package _global_\n{json.dumps(written)}")
     with pytest.raises(AssertionError, match=r"dcpbench: matrix=pairwse: .* did you mean pairwise\?"):

@@ -124,7 +124,7 @@ class DcpbenchSweeper(Sweeper):
                 raise ConfigError(f"matrix={of_block}: there is no such matrix{instead(of_block, Matrix)}")
             how = Matrix(of_block)
         swept = [values for values in lists if len(values) > 1]
-        if how is Matrix.product or len(swept) < 2:
+        if how is Matrix.product or len(swept) < 2 or not all(lists):
             return product(*lists)
         rows: Iterable[Sequence[str]] = self._launcher.sweep.covering(lists)
         return rows
