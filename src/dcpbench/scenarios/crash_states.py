@@ -200,7 +200,8 @@ def _measure(cell: Cell, found: Survey) -> None:
 def _write_scripts(cell: Cell, found: Survey, record: Record, like: Values, names: tuple[str, ...]) -> None:
     """The simplest state of each kind that should not be, as a script, where the writer is a plain one."""
     storage = cell.config.storage
-    if storage.target != _FILE or "serialization_format" in storage.options:
+    by_dcp = cell.config.checkpointer.name == "dcp"
+    if not by_dcp or storage.target != _FILE or "serialization_format" in storage.options:
         return
     options = {"sync_files": storage.sync_files, "thread_count": storage.thread_count, **storage.options}
     script = partial(plain_script, name=names[0], like=like, options=options, ranks=len(record.ranks))
