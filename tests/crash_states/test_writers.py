@@ -68,8 +68,7 @@ def without_one(record: Record, kind: Kind) -> Iterator[tuple[str, Record]]:
 def test_without_any_of_its_syncs_it_is_caught(same_folder: bool, not_needed: list[str]) -> None:
     """But where the old checkpoint is elsewhere, the names of data need not be synced before the metadata are
     there; and where its folder was there before, the one above it need not be."""
-    with recorded(DurableWriter, same_folder) as (record, _):
-        mutants = [*without_one(record, Kind.fsync)]
+    mutants = [*without_one(recorded(DurableWriter, same_folder), Kind.fsync)]
     assert len(mutants) == 6
     found = [(path, surveyed(list(disk_states(mutant, 0, 0)), same_folder)) for path, mutant in mutants]
     assert [path for path, survey in found if not broken(survey)] == not_needed

@@ -3,7 +3,7 @@
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.crash_states.disk_states import DiskState, after, disk_states
 from dcpbench.crash_states.loading import Judge, Loader, folder_in_memory, stranger
 from dcpbench.crash_states.operations import Record, tree_of
 from dcpbench.crash_states.recording import read_record, recording
+from dcpbench.crash_states.small_saves import recorded_save
 from dcpbench.crash_states.survey import Survey, survey
 from support.gloo_ranks import Ask
 
@@ -45,22 +45,9 @@ def save(step: int, folder: Path, writer: Writer) -> None:
     dcp.save(state(step), storage_writer=writer(folder), no_dist=True)
 
 
-@contextmanager
-def recorded(writer: Writer, same_folder: bool) -> Iterator[tuple[Record, Path]]:
-    """The record of a save beside an old one, or over it, and the folder of both."""
-    with tempfile.TemporaryDirectory() as folder:
-        saved, logs, before = (Path(folder) / name for name in ("saved", "logs", "before"))
-        saved.mkdir()
-        logs.mkdir()
-        new, *other = names(same_folder)
-        save(1, saved / (other or [new])[0], writer)
-        shutil.copytree(saved, before)
-        with recording(saved, logs, 0) as recorder, suppress(CheckpointException):
-            save(2, saved / new, writer)
-            recorder.succeeded()
-        record = read_record(before, logs, 1)
-        assert after(record) == tree_of(saved)  # nothing was missed
-        yield record, saved
+def recorded(writer: Writer, same_folder: bool) -> Record:
+    """The record of a save beside an old one, or over it."""
+    return recorded_save(lambda step, folder: save(step, folder, writer), names(same_folder))
 
 
 @contextmanager
@@ -99,8 +86,7 @@ def load(values: dict[str, Any], folder: str) -> None:
 
 
 def states(writer: Writer, same_folder: bool, samples: int = 2) -> list[DiskState]:
-    with recorded(writer, same_folder) as (record, _):
-        return list(disk_states(record, samples, 0))
+    return list(disk_states(recorded(writer, same_folder), samples, 0))
 
 
 @contextmanager
