@@ -8,6 +8,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,7 @@ class Checkpoints(RuleBasedStateMachine):
         del self.held[name]
 
 
+@cache
 def _killed_saves(step: int) -> list[dict[str, bytes]]:
     """The files after each point at which a save of one process may be killed."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(action="ignore"):
@@ -212,30 +214,41 @@ def test_what_a_load_brings_back_is_what_the_model_says(prepared: Ask) -> None:
     run_state_machine_as_test(lambda: Checkpoints(prepared), settings=_settings(10, 12))
 
 
-class Forgetful(Checkpoints):
-    """Has the last save that goes on beside others count as one of the step before."""
+class Defective:
+    """Stands for ranks: what they do takes no time, and an asynchronous save writes the next step."""
 
-    def finish(self) -> str:
-        name, step = self._pending.popitem()
-        self._call("finish", folder=name)
-        self.held[name] = step - 1
-        return name
+    def __init__(self) -> None:
+        self.held: dict[str, int] = {}
 
-    finish = precondition(lambda self: self._pending)(rule(target=Checkpoints.whole)(finish))  # type: ignore
+    def __call__(self, _: object, name: str, given: dict[str, Any]) -> list[Any]:
+        told: Any = None
+        match name:
+            case "save":
+                self.held[given["folder"]] = given["step"] + (given["way"] == "async")
+            case "again":
+                self.held[given["to"]] = self.held[given["folder"]]
+            case "load" | "fail" if given["folder"] not in self.held:
+                told = "CheckpointException"
+            case "load":
+                step = self.held[given["folder"]]
+                told = {key: plain_steps.values(step, key).flatten().tolist() for key in given["layout"]}
+                told["step"] = step
+        return [told] * 4
 
 
 @pytest.mark.slow
-def test_a_sequence_that_fails_is_short_and_a_script_in_plain_torch(prepared: Ask, tmp_path: Path) -> None:
+def test_a_sequence_that_fails_is_short_and_a_script_in_plain_torch(tmp_path: Path) -> None:
     with pytest.raises(AssertionError) as failed:
-        run_state_machine_as_test(lambda: Forgetful(prepared), settings=_settings(60, 12))
+        run_state_machine_as_test(lambda: Checkpoints(Defective()), settings=_settings(60, 12))
     (script,) = (one for one in failed.value.__notes__ if "CALLS" in one)
     calls = script.partition("CALLS = [\n")[2].partition("\n]\n")[0].splitlines()
-    assert [call.split("'")[1] for call in calls] == ["save", "finish", "load"]
+    made = [call.split("'")[1] for call in calls]
+    assert made[-1] == "load"
+    assert {"save", "finish"} < {*made}
+    assert len(made) <= 6
     (tmp_path / "script.py").write_text(script)
     ended = subprocess.run(
         [sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=True, timeout=120
     )
-    assert [line.split()[:2] for line in ended.stdout.splitlines()] == [
-        [name, "checkpoint-1"] for name in ("save", "finish", "load")
-    ]
-    assert "'step': 0}" in ended.stdout
+    assert [line.split()[0] for line in ended.stdout.splitlines()] == made
+    assert "'step': 0}" in ended.stdout.splitlines()[-1], "as it was saved, and not as the stand-in has it"

@@ -48,6 +48,7 @@ def test_the_script_shows_what_was_found(
     assert shown in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_script_of_several_ranks_shows_what_was_found(ask: Ask, tmp_path: Path) -> None:
     """One of two ranks has written when they are killed: each has a part of the values."""
     with recorded_on_ranks(ask, FileSystemWriter, same_folder=True) as record, loading() as loader:
