@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run check test test-multinode lint docs samples bench mutants soak setup clean
+.PHONY: run check test test-multinode lint docs samples bench mutants fuzz soak setup clean
 
 run: $(VENV)/.ready
 	$(BIN)/python -m dcpbench -m parallel=ddp,fsdp,hsdp,fsdp_tp,fsdp2 compile=false,true save=sync,async
@@ -49,6 +49,11 @@ bench: $(VENV)/.ready
 mutants: $(VENV)/.ready
 	$(BIN)/python bench/mutants.py --planted
 	$(BIN)/python bench/mutants.py --sample 100
+
+# Sequences of saves and loads on ranks, and plans of hundreds of ranks, that are drawn: ten minutes or so.
+fuzz: $(VENV)/.ready
+	FUZZ_EXAMPLES=$(or $(EXAMPLES),400) $(BIN)/python -m pytest --timeout=3600 --show-capture=no \
+		tests/checkpointers/test_model_of_checkpoints.py tests/checkpointers/test_planner.py
 
 soak: $(VENV)/.ready
 	$(BIN)/python bench/soak.py

@@ -98,6 +98,6 @@ def test_every_way_to_write_is_recorded(tmp_path: Path) -> None:
 
 
 def test_what_a_buffer_holds_is_not_written_yet() -> None:
-    with recorded(DurableWriter, same_folder=False) as (record, _):
-        kinds = [step.kind for step in record.ranks[0] if step.path.endswith(".metadata.tmp")]
+    record = recorded(DurableWriter, same_folder=False)
+    kinds = [step.kind for step in record.ranks[0] if step.path.endswith(".metadata.tmp")]
     assert kinds == [Kind.open, Kind.write, Kind.fsync, Kind.rename]

@@ -1,9 +1,11 @@
 """Cells in which every state that a crash may leave is loaded."""
 
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from dcpbench.checkpointers import torch_save
 from support.alone import Ran, run_alone, unexplained
 
 SMALL: dict[str, Any] = {"model": "few_rows", "train_steps": 1, "saves": 1}
@@ -30,6 +32,20 @@ def test_a_durable_writer_passes(scenario: str) -> None:
 )
 def test_a_writer_with_a_defect_fails(scenario: str, storage: str, checks: set[str]) -> None:
     assert failed(run_alone(scenario=scenario, storage=storage, **SMALL)) == checks
+
+
+@pytest.mark.parametrize("scenario", ["crash_states", "crash_overwrite"])
+def test_torch_save_passes_as_dcpbench_calls_it(scenario: str) -> None:
+    """The file is synced, renamed, and its name is synced, and that of its folder."""
+    ran = run_alone(scenario=scenario, checkpointer="torch_save", **SMALL)
+    assert (ran.verdict.status, ran.verdict.reason) == ("pass", None)
+    assert all(ran.verdict.checks[check] for check in CRASH_CHECKS)
+
+
+def test_torch_save_that_syncs_nothing_fails() -> None:
+    with mock.patch.object(torch_save, "_sync"):
+        ran = run_alone(scenario="crash_states", checkpointer="torch_save", **SMALL)
+    assert failed(ran) == {"crash_durable"}
 
 
 def test_what_is_found_of_torch_is_known() -> None:

@@ -3,22 +3,26 @@
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.crash_states.disk_states import DiskState, after, disk_states
 from dcpbench.crash_states.loading import Judge, Loader, folder_in_memory, stranger
 from dcpbench.crash_states.operations import Record, tree_of
 from dcpbench.crash_states.recording import read_record, recording
+from dcpbench.crash_states.small_saves import recorded_save
 from dcpbench.crash_states.survey import Survey, survey
+from support.gloo_ranks import Ask
 
 Writer = Callable[[Path], FileSystemWriter]
+RANKS = 2
+"""So many save where several do."""
 
 
 def state(step: int) -> dict[str, Any]:
@@ -41,22 +45,40 @@ def save(step: int, folder: Path, writer: Writer) -> None:
     dcp.save(state(step), storage_writer=writer(folder), no_dist=True)
 
 
+def recorded(writer: Writer, same_folder: bool) -> Record:
+    """The record of a save beside an old one, or over it."""
+    return recorded_save(lambda step, folder: save(step, folder, writer), names(same_folder))
+
+
 @contextmanager
-def recorded(writer: Writer, same_folder: bool) -> Iterator[tuple[Record, Path]]:
-    """The record of a save beside an old one, or over it, and the folder of both."""
+def recorded_on_ranks(ask: Ask, writer: Writer, same_folder: bool) -> Iterator[Record]:
+    """As `recorded`, of two ranks."""
     with tempfile.TemporaryDirectory() as folder:
-        saved, logs, before = (Path(folder) / name for name in ("saved", "logs", "before"))
-        saved.mkdir()
-        logs.mkdir()
-        new, *other = names(same_folder)
-        save(1, saved / (other or [new])[0], writer)
+        ask(_save_on_ranks, Path(folder), writer, same_folder)
+        record = read_record(Path(folder) / "before", Path(folder) / "logs", RANKS)
+        assert after(record) == tree_of(Path(folder) / "saved")
+        yield record
+
+
+def _save_on_ranks(folder: Path, writer: Writer, same_folder: bool) -> None:
+    """What each of the ranks that are there does; those that are more do nothing."""
+    group = dist.new_group([*range(RANKS)])
+    if (rank := dist.get_rank()) >= RANKS:
+        return
+    saved, logs, before = (folder / name for name in ("saved", "logs", "before"))
+    saved.mkdir(exist_ok=True)
+    logs.mkdir(exist_ok=True)
+    new, *other = names(same_folder)
+    first = writer(saved / (other or [new])[0])
+    dcp.save(state(1), storage_writer=first, process_group=group)
+    dist.barrier(group)
+    if rank == 0:
         shutil.copytree(saved, before)
-        with recording(saved, logs, 0) as recorder, suppress(CheckpointException):
-            save(2, saved / new, writer)
-            recorder.succeeded()
-        record = read_record(before, logs, 1)
-        assert after(record) == tree_of(saved)  # nothing was missed
-        yield record, saved
+    dist.barrier(group)
+    with recording(saved, logs, rank) as recorder:
+        dcp.save(state(2), storage_writer=writer(saved / new), process_group=group)
+        recorder.succeeded()
+    dist.barrier(group)
 
 
 def load(values: dict[str, Any], folder: str) -> None:
@@ -64,8 +86,7 @@ def load(values: dict[str, Any], folder: str) -> None:
 
 
 def states(writer: Writer, same_folder: bool, samples: int = 2) -> list[DiskState]:
-    with recorded(writer, same_folder) as (record, _):
-        return list(disk_states(record, samples, 0))
+    return list(disk_states(recorded(writer, same_folder), samples, 0))
 
 
 @contextmanager

@@ -138,7 +138,8 @@ def manifest_of(metadata: Any, lengths: Mapping[str, int], own: str = METADATA) 
     stored = {(one.fqn, _shape(one.offset)): place for one, place in (metadata.storage_data or {}).items()}
     spans: defaultdict[str, list[Span]] = defaultdict(list)
     for index, place in stored.items():
-        span = Span(place.offset, place.offset + place.length, _name(*index))
+        transformed = bool(getattr(place, "transform_descriptors", None))
+        span = Span(place.offset, place.offset + place.length, place_name(*index), transformed)
         spans[place.relative_path].append(span)
     named = {path: max(span.end for span in spans) for path, spans in spans.items()}
     path_of = {index: place.relative_path for index, place in stored.items()}
@@ -156,7 +157,7 @@ def manifest_of(metadata: Any, lengths: Mapping[str, int], own: str = METADATA) 
         else:
             entries[key] = Entry(None, None, (Chunk((), (), path_of.get((key, None))),))
             claimed.add((key, None))
-    unclaimed = tuple(_name(*index) for index in stored if index not in claimed)
+    unclaimed = tuple(place_name(*index) for index in stored if index not in claimed)
     # A thread of a writer that got nothing to write leaves an empty file.
     idle = [name for name, length in lengths.items() if not length and _OF_A_THREAD.fullmatch(name)]
     return Manifest(entries, named, lengths, frozenset([own, *idle]), unclaimed, spans)
@@ -198,6 +199,8 @@ def foreign_manifest(folder: Path, lengths: Mapping[str, int], own: str = METADA
             numbers = {type(number) for span in spans for number in (span.begin, span.end)}
             if not isinstance(path, str) or numbers != {int}:
                 raise MetadataError(f"a file is named {path!r}, with {manifest.named[path]!r} bytes")
+            if any(span.begin < 0 or span.end < span.begin for span in spans):
+                raise MetadataError(f"what lies in {path} begins before it, or ends before it begins")
     except DAMAGED as error:
         raise MetadataError(f"{type(error).__name__}: {error}") from None
     return manifest
@@ -212,7 +215,8 @@ def check_entry(key: object, entry: Entry) -> None:
         raise MetadataError(f"{key!r} has shapes that are none")
 
 
-def _name(fqn: str, offset: tuple[int, ...] | None) -> str:
+def place_name(fqn: str, offset: tuple[int, ...] | None) -> str:
+    """What a place in a file is called: the key that it is of, and where in its tensor."""
     return f"{fqn} at {[*(offset or ())]}"
 
 

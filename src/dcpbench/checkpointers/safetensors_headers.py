@@ -24,7 +24,7 @@ _MOST_OF_HEADER = 100_000_000
 """More no reader of safetensors takes."""
 _LENGTH_BYTES = 8
 _NUMBERED = re.compile(r"(?!shard-)(.*)-(\d{1,9})-of-(\d{1,6})\.safetensors")
-_DTYPES = {
+DTYPES = {
     "BOOL": ("bool", 1),
     "F8_E4M3": ("float8_e4m3fn", 1),
     "F8_E5M2": ("float8_e5m2", 1),
@@ -70,7 +70,7 @@ def safetensors_manifest(folder: Path, lengths: Mapping[str, int]) -> Manifest:
                 offsets = tuple(sharding[key]["saved_offsets"]) if sharding else (0,) * len(sizes)
                 chunk = Chunk(offsets, sizes, name)
                 check_entry(key, Entry(tuple(map(sum, zip(offsets, sizes, strict=True))), None, (chunk,)))
-                dtype, element_bytes = _DTYPES.get(tensor["dtype"], (str(tensor["dtype"]), None))
+                dtype, element_bytes = DTYPES.get(tensor["dtype"], (str(tensor["dtype"]), None))
                 if any(len(one.sizes) != len(sizes) or dtypes[key] != dtype for one in chunks[key]):
                     raise ValueError(f"{key} is another tensor than in {chunks[key][0].file}")
                 dtypes[key] = dtype

@@ -32,7 +32,8 @@ class TorchSaveCheckpointer(Checkpointer):
         self.raw = RawIO(config.storage.thread_count, config.storage.sync_files)
 
     def save(self, state: dict[str, Any], checkpoint_id: str, slot: int = 0) -> PendingSave:
-        """Write a state; the file appears whole or not at all.
+        """Write a state; the file appears whole or not at all, and with `sync_files` it stays once this has
+        returned, whatever fails.
 
         Raises:
             ValueError: a tensor of it is sharded.
@@ -42,17 +43,23 @@ class TorchSaveCheckpointer(Checkpointer):
         for theirs in self._of_other_ranks(nested):
             _add(nested, theirs)
         if self._ranks.rank == 0:
-            folder = Path(checkpoint_id)
-            folder.mkdir(parents=True, exist_ok=True)
-            unfinished = folder / f"{FILE}.unfinished"
-            with unfinished.open("wb") as file:
-                torch.save(nested, file)
-                if self._sync_files:
-                    file.flush()
-                    os.fsync(file.fileno())
-            unfinished.replace(folder / FILE)
+            self._write(nested, Path(checkpoint_id))
         self._ranks.meet()
         return PendingSave(started, time.perf_counter())
+
+    def _write(self, nested: dict[str, Any], folder: Path) -> None:
+        changed = [folder, *(path.parent for path in (folder, *folder.parents) if not path.exists())]
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = folder / f"{FILE}.unfinished"
+        with unfinished.open("wb") as file:
+            torch.save(nested, file)
+            if self._sync_files:
+                file.flush()
+                os.fsync(file.fileno())
+        unfinished.replace(folder / FILE)
+        if self._sync_files:
+            for path in changed:
+                _sync(path)
 
     def _of_other_ranks(self, nested: dict[str, Any]) -> list[Any]:
         """Of each rank the dictionaries that have only what rank 0 has not, as its random generators; nothing
@@ -116,6 +123,15 @@ class TorchSaveCheckpointer(Checkpointer):
         held = stored_in(Path(checkpoint_id) / FILE)
         leaves = ((key, container[name]) for container, name, key in slots(held))
         return {key: [chunk] for key, chunk in leaves if isinstance(chunk, StoredChunk)}
+
+
+def _sync(folder: Path) -> None:
+    """Make the names in a folder last: of a file that is synced its own name is not."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _state_dicts(state: dict[str, Any]) -> dict[str, Any]:

@@ -6,8 +6,9 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
+from dcpbench.checkpointers.data_records import damaged_records
 from dcpbench.checkpointers.dcp_metadata import (
     METADATA,
     MetadataError,
@@ -28,7 +30,7 @@ from dcpbench.records.findings import Finding, Problem
 from dcpbench.records.sentences import finding_sentence
 from dcpbench.records.store import ResultsError
 from dcpbench.report.styles import complain, print_table, standard_output, style_of, text_of
-from dcpbench.verify.audit import Entry, audit
+from dcpbench.verify.audit import Entry, Manifest, audit
 
 _UNFINISHED = re.compile(r".*\.distcp|(__\d+)?\.metadata\.tmp")
 """What a save that was broken off leaves."""
@@ -55,14 +57,23 @@ class Audited:
         return sum(self.files.values()) - sum(self.beside.values())
 
 
-def main(checkpoints: Sequence[Path], newest: bool = False, all: bool = False, as_json: bool = False) -> int:
+def main(
+    checkpoints: Sequence[Path],
+    newest: bool = False,
+    data: bool = False,
+    beside: Sequence[str] = (),
+    all: bool = False,
+    as_json: bool = False,
+) -> int:
     """Look at checkpoints: 0 if all are whole, 1 if one is not, 2 if one is none. With `newest`, print the
-    newest whole one below these folders instead: 1 if none is whole, 2 if there is none."""
+    newest whole one below these folders instead: 1 if none is whole, 2 if there is none. `data` reads those
+    too; files `beside` have to be there as well."""
+    look = partial(audited, data=data, beside=beside)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names may be anything
     if newest:
-        return _print_newest(checkpoints)
-    seen = [audited(folder) for folder in checkpoints]
+        return _print_newest(checkpoints, look)
+    seen = [look(folder) for folder in checkpoints]
     with standard_output():
         if as_json:
             print(json.dumps([_plain(one) for one in seen], indent=1))
@@ -74,8 +85,9 @@ def main(checkpoints: Sequence[Path], newest: bool = False, all: bool = False, a
     return max(_STATUS[one.state] for one in seen)
 
 
-def audited(folder: Path) -> Audited:
-    """What a folder is."""
+def audited(folder: Path, data: bool = False, beside: Sequence[str] = ()) -> Audited:
+    """What a folder is: by its metadata, by its `data` where that is asked for, and whether there are those
+    files `beside` it."""
     try:
         files = lengths(folder)
     except OSError as error:
@@ -100,12 +112,30 @@ def audited(folder: Path) -> Audited:
         because = f"{name}: is not what DCP writes: {error}" if own else str(error)
         return Audited(folder, "damaged", because, files=files)
     told = [one for one in audit(manifest, manifest.entries) if one.problem is not Problem.stray]
+    closed = (path for path in manifest.named if path in files and not _may_be_read(folder / path))
+    told += [Finding(path, Problem.files, facts={"error": "it may not be read"}) for path in closed]
+    missing = (name for name in beside if name not in files)
+    told += [Finding(name, Problem.files, facts={"error": "no such file beside it"}) for name in missing]
+    if data and own:
+        told += _damaged_data(folder, manifest)
     found = Audited(folder, "whole", "", {**manifest.entries}, told, files)
     found.beside = {
         path: size for path, size in files.items() if path not in {*own, *manifest.named, *manifest.own}
     }
     found.state = "damaged" if found.findings else "whole"
     return found
+
+
+def _may_be_read(path: Path) -> bool:
+    return os.access(path, os.R_OK, effective_ids=True)
+
+
+def _damaged_data(folder: Path, manifest: Manifest) -> list[Finding]:
+    try:
+        return [*damaged_records(folder, manifest)]
+    except OSError as error:
+        name = Path(error.filename or "").name
+        return [Finding(name, Problem.files, facts={"error": f"it cannot be read: {error.strerror}"})]
 
 
 def lengths(folder: Path) -> dict[str, int]:
@@ -124,14 +154,14 @@ def lengths(folder: Path) -> dict[str, int]:
     return found
 
 
-def _print_newest(folders: Iterable[Path]) -> int:
+def _print_newest(folders: Iterable[Path], look: Callable[[Path], Audited]) -> int:
     places = dict(place for folder in folders for place in _checkpoints_below(folder))
     if not places:
         raise ResultsError(f"{', '.join(map(str, folders))}: no checkpoint here, nor in a folder below")
     numbered = len({re.sub(r"\d+", "0", str(place)) for place in places}) == 1
     order = _numbers if numbered else places.__getitem__
     for place in sorted(places, key=order, reverse=True):
-        one = audited(place)
+        one = look(place)
         if one.state == "whole":
             with standard_output():
                 print(place)

@@ -2,13 +2,14 @@
 and a load."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from dcpbench.crash_states.disk_states import DiskState
+from dcpbench.crash_states.disk_states import DiskState, after
 from dcpbench.crash_states.loading import Values
-from dcpbench.crash_states.operations import Tree
+from dcpbench.crash_states.operations import Record, Tree
 
 _SCRIPT = '''"""{title}
 
@@ -72,24 +73,29 @@ if __name__ == "__main__":
 '''
 
 
-def plain_script(
-    title: str,
-    state: DiskState,
-    name: str,
-    trees: tuple[Tree, Tree],
-    like: Values,
-    options: Mapping[str, Any],
-    ranks: int,
-) -> str:
+@dataclass(frozen=True)
+class Shown:
+    """What a script shows: a state that a crash leaves in a save.
+
+    Args:
+        record: of the save.
+        like: the values of the checkpoint, whose names, shapes and dtypes the script has.
+    """
+
+    state: DiskState
+    record: Record
+    like: Values
+
+
+def plain_script(title: str, shown: Shown, name: str, options: Mapping[str, Any]) -> str:
     """The script for a state.
 
     Args:
-        name: the folder of the checkpoint in the trees.
-        trees: the files before the save and after it.
-        like: the values of a checkpoint, whose names, shapes and dtypes the script has.
+        name: the folder of the new checkpoint.
         options: of the `FileSystemWriter`.
-        ranks: that save.
     """
+    state, like = shown.state, shown.like
+    trees = shown.record.before, after(shown.record)
     done = [f"rank {rank}: {step}" for rank, step in state.done if step.changes]
     lost = [f"Lost: {one}." for one in state.lost] or ["Nothing of that is lost."]
     old, new = (_files(tree, name) for tree in trees)
@@ -107,7 +113,7 @@ def plain_script(
         story="\n".join(["What was done:", *done, *lost]),
         tensors=repr(tensors),
         values=[key for key in like if key not in tensors],
-        ranks=ranks,
+        ranks=len(shown.record.ranks),
         options=", ".join(f"{key}={value!r}" for key, value in options.items()),
         files="\n".join(files),
     )

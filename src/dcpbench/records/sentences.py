@@ -81,6 +81,7 @@ _TEMPLATES: dict[Problem, tuple[str, ...]] = {
         "{named} bytes by the metadata, {found}",
         "{found}; keys listed in it: {keys}",
         "{found}, though files are numbered up to {last}",
+        "{error}",
     ),
     Problem.ranges: (
         "bytes {begin} to {end} are of both {one} and {other}",
@@ -89,7 +90,10 @@ _TEMPLATES: dict[Problem, tuple[str, ...]] = {
     ),
     Problem.stray: ("{found} bytes, of which no entry knows",),
     Problem.not_synced: ("no rank synced it, though sync_files is true",),
-    Problem.unreadable: ("its bytes cannot be read: {error}",),
+    Problem.unreadable: (
+        "its bytes in {file} are damaged: {error}",
+        "its bytes cannot be read: {error}",
+    ),
     Problem.unclaimed: ("it is stored, but no key has it",),
     Problem.file_changed: ("when its save reported success {then}, at the end {now}",),
     Problem.contract: ("{text}",),

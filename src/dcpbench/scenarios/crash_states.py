@@ -8,7 +8,6 @@ process of its own, makes of the record every state that the disk may be in afte
 import shutil
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,8 @@ from dcpbench.crash_states.disk_states import Crash, DiskState, after, disk_stat
 from dcpbench.crash_states.loading import Judge, Loaded, Loader, Values, folder_in_memory, plain, stranger
 from dcpbench.crash_states.operations import Kind, Record, Tree, tree_of
 from dcpbench.crash_states.recording import read_record, recording
-from dcpbench.crash_states.script import plain_script
+from dcpbench.crash_states.script import Shown, plain_script
+from dcpbench.crash_states.small_saves import smallest
 from dcpbench.crash_states.survey import BREAKS, StateKind, Survey, survey
 from dcpbench.records.findings import Finding
 from dcpbench.scenarios import contract, fresh_process, steps
@@ -198,15 +198,15 @@ def _measure(cell: Cell, found: Survey) -> None:
 
 
 def _write_scripts(cell: Cell, found: Survey, record: Record, like: Values, names: tuple[str, ...]) -> None:
-    """The simplest state of each kind that should not be, as a script, where the writer is a plain one."""
+    """The simplest state of each kind that should not be, as a script, where the writer is a plain one: in a
+    save by one rank of few values where that leaves one of the kind, else in the one that was recorded."""
     storage = cell.config.storage
-    if storage.target != _FILE or "serialization_format" in storage.options:
+    by_dcp = cell.config.checkpointer.name == "dcp"
+    if not by_dcp or storage.target != _FILE or "serialization_format" in storage.options:
         return
     options = {"sync_files": storage.sync_files, "thread_count": storage.thread_count, **storage.options}
-    script = partial(plain_script, name=names[0], like=like, options=options, ranks=len(record.ranks))
-    breaks = frozenset[tuple[bool, Loaded]]().union(*BREAKS.values())
-    for kind, state in found.simplest.items():
-        if (kind.told, kind.loaded) in breaks:
-            name = f"{kind.crash}-{'after-success' if kind.told else 'while-saving'}-{kind.loaded}.py"
-            text = script(str(kind), state, trees=(record.before, after(record)))
-            Path(cell.folder / name).write_text(text)
+    simplest = {kind: Shown(state, record, like) for kind, state in found.simplest.items() if kind.broken}
+    simplest |= smallest([*simplest], like, options, names)
+    for kind, shown in simplest.items():
+        name = f"{kind.crash}-{'after-success' if kind.told else 'while-saving'}-{kind.loaded}.py"
+        Path(cell.folder / name).write_text(plain_script(str(kind), shown, names[0], options))

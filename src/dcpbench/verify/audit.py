@@ -31,11 +31,13 @@ class Entry:
 
 @dataclass(frozen=True, order=True)
 class Span:
-    """The bytes of a file that are an entry's: from `begin` until before `end`."""
+    """The bytes of a file that are an entry's: from `begin` until before `end`; `transformed` by an extension
+    of the writer, as by compression, or as they are."""
 
     begin: int
     end: int
     name: str
+    transformed: bool = False
 
 
 @dataclass(frozen=True)

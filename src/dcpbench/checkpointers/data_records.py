@@ -1,0 +1,110 @@
+"""Whether the data in the files of a DCP checkpoint are what was written. Each tensor and each value is a zip
+archive that `torch.save` has made; its records have checksums, which `torch.load` does not look at. They are
+looked at here, without torch."""
+
+import io
+import math
+import os
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from dcpbench.checkpointers.dcp_metadata import place_name
+from dcpbench.checkpointers.safetensors_headers import DTYPES
+from dcpbench.records import files
+from dcpbench.records.findings import Finding, Problem
+from dcpbench.verify.audit import Manifest, Shape, Span
+
+_BEGINS = b"PK\x03\x04"
+_MOST_BYTES = 2**48
+_BLOCK = 2**20
+_ELEMENT_BYTES = {f"torch.{name}": size for name, size in DTYPES.values()}
+_UNREADABLE = (
+    zipfile.BadZipFile,
+    *(EOFError, LookupError, MemoryError, NotImplementedError, OverflowError),
+    *(RuntimeError, ValueError, struct.error, zlib.error),
+)
+"""What reading an archive that is none may raise."""
+
+
+def damaged_records(folder: Path, manifest: Manifest) -> Iterator[Finding]:
+    """What is stored in the files of a checkpoint and cannot be read, has another checksum, or as many bytes
+    as no tensor of its dtype and size has. Files of another length than the metadata name are not opened, nor
+    is what an extension of the writer has transformed.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    held = {
+        place_name(key, chunk.offsets): (key, entry.dtype, chunk.sizes)
+        for key, entry in manifest.entries.items()
+        for chunk in entry.chunks
+    }
+    for path, spans in sorted(manifest.spans.items()):
+        if manifest.found.get(path) != manifest.named[path]:
+            continue
+        with files.open_regular(Path(os.path.realpath(folder / path)), _MOST_BYTES) as file:
+            for span in sorted(spans):
+                key, dtype, sizes = held.get(span.name, (span.name, None, ()))
+                if not span.transformed and (why := _damage(file, span, dtype, sizes)):
+                    yield Finding(key, Problem.unreadable, facts={"file": path, "error": why})
+
+
+def _damage(file: BinaryIO, span: Span, dtype: str | None, sizes: Shape) -> str | None:
+    """What is wrong with these bytes, which should be a tensor of this dtype and size, or a value."""
+    file.seek(span.begin)
+    begins = file.read(len(_BEGINS))
+    if dtype is None and begins != _BEGINS and any(begins):
+        return None  # a planner of one's own may store a value in its own way
+    try:
+        with zipfile.ZipFile(_Part(file, span)) as archive:
+            for record in archive.infolist():
+                _check(archive, record)
+            data = [one.file_size for one in archive.infolist() if "/data/" in one.filename]
+    except _UNREADABLE as error:
+        return str(error) or type(error).__name__
+    element = _ELEMENT_BYTES.get(str(dtype))
+    # A tensor of a class of its own may consist of several.
+    if element and len(data) == 1 and data[0] != math.prod(sizes) * element:
+        return f"{data[0]} bytes for {math.prod(sizes)} elements of {dtype}"
+    return None
+
+
+def _check(archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> None:
+    if record.compress_type != zipfile.ZIP_STORED:
+        raise zipfile.BadZipFile(f"{record.filename} is compressed, which torch.save never does")
+    if not record.CRC:
+        record.CRC = None  # type: ignore[assignment] # torch.save was told to leave it out
+    with archive.open(record) as content:
+        while content.read(_BLOCK):
+            pass
+
+
+class _Part(io.RawIOBase):
+    """So many bytes of a file, as a file."""
+
+    def __init__(self, file: BinaryIO, span: Span) -> None:
+        self._file, self._begin, self._size, self._at = file, span.begin, span.end - span.begin, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        at = (0, self._at, self._size)[whence] + offset
+        if at < 0:
+            raise OSError(f"{-at} bytes before the first one")
+        self._at = at
+        return at
+
+    def readinto(self, buffer: Any) -> int:
+        self._file.seek(self._begin + self._at)
+        count = max(min(len(buffer), self._size - self._at), 0)
+        read = self._file.readinto(memoryview(buffer)[:count])  # type: ignore[attr-defined]
+        self._at += read
+        return int(read)

@@ -1,0 +1,254 @@
+"""Sequences of saves, loads and failures that hypothesis draws, on real ranks, beside a model: a dictionary
+of what each checkpoint holds. What a load brings back must be what the model says. A sequence that fails is
+made as short as it can be, and printed as a script in plain torch."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed.checkpoint as dcp
+from hypothesis import HealthCheck, Phase, note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from dcpbench.crash_states.disk_states import Crash, disk_states
+from dcpbench.crash_states.recording import read_record, recording
+from support import plain_steps
+from support.gloo_ranks import Ask
+from support.plain_script import Step, plain_script
+
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
+"""So many sequences are drawn, at random; without it a few, always the same ones."""
+
+KEYS = sorted(plain_steps.SHAPES)
+SIZES = st.sampled_from(plain_steps.SIZES)
+LAYOUTS = st.fixed_dictionaries(
+    {
+        key: st.sampled_from(["plain", "replicate", "shard0", "shard1"][: 2 + min(len(shape), 2)])
+        for key, shape in plain_steps.SHAPES.items()
+    }
+)
+STAGED = {"scalar": "plain"}
+"""A DTensor without dimensions is not staged: docs/findings/scalar-dtensor-not-staged.md."""
+OPTIONS = st.fixed_dictionaries(
+    {"single_file_per_rank": st.booleans(), "thread_count": st.integers(1, 3), "sync_files": st.just(False)}
+)
+
+
+class Checkpoints(RuleBasedStateMachine):
+    """Its steps are those of `support.plain_steps`."""
+
+    whole = Bundle("whole")
+    """Names of checkpoints that were saved and are there."""
+    broken = Bundle("broken")
+    """Names of what a save has left that did not end."""
+
+    def __init__(self, ask: Ask) -> None:
+        super().__init__()
+        self._ask = ask
+        self._folder = tempfile.TemporaryDirectory(dir="/dev/shm")
+        self._step, self._names = 0, 0
+        self.held: dict[str, int] = {}
+        """The model: the step that each checkpoint is of."""
+        self._pending: dict[str, int] = {}
+        self._done: list[Step] = []
+
+    def teardown(self) -> None:
+        for name in [*self._pending]:
+            self._call("finish", folder=name)
+        self._folder.cleanup()
+
+    def _call(self, name: str, **arguments: Any) -> list[Any]:
+        """A step on all ranks; what each returned."""
+        self._done.append((name, arguments))
+        places = {
+            key: f"{self._folder.name}/{arguments[key]}" for key in ("folder", "to") if key in arguments
+        }
+        try:
+            return self._ask(plain_steps.call, name, arguments | places)
+        except AssertionError:
+            note(plain_script(self._done))
+            raise
+
+    def _expect(self, holds: bool) -> None:
+        if not holds:
+            note(plain_script(self._done))
+        assert holds
+
+    def _new(self) -> str:
+        self._names += 1
+        return f"checkpoint-{self._names}"
+
+    def _loads(self, name: str, ranks: int, layout: Mapping[str, str], step: int) -> None:
+        wanted = {key: plain_steps.values(step, key).flatten().tolist() for key in layout} | {"step": step}
+        loaded = self._call("load", folder=name, ranks=ranks, layout=layout)
+        self._expect(loaded[:ranks] == [wanted] * ranks)
+
+    @rule()
+    def train(self) -> None:
+        self._step += 1
+
+    @rule(target=whole, ranks=SIZES, layout=LAYOUTS, seed=st.integers(0, 3), options=OPTIONS)
+    def save(self, ranks: int, layout: dict[str, str], seed: int, options: dict[str, Any]) -> str:
+        given = {"ranks": ranks, "layout": layout, "seed": seed, "options": options}
+        self._call("save", folder=(name := self._new()), step=self._step, way="sync", **given)
+        self.held[name] = self._step
+        return name
+
+    @rule(name=whole, layout=LAYOUTS, options=OPTIONS, ranks=SIZES)
+    def overwrite(self, name: str, layout: dict[str, str], options: dict[str, Any], ranks: int) -> None:
+        given = {"ranks": ranks, "layout": layout, "seed": 0, "options": options}
+        self._call("save", folder=name, step=self._step, way="sync", **given)
+        self.held[name] = self._step
+
+    @precondition(lambda self: not self._pending)
+    @rule(ranks=SIZES, layout=LAYOUTS.map(lambda one: one | STAGED), options=OPTIONS)
+    def begin(self, ranks: int, layout: dict[str, str], options: dict[str, Any]) -> None:
+        """An asynchronous save, beside which all else goes on."""
+        given = {"ranks": ranks, "layout": layout, "seed": 0, "options": options}
+        self._call("save", folder=(name := self._new()), step=self._step, way="async", **given)
+        self._pending[name] = self._step
+
+    @precondition(lambda self: self._pending)
+    @rule(target=whole)
+    def finish(self) -> str:
+        name, step = self._pending.popitem()
+        self._call("finish", folder=name)
+        self.held[name] = step
+        return name
+
+    @rule(target=broken, ranks=SIZES, full=st.integers(0, 3), layout=LAYOUTS)
+    def fail(self, ranks: int, full: int, layout: dict[str, str]) -> str:
+        """The storage of one rank is full: every rank is told."""
+        given = {"ranks": ranks, "layout": layout, "full": full % ranks}
+        told = self._call("fail", folder=(name := self._new()), step=self._step, **given)
+        self._expect(told[:ranks] == ["CheckpointException"] * ranks)
+        return name
+
+    @rule(target=broken, which=st.integers(0, 50))
+    def kill(self, which: int) -> Any:
+        """A save is killed at some point before its metadata are there."""
+        states = [one for one in _killed_saves(self._step) if ".metadata" not in one]
+        files = states[which % len(states)]
+        self._call("lay_out", folder=(name := self._new()), files=files)
+        return name
+
+    @rule(name=broken, ranks=SIZES, layout=LAYOUTS)
+    def load_what_is_broken(self, name: str, ranks: int, layout: dict[str, str]) -> None:
+        loaded = self._call("load", folder=name, ranks=ranks, layout=layout)
+        self._expect(loaded[:ranks] == ["CheckpointException"] * ranks)
+
+    @rule(name=whole, ranks=SIZES, layout=LAYOUTS)
+    def load(self, name: str, ranks: int, layout: dict[str, str]) -> None:
+        self._loads(name, ranks, layout, self.held[name])
+
+    @rule(name=whole, ranks=SIZES, layout=LAYOUTS, keys=st.sets(st.sampled_from(KEYS), min_size=1))
+    def load_a_part(self, name: str, ranks: int, layout: dict[str, str], keys: set[str]) -> None:
+        self._loads(name, ranks, {key: layout[key] for key in sorted(keys)}, self.held[name])
+
+    @rule(target=whole, name=whole, ranks=SIZES, layout=LAYOUTS, options=OPTIONS)
+    def save_again(self, name: str, ranks: int, layout: dict[str, str], options: dict[str, Any]) -> str:
+        """From one layout by way of another: to come back, or go on, is as if it had not been."""
+        to = self._new()
+        self._call("again", folder=name, to=to, ranks=ranks, layout=layout, options=options)
+        self.held[to] = self.held[name]
+        return to
+
+    @rule(name=consumes(whole))
+    def delete(self, name: str) -> None:
+        self._call("delete", folder=name)
+        del self.held[name]
+
+
+@cache
+def _killed_saves(step: int) -> list[dict[str, bytes]]:
+    """The files after each point at which a save of one process may be killed."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(action="ignore"):
+        saved, logs, before = (Path(folder) / name for name in ("saved", "logs", "before"))
+        for path in (saved, logs, before):
+            path.mkdir()
+        state = {"model": {key: plain_steps.values(step, key) for key in KEYS}, "step": step}
+        with recording(saved, logs, 0):
+            dcp.save(state, checkpoint_id=saved / "new", no_dist=True)
+        states = disk_states(read_record(before, logs, 1), 0, 0)
+        trees = [one.tree for one in states if one.crash is Crash.killed and "new" in one.tree]
+    return [
+        {path.removeprefix("new/"): content for path, content in tree.items() if content is not None}
+        for tree in trees
+    ]
+
+
+@pytest.fixture(scope="module")
+def prepared(ask: Ask) -> Ask:
+    ask(plain_steps.prepare)
+    return ask
+
+
+def _settings(few: int, steps: int) -> settings:
+    return settings(
+        max_examples=EXAMPLES or few,
+        stateful_step_count=3 * steps if EXAMPLES else steps,
+        derandomize=not EXAMPLES,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=[*HealthCheck],
+    )
+
+
+def test_what_a_load_brings_back_is_what_the_model_says(prepared: Ask) -> None:
+    run_state_machine_as_test(lambda: Checkpoints(prepared), settings=_settings(10, 12))
+
+
+class Defective:
+    """Stands for ranks: what they do takes no time, and an asynchronous save writes the next step."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, int] = {}
+
+    def __call__(self, _: object, name: str, given: dict[str, Any]) -> list[Any]:
+        told: Any = None
+        match name:
+            case "save":
+                self.held[given["folder"]] = given["step"] + (given["way"] == "async")
+            case "again":
+                self.held[given["to"]] = self.held[given["folder"]]
+            case "load" | "fail" if given["folder"] not in self.held:
+                told = "CheckpointException"
+            case "load":
+                step = self.held[given["folder"]]
+                told = {key: plain_steps.values(step, key).flatten().tolist() for key in given["layout"]}
+                told["step"] = step
+        return [told] * 4
+
+
+@pytest.mark.slow
+def test_a_sequence_that_fails_is_short_and_a_script_in_plain_torch(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError) as failed:
+        run_state_machine_as_test(lambda: Checkpoints(Defective()), settings=_settings(60, 12))
+    (script,) = (one for one in failed.value.__notes__ if "CALLS" in one)
+    calls = script.partition("CALLS = [\n")[2].partition("\n]\n")[0].splitlines()
+    made = [call.split("'")[1] for call in calls]
+    assert made[-1] == "load"
+    assert {"save", "finish"} < {*made}
+    assert len(made) <= 6
+    (tmp_path / "script.py").write_text(script)
+    ended = subprocess.run(
+        [sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert [line.split()[0] for line in ended.stdout.splitlines()] == made
+    assert "'step': 0}" in ended.stdout.splitlines()[-1], "as it was saved, and not as the stand-in has it"
