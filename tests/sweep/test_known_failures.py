@@ -264,6 +264,7 @@ def test_the_list_of_the_house_is_whole() -> None:
         "load-without-collectives",
         "success-is-not-synced",
         "overwritten-in-a-crash",
+        "killed-over-a-checkpoint",
         "lost-bytes-are-zeros",
         "full-state-dict-tuples",
         "full-state-dict-tp",
