@@ -259,6 +259,8 @@ def test_the_list_of_the_house_is_whole() -> None:
         "shared-stager",
         "shared-writer",
         "writer-threads",
+        "writer-threads-failing-storage",
+        "unchecked-bytes",
         "state-of-frozen",
         "state-in-low-precision",
         "load-without-collectives",

@@ -55,8 +55,12 @@ class FileLayer:
     def note(self, kind: Kind, **fields: Any) -> None:
         """A step that has just been made, with its fields (`operations.Step`)."""
 
-    def has_read(self, path: str, data: memoryview) -> None:
-        """What a read has brought, which may be changed in place."""
+    def read_from(self, path: Any) -> Any:
+        """The path of what is read where this file is to be read."""
+        return path
+
+    def has_read(self, path: str, offset: int, data: memoryview) -> None:
+        """What a read at an offset has brought, which may be changed in place."""
 
     def in_child(self) -> tuple[Callable[..., "FileLayer"], tuple[Any, ...]]:
         """How the layer of a process is made that this one spawns: a function and its arguments, which can be
@@ -109,12 +113,12 @@ class _ReadFile(io.FileIO):
     def __init__(self, layer: FileLayer, path: Any, mode: str, opener: Any) -> None:
         self._layer, self._path = layer, str(layer.below(path))
         layer.begin(Kind.open, self._path)
-        super().__init__(path, mode, opener=opener)
+        super().__init__(layer.read_from(path), mode, opener=opener)
 
     def readinto(self, buffer: Any, /) -> int:
-        into = memoryview(buffer).cast("B")
+        into, offset = memoryview(buffer).cast("B"), self.tell()
         count = super().readinto(into[: self._layer.begin(Kind.read, self._path, len(into))]) or 0
-        self._layer.has_read(self._path, into[:count])
+        self._layer.has_read(self._path, offset, into[:count])
         return count
 
     def read(self, size: int | None = -1, /) -> bytes:
