@@ -25,9 +25,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
-from dcpbench.checkpointers import dcp_metadata
+from dcpbench.checkpointers import dcp_metadata, on_disk
 from dcpbench.checkpointers.dcp_metadata import foreign_manifest, manifest_of
-from dcpbench.cli import audit
 from dcpbench.cli.commands import main
 from support.gloo_ranks import WORLD_SIZE, Ask
 
@@ -85,7 +84,7 @@ def test_a_whole_one(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_it_is_read_as_torch_reads_it(saved: Path) -> None:
-    found = audit.lengths(saved)
+    found = on_disk.lengths(saved)
     assert foreign_manifest(saved, found) == manifest_of(FileSystemReader(saved).read_metadata(), found)
 
 
@@ -274,11 +273,11 @@ def test_a_class_that_is_changed_is_nobody_elses(checkpoint: Path, tmp_path: Pat
         b"\x80\x04\x8c%torch.distributed.checkpoint.metadata\x8c\x08Metadata\x93N}\x8c\x05stateK\x01s\x86b."
     )
     (checkpoint / METADATA).write_bytes(build)
-    assert audit.audited(checkpoint).state == "damaged"
+    assert on_disk.audited(checkpoint).state == "damaged"
     assert not hasattr(Metadata, "state")
     assert not hasattr(dcp_metadata._Record, "state")
     (checkpoint / METADATA).write_bytes(before)
-    assert audit.audited(checkpoint).state == "whole"
+    assert on_disk.audited(checkpoint).state == "whole"
 
 
 def test_names_that_a_terminal_would_obey_or_that_are_none(
@@ -316,7 +315,7 @@ def test_a_tensor_in_very_many_chunks(tmp_path: Path) -> None:
     }
     metadata.storage_data = {MetadataIndex("w", (row, 0)): place for row in range(rows)}
     (tmp_path / METADATA).write_bytes(pickle.dumps(metadata))
-    found = [one for one in audit.audited(tmp_path).findings if one.name == "w"]
+    found = [one for one in on_disk.audited(tmp_path).findings if one.name == "w"]
     assert found == []
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from dcpbench.cli import audit
+from dcpbench.checkpointers import on_disk
 from dcpbench.cli.commands import main
 
 DATA, METADATA = "__0_0.distcp", ".metadata"
@@ -65,7 +65,7 @@ def test_the_newest_is_that_of_the_highest_number_where_names_have_one(
             (run / name / item).write_bytes(content)
     (run / "last.ckpt").symlink_to(names[-1])
     (run / names[-1] / METADATA).rename(run / names[-1] / ".metadata.tmp")
-    seen = audit.audited(run / names[0])
+    seen = on_disk.audited(run / names[0])
     assert (seen.state, [*seen.beside]) == ("whole", [*beside])
     assert main(["audit", "--newest", str(tmp_path)]) == 0
     said = capsys.readouterr()

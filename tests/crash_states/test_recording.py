@@ -90,6 +90,7 @@ def test_every_way_to_write_is_recorded(tmp_path: Path) -> None:
     record = read_record(before, logs, 1)
     assert after(record) == tree_of(folder)
     assert {step.kind for step in record.ranks[0]} == {*Kind} - {
+        Kind.read,
         Kind.sync,
         Kind.signal,
         Kind.wait,

@@ -62,6 +62,7 @@ def test_the_contract_of_columns() -> None:
         "crash_states_foreign",
         "clock_offset_s",
         "component",
+        "ranks_hung",
     )
 
 

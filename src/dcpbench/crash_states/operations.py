@@ -23,6 +23,7 @@ class Kind(StrEnum):
     rename = "rename"  # replaces what is there
     unlink = "unlink"
     rmdir = "rmdir"
+    read = "read"  # no record has it
     signal = "signal"
     wait = "wait"  # for signals of other ranks
     success = "success"  # the save has told this rank that it is complete

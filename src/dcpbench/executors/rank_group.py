@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 
+from dcpbench.config.groups import Ending
 from dcpbench.config.schema import TimeoutsConfig
 from dcpbench.executors import cleanup, fork_server
 from dcpbench.executors.base import OnPhase
@@ -33,6 +34,8 @@ _GRACE_S = 0.5
 _ECHO_GRACE_S = 3.0
 """How long after what sounds like the echo of a death the death itself may take to be seen: a process
 first gives back its memory and its device."""
+_SURVIVORS_S = 5.0
+"""How long after a death that a stage is there for the other ranks may take to see that it was one."""
 _LEAVE_S = 10.0
 _TALK_S = 5
 """How long a rank may take over one message once it has begun it: it may be stopped in the middle."""
@@ -117,6 +120,8 @@ class RankGroup:
         began = time.monotonic()
         limits = timeouts.by_phase()
         self._conclusion, self._concluded = conclusion, False
+        dies = spec.config.stages[spec.run.stage].ends is Ending.crash
+        self._death_grace_s = _SURVIVORS_S if dies else _GRACE_S
         for rank in self._ranks:
             rank.begin(spec)
             try:
@@ -168,7 +173,7 @@ class RankGroup:
         """How long to listen on after what has gone wrong; None if nothing has."""
         over = self._concluded
         if over or any(one.gone_at or (one.failed and not one.failed.secondary) for one in self._ranks):
-            return _GRACE_S
+            return _GRACE_S if over else self._death_grace_s
         return _ECHO_GRACE_S if any(rank.failed for rank in self._ranks) else None
 
     def _listen(self, timeout_s: float, on_phase: OnPhase) -> None:

@@ -139,5 +139,6 @@ for _spec in (
     MetricSpec("crash_states_mixture", "those that load as a mixture of both", **_COUNTED),
     MetricSpec("crash_states_foreign", "those that load as values of neither", **_COUNTED),
     MetricSpec("clock_offset_s", "how far the clock of a host is from the driver's, the farthest", "max"),
+    MetricSpec("ranks_hung", "ranks that hang after a peer died in a save", **_COUNTED),
 ):
     register_metric(_spec)

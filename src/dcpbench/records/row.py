@@ -42,6 +42,7 @@ _ORDER = tuple(
     optimizer_state activation_checkpointing crash_consistent crash_recoverable crash_durable
     crash_states_enumerated crash_states crash_states_s crash_states_new crash_states_old crash_states_refused
     crash_states_mixture crash_states_foreign clock_offset_s component
+    ranks_hung
     """.split()  # noqa: SIM905
 )
 """The order of the columns, which never changes; others follow as they are declared."""

@@ -5,7 +5,7 @@ import itertools
 import multiprocessing
 import pkgutil
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -363,7 +363,7 @@ def load(
     side_effects.verify_nothing_left_open(cell, opened, where)
 
 
-def hand_over(cell: Cell, checkpoints: list[SavedCheckpoint], losses: Losses) -> None:
+def hand_over(cell: Cell, checkpoints: Sequence[Checkpoint], losses: Losses) -> None:
     """Leave a file beside the checkpoints to the next stage, which has other processes and maybe another
     layout: the digests of whole tensors and the exact small values that they must bring back, and those
     that training on from there must come to; collective. Ranks that do not agree on what was saved are found

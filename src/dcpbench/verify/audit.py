@@ -134,9 +134,10 @@ def _tensor(key: str, entry: Entry, shape: Shape, expected: Entry) -> list[Findi
 def controls(manifest: Manifest, expected: Mapping[str, Entry]) -> dict[str, bool]:
     """Whether an audit of a copy that is damaged in one way reports it, for each way there is. The copy has
     one tensor and one value only: of all of a large checkpoint's keys it would cost more than the audit.
-    There is none of a checkpoint without a tensor of several elements."""
+    There is none of a checkpoint without a tensor of several elements that is stored."""
     tensors = (key for key, entry in manifest.entries.items() if math.prod(entry.shape or ()) > 1)
-    if not (key := next(tensors, "")):
+    stored = (key for key in tensors if all(chunk.file for chunk in manifest.entries[key].chunks))
+    if not (key := next(stored, "")):
         return {}
     entry = manifest.entries[key]
     spans = {path: spans[:1] for path, spans in [*manifest.spans.items()][:1]}

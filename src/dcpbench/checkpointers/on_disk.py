@@ -1,0 +1,145 @@
+"""What folders on a disk are: whole checkpoints of DCP or of safetensors, damaged ones, what a broken save
+has left, or none; and which of them is the newest. Nothing is loaded for it."""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dcpbench.checkpointers.data_records import damaged_records
+from dcpbench.checkpointers.dcp_metadata import (
+    METADATA,
+    MetadataError,
+    foreign_manifest,
+    joined,
+    metadata_in,
+)
+from dcpbench.checkpointers.safetensors_headers import SUFFIX, names_in, safetensors_manifest
+from dcpbench.records.findings import Finding, Problem
+from dcpbench.records.sentences import finding_sentence
+from dcpbench.verify.audit import Entry, Manifest, audit
+
+_UNFINISHED = re.compile(r".*\.distcp|(__\d+)?\.metadata\.tmp")
+"""What a save that was broken off leaves."""
+
+
+@dataclass
+class Audited:
+    """What a folder is: `whole`, `damaged`, `torn` (its save never ended) or `none` (no checkpoint), and why.
+    `beside` are files that no entry names; a checkpoint is whole with them."""
+
+    folder: Path
+    state: str
+    because: str = ""
+    entries: dict[str, Entry] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    files: dict[str, int] = field(default_factory=dict)
+    beside: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """The bytes of its files."""
+        return sum(self.files.values()) - sum(self.beside.values())
+
+    @property
+    def why(self) -> str:
+        """Why it is not whole, in one line."""
+        if self.because:
+            return self.because
+        more = f" (and {len(self.findings) - 1} more)" if len(self.findings) > 1 else ""
+        return f"{finding_sentence(self.findings[0])}{more}" if self.findings else ""
+
+
+def audited(folder: Path, data: bool = False, beside: Sequence[str] = ()) -> Audited:
+    """What a folder is: by its metadata, by its `data` where that is asked for, and whether there are those
+    files `beside` it."""
+    try:
+        files = lengths(folder)
+    except OSError as error:
+        return Audited(folder, "none", f"cannot be looked into: {error.strerror}")
+    own = [METADATA] if os.path.lexists(folder / METADATA) else [*metadata_in(files)]
+    if not own and any(map(_UNFINISHED.fullmatch, files)):
+        because = f"no {METADATA}, which is written last: its save did not end"
+        return Audited(folder, "torn", because, files=files)
+    if not own and not names_in(files):
+        because = f"holds no checkpoint of torch.distributed.checkpoint (no {METADATA}), nor safetensors"
+        return Audited(folder, "none", because)
+    name = SUFFIX
+    try:
+        if own:
+            manifest = joined([foreign_manifest(folder, files, name := each) for each in own], files)
+        else:
+            manifest = safetensors_manifest(folder, files)
+    except OSError as error:
+        place = Path(error.filename or name).name
+        return Audited(folder, "damaged", f"{place}: cannot be read: {error.strerror}", files=files)
+    except MetadataError as error:
+        because = f"{name}: is not what DCP writes: {error}" if own else str(error)
+        return Audited(folder, "damaged", because, files=files)
+    told = [one for one in audit(manifest, manifest.entries) if one.problem is not Problem.stray]
+    closed = (path for path in manifest.named if path in files and not _may_be_read(folder / path))
+    told += [Finding(path, Problem.files, facts={"error": "it may not be read"}) for path in closed]
+    missing = (name for name in beside if name not in files)
+    told += [Finding(name, Problem.files, facts={"error": "no such file beside it"}) for name in missing]
+    if data and own:
+        told += _damaged_data(folder, manifest)
+    found = Audited(folder, "whole", "", {**manifest.entries}, told, files)
+    found.beside = {
+        path: size for path, size in files.items() if path not in {*own, *manifest.named, *manifest.own}
+    }
+    found.state = "damaged" if found.findings else "whole"
+    return found
+
+
+def _may_be_read(path: Path) -> bool:
+    return os.access(path, os.R_OK, effective_ids=True)
+
+
+def _damaged_data(folder: Path, manifest: Manifest) -> list[Finding]:
+    try:
+        return [*damaged_records(folder, manifest)]
+    except OSError as error:
+        name = Path(error.filename or "").name
+        return [Finding(name, Problem.files, facts={"error": f"it cannot be read: {error.strerror}"})]
+
+
+def lengths(folder: Path) -> dict[str, int]:
+    """The bytes of each regular file below a folder by its relative path; links to files are followed, those
+    to folders are not.
+
+    Raises:
+        OSError: the folder is none, or cannot be looked into.
+    """
+    found: dict[str, int] = {}
+    for item in sorted(folder.iterdir()):
+        if item.is_dir() and not item.is_symlink():
+            found |= {f"{item.name}/{name}": size for name, size in lengths(item).items()}
+        elif item.is_file():
+            found[item.name] = item.stat().st_size
+    return found
+
+
+def newest_first(folders: Iterable[Path], look: Callable[[Path], Audited] = audited) -> Iterator[Audited]:
+    """What the checkpoints below these folders are, the newest first: by the numbers in their paths where
+    these are all that differs, else by when they were written."""
+    places = dict(place for folder in folders for place in _checkpoints_below(folder))
+    numbered = len({re.sub(r"\d+", "0", str(place)) for place in places}) == 1
+    order = _numbers if numbered else places.__getitem__
+    return map(look, sorted(places, key=order, reverse=True))
+
+
+def _numbers(place: Path) -> list[int]:
+    """What tells step-900 and step-1000 apart, or epoch=1-step=20.ckpt: a copy has other times."""
+    return [int(number) for number in re.findall(r"\d+", str(place))]
+
+
+def _checkpoints_below(folder: Path) -> Iterator[tuple[Path, float]]:
+    """The folders below one that are checkpoints, or what a broken save leaves, and when they were written;
+    what lies within a checkpoint is part of it."""
+    for place, below, names in os.walk(folder):
+        written = [*metadata_in(names)]
+        written = written or [name for name in names if _UNFINISHED.fullmatch(name) or name.endswith(SUFFIX)]
+        if written:
+            below.clear()
+            yield Path(place), max((Path(place) / name).lstat().st_mtime for name in written)
