@@ -100,8 +100,8 @@ def why_skip(
         overrides: by which the cell is asked for.
 
     Raises:
-        ConfigError: there are fewer GPUs, or processes of torchrun, than ranks were asked for, or a mesh or the batch
-            does not fit it.
+        ConfigError: there are fewer GPUs, or processes of torchrun, than ranks were asked for, or a mesh or
+            the batch does not fit the world size.
     """
     for reason in (
         _without_effect(resolved, overrides),
