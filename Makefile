@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run check test test-multinode lint docs samples bench mutants fuzz soak setup clean
+.PHONY: run check test test-multinode test-slurm lint docs samples bench mutants fuzz soak setup clean
 
 run: $(VENV)/.ready
 	$(BIN)/python -m dcpbench -m parallel=ddp,fsdp,hsdp,fsdp_tp,fsdp2 compile=false,true save=sync,async
@@ -16,12 +16,21 @@ test: lint
 	$(PYTEST)
 
 check: lint
-	$(PYTEST) -m "not slow and not browser and not multinode"
+	$(PYTEST) -m "not slow and not browser and not multinode and not slurm"
 
-# Cells on several hosts, which Ray simulates; no root is needed. Installs Ray, which nothing else wants.
+# Cells on several hosts: those that Ray simulates, torchrun's, and, as root, network namespaces. Installs Ray,
+# which nothing else wants.
 test-multinode: $(VENV)/.ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
 	$(BIN)/python -m pytest -m multinode
+
+# The batch script, on a Slurm that is brought up on this machine; as root, for its daemons and to install them.
+test-slurm: $(VENV)/.ready
+	@command -v slurmctld > /dev/null && command -v munged > /dev/null || { test "$$(id -u)" = 0 || \
+	    { echo "test-slurm: slurm-wlm and munge are not installed, and only root can install them" >&2; exit 1; }; \
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends slurm-wlm munge; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
+	$(BIN)/python -m pytest -m slurm
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dcpbench.config.schema import Config, TimeoutsConfig
-from dcpbench.executors import fork_server
+from dcpbench.executors import fork_server, host_agent
 from dcpbench.executors.host_agent import HostAgent, Surroundings
 from dcpbench.worker.messages import CellSpec, RunId, StoreAddress, WorldKind
 from support.alone import config
@@ -31,7 +31,7 @@ def agents(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[HostAgent]]:
     made = [HostAgent(f"host{number}", f"127.0.0.{2 + number}", around, ()) for number in range(2)]
     at = StoreAddress("127.0.0.2", made[0].listen(0))
     for number, agent in enumerate(made):
-        agent.start(KEY, [number], [], at)
+        agent.start(KEY, [number], 0, [], at)
     yield made
     for agent in made:
         agent.kill(KEY)
@@ -53,7 +53,7 @@ def test_ranks_of_two_agents_run_a_stage_and_a_stage_that_was_given_up_never_sta
         (0, "host0", 0),
         (1, "host1", 0),
     ]
-    assert all(agent.state(KEY, str(tmp_path)).usable for agent in agents)
+    assert all(agent.state(KEY, [str(tmp_path)]).usable for agent in agents)
 
     agents[1].conclude(2, dumps=False)
     again = _spec(tmp_path / "again", spec.config)
@@ -66,3 +66,16 @@ def test_ranks_of_two_agents_run_a_stage_and_a_stage_that_was_given_up_never_sta
     assert (waiting.waiting, waiting.report, end.limit) == (True, None, None)
     assert waiting.doing, "its stack was dumped"
     assert not any((tmp_path / "again" / "checkpoints").iterdir())
+
+
+def test_a_folder_that_a_file_system_shows_late_is_waited_for_and_one_that_it_never_shows_is_told(
+    agents: list[HostAgent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = tmp_path / "cell"
+    shows = threading.Timer(0.3, late.mkdir)
+    shows.start()
+    assert agents[0].state(KEY, [str(tmp_path), str(late)]).unseen is None
+    shows.join()
+    monkeypatch.setattr(host_agent, "_SHOWS_S", 0.2)
+    never = str(tmp_path / "of another host" / "cell")
+    assert agents[0].state(KEY, [str(late), never]).unseen == never

@@ -43,7 +43,7 @@ return [page, Math.floor(Math.max(0, ...wide))];
 def failing(**values: Any) -> Row:
     worst = [{**FOUND.plain(), "rank": 1}]
     seen = {"held": False, "control": {"a": True}, "worst": worst, "mismatch_count": 3}
-    reason = check_sentence("optim_equal", 1, FOUND, ["net1.weight"])
+    reason = check_sentence("optim_equal", "rank 1", FOUND, ["net1.weight"])
     of = {
         "status": "fail",
         "optim_equal": False,

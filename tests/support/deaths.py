@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -172,6 +173,13 @@ def _stops_actor(_: Cell) -> None:
     _sleeps(_)
 
 
+def _cuts_link(cell: Cell) -> None:
+    """Nothing gets to this host any more, or from it, which is a network namespace of its own."""
+    (link,) = {name for _, name in socket.if_nameindex()} - {"lo"}
+    subprocess.run(["ip", "link", "set", link, "down"], check=True)
+    _sleeps(cell)
+
+
 def _kills_host(_: Cell) -> None:
     """All that there is of this host: Ray's daemon, and what it has started."""
     daemon = psutil.Process(int(os.environ["RAY_RAYLET_PID"]))
@@ -206,4 +214,5 @@ WAYS: dict[str, Callable[[Cell], None]] = {
     "kills_actor": _kills_actor,
     "stops_actor": _stops_actor,
     "kills_host": _kills_host,
+    "cuts_link": _cuts_link,
 }

@@ -22,6 +22,7 @@ from yaml import YAMLError
 from dcpbench.cli import described
 from dcpbench.config.errors import ConfigError, one_line, told_null_choices
 from dcpbench.config.schema import Config, conf_folder
+from dcpbench.executors import torchrun_process
 from dcpbench.faults import registry as faults
 from dcpbench.records.files import Careful
 from dcpbench.records.plugins import PluginError, load_plugins
@@ -58,6 +59,8 @@ def register_groups(arguments: Sequence[str]) -> None:
 def main(words: Sequence[str]) -> int:
     """Run the cells that these words ask for; the exit status."""
     sys.stderr = Careful(sys.stderr)
+    if torchrun_process.is_one():
+        return torchrun_process.main(words)
     task, signals = SweepTask(), Signals()
     status = 1  # of an exception that nobody foresaw, whose traceback comes after the table
     try:
@@ -94,7 +97,7 @@ def _run(task: SweepTask, words: Sequence[str]) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
-            itself = "dcpbench starts its ranks itself and does not run under torchrun or srun yet"
+            itself = "dcpbench starts its ranks itself, or has those of torchrun (TORCHELASTIC_RUN_ID)"
             raise ConfigError(f"RANK and WORLD_SIZE are set: {itself}")
         try:
             Path.cwd()

@@ -39,13 +39,14 @@ _DETAILS_LIMIT_S = 10.0
 
 @dataclass
 class Machine:
-    """How many GPUs there are, all that is said of it in `environment.json`, and on how many hosts so many
-    ranks of a kind of device are."""
+    """How many GPUs there are, all that is said of it in `environment.json`, on how many hosts so many ranks
+    of a kind of device are, and how many ranks there may be, if that is limited."""
 
     gpus: int
     description: dict[str, Any]
     _more: Connection | None = None
     hosts: Callable[[int, str], int] = lambda ranks, device: 1
+    ranks: int | None = None
 
     def complete(self) -> None:
         """Add to the description what takes longer to find out; waits for it."""

@@ -29,6 +29,9 @@ from dcpbench.worker.messages import CellSpec, Descriptor, StoreAddress, WorldKi
 
 _CARRIED = ("DCPBENCH_", "TORCH", "PYTORCH_", "PYTHONPATH", "NCCL_", "GLOO_", "CUBLAS_", "AWS_", "CXX")
 """How the names of variables begin that ranks have from the driver's environment on every host."""
+_SHOWS_S = 5.0
+"""How long a shared file system may take to show a folder that another host has made."""
+_LOOK_EVERY_S = 0.1
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 Key = tuple[int, WorldKind]
@@ -53,13 +56,13 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class State:
-    """An agent's clocks (`time.time`, `time.monotonic`), whether the ranks of a group all run, and whether a
-    folder that the driver has made is there too."""
+    """An agent's clocks (`time.time`, `time.monotonic`), whether the ranks of a group all run, and which of
+    the folders that the driver has made is not there."""
 
     wall_s: float
     monotonic_s: float
     usable: bool
-    shared: bool
+    unseen: str | None
 
 
 class HostAgent:
@@ -76,8 +79,7 @@ class HostAgent:
         os.chdir(around.folder)
         sys.path[:] = around.path
         os.environ.update(around.variables)
-        for variable in _INTERFACES:
-            os.environ.setdefault(variable, _interface(address))
+        use_interface_of(address)
         # Else whatever is started from here imports the engine's own script.
         sys.modules["__main__"] = ModuleType("__main__")
         cleanup.adopt_orphans()
@@ -94,25 +96,29 @@ class HostAgent:
         machine.complete()
         return {"host": self._name, "address": self._address, **machine.description}
 
-    def state(self, key: Key, folder: str) -> State:
-        """Its clocks, and what it says of a group and of a folder."""
+    def state(self, key: Key, folders: Sequence[str]) -> State:
+        """Its clocks, and what it says of a group and of folders, which a file system may show late."""
         group = self._groups.get(key)
-        usable, shared = group is not None and group.usable(), Path(folder).is_dir()
-        return State(time.time(), time.monotonic(), usable, shared)
+        usable = group is not None and group.usable()
+        unseen = next((folder for folder in folders if not _shows(Path(folder))), None)
+        return State(time.time(), time.monotonic(), usable, unseen)
 
     def listen(self, owner: int) -> int:
         """A port of this host's address at which rank 0 of the next group of an executor will be met."""
         self._listeners[owner] = socket.create_server((self._address, 0), backlog=1024)
         return int(self._listeners[owner].getsockname()[1])
 
-    def start(self, key: Key, ranks: Sequence[int], gpus: Sequence[int], at: StoreAddress | None) -> None:
-        """Start these ranks of a group; they meet at an address, or are all here.
+    def start(
+        self, key: Key, ranks: Sequence[int], local_rank: int, gpus: Sequence[int], at: StoreAddress | None
+    ) -> None:
+        """Start these ranks of a group, of which the first has this local rank; they meet at an address, or
+        are all here.
 
         Raises:
             OSError, EOFError: they could not be started.
         """
         owner, kind = key
-        part = Part(self._name, devices_of(kind, ranks, gpus))
+        part = Part(self._name, devices_of(kind, ranks, gpus), local_rank)
         if at is None:
             with store_file() as store:
                 self._groups[key] = RankGroup(self._context, kind, part, store)
@@ -173,6 +179,24 @@ class HostAgent:
         for key in list(self._groups):
             self.kill(key)
         cleanup.end_orphans()
+
+
+def _shows(folder: Path) -> bool:
+    """Whether a folder is there, or soon is."""
+    deadline = time.monotonic() + _SHOWS_S
+    while not folder.is_dir():
+        if time.monotonic() >= deadline:
+            return False
+        with suppress(OSError):
+            os.listdir(folder.parent)  # noqa: PTH208 - has a network file system look again
+        time.sleep(_LOOK_EVERY_S)
+    return True
+
+
+def use_interface_of(address: str) -> None:
+    """Have ranks talk over the network interface that has an address, if no other is named."""
+    for variable in _INTERFACES:
+        os.environ.setdefault(variable, _interface(address))
 
 
 def _interface(address: str) -> str:

@@ -44,11 +44,12 @@ _LISTEN_S = 60.0
 
 @dataclass(frozen=True)
 class Part:
-    """The ranks of a group that a host has: the device of each by its number, in the order of their local
-    ranks."""
+    """The ranks of a group that are started together on a host: the device of each by its number, in the
+    order of their local ranks, from `local_rank` on."""
 
     host: str
     devices: dict[int, str]
+    local_rank: int = 0
 
 
 @contextmanager
@@ -99,7 +100,7 @@ class RankGroup:
         self._started = time.time()
         self._shared_before = cleanup.shared_memory()
         try:
-            for local_rank, (number, device) in enumerate(part.devices.items()):
+            for local_rank, (number, device) in enumerate(part.devices.items(), part.local_rank):
                 if number and isinstance(store, StoreAddress):
                     store = replace(store, listener=None)  # one process listens
                 spec = RankSpec(kind, number, device, store, part.host, local_rank)

@@ -6,46 +6,150 @@ ranks, and the driver those of actors and hosts. An actor that has died is repla
 there; cells go on with the hosts that are left as long as there is room on them.
 """
 
+import itertools
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
 import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dcpbench.config.errors import ConfigError
-from dcpbench.executors.base import Engine
-from dcpbench.executors.fork_server import Machine
-from dcpbench.executors.placement import spread
-from dcpbench.executors.ray_executor import RayExecutor
-from dcpbench.executors.ray_hosts import START_S, RayHosts
+from dcpbench.config.groups import ExecutorConfig
+from dcpbench.executors.host_agent import HostAgent, Surroundings
+from dcpbench.executors.hosts import Agent, HostsEngine
+from dcpbench.executors.hosts_executor import HostsExecutor
+
+_CONNECT_S = 1.0
+_OBJECT_STORE_BYTES = 80 * 2**20
+_CALLS = 16
+"""How many calls an actor takes at once: a stage is one."""
 
 
-class RayEngine(RayHosts, Engine):
-    """The hosts of a Ray cluster."""
+@dataclass(eq=False)
+class _Actor(Agent):
+    """An agent on a node of the cluster."""
 
-    def probe(self) -> Machine:
-        described = [self.ask(host, "describe", wait_s=START_S) for host in self.hosts.values()]
-        for host, one in zip(self.hosts.values(), described, strict=True):
-            if one is None:
-                raise ConfigError(f"executor=ray: host {host.name} did not start: {host.lost}")
-            if one["torch"] != described[0]["torch"]:
-                raise ConfigError(
-                    f"executor=ray: torch is {one['torch']} on host {host.name} and {described[0]['torch']} "
-                    f"on {described[0]['host']}; must be the same on every host"
-                )
-        gpus = sum(len(host.gpus) for host in self.hosts.values())
-        of_first = {name: value for name, value in described[0].items() if name not in ("host", "address")}
-        return Machine(gpus, {**of_first, "gpu_count": gpus, "hosts": described}, hosts=self._hosts_of)
+    node: str = ""
+    actor: Any = None
 
-    def _hosts_of(self, ranks: int, device: str) -> int:
-        room = self.room(device, range(sum(len(host.gpus) for host in self.hosts.values())))
-        return len(spread(ranks, room) or room)
+    def call(self, method: str, *arguments: Any) -> Future[Any]:
+        called: Future[Any] = getattr(self.actor, method).remote(*arguments).future()
+        return called
 
-    def executor(self, gpus: tuple[int, ...]) -> RayExecutor:
-        return RayExecutor(self, self.next_number(), gpus)
+    def why_lost(self, error: BaseException) -> str | None:
+        if isinstance(error, RayTaskError) or not isinstance(error, RayError):
+            return None
+        if not any(node["NodeID"] == self.node for node in _nodes()):
+            return "was lost with its host, which died, last heard of"
+        # Where it could not even start, the last line is the exception that it raised.
+        *_, raised = str(error).strip().splitlines()
+        why = f" ({raised})" if "creation task" in str(error) else ""
+        return f"was lost with the actor of its host, which died{why}, last heard of"
+
+    def give_up(self) -> None:
+        with suppress(RayError):
+            ray.kill(self.actor)
+
+
+class RayEngine(HostsEngine):
+    """The hosts of a Ray cluster, which are named as Ray names its nodes."""
+
+    agents: Sequence[_Actor]
+
+    def __init__(self, config: ExecutorConfig) -> None:
+        super().__init__(config)
+        self._modules: Sequence[str] = ()
+        self._around = Surroundings.here()
+        self._one_at_a_time = threading.Lock()
+
+    def begin(self, modules: Sequence[str]) -> None:
+        self._modules = modules
+        _connect(self.config.address)
+        self.refresh()
+        if not self.agents:
+            raise ConfigError(f"executor.address={self.config.address}: no host there has a CPU to offer")
+
+    def refresh(self) -> None:
+        with self._one_at_a_time:
+            self.agents = self._actors(_nodes())
+
+    def _actors(self, nodes: Sequence[dict[str, Any]]) -> list[_Actor]:
+        known = {agent.node: agent for agent in self.agents if not agent.lost}
+        names = [node["NodeName"] for node in nodes]
+        first_gpu = itertools.count()
+        actors: list[_Actor] = []
+        for node in sorted(nodes, key=lambda node: (node["NodeName"], node["NodeID"])):
+            if not node["Resources"].get("CPU"):  # the head of a cluster may be there for that alone
+                continue
+            one, name = node["NodeID"], node["NodeName"]
+            name = name if names.count(name) == 1 else f"{name}/{one[:8]}"
+            gpus = tuple(next(first_gpu) for _ in range(int(node["Resources"].get("GPU", 0))))
+            actors.append(known.get(one) or self._started(name, node, gpus))
+            actors[-1].name, actors[-1].gpus = name, gpus
+        return actors
+
+    def _started(self, name: str, node: dict[str, Any], gpus: tuple[int, ...]) -> _Actor:
+        strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        placed = {"num_cpus": 0, "num_gpus": len(gpus), "max_concurrency": _CALLS}
+        agent = ray.remote(HostAgent).options(scheduling_strategy=strategy, max_restarts=0, **placed)
+        address = str(node["NodeManagerAddress"])
+        actor = agent.remote(name, address, self._around, self._modules)
+        return _Actor(name, address, gpus, node=node["NodeID"], actor=actor)
+
+    def executor(self, gpus: tuple[int, ...]) -> HostsExecutor:
+        return HostsExecutor(self, self.next_number(), gpus)
 
     def end(self) -> None:
         if not ray.is_initialized():
             return
-        for host in self.hosts.values():
-            if not host.lost:
-                self.ask(host, "end")
-            ray.kill(host.actor)
-        self.hosts.clear()
+        for agent in self.agents:
+            agent.ask("end")
+            agent.give_up()
+        self.agents = ()
         ray.shutdown()
+
+
+def _nodes() -> list[dict[str, Any]]:
+    """The nodes of the cluster whose daemon can be reached: Ray itself takes 14 s to find one dead."""
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    return [node for node in alive if _reachable(node["NodeManagerAddress"], node["NodeManagerPort"])]
+
+
+def _reachable(address: str, port: int) -> bool:
+    with suppress(OSError):
+        socket.create_connection((address, port), _CONNECT_S).close()
+        return True
+    return False
+
+
+def _connect(address: str | None) -> None:
+    """Join a cluster, or start one on this host for this process alone."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    quiet = {"log_to_driver": False, "configure_logging": False, "logging_level": "error"}
+    own = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
+    host, _, port = (address or "").rpartition(":")
+    if port.isdecimal() and not _reachable(host, int(port)):  # Ray would go on asking for minutes
+        raise ConfigError(f"executor.address={address}: nothing answers there; must be that of a Ray cluster")
+    with _handlers_kept():
+        try:
+            ray.init(address=address or "local", **quiet, **({} if address else own))
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"executor.address={address}: {' '.join(str(error).split())}") from None
+
+
+@contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Ray takes SIGTERM for itself, which the sweep obeys."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

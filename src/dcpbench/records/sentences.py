@@ -119,11 +119,11 @@ def finding_sentence(finding: Finding) -> str:
     return f"{' '.join(f'{named} {finding.where}'.split())}: {describe(finding)}"
 
 
-def check_sentence(check: str, rank: int, first: Finding, names: Sequence[str]) -> str:
-    """Why a check did not hold: its first finding, and what else differs."""
+def check_sentence(check: str, rank: str, first: Finding, names: Sequence[str]) -> str:
+    """Why a check did not hold: its first finding, on which rank, in words, and what else differs."""
     more = f", and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     others = f" (differing: {', '.join(names[:_LISTED])}{more})" if len(names) > 1 else ""
-    return f"{check}: rank {rank}: {finding_sentence(first)}{others}"
+    return f"{check}: {rank}: {finding_sentence(first)}{others}"
 
 
 def short_reason(row: Mapping[str, Any]) -> str:
@@ -196,12 +196,18 @@ def cause_sentence(cause: Cause, before: Iterable[str] = ()) -> str:
     if isinstance(cause, RankDeath):
         upload = ", an upload under way" if cause.upload_under_way and cause.phase != "upload" else ""
         at = f" at {cause.frame}" if cause.frame else ""
-        return f"{_rank(cause)} {cause.ending} in {cause.phase}{upload}{at}"
+        return f"{rank_sentence(cause.rank, cause.place)} {cause.ending} in {cause.phase}{upload}{at}"
     return _late(cause)
 
 
-def _rank(cause: RaisedError | RankDeath) -> str:
-    return f"rank {cause.rank} ({cause.place})" if cause.place else f"rank {cause.rank}"
+def rank_sentence(rank: int, place: str | None) -> str:
+    """A rank, and where it is, if there are several hosts."""
+    return f"rank {rank} ({place})" if place else f"rank {rank}"
+
+
+def place_sentence(local_rank: int | None, host: str | None) -> str:
+    """Where a rank is."""
+    return f"local rank {local_rank} of host {host}"
 
 
 def _raised(error: RaisedError, before: Iterable[str]) -> str:
@@ -210,7 +216,8 @@ def _raised(error: RaisedError, before: Iterable[str]) -> str:
         text = f"{error.wrapped}: on rank {error.origin}: {text}"
     if found := "; ".join(before):
         text = f"{text} (before that {found})"
-    return f"{_rank(error)} in {error.phase}: {text}{f' ({error.note})' if error.note else ''}"
+    note = f" ({error.note})" if error.note else ""
+    return f"{rank_sentence(error.rank, error.place)} in {error.phase}: {text}{note}"
 
 
 def _late(limit: LimitReached) -> str:

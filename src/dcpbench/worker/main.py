@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from dcpbench.records.findings import RaisedError
 from dcpbench.records.plugins import load_plugins
 from dcpbench.records.rank_report import RankReport
+from dcpbench.records.sentences import place_sentence, rank_sentence
 from dcpbench.worker.left_behind import Fingerprint
 from dcpbench.worker.messages import (
     OF_RANK,
@@ -82,7 +83,7 @@ def main(spec: RankSpec, connection: Connection) -> None:
         while (cell := _next_cell(connection)) is not None:
             report = RankReport(spec.rank, host=spec.host, local_rank=spec.local_rank)
             rank.cell, rank.report = cell, report
-            _log_to(Path(cell.folder) / f"rank{spec.rank}.log")
+            _log_to(Path(cell.folder) / f"rank{spec.rank}.log", spec)
             if world is None:
                 load_plugins()
                 world = _join(spec)
@@ -174,11 +175,7 @@ def _detach() -> None:
     os.setsid()
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    # The server ends when nobody holds the other end of this pipe any more. A rank inherits it, and
-    # would keep the server, and so itself, alive after the driver.
-    server = multiprocessing.forkserver._forkserver
-    os.close(server._forkserver_alive_fd)  # type: ignore[attr-defined]
-    server._forkserver_alive_fd = None  # type: ignore[attr-defined]
+    let_server_go()
     os.environ[OF_RANK] = str(os.getpid())
     name, value = SAFE_PATH
     if os.environ.get(name) == value:  # what a cell starts finds its modules as the driver does
@@ -188,11 +185,25 @@ def _detach() -> None:
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
 
 
-def _log_to(path: Path) -> None:
+def let_server_go() -> None:
+    """In a process that was forked from the server: have that end with the driver.
+
+    It does when nobody holds the other end of this pipe any more. What is forked from it inherits that, and
+    would keep the server, and so itself, alive after the driver.
+    """
+    server = multiprocessing.forkserver._forkserver
+    os.close(server._forkserver_alive_fd)  # type: ignore[attr-defined]
+    server._forkserver_alive_fd = None  # type: ignore[attr-defined]
+
+
+def _log_to(path: Path, spec: RankSpec) -> None:
     _flush()
     with path.open("ab") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+    where = rank_sentence(spec.rank, place_sentence(spec.local_rank, spec.host))
+    with suppress(OSError):  # a full disk
+        os.write(2, f"{where}, process {os.getpid()}\n".encode())
 
 
 def _failed(error: BaseException, rank: _Rank) -> Failed:

@@ -16,7 +16,9 @@ from dcpbench.records.sentences import (
     check_sentence,
     finding_sentence,
     known_sentence,
+    place_sentence,
     powerless_sentence,
+    rank_sentence,
 )
 from dcpbench.sweep.plan.job import Job
 from dcpbench.sweep.plan.known_failures import explaining
@@ -28,12 +30,19 @@ _NOTHING_TO_PLANT = "NothingToPlantError"
 
 
 class FailedCheck(NamedTuple):
-    """A check that did not hold: its first finding, on which rank, and what else there is of any rank."""
+    """A check that did not hold: its first finding, on which rank, what else there is of any rank, and where
+    that rank is, if there are several hosts."""
 
     check: str
     rank: int
     first: Finding
     findings: tuple[Finding, ...]
+    place: str | None = None
+
+    @property
+    def on_rank(self) -> str:
+        """On which rank, in words."""
+        return rank_sentence(self.rank, self.place)
 
     @property
     def names(self) -> list[str]:
@@ -43,7 +52,7 @@ class FailedCheck(NamedTuple):
     @property
     def sentence(self) -> str:
         """Why it did not hold."""
-        return check_sentence(self.check, self.rank, self.first, self.names)
+        return check_sentence(self.check, self.on_rank, self.first, self.names)
 
 
 @dataclass(frozen=True)
@@ -158,7 +167,7 @@ def judge(stages: Sequence[Sequence[RankReport]], worlds: Sequence[int]) -> Verd
         powerless=tuple(powerless),
         powered=not powerless,
         max_abs_diff=max(distances, default=None),
-        first_mismatch=f"rank {failed[0].rank}: {finding_sentence(failed[0].first)}" if failed else None,
+        first_mismatch=f"{failed[0].on_rank}: {finding_sentence(failed[0].first)}" if failed else None,
         details={"checks": details, "ranks": [report.plain() for report in ranks]},
     )
 
@@ -171,7 +180,11 @@ def _failed(check: str, reports: Sequence[RankReport]) -> FailedCheck | None:
     # In the order in which places were looked at: what is saved again carries a defect to other ranks.
     places = [*(place for _, view in seen for place in view.compared), *(one.where for _, one in firsts)]
     first = min(firsts, key=lambda one: places.index(one[1].where), default=None)
-    return FailedCheck(check, *first, found) if first else None
+    if first is None:
+        return None
+    where = {report.rank: place_sentence(report.local_rank, report.host) for report in reports}
+    several = len({report.host for report in reports}) > 1
+    return FailedCheck(check, *first, found, where[first[0]] if several else None)
 
 
 def gaps_of(check: str, reports: Sequence[RankReport]) -> Iterator[Gap]:

@@ -1,0 +1,165 @@
+"""Hosts as the driver sees them, whatever has brought them up: what agents they have, which ranks each of
+those gets, and what it answers."""
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from typing import Any
+
+from dcpbench.config.errors import ConfigError
+from dcpbench.config.groups import ExecutorConfig
+from dcpbench.executors.base import Engine
+from dcpbench.executors.fork_server import Machine
+from dcpbench.executors.placement import spread
+from dcpbench.records.sentences import place_sentence
+
+START_S = 60.0
+"""How long an agent may take to start, and its host to import torch."""
+ANSWER_S = 10.0
+"""How long it may take over a short call, or over the end of a stage that is over elsewhere."""
+
+
+class AgentError(Exception):
+    """An agent raised; its cause is what."""
+
+
+@dataclass(eq=False)
+class Agent(ABC):
+    """A `dcpbench.executors.host_agent.HostAgent`, and the name and the address of the host that it is on.
+
+    `gpus` are those that it may use, counted through all hosts; `local_rank` is that of its first rank,
+    `most` how many ranks it may have.
+    """
+
+    name: str
+    address: str
+    gpus: tuple[int, ...]
+    local_rank: int = 0
+    most: int = 2**20
+    lost: str | None = None
+    """Why it is gone."""
+    is_withdrawn: bool = False
+    """Whether what has brought it up has ended it, as with its whole job."""
+    lost_at: float | None = None
+    """When it was seen to be (`time.monotonic`), where that was not when it was asked."""
+
+    @abstractmethod
+    def call(self, method: str, *arguments: Any) -> Future[Any]:
+        """Call one of its methods."""
+
+    @abstractmethod
+    def why_lost(self, error: BaseException) -> str | None:
+        """Why it is gone, if that is why a call of it failed."""
+
+    @abstractmethod
+    def give_up(self) -> None:
+        """End it, if it is still there; nothing more is asked of it."""
+
+    def answer(self, call: Future[Any], wait_s: float = ANSWER_S) -> Any:
+        """What a call has returned; None where it does not, which `lost` then explains.
+
+        Raises:
+            AgentError: it raised.
+        """
+        if not wait([call], wait_s).done:
+            self.lost = f"did not answer within {wait_s:g} s, last heard of"
+        elif not (error := call.exception()):
+            return call.result()
+        else:
+            self.lost = self.why_lost(error)
+            if not self.lost:
+                raise AgentError(str(error)) from error
+        self.give_up()
+        return None
+
+    def ask(self, method: str, *arguments: Any, wait_s: float = ANSWER_S) -> Any:
+        """Call one of its methods, and what that has returned, as with `answer`."""
+        return None if self.lost else self.answer(self.call(method, *arguments), wait_s)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """The ranks of a group that an agent has."""
+
+    agent: Agent
+    ranks: range
+
+    def local_rank(self, rank: int) -> int:
+        """The local rank of one of them."""
+        return self.agent.local_rank + rank - self.ranks.start
+
+    def place_of(self, rank: int) -> str:
+        """Where a rank is, in words."""
+        return place_sentence(self.local_rank(rank), self.agent.name)
+
+
+class HostsEngine(Engine):
+    """Several hosts. An engine has its agents in `agents`, by host, and neighbours together."""
+
+    def __init__(self, config: ExecutorConfig) -> None:
+        self.config = config
+        self.agents: Sequence[Agent] = ()
+        self._numbers = itertools.count(1)
+
+    @abstractmethod
+    def refresh(self) -> None:
+        """Have agents on all hosts that are there, new ones where one is gone.
+
+        Raises:
+            HostsLostError: there are none any more.
+        """
+
+    def next_number(self) -> int:
+        """A number that nothing has had yet: of a stage, its epoch, or of an executor."""
+        return next(self._numbers)
+
+    @property
+    def names(self) -> list[str]:
+        """The hosts."""
+        return list(dict.fromkeys(agent.name for agent in self.agents))
+
+    def placed(self, ranks: int, device: str, gpus: Sequence[int]) -> list[Placed] | None:
+        """Which agents have which of so many ranks on this kind of device, among these GPUs; None if there is
+        no room."""
+        own = set(gpus)
+        room = {
+            agent: min(agent.most, len(own.intersection(agent.gpus))) if device == "cuda" else agent.most
+            for agent in self.agents
+        }
+        of_host = {name: sum(room[one] for one in room if one.name == name) for name in self.names}
+        most = self.config.ranks_per_host
+        parts = spread(ranks, {name: min(most or has, has) for name, has in of_host.items()})
+        return None if parts is None else [one for name in parts for one in _split(name, parts[name], room)]
+
+    def probe(self) -> Machine:
+        described = [agent.ask("describe", wait_s=START_S) for agent in self.agents]
+        name = self.config.name
+        for agent, one in zip(self.agents, described, strict=True):
+            if one is None:
+                raise ConfigError(f"executor={name}: host {agent.name} did not start: {agent.lost}")
+            if one["torch"] != described[0]["torch"]:
+                raise ConfigError(
+                    f"executor={name}: torch is {one['torch']} on host {agent.name} and "
+                    f"{described[0]['torch']} on {described[0]['host']}; must be the same on every host"
+                )
+        of_hosts = list({one["host"]: one for one in described}.values())
+        gpus = sum(len(agent.gpus) for agent in self.agents)
+        of_first = {name: value for name, value in described[0].items() if name not in ("host", "address")}
+        return Machine(gpus, {**of_first, "gpu_count": gpus, "hosts": of_hosts}, hosts=self._hosts_of)
+
+    def _hosts_of(self, ranks: int, device: str) -> int:
+        gpus = range(sum(len(agent.gpus) for agent in self.agents))
+        placed = self.placed(ranks, device, gpus)
+        return len({one.agent.name for one in placed}) if placed else len(self.names)
+
+
+def _split(name: str, ranks: range, room: dict[Agent, int]) -> list[Placed]:
+    """The ranks of a host, by its agents, each with as many as it may have."""
+    placed, first = [], ranks.start
+    for agent, most in room.items():
+        if agent.name == name and most and first < ranks.stop:
+            placed.append(Placed(agent, range(first, min(first + most, ranks.stop))))
+            first = placed[-1].ranks.stop
+    return placed

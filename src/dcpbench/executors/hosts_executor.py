@@ -1,0 +1,276 @@
+"""Runs stages on ranks of several hosts, and puts together what the agents there have seen."""
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dcpbench.config.schema import TimeoutsConfig
+from dcpbench.executors.base import Executor, HostsLostError, HostUsed, OnPhase, Outcome
+from dcpbench.executors.host_agent import Key
+from dcpbench.executors.hosts import ANSWER_S, START_S, Agent, AgentError, HostsEngine, Placed
+from dcpbench.executors.outcome import RankEnd, StageEnd, outcome_of
+from dcpbench.records.findings import LimitReached
+from dcpbench.worker.messages import CellSpec, StoreAddress, WorldKind
+
+_LOOK_EVERY_S = 0.25
+_LOSS_IS_SEEN_S = 3.0
+"""How much later than the ranks that it takes along an actor may be seen to have died."""
+_STARTS = 3
+_CONCLUDED_S = 3.0
+"""How long an agent that has long been silent may still take once its stage is over elsewhere."""
+_END_S = 30.0
+"""How long ranks may take to leave or to be ended."""
+
+
+@dataclass(frozen=True)
+class _Clock:
+    """How far the clocks of a host are ahead of the driver's, in seconds, and how much that may be off."""
+
+    wall_s: float
+    monotonic_s: float
+    error_s: float
+
+
+@dataclass
+class HostsExecutor(Executor):
+    """Runs stages on ranks of several hosts; `gpus` counts through those of all."""
+
+    engine: HostsEngine
+    owner: int
+    gpus: tuple[int, ...]
+    interrupted: bool = False
+    _groups: dict[WorldKind, list[Placed]] = field(default_factory=dict)
+    _given_up: dict[Future[Any], str] = field(default_factory=dict)
+    """The calls of stages that were given up, and what each was about."""
+
+    def run(self, kind: WorldKind, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: OnPhase) -> Outcome:
+        """Run a stage on every host that has ranks of this kind, and put together how it ended there."""
+        try:
+            clocks = self._ready(kind, spec)
+            if isinstance(clocks, Outcome):
+                return clocks
+            placed, epoch = self._groups[kind], self.engine.next_number()
+            ends = self._ends(epoch, (self.owner, kind), spec, timeouts, on_phase)
+        except AgentError as error:
+            self._kill(kind)
+            return Outcome([], "error", problem=f"the ranks could not be run: {error}")
+        if self.interrupted:
+            return Outcome([], "error", problem="interrupted")
+        outcome = _with_places(outcome_of(_merged(placed, clocks, ends)), placed)
+        if all(one.agent.is_withdrawn for one in placed if one.agent.lost):
+            self.engine.refresh()  # where it was ended for good, the cell has no row
+        if outcome.status or any(report.left_behind for report in outcome.reports):
+            self._kill(kind)
+        dropped = (*outcome.dropped, *self._late_answers())
+        return replace(outcome, hosts=_hosts_used(placed, clocks), dropped=dropped)
+
+    def keep_only(self, kinds: set[WorldKind]) -> None:
+        """Have the ranks of other kinds leave: they would only take up room, or are to be fresh again."""
+        for kind in self._groups.keys() - kinds:
+            self._all("leave", kind)
+            del self._groups[kind]
+
+    def interrupt(self) -> None:
+        """End what runs in another thread: its stage ends at once, and no other begins."""
+        self.interrupted = True
+        for agent in self.engine.agents:
+            agent.call("interrupt", self.owner)
+
+    def end(self) -> None:
+        """End all ranks, and wait until they and whatever they started are gone."""
+        for kind in list(self._groups):
+            self._kill(kind)
+
+    def _ready(self, kind: WorldKind, spec: CellSpec) -> list[_Clock] | Outcome:
+        """Have ranks of this kind on their hosts; the clock of each agent, or what it comes to that there are
+        none.
+
+        Raises:
+            HostsLostError: there is no longer room for them.
+        """
+        for _ in range(_STARTS):  # a host may die meanwhile
+            placed = self._groups.get(kind) or self._started(kind)
+            clocks: list[_Clock] = []
+            for one in placed:
+                asked_s, asked_at = time.time(), time.monotonic()
+                state = one.agent.ask("state", (self.owner, kind), (spec.folder, spec.checkpoints))
+                half_s = (time.monotonic() - asked_at) / 2
+                if state and state.unseen:
+                    return _not_shared(one.agent.name, state.unseen, spec)
+                if state and state.usable:
+                    ahead = state.wall_s - asked_s - half_s, state.monotonic_s - asked_at - half_s
+                    clocks.append(_Clock(*ahead, half_s))
+            if len(clocks) == len(placed):
+                return clocks
+            self._kill(kind)
+        lost = [f"host {one.agent.name}: {one.agent.lost}" for one in placed if one.agent.lost]
+        why = "; ".join(lost) or "they died at once"
+        return Outcome([], "error", problem=f"the ranks could not be started: {why}")
+
+    def _started(self, kind: WorldKind) -> list[Placed]:
+        self.engine.refresh()
+        placed = self.engine.placed(kind.world_size, kind.device, self.gpus)
+        if placed is None:
+            hosts = self.engine.names
+            left = f"{', '.join(hosts)} are" if len(hosts) > 1 else f"{next(iter(hosts), 'none')} is"
+            raise HostsLostError(f"{kind.world_size} ranks have no room on the hosts that are left: {left}")
+        self._groups[kind] = placed
+        key, first, at = (self.owner, kind), placed[0].agent, None
+        if len(placed) > 1:
+            port = first.ask("listen", self.owner, wait_s=START_S)
+            at = StoreAddress(first.address, port) if port else None
+        if first.lost:
+            return placed
+        calls = [
+            one.agent.call(
+                "start", key, one.ranks, one.local_rank(one.ranks.start), self._local_gpus(one), at
+            )
+            for one in placed
+        ]
+        for one, call in zip(placed, calls, strict=True):
+            one.agent.answer(call, wait_s=START_S)
+        return placed
+
+    def _local_gpus(self, one: Placed) -> list[int]:
+        agent = one.agent
+        return [number for number, gpu in enumerate(agent.gpus, agent.local_rank) if gpu in self.gpus]
+
+    def _ends(
+        self, epoch: int, key: Key, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: OnPhase
+    ) -> dict[Agent, StageEnd]:
+        """Run a stage; by agent how it ended there. What goes wrong on one concludes it on the others; one
+        that does not tell then is given up."""
+        calls = {one.agent.call("run", epoch, key, spec, timeouts): one for one in self._groups[key[1]]}
+        ends: dict[Agent, StageEnd] = {}
+        phases: dict[int, str] = {}
+        looks: dict[Future[Any], Placed] = {}
+        heard = dict.fromkeys((one.agent for one in calls.values()), time.monotonic())
+        over_at: float | None = None
+        deadline = time.monotonic() + timeouts.cell_s + ANSWER_S
+        while calls and not self.interrupted:
+            done = wait_for(calls, _LOOK_EVERY_S, FIRST_COMPLETED).done
+            for call in done:
+                one = calls.pop(call)
+                end = one.agent.answer(call)
+                ends[one.agent] = end or _lost(one, phases)
+            if not done:
+                _look(looks, list(calls.values()), epoch, phases, heard, on_phase)
+            now = time.monotonic()
+            if over_at is not None:
+                latest, soonest = over_at + ANSWER_S, over_at + _CONCLUDED_S
+                for call, one in list(calls.items()):
+                    if now >= min(latest, max(soonest, heard[one.agent] + ANSWER_S)):
+                        del calls[call]
+                        self._give_up(call, one.agent, epoch, spec)
+                        ends[one.agent] = _lost(one, phases)
+            elif now >= deadline or not all(end.is_whole for end in ends.values()):
+                over_at, dumps = now, any(end.limit for end in ends.values())
+                for one in calls.values():
+                    one.agent.call("conclude", epoch, dumps)
+        return ends
+
+    def _give_up(self, call: Future[Any], agent: Agent, epoch: int, spec: CellSpec) -> None:
+        run = spec.run
+        about = f"{run.cell}, try {run.attempt + 1}, epoch {epoch}"
+        self._given_up[call] = f"host {agent.name}: a late answer was dropped: {about}"
+        agent.lost = f"was given up with its host, which did not answer within {ANSWER_S:g} s, last heard of"
+        agent.give_up()
+
+    def _late_answers(self) -> list[str]:
+        """What has come since of stages that were given up."""
+        ended = {call: self._given_up.pop(call) for call in list(self._given_up) if call.done()}
+        return [about for call, about in ended.items() if not call.exception()]
+
+    def _kill(self, kind: WorldKind) -> None:
+        self._all("kill", kind)
+        self._groups.pop(kind, None)
+
+    def _all(self, method: str, kind: WorldKind) -> None:
+        """Call a method about a group on all of its hosts that are there, and wait until it is done."""
+        there = [one.agent for one in self._groups.get(kind, ()) if not one.agent.lost]
+        calls = [(agent, agent.call(method, (self.owner, kind))) for agent in there]
+        for agent, call in calls:
+            agent.answer(call, wait_s=_END_S)
+
+
+def _not_shared(host: str, unseen: str, spec: CellSpec) -> Outcome:
+    """What a stage comes to whose files a host does not see."""
+    text = f"host {host} does not see {unseen}"
+    if unseen == spec.folder:
+        return Outcome([], "error", problem=f"{text}: hosts have to share the folder of the sweep")
+    needs = "every rank reads .metadata, which one writes, and what others have written"
+    return Outcome([], "skip", problem=f"storage.root: {text}, where checkpoints go: {needs}")
+
+
+def _look(
+    looks: dict[Future[Any], Placed],
+    at: list[Placed],
+    epoch: int,
+    phases: dict[int, str],
+    heard: dict[Agent, float],
+    on_phase: OnPhase,
+) -> None:
+    """Take note of how far ranks are, and when agents have said so; at most one question an agent is under
+    way."""
+    for call in [call for call in looks if call.done() and not call.exception()]:
+        heard[looks.pop(call).agent] = time.monotonic()
+        for rank, phase in call.result().items():
+            if phases.get(rank) != phase:
+                on_phase(rank, phase)
+            phases[rank] = phase
+    asked = [one.agent for one in looks.values()]
+    looks.update((one.agent.call("phases", epoch), one) for one in at if one.agent not in asked)
+
+
+def _lost(one: Placed, phases: dict[int, str]) -> StageEnd:
+    """How a stage ended on ranks that were lost with their agent."""
+    agent = one.agent
+    gone_at = (agent.lost_at or time.monotonic()) - _LOSS_IS_SEEN_S
+    at = {rank: phases.get(rank, "start") for rank in one.ranks}
+    return StageEnd(
+        tuple(
+            RankEnd(rank, phase, phase, alive=False, gone_at=gone_at, ending=agent.lost or "was lost")
+            for rank, phase in at.items()
+        )
+    )
+
+
+def _merged(placed: Sequence[Placed], clocks: Sequence[_Clock], ends: dict[Agent, StageEnd]) -> StageEnd:
+    """How a stage ended on all hosts, by the driver's clock."""
+    ranks: list[RankEnd] = []
+    for one, clock in zip(placed, clocks, strict=True):
+        ahead_s = 0.0 if one.agent.lost else clock.monotonic_s
+        for rank in ends[one.agent].ranks:
+            failed = rank.failed and replace(rank.failed, at=rank.failed.at - ahead_s)
+            gone_at = None if rank.gone_at is None else rank.gone_at - ahead_s
+            ranks.append(replace(rank, failed=failed, gone_at=gone_at))
+    limits = [end.limit for end in ends.values() if end.limit]
+    dropped = tuple(told for end in ends.values() for told in end.dropped)
+    return StageEnd(tuple(ranks), limits[0] if limits else None, dropped)
+
+
+def _hosts_used(placed: Sequence[Placed], clocks: Sequence[_Clock]) -> tuple[HostUsed, ...]:
+    """The hosts of a group, each once, with the clock of its first agent."""
+    used: dict[str, HostUsed] = {}
+    for one, clock in zip(placed, clocks, strict=True):
+        name = one.agent.name
+        first = used.setdefault(name, HostUsed(name, (), clock.wall_s, clock.error_s))
+        used[name] = replace(first, ranks=(*first.ranks, *one.ranks))
+    return tuple(used.values())
+
+
+def _with_places(outcome: Outcome, placed: Sequence[Placed]) -> Outcome:
+    """With the host and the local rank of each rank that its cause is about."""
+    of_rank = {rank: one for one in placed for rank in one.ranks}
+    if outcome.cause is None:
+        return outcome
+    if isinstance(outcome.cause, LimitReached):
+        hosts = {rank: of_rank[rank].agent.name for rank in outcome.cause.late}
+        return replace(outcome, cause=replace(outcome.cause, hosts=hosts))
+    rank = outcome.cause.rank
+    one = of_rank[rank]
+    details = outcome.details | {"host": one.agent.name, "local_rank": one.local_rank(rank)}
+    return replace(outcome, cause=replace(outcome.cause, place=one.place_of(rank)), details=details)

@@ -1,0 +1,72 @@
+"""Cells on two hosts that have addresses, clocks, a folder and a link of their own: network namespaces."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from conftest import SMALL, Finished, wait_for
+from support.elastic import torchrun
+from support.namespaces import Namespace, namespaces, up
+
+pytestmark = [pytest.mark.multinode, pytest.mark.timeout(600)]
+
+AHEAD_S = 3600
+ASKED = (*SMALL, "device=cpu", "saves=1", "parallel=hsdp2", "retry=0", "timeouts.save_s=6")
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[list[Namespace]]:
+    with namespaces() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def ended(hosts: list[Namespace], tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A sweep in which the link is cut, and one host has a folder of its own and clocks that are ahead."""
+    here = tmp_path_factory.mktemp("namespaces")
+    folder, own, clock = here / "sweep", here / "own", here / "clock"
+    own.mkdir()
+    clock.mkdir()
+    shifted = f"import time\nhonest = time.time\ntime.time = lambda: honest() + {AHEAD_S}\n"
+    (clock / "sitecustomize.py").write_text(shifted)
+    other = f'mount -t tmpfs own {own} && export PYTHONPATH={clock}:$PYTHONPATH && exec "$@"'
+    apart = ("unshare", "--time", f"--monotonic={AHEAD_S}", "--fork", "--kill-child", "sh", "-c", other, "sh")
+    dies = ("scenario=dies", "scenario.options.rank=3", "scenario.options.phase=save")
+    cells = (*dies, "scenario.options.how=cuts_link,not", f"storage.root=null,{own}")
+    two = [(hosts[0].address, hosts[0].prefix), (hosts[1].address, (*hosts[1].prefix, *apart))]
+    with torchrun(folder, "-m", *ASKED, *cells, max_restarts=3, hosts=two) as run:
+        wait_for(lambda: bool(Finished(0, "", "", folder).rows))
+        up(hosts[1])
+        wait_for(lambda: "written to" in run.log.read_text(), 300)
+        run.end()  # it would start its group again, to no effect
+        return run.ended()
+
+
+def _row(ended: Finished, how: str, root: str) -> dict[str, object]:
+    found = [row for row in ended.rows if f"how={how} " in row["overrides"] and root in row["overrides"]]
+    assert len(found) == 1, (ended.rows, ended.err)
+    return found[0]
+
+
+def test_a_link_that_is_cut_in_a_save_costs_one_row_and_the_next_cell_passes(
+    ended: Finished, hosts: list[Namespace]
+) -> None:
+    cut = _row(ended, "cuts_link", "root=null")
+    where = rf"rank 2 \(local rank 0 of host {re.escape(hosts[1].address)}\)"
+    given_up = "was given up with its host, which did not answer within 10 s, last heard of in"
+    assert re.fullmatch(rf"{where} {given_up} \w+", str(cut["reason"])), cut["reason"]
+    assert cut["status"] == "crash"
+    assert _row(ended, "not", "root=null")["status"] == "pass"
+
+
+def test_clocks_of_hosts_are_compared(ended: Finished) -> None:
+    row = _row(ended, "not", "root=null")
+    assert row["clock_offset_s"] == pytest.approx(AHEAD_S, abs=1)
+
+
+def test_a_folder_that_hosts_do_not_share_is_a_skip(ended: Finished, hosts: list[Namespace]) -> None:
+    for how in ("cuts_link", "not"):
+        row = _row(ended, how, "/own")
+        assert row["status"] == "skip"
+        assert f"host {hosts[1].address} does not see" in str(row["reason"])
