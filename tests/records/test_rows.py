@@ -62,6 +62,9 @@ def test_the_contract_of_columns() -> None:
         "crash_states_foreign",
         "clock_offset_s",
         "component",
+        "python_version",
+        "load_torch_version",
+        "load_python_version",
     )
 
 

@@ -37,15 +37,20 @@ _ANSWER_LIMIT_S = 120.0
 _DETAILS_LIMIT_S = 10.0
 
 
+def _of_this_alone(python: str) -> None:
+    raise ConfigError(f"load_python={python}: ranks run under the interpreter of their host (executor=local)")
+
+
 @dataclass
 class Machine:
-    """How many GPUs there are, all that is said of it in `environment.json`, and on how many hosts so many
-    ranks of a kind of device are."""
+    """How many GPUs there are, all that is said of it in `environment.json`, on how many hosts so many
+    ranks of a kind of device are, and what versions another interpreter has, if ranks can run under it."""
 
     gpus: int
     description: dict[str, Any]
     _more: Connection | None = None
     hosts: Callable[[int, str], int] = lambda ranks, device: 1
+    versions_of: Callable[[str], Any] = _of_this_alone
 
     def complete(self) -> None:
         """Add to the description what takes longer to find out; waits for it."""
