@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
 from packaging.version import Version
 
-import dcpbench
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import TimeoutsConfig
 from dcpbench.executors import cleanup
@@ -38,6 +38,7 @@ _NEEDS = f"needs Python >= {_LEAST_PYTHON} with torch >= {_LEAST_TORCH}, hydra-c
 _ANSWER_LIMIT_S = 120.0
 _END_S = 30.0
 """How long a process may take to end its ranks."""
+_LAUNCHER = "hydra_plugins.dcpbench_launcher"
 _AGENT = "import sys; from dcpbench.executors.interpreter_agent import main; main(int(sys.argv[1]))"
 
 
@@ -66,7 +67,7 @@ def versions_of(python: str, key: str = "load_python") -> Versions:
             text=True,
             errors="replace",
             timeout=_ANSWER_LIMIT_S,
-            env=_environment(),
+            env=_environment() | dict([SAFE_PATH]),
             check=False,
         )
     except OSError as error:
@@ -138,14 +139,12 @@ class OtherInterpreter(Executor):
     def _start(self) -> None:
         self._connection, there = Pipe()
         self._folder = tempfile.TemporaryDirectory(prefix="dcpbench-")
-        # By itself: where it is installed there may be a torch too, of this Python.
-        Path(self._folder.name, "dcpbench").symlink_to(Path(dcpbench.__path__[0]).resolve())
         with there:
             self._process = subprocess.Popen(
                 [self._python, "-c", _AGENT, str(there.fileno())],
                 pass_fds=[there.fileno()],
                 stdin=subprocess.DEVNULL,
-                env=_environment(self._folder.name),
+                env=environment_of(Path(self._folder.name)) | dict([SAFE_PATH]),
                 start_new_session=True,  # Ctrl-C is the driver's to pass on
             )
         self._connection.send(self._begin)
@@ -159,9 +158,21 @@ class OtherInterpreter(Executor):
             self._process = None
 
 
+def environment_of(folder: Path) -> dict[str, str]:
+    """The environment in which another interpreter finds this dcpbench, in an empty folder that is made its
+    own: beside what it is installed with there may be a torch of another Python."""
+    for package in ("dcpbench", _LAUNCHER):
+        found = find_spec(package)
+        assert found is not None
+        assert found.submodule_search_locations
+        link = folder.joinpath(*package.split("."))
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(Path(found.submodule_search_locations[0]).resolve())
+    return _environment(str(folder))
+
+
 def _environment(*first: str) -> dict[str, str]:
-    """The environment of another interpreter, which finds its modules in these folders first; nothing where
-    the driver was started is taken for one of them."""
+    """The environment of another interpreter, which finds its modules in these folders first."""
     path = [*first, *filter(None, [os.environ.get("PYTHONPATH")])]
-    own = {"PYTHONPATH": os.pathsep.join(path)} | dict([SAFE_PATH])
+    own = {"PYTHONPATH": os.pathsep.join(path)}
     return {name: value for name, value in os.environ.items() if name != "PYTHONHOME"} | own
