@@ -266,7 +266,10 @@ _add(
     ),
     _flag("--no-install", "Make no environments: versions without --python are passed over."),
     click.Option(
-        ["--metric"], type=click.Choice([*METRICS]), help="A cost that is held against the good one's too."
+        ["--metric"],
+        type=click.Choice([*METRICS]),
+        metavar="NAME",
+        help="A cost that is held against the good one's too.",
     ),
     click.Option(
         ["--slower"],
