@@ -56,7 +56,7 @@ def test_what_loads_where_it_was_saved_has_no_other_interpreter() -> None:
     machine = Machine(gpus=0, description={})
     for verify, reason in (("standard", "loads in the processes that saved"), ("deep", None)):
         given = config(load_python="python", verify=verify, save_at=None)
-        told = why_skip(given, resolve(given, machine))
+        told = why_skip(given, resolve(given, machine), machine)
         assert told is None if reason is None else reason in str(told)
 
 
