@@ -63,6 +63,9 @@ def test_the_contract_of_columns() -> None:
         "clock_offset_s",
         "component",
         "ranks_hung",
+        "python_version",
+        "load_torch_version",
+        "load_python_version",
     )
 
 

@@ -86,13 +86,13 @@ def test_fsdp1_with_tp_trains_what_was_frozen_and_says_so(seeds: Finished) -> No
     assert "pretrain.layer1.weight" in row["reason"]
 
 
-def test_torch_save_does_what_needs_no_resharding(tmp_path: Path) -> None:
-    lists = ("parallel=none,ddp,fsdp2", "save=sync,async", "raw=true")
-    ended = run(tmp_path / "sweep", "-m", "checkpointer=torch_save", "device=cpu", "saves=2", *lists)
-    assert [row["status"] for row in ended.rows] == ["pass", "skip"] * 2 + ["skip"] * 2, ended.out
+def test_one_file_holds_the_full_state_of_every_layout(tmp_path: Path) -> None:
+    lists = ("checkpointer=torch_save,safetensors", "parallel=ddp,fsdp2", "save=sync,async", "raw=true")
+    ended = run(tmp_path / "sweep", "-m", "device=cpu", "world_size=2", "saves=2", *lists)
+    assert [row["status"] for row in ended.rows] == ["pass", "skip"] * 4, ended.out
     for row in ended.rows:
         if row["status"] == "skip":
-            assert row["reason"].startswith("checkpointer=torch_save takes ")
+            assert " takes save=sync and not async: it has no upload" in row["reason"]
             continue
         also = ("loss_twin_close", "state_twin_close", "checkpoint_whole", "save_harmless", "powered")
         assert all(row[check] is True for check in (*CHECKS_OF["in_place"][:4], *also))
@@ -101,10 +101,13 @@ def test_torch_save_does_what_needs_no_resharding(tmp_path: Path) -> None:
     assert ended.status == 0
 
 
-def test_torch_save_is_seen_through_by_the_same_faults(tmp_path: Path) -> None:
+@pytest.mark.parametrize("checkpointer", ["torch_save", "safetensors", "torch_checkpointing"])
+def test_others_are_seen_through_by_the_same_faults(tmp_path: Path, checkpointer: str) -> None:
+    if checkpointer == "torch_checkpointing":
+        pytest.importorskip("torch_checkpointing")
     faults = ("weight_lowest_bit", "stale_stage", "key_dropped", "checkpoint_of_first_save", "file_missing")
-    cells = ("checkpointer=torch_save", "parallel=ddp", f"fault={','.join(faults)}", "saves=2", "device=cpu")
-    ended = run(tmp_path / "sweep", "-m", *cells)
+    cells = (f"checkpointer={checkpointer}", "parallel=fsdp2", f"fault={','.join(faults)}", "saves=2")
+    ended = run(tmp_path / "sweep", "-m", *cells, "device=cpu", "world_size=2")
     seen = [row["fault_seen"] for row in ended.rows]
     assert seen == [True] * 4 + [None], ended.out
     assert "takes checkpointer=dcp" in ended.rows[-1]["reason"]

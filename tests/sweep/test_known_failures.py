@@ -246,6 +246,13 @@ def test_a_cell_is_known_by_a_key_within_a_group_too() -> None:
         assert listed.covers({"torch_version": "2.13.0", "config": config}) is covered
 
 
+def test_a_cell_is_known_by_the_torch_that_loads_too() -> None:
+    listed = replace(LISTED, cells={}, load_torch="<2.13")
+    listed.check()
+    for loads, covered in (("2.12.1", True), ("2.13.0+cpu", False), (None, False)):
+        assert listed.covers({"torch_version": "2.13.0", "load_torch_version": loads}) is covered
+
+
 def test_the_list_of_the_house_is_whole() -> None:
     known = read(conf_folder() / "known_failures.yaml")
     assert {each.id for each in known} == {
@@ -280,6 +287,7 @@ def test_the_list_of_the_house_is_whole() -> None:
         "plain-optimizer-fsdp1",
         "several-optimizers-fsdp1",
         "data-loader-generator",
+        "metadata-of-newer-torch",
         "local-experts",
         "other-dtype",
         "broadcast-ddp",

@@ -38,7 +38,7 @@ class _TensorsOnly:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         filled: dict[str, Any] = {}
         _changed(state_dict, lambda value, key: filled.setdefault(key, value), self._name)
-        loaded = _changed(self._given, lambda value, key: _unpacked(filled[key], like=value), self._name)
+        loaded = _changed(self._given, lambda value, key: unpacked(filled[key], like=value), self._name)
         if isinstance(self._held, Stateful):
             self._held.load_state_dict(loaded)
         else:
@@ -49,10 +49,11 @@ class _TensorsOnly:
             return value
         if (entry := self._stored.get(key)) and entry.shape is not None:
             return torch.empty(entry.shape, dtype=torch.uint8)
-        return torch.frombuffer(bytearray(_bytes_of(value)), dtype=torch.uint8)
+        return torch.frombuffer(bytearray(bytes_of(value)), dtype=torch.uint8)
 
 
-def _bytes_of(value: Any) -> bytes:
+def bytes_of(value: Any) -> bytes:
+    """A value that is no tensor, as bytes."""
     if isinstance(value, io.BytesIO):
         return value.getvalue()
     stream = io.BytesIO()
@@ -60,7 +61,8 @@ def _bytes_of(value: Any) -> bytes:
     return stream.getvalue()
 
 
-def _unpacked(held: torch.Tensor, like: Any) -> Any:
+def unpacked(held: torch.Tensor, like: Any) -> Any:
+    """What `bytes_of` has made a tensor of bytes of, or a tensor; `like` is of the kind that it is."""
     if isinstance(like, torch.Tensor):
         return held
     stream = io.BytesIO(held.numpy().tobytes())

@@ -1,10 +1,10 @@
-"""`torch.save`: the full state in one file, for what every rank has all of. Nothing is resharded."""
+"""The full state in one file, which rank 0 writes and every rank reads: by `torch.save`, or otherwise."""
 
 import io
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 import torch.distributed as dist
@@ -17,14 +17,19 @@ from dcpbench.checkpointers.torch_file import stored_in
 from dcpbench.config.schema import Config
 from dcpbench.measure.raw_io import RawIO
 from dcpbench.verify.audit import Chunk, Entry, Manifest
+from dcpbench.verify.layout import extent_of
 from dcpbench.verify.plain_read import Stored, StoredChunk
-
-FILE = "state.pt"
+from dcpbench.verify.snapshot import local_part
 
 
 class TorchSaveCheckpointer(Checkpointer):
-    """Rank 0 writes its state, with what other ranks alone have, and every rank reads the file, as
-    `weights_only`: plain tensors and values."""
+    """Rank 0 writes the state, sharded tensors whole and with what other ranks alone have; every rank reads
+    the file, as `weights_only`: plain tensors and values. Each rank has every tensor whole for a moment.
+
+    `_write`, `_leaves`, `_value`, `manifest` and `stored` are what another format has of its own.
+    """
+
+    file = "state.pt"
 
     def __init__(self, folder: Path, config: Config, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -33,30 +38,26 @@ class TorchSaveCheckpointer(Checkpointer):
 
     def save(self, state: dict[str, Any], checkpoint_id: str, slot: int = 0) -> PendingSave:
         """Write a state; the file appears whole or not at all, and with `sync_files` it stays once this has
-        returned, whatever fails.
-
-        Raises:
-            ValueError: a tensor of it is sharded.
-        """
+        returned, whatever fails."""
         started = time.perf_counter()
-        nested = {name: _portable(value, name) for name, value in _state_dicts(state).items()}
+        nested = {name: _portable(value, name) for name, value in state_dicts(state).items()}
         for theirs in self._of_other_ranks(nested):
             _add(nested, theirs)
         if self._ranks.rank == 0:
-            self._write(nested, Path(checkpoint_id))
+            self._put(nested, Path(checkpoint_id))
         self._ranks.meet()
         return PendingSave(started, time.perf_counter())
 
-    def _write(self, nested: dict[str, Any], folder: Path) -> None:
+    def _put(self, nested: dict[str, Any], folder: Path) -> None:
         changed = [folder, *(path.parent for path in (folder, *folder.parents) if not path.exists())]
         folder.mkdir(parents=True, exist_ok=True)
-        unfinished = folder / f"{FILE}.unfinished"
+        unfinished = folder / f"{self.file}.unfinished"
         with unfinished.open("wb") as file:
-            torch.save(nested, file)
+            self._write(nested, file)
             if self._sync_files:
                 file.flush()
                 os.fsync(file.fileno())
-        unfinished.replace(folder / FILE)
+        unfinished.replace(folder / self.file)
         if self._sync_files:
             for path in changed:
                 _sync(path)
@@ -81,8 +82,8 @@ class TorchSaveCheckpointer(Checkpointer):
             RuntimeError: it does not hold all of it.
             ValueError: a tensor has another shape.
         """
-        held = _read(checkpoint_id)
-        templates = _state_dicts(state)
+        held = self._leaves(checkpoint_id)
+        templates = state_dicts(state)
         for container, name, key in slots(templates):
             if key not in held:
                 raise RuntimeError(f"Missing key in checkpoint state_dict: {key}.")
@@ -91,10 +92,10 @@ class TorchSaveCheckpointer(Checkpointer):
                 if value.shape != saved.shape:
                     sizes = f"saved {saved.shape} and current: {value.shape}"
                     raise ValueError(f"Size mismatch between {sizes} for {key}")
-                value.copy_(saved)
+                local = local_part(value)
+                local.copy_(extent_of(value).take(saved).reshape(local.shape))
             else:
-                is_stream = isinstance(value, io.BytesIO)
-                container[name] = io.BytesIO(saved.numpy().tobytes()) if is_stream else saved
+                container[name] = self._value(saved, like=value)
         for name, one in state.items():
             if isinstance(one, Stateful):
                 one.load_state_dict(templates[name])
@@ -105,24 +106,38 @@ class TorchSaveCheckpointer(Checkpointer):
         """What the file says. It is a zip archive, whose directory stands at its very end: one that has
         lost its end cannot be opened, so the length that it names is the one that it has."""
         entries = {}
-        for key, value in _read(checkpoint_id).items():
+        for key, value in self._leaves(checkpoint_id).items():
             if isinstance(value, torch.Tensor):
                 shape = tuple(value.shape)
-                whole = Chunk((0,) * len(shape), shape, FILE)
+                whole = Chunk((0,) * len(shape), shape, self.file)
                 entries[key] = Entry(shape, str(value.dtype), (whole,))
             else:
-                entries[key] = Entry(None, None, (Chunk((), (), FILE),))
+                entries[key] = Entry(None, None, (Chunk((), (), self.file),))
         found = file_lengths(checkpoint_id)
-        return Manifest(entries, {FILE: found[FILE]}, found)
+        return Manifest(entries, {self.file: found[self.file]}, found)
 
     def read_tensor(self, checkpoint_id: str, key: str) -> torch.Tensor | None:
-        held = _read(checkpoint_id).get(key)
+        held = self._leaves(checkpoint_id).get(key)
         return held.clone() if isinstance(held, torch.Tensor) else None
 
     def stored(self, checkpoint_id: str) -> Stored:
-        held = stored_in(Path(checkpoint_id) / FILE)
+        held = stored_in(Path(checkpoint_id) / self.file)
         leaves = ((key, container[name]) for container, name, key in slots(held))
         return {key: [chunk] for key, chunk in leaves if isinstance(chunk, StoredChunk)}
+
+    def _write(self, nested: dict[str, Any], file: BinaryIO) -> None:
+        """Write dictionaries of tensors and values."""
+        torch.save(nested, file)
+
+    def _leaves(self, checkpoint_id: str) -> dict[str, Any]:
+        """The leaves of a checkpoint by their flattened keys; a tensor is read when it is used."""
+        path = Path(checkpoint_id) / self.file
+        held = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        return {key: container[name] for container, name, key in slots(held)}
+
+    def _value(self, saved: Any, like: Any) -> Any:
+        """What is no tensor, of what `_leaves` has for it."""
+        return io.BytesIO(saved.numpy().tobytes()) if isinstance(like, io.BytesIO) else saved
 
 
 def _sync(folder: Path) -> None:
@@ -134,14 +149,9 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _state_dicts(state: dict[str, Any]) -> dict[str, Any]:
+def state_dicts(state: dict[str, Any]) -> dict[str, Any]:
+    """What a state's objects hand out, by their names."""
     return {name: one.state_dict() if isinstance(one, Stateful) else one for name, one in state.items()}
-
-
-def _read(checkpoint_id: str) -> dict[str, Any]:
-    """The leaves of a checkpoint by their flattened keys; a tensor is read from the file when it is used."""
-    held = torch.load(Path(checkpoint_id) / FILE, map_location="cpu", mmap=True, weights_only=True)
-    return {key: container[name] for container, name, key in slots(held)}
 
 
 def _without(nested: dict[str, Any], keys: set[str], prefix: str = "") -> dict[str, Any]:
@@ -167,13 +177,14 @@ def _add(nested: dict[str, Any], more: dict[str, Any]) -> None:
 
 
 def _portable(nested: Any, key: str) -> Any:
-    """The same with streams as tensors of their bytes, which `weights_only` reads."""
+    """The same with streams as tensors of their bytes, which `weights_only` reads, and what is sharded whole;
+    collective."""
     if isinstance(nested, dict):
         return {name: _portable(value, f"{key}.{name}") for name, value in nested.items()}
     if isinstance(nested, list):
         return [_portable(value, f"{key}.{number}") for number, value in enumerate(nested)]
     if isinstance(nested, DTensor):
-        raise ValueError(f"{key}: torch_save cannot write a sharded tensor")
+        return nested.full_tensor()
     if isinstance(nested, io.BytesIO):
         return torch.frombuffer(bytearray(nested.getvalue()), dtype=torch.uint8)
     return nested

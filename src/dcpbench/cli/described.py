@@ -21,6 +21,7 @@ COMMANDS: dict[str, str] = {
     "resume": "go on with a sweep that was broken off",
     "report": "tables of sweeps, from their rows; report.html and junit.xml again",
     "compare": "what changed between sweeps: statuses, and costs beyond noise",
+    "bisect": "the first torch, between two, in which a cell breaks or is slower",
     "history": "how each cell went over many sweeps",
     "log": "rows to TensorBoard, MLflow or W&B, offline",
     "thin": "remove logs and checkpoints of old sweeps; rows and pages stay",

@@ -82,6 +82,7 @@ class Config:
     optimizer_state: groups.OptimizerStateAs | None = None
     load_parallel: groups.ParallelConfig | None = None
     load_world_size: int | None = None
+    load_python: str | None = None
     compile: bool = False
     compile_scope: groups.CompileScope | None = None
     activation_checkpointing: groups.ActivationCheckpointing | None = None
@@ -137,6 +138,10 @@ class Config:
         if world is groups.StageWorld.load:
             return self.loading, self.load_world_size or self.world_size
         return self.parallel, self.world_size
+
+    def python_of(self, world: groups.StageWorld) -> str | None:
+        """The interpreter of the ranks of a stage; None for the driver's."""
+        return None if world is groups.StageWorld.save else self.load_python
 
     @property
     def compiles_layers(self) -> bool:

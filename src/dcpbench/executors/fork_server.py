@@ -37,16 +37,22 @@ _ANSWER_LIMIT_S = 120.0
 _DETAILS_LIMIT_S = 10.0
 
 
+def _of_this_alone(python: str) -> None:
+    raise ConfigError(f"load_python={python}: ranks run under the interpreter of their host (executor=local)")
+
+
 @dataclass
 class Machine:
     """How many GPUs there are, all that is said of it in `environment.json`, on how many hosts so many ranks
-    of a kind of device are, and how many ranks there may be, if that is limited."""
+    of a kind of device are, how many ranks there may be, if that is limited, and what versions another
+    interpreter has, if ranks can run under it."""
 
     gpus: int
     description: dict[str, Any]
     _more: Connection | None = None
     hosts: Callable[[int, str], int] = lambda ranks, device: 1
     ranks: int | None = None
+    versions_of: Callable[[str], Any] = _of_this_alone
 
     def complete(self) -> None:
         """Add to the description what takes longer to find out; waits for it."""

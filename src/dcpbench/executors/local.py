@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.context import ForkServerContext
 
 from dcpbench.config.groups import ExecutorConfig
@@ -10,6 +10,7 @@ from dcpbench.config.schema import TimeoutsConfig
 from dcpbench.executors import cleanup, fork_server
 from dcpbench.executors.base import Engine, Executor, OnPhase, Outcome
 from dcpbench.executors.fork_server import Machine
+from dcpbench.executors.interpreters import OtherInterpreter, versions_of
 from dcpbench.executors.outcome import outcome_of
 from dcpbench.executors.rank_group import Part, RankGroup, store_file
 from dcpbench.worker.messages import CellSpec, WorldKind
@@ -22,14 +23,15 @@ class LocalEngine(Engine):
         """Nothing is started yet."""
 
     def begin(self, modules: Sequence[str]) -> None:
+        self._modules = modules
         self._context = fork_server.fork_server(modules)
 
     def probe(self) -> Machine:
-        return fork_server.probe(self._context)
+        return replace(fork_server.probe(self._context), versions_of=versions_of)
 
     def executor(self, gpus: tuple[int, ...]) -> "LocalExecutor":
         cleanup.adopt_orphans()
-        return LocalExecutor(self._context, gpus)
+        return LocalExecutor(self._context, gpus, self._modules)
 
     def end(self) -> None:
         cleanup.end_orphans()
@@ -46,12 +48,17 @@ def devices_of(kind: WorldKind, ranks: Sequence[int], gpus: Sequence[int]) -> di
 class LocalExecutor(Executor):
     """Runs stages on ranks of this host; on a device of their own out of `gpus` each, if they use any.
 
-    Groups of several kinds stay up side by side, so that the stages of a cell need not start them anew.
+    Groups of several kinds stay up side by side, so that the stages of a cell need not start them anew. Those
+    of another interpreter than `python`, null for the driver's, a process of that has; it too imports
+    `modules`.
     """
 
     context: ForkServerContext
     gpus: tuple[int, ...] = ()
+    modules: Sequence[str] = ()
+    python: str | None = None
     _groups: dict[WorldKind, RankGroup] = field(default_factory=dict)
+    _others: dict[str, OtherInterpreter] = field(default_factory=dict)
     interrupted: bool = False
 
     def run(self, kind: WorldKind, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: OnPhase) -> Outcome:
@@ -60,6 +67,10 @@ class LocalExecutor(Executor):
         Ranks of the kind are started if there are none or one has died since the last stage; where one
         did not report, or is not as it was born, all are ended. `on_phase` is called as they get on.
         """
+        if kind.python and kind.python != self.python:
+            if kind.python not in self._others:
+                self._others[kind.python] = OtherInterpreter(kind.python, self.modules, self.gpus)
+            return self._others[kind.python].run(kind, spec, timeouts, on_phase)
         try:
             if kind in self._groups and not self._groups[kind].usable():
                 self._kill(kind)
@@ -88,17 +99,23 @@ class LocalExecutor(Executor):
         for kind in self._groups.keys() - kinds:
             self._groups[kind].leave()
             self._kill(kind)
+        for other in self._others.values():
+            other.keep_only(kinds)
 
     def interrupt(self) -> None:
         """End what runs in another thread: its stage ends at once, and no other begins."""
         self.interrupted = True
         for group in list(self._groups.values()):
             group.end()
+        for other in list(self._others.values()):
+            other.interrupt()
 
     def end(self) -> None:
         """End all ranks, and wait until they and whatever they started are gone."""
         for kind in list(self._groups):
             self._kill(kind)
+        for other in self._others.values():
+            other.end()
 
     def _kill(self, kind: WorldKind) -> None:
         self._groups[kind].kill()

@@ -64,7 +64,8 @@ class RankReport:
     steps after each checkpoint, by the checkpoint's step. `skip` says why there is nothing to report.
     `not_applied` says of checks why they were not made here. Where a cell compiles, `not_compiled` says why
     some of it ran as eager code, or all, and `graph_breaks` where Dynamo broke a graph, and why.
-    `left_behind` is what of its process is not as it was born.
+    `left_behind` is what of its process is not as it was born. `interpreter` is what it ran under, if that is
+    not the driver's.
     """
 
     rank: int
@@ -79,6 +80,7 @@ class RankReport:
     left_behind: list[str] = field(default_factory=list)
     host: str | None = None
     local_rank: int | None = None
+    interpreter: str | None = None
 
     def plain(self) -> dict[str, Any]:
         """What of it stands in a row's details; checks and measurements have their own places."""

@@ -41,8 +41,8 @@ _ORDER = tuple(
     side_effect_free files_unchanged files_equal random_equal cwd state_dict scheduler load_into
     optimizer_state activation_checkpointing crash_consistent crash_recoverable crash_durable
     crash_states_enumerated crash_states crash_states_s crash_states_new crash_states_old crash_states_refused
-    crash_states_mixture crash_states_foreign clock_offset_s component
-    ranks_hung
+    crash_states_mixture crash_states_foreign clock_offset_s component ranks_hung python_version
+    load_torch_version load_python_version
     """.split()  # noqa: SIM905
 )
 """The order of the columns, which never changes; others follow as they are declared."""
@@ -113,6 +113,9 @@ class Row:
     loss_continued: float | None = None
     loss_twin: float | None = None
     torch_version: str | None = None
+    python_version: str | None = None
+    load_torch_version: str | None = None
+    load_python_version: str | None = None
     git_commit: str | None = None
     started_at: str | None = None
     fault_seen: bool | None = None

@@ -1,6 +1,8 @@
 """Save under one parallelism, load under another, on as many ranks as one likes: what a checkpoint holds
 does not depend on how it lay."""
 
+import torch
+
 from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.cell import Cell
 
@@ -15,13 +17,14 @@ def train_and_save(cell: Cell) -> None:
 
 def load_and_resume(cell: Cell) -> None:
     """The second stage: `load_parallel` loads it on `load_world_size` ranks, equal by content, and training
-    goes on closely; exactly where parallelism and ranks are the same."""
+    goes on closely; exactly where parallelism, ranks and torch are the same."""
     config = cell.config
     same_layout = config.loading == config.parallel and cell.world.size == config.world_size
     loading = cell.vary(parallel=config.loading, world_size=cell.world.size)
     checkpoints, losses = steps.take_over(loading, steps.open_checkpointer(loading), same_layout)
     target = steps.build_anew(loading)
     target.keeps_random = same_layout
+    exactly = same_layout and losses.torch_version == torch.__version__
     for number, checkpoint in enumerate(reversed(checkpoints)):
         checks.load_and_verify(loading, target, checkpoint, number)
-        checks.resume(loading, target, checkpoint, losses, exactly=same_layout)
+        checks.resume(loading, target, checkpoint, losses, exactly)

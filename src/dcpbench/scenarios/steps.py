@@ -42,7 +42,7 @@ class Losses:
     """What a resumed run is held against: the losses, from step 1 on, of the uninterrupted run and of its
     unwrapped twin; the batches; the uninterrupted run's state after each step at which a resume ends; the
     losses of models of which nothing was restored, by number; why no twin can be held against the
-    uninterrupted run, and what that computes in beside its parameters' dtypes."""
+    uninterrupted run, what that computes in beside its parameters' dtypes, and by which torch."""
 
     continued: list[float]
     twin: list[float]
@@ -51,6 +51,7 @@ class Losses:
     strangers: dict[int, list[float]] = field(default_factory=dict)
     why_no_twin: str | None = None
     computes_in: frozenset[torch.dtype] = frozenset()
+    torch_version: str = str(torch.__version__)
 
 
 @dataclass(frozen=True)
@@ -392,7 +393,7 @@ def hand_over(cell: Cell, checkpoints: Sequence[Checkpoint], losses: Losses) -> 
         ]
         states = {step: whole(state) for step, state in losses.states.items()}
     if cell.world.rank == 0:
-        about = losses.why_no_twin, [*losses.computes_in]
+        about = losses.why_no_twin, [*losses.computes_in], losses.torch_version
         torch.save((left, losses.continued, losses.twin, states, *about), cell.folder / _HANDOVER)
 
 
@@ -401,7 +402,7 @@ def take_over(cell: Cell, checkpointer: Checkpointer, same_layout: bool) -> tupl
     of its ranks' random generators if this one does not have the same layout."""
     with torch.serialization.safe_globals([DigestedLeaf, Extent]):
         loaded = torch.load(cell.folder / _HANDOVER, weights_only=True)
-    left, continued, twin, states, why_no_twin, computes_in = loaded
+    left, continued, twin, states, why_no_twin, computes_in, version = loaded
     cell.files.update((str(cell.folder / name), files) for _, name, _, files, _ in left if files)
     for state in () if same_layout else [*states.values(), *(one[2] for one in left)]:
         del state[RANDOM]
@@ -410,5 +411,5 @@ def take_over(cell: Cell, checkpointer: Checkpointer, same_layout: bool) -> tupl
         for step, name, state, _, numbers in left
     ]
     data = training_run.batches(cell.config, cell.world.device)
-    about = {"why_no_twin": why_no_twin, "computes_in": frozenset(computes_in)}
-    return checkpoints, Losses(continued, twin, data, states, **about)
+    about = why_no_twin, frozenset(computes_in), version
+    return checkpoints, Losses(continued, twin, data, states, {}, *about)

@@ -82,6 +82,8 @@ def main(spec: RankSpec, connection: Connection) -> None:
     try:
         while (cell := _next_cell(connection)) is not None:
             report = RankReport(spec.rank, host=spec.host, local_rank=spec.local_rank)
+            if spec.kind.python:
+                report.interpreter = f"{sys.executable}: torch {torch.__version__}"
             rank.cell, rank.report = cell, report
             _log_to(Path(cell.folder) / f"rank{spec.rank}.log", spec)
             if world is None:

@@ -46,12 +46,14 @@ class RunId:
 @dataclass(frozen=True)
 class WorldKind:
     """What ranks must have in common to run one stage after another. `process_group` says whether they meet;
-    `environment` is set in their processes before anything else."""
+    `environment` is set in their processes before anything else, which another interpreter than the driver's
+    runs where `python` names one."""
 
     world_size: int
     device: str
     process_group: bool
     environment: tuple[tuple[str, str], ...] = ()
+    python: str | None = None
 
 
 @dataclass(frozen=True)

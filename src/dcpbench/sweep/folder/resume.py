@@ -20,6 +20,9 @@ from dcpbench.sweep.folder.manifest import Record
 from dcpbench.sweep.plan.job import Job
 from dcpbench.sweep.run.worker import remove
 
+_VERSIONS = {"torch_version": "torch", "load_torch_version": "torch of load_python"}
+"""Columns that have to be as they were, and what they are of."""
+
 
 @dataclass
 class Found:
@@ -127,8 +130,9 @@ def _clear(folder: Path, within: Path) -> None:
 
 def _why_again(job: Job, row: Row, rerun: Rerun) -> str | None:
     now = job.columns
-    if row.torch_version != now["torch_version"]:
-        return f"torch was {row.torch_version} and is {now['torch_version']}"
+    for version, what in _VERSIONS.items():
+        if row[version] != (is_now := now.get(version)):
+            return f"{what} was {row[version]} and is {is_now}"
     if row.code_digest != now["code_digest"]:
         versions = ((row.git_commit, row.code_digest), (now["git_commit"], now["code_digest"]))
         was, code = (f"{commit or 'no commit'}, digest {digest}" for commit, digest in versions)

@@ -60,11 +60,11 @@ class Job:
     def kind(self, stage: StageConfig) -> WorldKind:
         """The ranks that a stage of it runs on."""
         config = self.config
-        environment = tuple(sorted(stage.environment.items()))
+        own = tuple(sorted(stage.environment.items())), config.python_of(stage.world)
         if stage.world is StageWorld.alone:
-            return WorldKind(1, Device.cpu.value, False, environment)
+            return WorldKind(1, Device.cpu.value, False, *own)
         world_size = config.world_of(stage.world)[1]
-        return WorldKind(world_size, config.device.value, config.scenario.process_group, environment)
+        return WorldKind(world_size, config.device.value, config.scenario.process_group, *own)
 
     @property
     def kinds(self) -> list[WorldKind]:
@@ -91,18 +91,22 @@ def plan(cells: Sequence[SweepCell], machine: Machine) -> list[Job]:
     """
     jobs: list[Job] = []
     several_sizes = validity.has_several_sizes(cell.config for cell in cells)
-    commit, version = _git_commit(), str(machine.description["torch"])
+    commit, here = _git_commit(), machine.description
     listed = conf_folder() / "known_failures.yaml"
     for cell in cells:
         try:
             config = validity.resolve(cell.config, machine)
             skip = validity.why_skip(cell.config, config, machine, several_sizes, cell.overrides)
             known = known_failures.read(Path(config.known_failures) if config.known_failures else listed)
+            loads = machine.versions_of(config.load_python) if config.load_python else None
         except ConfigError as error:
             where = f" (in {cell.name})" if len(cells) > 1 else ""
             raise ConfigError(f"{error}{where}") from None
         key = CellKey.of(config)
-        columns = _columns(cell, config, key) | {"torch_version": version, "git_commit": commit}
+        columns = _columns(cell, config, key) | {"git_commit": commit}
+        columns |= {"torch_version": str(here["torch"]), "python_version": here.get("python")}
+        if loads:
+            columns |= {"load_torch_version": loads.torch, "load_python_version": loads.python}
         expected = tuple(failure for failure in known if failure.covers(columns))
         columns |= {"expected_digest": expected_digest(config, expected), "code_digest": code_digest(config)}
         jobs.append(Job(cell, config, key, skip, expected, columns))

@@ -77,8 +77,9 @@ class KnownFailure:
     """One finding: in which cells, under which torch, what fails, and where it is explained.
 
     `cells` maps columns of the row, or keys of its configuration, to the value or values they must have;
-    `torch` is a version specifier such as `>=2.11,<2.15`; `checks` lists for each check that may fail what of
-    it is known to be wrong. Not all of it need be, but something must. With an `error`, ranks raise it, after
+    `torch` is a version specifier such as `>=2.11,<2.15`, `load_torch` one of the torch of `load_python`;
+    `checks` lists for each check that may fail what of it is known to be wrong. Not all of it need be, but
+    something must. With an `error`, ranks raise it, after
     nothing but what `checks` lists, here or of another entry for the cell, was found. One that does not
     happen `always`, as it depends on which thread comes first, may also pass.
     """
@@ -86,6 +87,7 @@ class KnownFailure:
     id: str = MISSING
     cells: dict[str, Any] = field(default_factory=dict)
     torch: str = MISSING
+    load_torch: str | None = None
     checks: dict[str, list[KnownMismatch]] = field(default_factory=dict)
     error: KnownError | None = None
     always: bool = True
@@ -102,6 +104,7 @@ class KnownFailure:
         for unknown in set(self.checks) - set(CHECKS):
             raise ConfigError(f"no check {unknown!r} ({', '.join(CHECKS)})")
         SpecifierSet(self.torch)
+        SpecifierSet(self.load_torch or "")
         re.compile(self.error.message if self.error else "")
         for mismatch in (one for listed in self.checks.values() for one in listed):
             mismatch.check()
@@ -112,7 +115,12 @@ class KnownFailure:
             value = cell[column] if column in cell else cell["config"].get(column)
             if value not in (wanted if isinstance(wanted, list) else [wanted]):
                 return False
-        return SpecifierSet(self.torch).contains(cell["torch_version"] or "0", prereleases=True)
+        needed = [(self.torch, cell["torch_version"] or "0")]
+        if self.load_torch:
+            if cell.get("load_torch_version") is None:
+                return False
+            needed.append((self.load_torch, cell["load_torch_version"]))
+        return all(SpecifierSet(of).contains(version, prereleases=True) for of, version in needed)
 
     def explains(self, check: str, finding: Finding) -> bool:
         """Whether it lists what a check found."""

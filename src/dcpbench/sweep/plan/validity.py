@@ -208,4 +208,7 @@ def _makes_no_sense(config: Config) -> str | None:
         return f"load_parallel={config.load_parallel.name}: {loads}"
     if config.load_world_size and not scenario.converts:
         return f"load_world_size={config.load_world_size}: {named} loads on the ranks that it saved with"
+    if config.load_python and not any(config.python_of(stage.world) for stage in config.stages):
+        loads = f"{named} loads in the processes that saved (with verify=deep another one does too)"
+        return f"load_python={config.load_python}: {loads}"
     return None

@@ -1,0 +1,245 @@
+"""`dcpbench bisect`: the first torch, from a good one to a bad one, in which a cell comes to something else.
+
+A version is bad where the worst status of the cell's runs is not that under the good one, or the median of a
+metric is that many times as much. As in every bisection, what is bad is taken to stay so. A version that
+cannot be tried is passed over, and told.
+"""
+
+import datetime
+import json
+import re
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from packaging.version import InvalidVersion, Version
+from rich.console import Console
+from rich.table import Table
+
+from dcpbench.analysis.cell_identity import override_words
+from dcpbench.cli.environments import CannotInstallError, installed, releases
+from dcpbench.config.errors import ConfigError
+from dcpbench.config.text import did_you_mean
+from dcpbench.executors.interpreters import environment_of, versions_of
+from dcpbench.records.row import STATUSES, Row
+from dcpbench.records.sentences import short_reason
+from dcpbench.records.store import stored_rows
+from dcpbench.report.labels import quantity
+from dcpbench.report.styles import print_table, standard_output, style_of, text_of
+
+_LOG = "dcpbench.log"
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A cell: the words that ask for it, and the folder in which its modules are found."""
+
+    words: list[str]
+    cwd: Path
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """What a cell came to under a version: the rows of its runs, or why there are none."""
+
+    version: Version
+    python: str
+    rows: Sequence[Row] = ()
+    problem: str | None = None
+
+    @property
+    def worst(self) -> Row:
+        """The run with the worst status."""
+        return min(self.rows, key=lambda row: STATUSES.index(row.status))
+
+    def median(self, metric: str) -> float | None:
+        """Of its runs; None where none measured it."""
+        values = [value for row in self.rows if (value := row.metrics.get(metric)) is not None]
+        return statistics.median(values) if values else None
+
+
+@dataclass
+class _Bisection:
+    """Tries versions; `metric` from this ratio on is bad too, `passed_over` are those that were not tried."""
+
+    asked: _Asked
+    pythons: dict[Version, str]
+    installs: bool
+    metric: str | None
+    slower: float
+    repeats: int
+    folder: Path
+    tried: list[_Tried] = field(default_factory=list)
+    passed_over: dict[Version, str] = field(default_factory=dict)
+
+    def attempt(self, version: Version) -> _Tried | None:
+        """The cell under a version; None where that cannot be tried."""
+        found = self._attempt(version)
+        if found.problem:
+            self.passed_over[version] = found.problem
+            _tell(f"torch {version}: not tried: {found.problem}")
+            return None
+        self.tried.append(found)
+        _tell(f"torch {version}: {found.worst.status}")
+        return found
+
+    def _attempt(self, version: Version) -> _Tried:
+        python = self.pythons.get(version)
+        if python is None and not self.installs:
+            return _Tried(version, "-", problem="it has no environment (--python)")
+        try:
+            python = python or installed(version)
+        except CannotInstallError as error:
+            return _Tried(version, "-", problem=f"no environment could be made: {error}")
+        folder = self.folder / str(version)
+        words = [*self.asked.words, f"repeats={self.repeats}", f"hydra.sweep.dir={json.dumps(str(folder))}"]
+        folder.mkdir(parents=True)
+        log = self.folder / f"{version}-{_LOG}"
+        with tempfile.TemporaryDirectory(prefix="dcpbench-") as own, log.open("wb") as written:
+            status = subprocess.run(
+                [python, "-m", "dcpbench", "run", *words],
+                stdout=written,
+                stderr=subprocess.STDOUT,
+                cwd=self.asked.cwd,
+                env=environment_of(Path(own)),
+                check=False,
+            ).returncode
+        rows = [*stored_rows(folder)] if (folder / "results.jsonl").exists() else []
+        if not rows:
+            *_, why = log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"]
+            return _Tried(version, python, problem=f"it ended with {status}: {why}")
+        if len({row.config_digest for row in rows}) > 1:
+            raise ConfigError(f"{' '.join(self.asked.words)}: is several cells; name one")
+        return _Tried(version, python, rows)
+
+    def why_bad(self, one: _Tried) -> str | None:
+        """Why a version is not as the first that was tried; None where it is."""
+        good = self.tried[0]
+        if one.worst.status != good.worst.status:
+            reason = f": {short_reason(one.worst.flat())}" if one.worst.reason else ""
+            return f"{good.worst.status} -> {one.worst.status}{reason}"
+        if self.metric and (ratio := self.ratio(one)) is not None and ratio >= self.slower:
+            return f"{self.metric} is {ratio:.2f} times that of {good.version}"
+        return None
+
+    def ratio(self, one: _Tried) -> float | None:
+        """The median of the metric to that under the good version, if there are both."""
+        if not self.metric:
+            return None
+        value, good = one.median(self.metric), self.tried[0].median(self.metric)
+        return value / good if value is not None and good else None
+
+    def table(self) -> Table:
+        """What was tried, by version."""
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for name in ("torch", "status", *([self.metric, "ratio"] if self.metric else []), "", "interpreter"):
+            table.add_column(name)
+        for one in sorted(self.tried, key=lambda one: one.version):
+            value, ratio = one.median(self.metric) if self.metric else None, self.ratio(one)
+            costs = ["-" if value is None else quantity(self.metric or "", value)]
+            costs.append("-" if ratio is None else f"{ratio:.2f}")
+            bad = "bad" if self.why_bad(one) else "good"
+            status = text_of(one.worst.status, style_of(one.worst.status))
+            cells = [*(costs if self.metric else []), bad, one.python]
+            table.add_row(text_of(one.worst.torch_version or ""), status, *map(text_of, cells))
+        return table
+
+
+def main(
+    cell: Sequence[str],
+    good: str,
+    bad: str,
+    python: Sequence[str],
+    no_install: bool = False,
+    metric: str | None = None,
+    slower: float = 1.2,
+    repeats: int = 1,
+    output: Path | None = None,
+) -> int:
+    """Find the first bad version; 1 if there is none.
+
+    Raises:
+        ConfigError: what was asked for is wrong.
+    """
+    first, last = _version(good, "--good"), _version(bad, "--bad")
+    if first >= last:
+        raise ConfigError(f"--good {good}: must be an earlier version than --bad {bad}")
+    pythons = dict(map(_environment, python))
+    now = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    folder = (output or Path("outputs") / f"bisect-{now}").resolve()
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"-o {folder}: is not empty; choose a folder that is new or empty")
+    known = {*pythons, *(() if no_install else releases(_tell))}
+    between = sorted(version for version in known if first < version < last)
+    bisection = _Bisection(_asked(cell), pythons, not no_install, metric, slower, repeats, folder)
+    with standard_output():
+        return _found(bisection, first, last, between)
+
+
+def _found(bisection: _Bisection, first: Version, last: Version, between: list[Version]) -> int:
+    good = bisection.attempt(first)
+    high = bisection.attempt(last) if good else None
+    if good is None or high is None:
+        print(f"nothing to tell: {first} and {last} could not both be tried")
+        return 1
+    if not bisection.why_bad(high):
+        print_table(bisection.table())
+        print(f"nothing found: {last} is as good as {first}")
+        return 1
+    while between:
+        middle = between.pop(len(between) // 2)
+        if (one := bisection.attempt(middle)) is None:
+            continue
+        is_bad = bisection.why_bad(one) is not None
+        high = one if is_bad else high
+        between = [version for version in between if (version < middle) is is_bad]
+    print_table(bisection.table())
+    low = max(one.version for one in bisection.tried if one.version < high.version)
+    unknown = [str(one) for one in sorted(bisection.passed_over) if low < one < high.version]
+    earlier = f"; not tried before it: {', '.join(unknown)}" if unknown else ""
+    print(f"first bad: {high.version} ({bisection.why_bad(high)}{earlier})")
+    return 0
+
+
+def _asked(words: Sequence[str]) -> _Asked:
+    """The cell that these words name."""
+    if "=" in words[0]:
+        return _Asked([*words], Path.cwd())
+    folder = Path(words[0])
+    rows = {row.cell: row for row in stored_rows(folder)} if (folder / "results.jsonl").exists() else {}
+    if not rows:
+        raise ConfigError(f"{folder}: is neither key=value nor the folder of a sweep")
+    if len(words) != 2 and len(rows) > 1:
+        raise ConfigError(f"{folder}: name one of its {len(rows)} cells after it")
+    name = words[1] if len(words) > 1 else next(iter(rows))
+    if name not in rows:
+        raise ConfigError(f"{folder}: has no cell {name}{did_you_mean(name, [*rows])}")
+    row = rows[name]
+    own = [word for word in override_words(row.overrides) if not re.match(r"repeats?=", word)]
+    groups = ["--config-dir", row.config_dir] if row.config_dir else []
+    return _Asked([*groups, *own], Path(row.cwd) if row.cwd and Path(row.cwd).is_dir() else Path.cwd())
+
+
+def _environment(given: str) -> tuple[Version, str]:
+    """The version and the interpreter that `--python` names."""
+    name, _, path = given.partition("=")
+    if not path:
+        raise ConfigError(f"--python {given}: must be VERSION=PATH, as 2.13.0=env/bin/python")
+    version, has = _version(name, "--python"), versions_of(path, "--python").torch
+    if Version(Version(has).public) != version:
+        raise ConfigError(f"--python {given}: has torch {has}")
+    return version, path
+
+
+def _version(given: str, option: str) -> Version:
+    try:
+        return Version(given)
+    except InvalidVersion:
+        raise ConfigError(f"{option} {given}: is no version, as 2.13.0") from None
+
+
+def _tell(sentence: str) -> None:
+    Console(stderr=True).print(text_of(sentence), soft_wrap=True)

@@ -1,0 +1,154 @@
+"""Bisections over environments that say what torch they have, and write the rows that a test wants."""
+
+import json
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dcpbench.cli.commands import main
+from dcpbench.executors.interpreters import OtherInterpreter
+from support.rows import row
+
+Bisect = Callable[..., tuple[int, str, str]]
+_PROGRAM = """#!{python} -S
+import sys
+from pathlib import Path
+if sys.argv[1] == "-c":
+    print('"3.12.1"\\n"{version}+cpu"')
+    sys.exit()
+*_, folder = sys.argv
+folder = Path(folder.partition("=")[2].strip('"'))
+Path(folder.parent, "asked").open("a").write(" ".join(sys.argv[1:-1]) + "\\n")
+if {rows!r} is None:
+    sys.exit("ModuleNotFoundError: No module named 'rich'")
+folder.joinpath("results.jsonl").write_text({rows!r})
+"""
+
+
+@pytest.fixture
+def bisect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Bisect:
+    """Bisect from the first to the last of the environments that have these rows, by version; how it ended,
+    and what it printed."""
+
+    def run(environments: dict[str, object], *options: str) -> tuple[int, str, str]:
+        words = ["--no-install", "-o", str(tmp_path / "out")]
+        for version, given in environments.items():
+            rows = given if isinstance(given, list) else [given]
+            lines = [
+                json.dumps(row(torch_version=version, config_digest="a", repeat=number, **one).flat())
+                for number, one in enumerate(rows)
+                if one
+            ]
+            program = tmp_path / f"python-{version}"
+            text = "".join(f"{line}\n" for line in lines) or None
+            program.write_text(_PROGRAM.format(python=sys.executable, version=version, rows=text))
+            program.chmod(program.stat().st_mode | stat.S_IXUSR)
+            words += ["--python", f"{version}={program}"]
+        first, *_, last = environments
+        status = main(["bisect", "parallel=ddp", "--good", first, "--bad", last, *words, *options])
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
+
+    return run
+
+
+PASS = {"status": "pass", "reason": None}
+FAIL = {"status": "fail", "reason": "model_equal: something"}
+
+
+@pytest.mark.parametrize(("first_bad"), ["2.12.0", "2.12.1", "2.13.0", "2.14.0", "2.15.0"])
+def test_the_first_version_with_another_status_is_found(
+    bisect: Bisect, tmp_path: Path, first_bad: str
+) -> None:
+    versions = ["2.11.0", "2.12.0", "2.12.1", "2.13.0", "2.14.0", "2.15.0"]
+    bad = versions.index(first_bad)
+    given = {version: PASS if number < bad else FAIL for number, version in enumerate(versions)}
+    status, out, _ = bisect(given)
+    assert status == 0
+    assert out.splitlines()[-1].startswith(f"first bad: {first_bad} (pass -> fail: ")
+    asked = (tmp_path / "out" / "asked").read_text().splitlines()
+    assert len(asked) <= 5, "not each of them is tried"
+    assert set(asked) == {"-m dcpbench run parallel=ddp repeats=1"}
+
+
+def test_the_worst_run_of_several_counts(bisect: Bisect) -> None:
+    status, out, _ = bisect({"2.11.0": [PASS, PASS], "2.13.0": [PASS, FAIL]}, "--repeats", "2")
+    assert (status, "first bad: 2.13.0" in out) == (0, True)
+
+
+def test_a_cost_counts_from_a_ratio_of_medians_on(bisect: Bisect, tmp_path: Path) -> None:
+    def costs(*seconds: float) -> list[dict[str, object]]:
+        return [{**PASS, "save_s": one} for one in seconds]
+
+    given = {"2.11.0": costs(1, 1, 9), "2.12.0": costs(1.1, 9, 1), "2.13.0": costs(1.3, 1.25, 0.1)}
+    status, out, _ = bisect(given, "--metric", "save_s")
+    assert status == 0
+    assert out.splitlines()[-1] == "first bad: 2.13.0 (save_s is 1.25 times that of 2.11.0)"
+    for options in (("--metric", "save_s", "--slower", "1.3"), ()):
+        status, out, _ = bisect(given, *options, "-o", str(tmp_path / f"out{len(options)}"))
+        assert (status, out.splitlines()[-1]) == (1, "nothing found: 2.13.0 is as good as 2.11.0")
+
+
+def test_what_cannot_be_tried_is_passed_over_and_told(bisect: Bisect) -> None:
+    status, out, err = bisect({"2.11.0": PASS, "2.12.0": [None], "2.13.0": FAIL})
+    assert status == 0
+    assert out.splitlines()[-1].endswith("; not tried before it: 2.12.0)")
+    assert "torch 2.12.0: not tried: it ended with 1: ModuleNotFoundError: No module named 'rich'" in err
+
+
+def test_an_end_that_cannot_be_tried_is_told(bisect: Bisect) -> None:
+    status, out, err = bisect({"2.11.0": PASS, "2.13.0": FAIL}, "--bad", "2.14")
+    assert (status, out) == (1, "nothing to tell: 2.11.0 and 2.14 could not both be tried\n")
+    assert "torch 2.14: not tried: it has no environment (--python)" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--good", "2.14"), "--good 2.14: must be an earlier version than --bad 2.13.0"),
+        (("--good", "old"), "--good old: is no version, as 2.13.0"),
+        (("--python", "2.12.0"), "--python 2.12.0: must be VERSION=PATH"),
+        (("--python", "2.12.0=/no/such/python"), "--python=/no/such/python: cannot be run: No such file"),
+    ],
+)
+def test_what_is_wrong_is_told_and_nothing_runs(
+    bisect: Bisect, tmp_path: Path, options: tuple[str, ...], told: str
+) -> None:
+    status, _, err = bisect({"2.11.0": PASS, "2.13.0": FAIL}, *options)
+    assert status == 2
+    assert err.startswith(f"dcpbench: {told}")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_environment_that_has_another_torch_is_refused(bisect: Bisect, tmp_path: Path) -> None:
+    bisect({"2.11.0": PASS, "2.13.0": FAIL})
+    other = tmp_path / "python-2.11.0"
+    status, _, err = bisect({"2.11.0": PASS, "2.13.0": FAIL}, "--python", f"2.12={other}")
+    assert (status, f"--python 2.12={other}: has torch 2.11.0+cpu" in err) == (2, True)
+
+
+def test_a_cell_of_a_sweep_is_asked_for_as_it_was(tmp_path: Path, bisect: Bisect) -> None:
+    sweep = tmp_path / "sweep"
+    sweep.mkdir()
+    rows = [
+        row(cell=name, overrides=f"parallel={name} 'seed=1' repeat=3", config_dir=None, cwd=str(tmp_path))
+        for name in ("ddp", "fsdp")
+    ]
+    (sweep / "results.jsonl").write_text("".join(f"{json.dumps(one.flat())}\n" for one in rows))
+    from dcpbench.cli.bisect import _asked
+
+    assert _asked([str(sweep), "fsdp"]).words == ["parallel=fsdp", "seed=1"]
+    assert _asked([str(sweep), "fsdp"]).cwd == tmp_path
+
+
+def test_the_environment_of_another_interpreter_has_dcpbench_and_nothing_beside_it() -> None:
+    ranks = OtherInterpreter(sys.executable, (), ())
+    ranks._start()
+    (folder,) = [entry for entry in Path(ranks._folder.name).iterdir() if entry.name == "dcpbench"]
+    assert (folder / "config" / "schema.py").is_file()
+    assert {entry.name for entry in folder.parent.iterdir()} == {"dcpbench", "hydra_plugins"}
+    ranks.end()
+    assert not folder.parent.exists()

@@ -1,0 +1,115 @@
+"""Ranks under another interpreter than the driver's: an environment of its own, here with the same torch."""
+
+import stat
+import sys
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from conftest import SMALL, Finished, run
+from dcpbench.config.errors import ConfigError
+from dcpbench.config.schema import TimeoutsConfig
+from dcpbench.executors.fork_server import Machine
+from dcpbench.executors.interpreters import OtherInterpreter, versions_of
+from dcpbench.sweep.plan.validity import resolve, why_skip
+from dcpbench.worker.messages import CellSpec, RunId, WorldKind
+from support.alone import config
+
+CELL = ("device=cpu", "parallel=fsdp2", "world_size=2", "saves=1", *SMALL)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Another interpreter, which finds the modules of this one."""
+    folder = tmp_path_factory.mktemp("other") / "env"
+    venv.create(folder)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "all.pth").write_text("\n".join(one for one in sys.path if one.endswith("site-packages")))
+    return str(folder / "bin" / "python")
+
+
+@pytest.fixture(scope="module")
+def loaded(other: str, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    folder = tmp_path_factory.mktemp("versions") / "sweep"
+    return run(folder, "scenario=convert", "verify=deep", f"load_python={other}", *CELL)
+
+
+@pytest.mark.slow
+def test_what_loads_and_did_not_save_runs_under_the_other_interpreter(loaded: Finished, other: str) -> None:
+    theirs = f"{other}: torch {torch.__version__}"
+    (row,) = loaded.rows
+    assert row["status"] == "pass", row["reason"]
+    assert row["load_torch_version"] == row["torch_version"] == torch.__version__
+    assert row["load_python_version"] == row["python_version"]
+    assert row["config"]["load_python"] == other
+    ranks = row["details"]["ranks"]
+    assert not any(report["left_behind"] for report in ranks)
+    ran = [(report["rank"], report["interpreter"]) for report in ranks]
+    assert ran == [(0, None), (0, theirs), (0, theirs), (1, None), (1, theirs)], "rank 0 is alone too"
+    assert row["loss_resume_equal"] is True, "the same torch goes on with the same bits"
+
+
+def test_what_loads_where_it_was_saved_has_no_other_interpreter() -> None:
+    machine = Machine(gpus=0, description={})
+    for verify, reason in (("standard", "loads in the processes that saved"), ("deep", None)):
+        given = config(load_python="python", verify=verify, save_at=None)
+        told = why_skip(given, resolve(given, machine), machine)
+        assert told is None if reason is None else reason in str(told)
+
+
+def _program(folder: Path, text: str) -> str:
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("true", "is no Python interpreter"),
+        ("echo hello", "is no Python interpreter"),
+        ("""echo '"3.10.4"'; echo '"2.13.0"'""", "is Python 3.10.4; needs Python >= 3.11 with torch >= 2.11"),
+        (
+            """echo '"3.12.1"'; echo "ModuleNotFoundError: No module named 'torch'" >&2; exit 1""",
+            "ModuleNotFoundError: No module named 'torch'; needs Python >= 3.11",
+        ),
+        ("""echo '"3.12.1"'; echo '"2.10.0+cpu"'""", "has torch 2.10.0+cpu; needs"),
+    ],
+)
+def test_an_interpreter_that_cannot_run_ranks_is_told(tmp_path: Path, text: str, told: str) -> None:
+    program = _program(tmp_path, text)
+    with pytest.raises(ConfigError) as error:
+        versions_of(program)
+    assert str(error.value).startswith(f"load_python={program}: {told}")
+
+
+def test_a_wrong_path_ends_a_sweep_before_anything_runs(sweep: Callable[..., Finished]) -> None:
+    ended = sweep("scenario=convert", "load_python=/no/such/python", *CELL)
+    assert ended.status == 2
+    assert ended.err == "dcpbench: load_python=/no/such/python: cannot be run: No such file or directory\n"
+    assert not ended.folder.exists()
+
+
+def test_an_interpreter_that_ends_is_an_error_of_the_stage(tmp_path: Path) -> None:
+    ranks = OtherInterpreter(_program(tmp_path, "exit 3"), (), ())
+    kind = WorldKind(1, "cpu", False)
+    spec = CellSpec(RunId("tests", "cell", 0, 0), config(), str(tmp_path), str(tmp_path))
+    outcome = ranks.run(kind, spec, TimeoutsConfig(), lambda rank, phase: None)
+    assert outcome.status == "error"
+    assert outcome.problem is not None
+    assert "could not be run" in outcome.problem
+    ranks.end()
+
+
+def test_the_process_of_an_interpreter_ends_with_its_driver() -> None:
+    ranks = OtherInterpreter(sys.executable, (), ())
+    ranks._start()
+    process = ranks._process
+    assert process is not None
+    ranks._connection.close()
+    assert process.wait(30) == 1
+    ranks.end()
