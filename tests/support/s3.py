@@ -39,8 +39,8 @@ class Server:
 @contextmanager
 def s3_server(bucket: str) -> Iterator[Server]:
     """Meanwhile a server is up, in a thread, on a port that was free."""
-    from moto.server import ThreadedMotoServer
     from moto.s3.models import s3_backends
+    from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()

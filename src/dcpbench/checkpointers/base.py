@@ -4,9 +4,9 @@ import shutil
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -150,10 +150,9 @@ class Checkpointer(ABC):
         together."""
         return {}
 
-    @contextmanager
-    def files(self, checkpoint_id: str) -> Iterator[Path]:
+    def files(self, checkpoint_id: str) -> AbstractContextManager[Path]:
         """Within, the folder that has a checkpoint's files, or a copy of it where they lie elsewhere."""
-        yield Path(checkpoint_id)
+        return nullcontext(Path(checkpoint_id))
 
     def put_back(self, checkpoint_id: str, folder: Path) -> None:
         """Have what lies in the folder of `files`, that is still open, be the checkpoint: of a copy only is

@@ -1,5 +1,5 @@
-"""Checkpoints that lie in no folder, but in a store that fsspec reaches: how their objects are found, read and
-removed without DCP."""
+"""Checkpoints that lie in no folder, but in a store that fsspec reaches: how their objects are found, read
+and removed without DCP."""
 
 import os
 import tempfile
@@ -46,7 +46,9 @@ class ObjectStore:
         return {name.partition(f"{checkpoint_id}/")[2]: held["size"] for name, held in found.items()}
 
     @contextmanager
-    def part(self, checkpoint_id: str, name: str, offset: int = 0, length: int | None = None) -> Iterator[Path]:
+    def part(
+        self, checkpoint_id: str, name: str, offset: int = 0, length: int | None = None
+    ) -> Iterator[Path]:
         """Within, a file that has so many bytes of an object."""
         end = None if length is None else offset + length
         with tempfile.NamedTemporaryFile() as file:

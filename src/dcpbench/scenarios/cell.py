@@ -60,7 +60,7 @@ class Cell:
     report: RankReport
     uploads: Uploads
     files: dict[str, tuple[str, FileDigests, Callable[[], FileDigests]]] = field(default_factory=dict)
-    """Of each checkpoint by its id: how it is called, what its files were when it was complete, and what tells
+    """Of each checkpoint by its id: how it is called, what its files were when it was complete, and what says
     what they are now."""
     complete: list[SavedCheckpoint] = field(default_factory=list)
     """The newest checkpoint that is complete, once there is one."""
