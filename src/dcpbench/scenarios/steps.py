@@ -107,12 +107,13 @@ def build(cell: Cell) -> Oracle:
         return Oracle(cell, trained, training_run.batches(config, world.device))
 
 
-def build_anew(cell: Cell, number: int = 0) -> TrainingRun:
+def build_anew(cell: Cell, number: int = 0, step: int = 0) -> TrainingRun:
     """A target for loads, built from another seed, the one of this number; unless the cell says otherwise,
-    with the state that DCP gives a fresh optimizer."""
+    with the state that DCP gives a fresh optimizer. It is to load what was saved after this step."""
     into = cell.config.load_into
     with cell.phase("build"):
         target = training_run.build(cell.config, cell.world, other_seed(cell, number), into.scheduler)
+        target.component.prepare(target.model, step)
         if into.filled:
             target.fill_optimizer()
     return target
