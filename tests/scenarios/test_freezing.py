@@ -7,17 +7,11 @@ import pytest
 from conftest import Finished, run
 from support.alone import Ran, run_alone, unexplained
 
-CHAIN: dict[str, Any] = {
-    "scenario": "chain",
-    "model": "short",
-    "saves": 2,
-    "train_steps": 2,
-    "resume_steps": 1,
-}
+CHAIN: dict[str, Any] = {"scenario": "chain", "saves": 2, "train_steps": 2, "resume_steps": 1}
 
 
-def chained(component: str, **values: Any) -> Ran:
-    return run_alone(component=component, **CHAIN, **values)
+def chained(component: str, fault: str = "none", optimizer: str = "adam") -> Ran:
+    return run_alone(fault, component=component, optimizer=optimizer, model="short", **CHAIN)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd_plain", "adam_and_sgd"])
@@ -32,7 +26,7 @@ def test_what_is_trained_later_comes_back(optimizer: str) -> None:
 
 
 def test_the_moments_of_what_is_frozen_later_are_lost_and_nothing_else() -> None:
-    ran = chained("freezing", optimizer="adam")
+    ran = chained("freezing")
     assert {one.check for one in ran.verdict.failed} == {"optim_equal", "state_resume_equal"}
     assert unexplained(ran, "state-of-frozen") == set()
     where = {one.where for failed in ran.verdict.failed for one in failed.findings}
@@ -41,26 +35,21 @@ def test_the_moments_of_what_is_frozen_later_are_lost_and_nothing_else() -> None
 
 @pytest.mark.parametrize("fault", ["requires_grad_lost", "exp_avg_lowest_bit"])
 def test_a_defect_is_seen(fault: str) -> None:
-    ran = run_alone(fault, component="unfreezing", optimizer="adam", **CHAIN)
+    ran = chained("unfreezing", fault)
     assert (ran.verdict.status, ran.verdict.fault_seen) == ("fail", True), ran.verdict.reason
 
 
 def test_one_that_counts_steps_by_itself_is_seen() -> None:
-    ran = chained("counts_for_itself", optimizer="adam")
+    ran = chained("counts_for_itself")
     failed = {one.check: {each.name for each in one.findings} for one in ran.verdict.failed}
     assert {"requires_grad.net1.weight", "requires_grad.net1.bias"} <= failed["flags_equal"], failed.keys()
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    words = (
-        "scenario=chain",
-        "model=short",
-        "component=unfreezing,freezing",
-        "parallel=fsdp,fsdp2,ddp,ddp_unused",
-    )
-    of_cell = ("device=cpu", "world_size=2", "saves=2", "resume_steps=1", "retry=0")
-    return run(tmp_path_factory.mktemp("freezing") / "sweep", "-m", *words, *of_cell)
+    axes = ("component=unfreezing,freezing", "parallel=fsdp,fsdp2,ddp,ddp_unused")
+    words = ("scenario=chain", "model=short", "device=cpu", "world_size=2", "saves=2", "resume_steps=1")
+    return run(tmp_path_factory.mktemp("freezing") / "sweep", "-m", *axes, *words, "retry=0")
 
 
 @pytest.mark.slow
