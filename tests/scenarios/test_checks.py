@@ -180,7 +180,8 @@ def test_the_files_of_each_checkpoint_are_looked_at_by_rank_0_alone(rank: int, t
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text(name)
-        cell.files[str(tmp_path / name)] = name, digest_files(tmp_path / name)
+        now = partial(digest_files, tmp_path / name)
+        cell.files[str(tmp_path / name)] = name, now(), now
         (tmp_path / name / "file").write_text("something else")
     checks.verify_files(cell)
     report = cell.report.checks["files_unchanged"]

@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 import torch
 
+from dcpbench.checkpointers import base
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.records.findings import Problem
 from dcpbench.records.rank_report import RankReport
@@ -118,7 +119,7 @@ def test_what_was_written_is_read_again_by_rank_0_alone(
         digested.append(folder)
         return digest_files(folder)
 
-    monkeypatch.setattr(steps, "digest_files", digest)
+    monkeypatch.setattr(base, "digest_files", digest)
     cell = bare_cell(tmp_path, seen_by=world(rank, 2))
     saved = steps.save(cell, build(cell.config, cell.world, 0), steps.open_checkpointer(cell))
     assert bool(saved.files.result()) is (rank == 0)

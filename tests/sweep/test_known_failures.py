@@ -270,6 +270,7 @@ def test_the_list_of_the_house_is_whole() -> None:
         "unchecked-bytes",
         "state-of-frozen",
         "state-in-low-precision",
+        "unfrozen-in-bf16",
         "load-without-collectives",
         "success-is-not-synced",
         "overwritten-in-a-crash",

@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -15,6 +16,7 @@ import torch.distributed as dist
 
 from dcpbench.measure.raw_io import RawIO
 from dcpbench.verify.audit import Manifest
+from dcpbench.verify.files import FileDigests, digest_files
 from dcpbench.verify.plain_read import Stored
 
 T = TypeVar("T")
@@ -147,6 +149,20 @@ class Checkpointer(ABC):
         """Ways beside `load` to fill a state with what a checkpoint holds, by what is read; all ranks
         together."""
         return {}
+
+    def files(self, checkpoint_id: str) -> AbstractContextManager[Path]:
+        """Within, the folder that has a checkpoint's files, or a copy of it where they lie elsewhere."""
+        return nullcontext(Path(checkpoint_id))
+
+    def put_back(self, checkpoint_id: str, folder: Path) -> None:
+        """Have what lies in the folder of `files`, that is still open, be the checkpoint: of a copy only is
+        there anything to do."""
+        return
+
+    def digests(self, checkpoint_id: str) -> FileDigests:
+        """What a checkpoint's files are now; nothing where there are none."""
+        with self.files(checkpoint_id) as folder:
+            return digest_files(folder)
 
     def size(self, checkpoint_id: str) -> int:
         """The bytes that a checkpoint takes up."""

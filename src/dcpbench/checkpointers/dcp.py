@@ -4,7 +4,8 @@ import pkgutil
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from multiprocessing import resource_sharer
 from pathlib import Path
@@ -26,6 +27,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType,
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks, file_lengths
 from dcpbench.checkpointers.dcp_metadata import METADATA, joined, manifest_of, metadata_in, read_metadata
+from dcpbench.checkpointers.object_store import ObjectStore
 from dcpbench.checkpointers.storage import Storage
 from dcpbench.checkpointers.tensors_only import of_tensors
 from dcpbench.checkpointers.torch_file import stored_in
@@ -46,7 +48,7 @@ class DcpCheckpointer(Checkpointer):
         shared: dict[str, Any] = {}
         self._slots = defaultdict[int, _Slot](lambda: _Slot(make, config.save, shared))
         self._storage: Storage = make()
-        self.raw = self._storage.raw
+        self.raw, self._objects = self._storage.raw, self._storage.objects
 
     def save(self, state: dict[str, Any], checkpoint_id: str, slot: int = 0) -> PendingSave:
         kept, group = self._slots[slot], self._ranks.group_of(slot)
@@ -56,7 +58,7 @@ class DcpCheckpointer(Checkpointer):
         save = pkgutil.resolve_name(self._save.target)
         if self._storage.tensors_only:
             state = of_tensors(state)
-        place = self._storage.place(checkpoint_id)
+        place = self._objects.place(checkpoint_id) if self._objects else checkpoint_id
         pending: PendingSave = save(state, place, writer, group, **given, **self._save.options)
         if slot:
             pending.held_back = go_on
@@ -93,7 +95,7 @@ class DcpCheckpointer(Checkpointer):
         pickles, and ones that this cell wrote."""
         if self._storage.manifest:
             return self._storage.manifest(checkpoint_id)
-        lengths = self._storage.lengths(checkpoint_id)
+        lengths = self._lengths(checkpoint_id)
         said = {
             name: self.reader(checkpoint_id).read_metadata(**({} if rank is None else {"rank": rank}))
             for name, rank in metadata_in(lengths).items()
@@ -102,7 +104,7 @@ class DcpCheckpointer(Checkpointer):
 
     def read_tensor(self, checkpoint_id: str, key: str) -> torch.Tensor | None:
         reader = self.reader(checkpoint_id)
-        if METADATA not in self._storage.lengths(checkpoint_id):
+        if METADATA not in self._lengths(checkpoint_id):
             # Each rank's metadata have its own chunks alone, and a load by itself would find one rank's.
             chunks = self.stored(checkpoint_id).get(key)
             return read_whole(chunks) if chunks else None
@@ -116,17 +118,32 @@ class DcpCheckpointer(Checkpointer):
     def stored(self, checkpoint_id: str) -> Stored:
         if self._storage.stored:
             return self._storage.stored(checkpoint_id)
+        if self._objects:
+            return stored_objects(self._objects, checkpoint_id)
         return stored_chunks(Path(checkpoint_id))
 
+    def files(self, checkpoint_id: str) -> AbstractContextManager[Path]:
+        return self._objects.files(checkpoint_id) if self._objects else super().files(checkpoint_id)
+
+    def put_back(self, checkpoint_id: str, folder: Path) -> None:
+        if self._objects:
+            self._objects.put_back(checkpoint_id, folder)
+
     def size(self, checkpoint_id: str) -> int:
-        return sum(self._storage.lengths(checkpoint_id).values())
+        return sum(self._lengths(checkpoint_id).values())
 
     def remove(self, checkpoint_id: str) -> None:
-        self._storage.remove(checkpoint_id)
+        if self._objects:
+            self._objects.remove(checkpoint_id)
+        else:
+            super().remove(checkpoint_id)
 
     def reader(self, checkpoint_id: str) -> StorageReader:
         """For what only DCP can do."""
         return self._storage.reader(checkpoint_id)
+
+    def _lengths(self, checkpoint_id: str) -> dict[str, int]:
+        return self._objects.lengths(checkpoint_id) if self._objects else file_lengths(checkpoint_id)
 
 
 class _Slot:
@@ -236,18 +253,37 @@ def _options(config: StagerConfig | PlannerConfig) -> dict[str, Any]:
 def stored_chunks(folder: Path, rank: int | None = None) -> Stored:
     """What lies in DCP's files by the byte ranges that metadata name, each the output of a `torch.save`.
     What is compressed cannot be read so. With a `rank`, of its own metadata alone."""
+    named = metadata_in(file_lengths(str(folder))).items()
+    metadata = (read_metadata(folder / name) for name, of_rank in named if rank in (None, of_rank))
+    return _chunks_in(metadata, lambda name, *place: _read_range(folder / name, *place))
+
+
+def stored_objects(objects: ObjectStore, checkpoint_id: str) -> Stored:
+    """The same of the objects of a checkpoint, of which no more is fetched than is read."""
+
+    def metadata() -> Iterator[Any]:
+        for name in metadata_in(objects.lengths(checkpoint_id)):
+            with objects.part(checkpoint_id, name) as file:
+                yield read_metadata(file)
+
+    def read(name: str, offset: int, length: int) -> torch.Tensor:
+        with objects.part(checkpoint_id, name, offset, length) as file:
+            return _read_range(file, 0, length)
+
+    return _chunks_in(metadata(), read)
+
+
+def _chunks_in(metadata: Iterable[Any], read: Callable[[str, int, int], torch.Tensor]) -> Stored:
+    """The chunks that these metadata name; `read` has the one at an offset of a file, of so many bytes."""
     stored: defaultdict[str, list[StoredChunk]] = defaultdict(list)
-    for name, of_rank in metadata_in(file_lengths(str(folder))).items():
-        if rank not in (None, of_rank):
-            continue
-        metadata = read_metadata(folder / name)
-        for index, place in metadata.storage_data.items():
-            entry = metadata.state_dict_metadata.get(index.fqn)
+    for one_of in metadata:
+        for index, place in one_of.storage_data.items():
+            entry = one_of.state_dict_metadata.get(index.fqn)
             if not hasattr(entry, "chunks") or place.transform_descriptors:
                 continue
             sizes = [tuple(one.sizes) for one in entry.chunks if one.offsets == index.offset]
-            read = partial(_read_range, folder / place.relative_path, place.offset, place.length)
-            stored[index.fqn] += [StoredChunk(tuple(index.offset), size, read) for size in sizes]
+            held = partial(read, place.relative_path, place.offset, place.length)
+            stored[index.fqn] += [StoredChunk(tuple(index.offset), size, held) for size in sizes]
     return stored
 
 

@@ -1,7 +1,6 @@
 """Where DCP's checkpoints lie, and in which format: one function for each way, which returns its writer and
 its reader."""
 
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,6 +20,7 @@ from torch.distributed.checkpoint.filesystem import SerializationFormat
 
 from dcpbench.checkpointers.base import file_lengths
 from dcpbench.checkpointers.dcp_metadata import MetadataError
+from dcpbench.checkpointers.object_store import ObjectStore
 from dcpbench.checkpointers.safetensors_headers import safetensors_manifest
 from dcpbench.config.groups import SaveConfig, StorageConfig
 from dcpbench.measure.raw_io import RawIO
@@ -39,12 +39,10 @@ class Storage:
     Args:
         writer: for saves, one after the other; it gets a new checkpoint id each time.
         reader: makes one for a checkpoint id.
-        lengths: the bytes of each file of a checkpoint id, by its relative path.
         raw: how to do without DCP what a save and a load do, where there is a way.
-        place: what DCP is given for a checkpoint id.
+        objects: where checkpoints lie, if that is in no folder.
         manifest: what a checkpoint says of itself, where not `.metadata` does.
         stored: how its files are read without DCP, where they are not as DCP lays them out.
-        remove: removes a checkpoint.
         other_readers: makes those that read it too, by what they read.
         close: gives back what is kept in no folder.
         tensors_only: whether its format holds nothing else, so that each other value is to be saved as a
@@ -53,12 +51,10 @@ class Storage:
 
     writer: StorageWriter
     reader: Callable[[str], StorageReader]
-    lengths: Callable[[str], dict[str, int]] = file_lengths
     raw: RawIO | None = None
-    place: Callable[[str], str] = str
+    objects: ObjectStore | None = None
     manifest: Callable[[str], Manifest] | None = None
     stored: Callable[[str], Stored] | None = None
-    remove: Callable[[str], None] = shutil.rmtree
     other_readers: Mapping[str, Callable[[str], StorageReader]] = field(default_factory=dict)
     close: Callable[[], object] = object
     tensors_only: bool = False
@@ -82,40 +78,34 @@ def file(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
 
 def fsspec(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
     """What fsspec reaches: DCP's FsspecWriter and FsspecReader. `options.url` comes before the path of a
-    checkpoint (`memory://`); without one these are files in a folder."""
-    from fsspec.core import url_to_fs
+    checkpoint (`memory://`), `options.file_system` has the options of fsspec's file system for it; without a
+    URL these are files in a folder."""
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 
     options: dict[str, Any] = dict(config.options)
-    url = options.pop("url", "")
-    file_system, _ = url_to_fs(f"{url}{folder}")
+    options.pop("url", None)
+    of_store: dict[str, Any] = options.pop("file_system", {})
+    objects = ObjectStore.of(config)
+    place = objects.place if objects else str
     writer = FsspecWriter(
-        f"{url}{folder}", sync_files=config.sync_files, thread_count=config.thread_count, **options
+        place(str(folder)),
+        sync_files=config.sync_files,
+        thread_count=config.thread_count,
+        **options,
+        **of_store,
     )
-
-    def lengths(checkpoint_id: str) -> dict[str, int]:
-        found = file_system.find(checkpoint_id, detail=True)
-        return {str(Path(name).relative_to(checkpoint_id)): held["size"] for name, held in found.items()}
+    # Torch's own forgets them when it is given a checkpoint id.
+    vars(writer.fs)["init_path"] = partial(writer.fs.init_path, **of_store)
 
     def reader(checkpoint_id: str) -> StorageReader:
-        made: StorageReader = FsspecReader(f"{url}{checkpoint_id}")
+        made: StorageReader = FsspecReader(place(checkpoint_id), **of_store)
         return made
 
-    def forget() -> None:
-        if file_system.exists(str(folder)):
-            file_system.rm(str(folder), recursive=True)
-
-    if not url:
-        return Storage(writer, reader, lengths, RawIO(config.thread_count, config.sync_files))
-    return Storage(
-        writer,
-        reader,
-        lengths,
-        place=lambda checkpoint_id: f"{url}{checkpoint_id}",
-        stored=lambda checkpoint_id: {},
-        remove=partial(file_system.rm, recursive=True),
-        close=forget if url.startswith("memory:") else object,
-    )
+    if not objects:
+        return Storage(writer, reader, RawIO(config.thread_count, config.sync_files))
+    in_memory = config.url.startswith("memory:")
+    forget = partial(objects.remove, str(folder)) if in_memory else object
+    return Storage(writer, reader, objects=objects, close=forget)
 
 
 class _HuggingFaceWriter(HuggingFaceStorageWriter):

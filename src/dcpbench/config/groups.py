@@ -359,6 +359,11 @@ class StorageConfig(Group):
     needs_bytes: int | None = how_run(None)
     only: dict[str, Only] = how_run(dict)
 
+    @property
+    def url(self) -> str:
+        """What comes before the path of a checkpoint that lies in no folder; empty where it lies in one."""
+        return str(self.options.get("url") or "")
+
 
 @dataclass
 class Expect:

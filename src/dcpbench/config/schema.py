@@ -21,6 +21,9 @@ OWN_TRAINER = "dcpbench.checkpointers.trainer.TrainerCheckpointer"
 SEED_STRIDE = 1_000_003
 """Apart by so much are the seeds from which the batches of two seeds are drawn; a step's is one more."""
 
+_SECRET = {"key", "secret", "token", "username", "password", "client_kwargs", "config_kwargs", "session"}
+"""Options of a file system that are credentials, or may hold some."""
+
 _FRESH = {"DCPBENCH_FRESH_PROCESS": "1"}
 """What keeps processes that load what others have saved apart from ranks that save."""
 
@@ -194,6 +197,11 @@ class Config:
             )
         if self.overlap_saves and len(self.save_steps) < 2:
             raise ConfigError(f"overlap_saves=true: saves={self.saves} leaves nothing to overlap; at least 2")
+        if "url" in self.storage.options and not self.storage.url:
+            raise ConfigError("storage.options.url=null: must be where objects lie, as s3://bucket/folder")
+        if secrets := _SECRET & self.storage.options.get("file_system", {}).keys():
+            told = "every row shows it; give it to the client by its own variables or files"
+            raise ConfigError(f"storage.options.file_system.{min(secrets)}: is not taken: {told}")
         for phase, limit_s in self.timeouts.by_phase().items():
             if not 0 < limit_s < math.inf:
                 raise ConfigError(f"timeouts.{phase}_s={limit_s}: must be a number of seconds, more than 0")

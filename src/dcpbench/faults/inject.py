@@ -3,6 +3,7 @@
 import copy
 import pkgutil
 from concurrent.futures import Future
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,10 @@ class FaultInjector:
                 name: copy.deepcopy(each.state_dict() if isinstance(each, Stateful) else each)
                 for name, each in state.items()
             }
-            self._plant(state, checkpoint_id)
+            self._plant(state, Path(checkpoint_id))
         pending = self._save(state, checkpoint_id, slot)
         if self._fault.at is Place.live:
-            self._plant(state, checkpoint_id)
+            self._plant(state, Path(checkpoint_id))
         if self._fault.at is Place.written:
             damaged = pending.then(partial(self._damage_files, checkpoint_id))
             pending.when_complete = partial(self._meet_after, damaged)
@@ -50,23 +51,29 @@ class FaultInjector:
     def load(self, state: dict[str, Any], checkpoint_id: str) -> None:
         self._load(state, checkpoint_id)
         if self._fault.at in (Place.restored, Place.both) and "model" in state:
-            self._plant(state, checkpoint_id)
+            self._plant(state, Path(checkpoint_id))
 
     def _damage_files(self, checkpoint_id: str) -> None:
         """On rank 0, before anything else is told that the checkpoint is complete."""
-        if self._ranks.rank == 0:
-            if not Path(checkpoint_id).is_dir():
-                raise NothingToPlantError("the checkpoint does not lie in a folder")
-            self._plant({}, checkpoint_id)
+        if self._ranks.rank != 0:
+            return
+        with ExitStack() as opened:
+            folders = {
+                one: opened.enter_context(self._checkpointer.files(one))
+                for one in {str(self._first), checkpoint_id}
+            }
+            if not folders[checkpoint_id].is_dir():
+                raise NothingToPlantError("the checkpoint has no files")
+            self._plant({}, folders[checkpoint_id], folders[str(self._first)])
+            self._checkpointer.put_back(checkpoint_id, folders[checkpoint_id])
 
     def _meet_after(self, damaged: Future[None]) -> None:
         """No rank goes on before the files are damaged."""
         damaged.result()
         self._ranks.meet()
 
-    def _plant(self, state: dict[str, Any], checkpoint_id: str) -> None:
-        folder = Path(checkpoint_id)
-        first = self._first or min(folder.parent.iterdir(), key=lambda path: path.stat().st_mtime)
+    def _plant(self, state: dict[str, Any], folder: Path, first: Path | None = None) -> None:
+        first = first or self._first or min(folder.parent.iterdir(), key=lambda path: path.stat().st_mtime)
         target = Target(state, self._ranks, folder, first, self._checkpointer, self._kept)
         victim = rank_of(self._fault.rank, self._ranks.size)
         if self._ranks.rank == victim or not self._fault.on_one_rank:

@@ -59,8 +59,9 @@ class Cell:
     announce: Callable[[str], None]
     report: RankReport
     uploads: Uploads
-    files: dict[str, tuple[str, FileDigests]] = field(default_factory=dict)
-    """Of each checkpoint by its id: how it is called, and what its files were when it was complete."""
+    files: dict[str, tuple[str, FileDigests, Callable[[], FileDigests]]] = field(default_factory=dict)
+    """Of each checkpoint by its id: how it is called, what its files were when it was complete, and what says
+    what they are now."""
     complete: list[SavedCheckpoint] = field(default_factory=list)
     """The newest checkpoint that is complete, once there is one."""
     synced: Synced = field(default_factory=set)

@@ -24,7 +24,7 @@ def chain(cell: Cell) -> None:
     checks.verify_save_harmless(cell, oracle)
     for number, step in enumerate([*plan[1:], None]):
         saved = checkpoints[-1]
-        run = steps.build_anew(cell, number)
+        run = steps.build_anew(cell, number, saved.step)
         run.keeps_random = oracle.trained.keeps_random
         checks.load_and_verify(cell, run, saved, number)
         checks.resume(cell, run, saved, oracle.losses, until=step)

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from dcpbench.scenarios.checkpoint import FLAGS, Checkpoint, State, live_state, 
 from dcpbench.scenarios.steps import Losses, Oracle, other_seed
 from dcpbench.verify.compare import compare, same_value
 from dcpbench.verify.compare_layouts import gathered
-from dcpbench.verify.files import compare_files, digest_files, file_controls
+from dcpbench.verify.files import compare_files, file_controls
 from dcpbench.verify.perturb import (
     all_different,
     compared_names,
@@ -334,10 +333,10 @@ def _verify_losses(
 def verify_files(cell: Cell) -> None:
     """At the end of a stage: every file of each checkpoint must be what it was when its save reported
     success; rank 0 looks at them."""
-    for checkpoint_id, (where, then) in cell.files.items():
+    for where, then, digests in cell.files.values():
         with cell.phase("verify", "files"):
             of_rank_0 = cell.world.rank == 0
-            found = compare_files(then, digest_files(Path(checkpoint_id))) if of_rank_0 else []
+            found = compare_files(then, digests()) if of_rank_0 else []
             control = file_controls(then) if of_rank_0 else {}
             cell.check("files_unchanged", found, where, control)
             cell.control("files_unchanged", control, where)

@@ -41,8 +41,11 @@ def gradients_unchanged(cell: Cell, target: TrainingRun, where: str) -> Iterator
 
 def open_before(cell: Cell, again: bool) -> Leaves:
     """What is open now. What the first save or load opens to keep it, as sockets, is its own to decide:
-    threads and descriptors are counted from the second one on, done `again`."""
-    return snapshot_open(cell.folder, counts=again and not cell.config.overlap_saves)
+    threads and descriptors are counted from the second one on, done `again`; and not those of the client of a
+    store, which closes connections that it has not used for a while and opens others."""
+    config = cell.config
+    counts = again and not config.overlap_saves and not config.storage.url
+    return snapshot_open(cell.folder, counts)
 
 
 def verify_nothing_left_open(cell: Cell, before: Leaves, where: str) -> None:

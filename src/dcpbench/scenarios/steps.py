@@ -27,7 +27,7 @@ from dcpbench.scenarios.checkpoint import (
 )
 from dcpbench.verify.audit import audit, controls
 from dcpbench.verify.compare_layouts import digests, gathered
-from dcpbench.verify.files import Synced, digest_files, not_synced
+from dcpbench.verify.files import Synced, not_synced
 from dcpbench.verify.layout import Extent
 from dcpbench.verify.plain_read import compare_stored
 from dcpbench.verify.snapshot import DigestedLeaf, Leaves
@@ -108,12 +108,13 @@ def build(cell: Cell) -> Oracle:
         return Oracle(cell, trained, training_run.batches(config, world.device))
 
 
-def build_anew(cell: Cell, number: int = 0) -> TrainingRun:
+def build_anew(cell: Cell, number: int = 0, step: int = 0) -> TrainingRun:
     """A target for loads, built from another seed, the one of this number; unless the cell says otherwise,
-    with the state that DCP gives a fresh optimizer."""
+    with the state that DCP gives a fresh optimizer. It is to load what was saved after this step."""
     into = cell.config.load_into
     with cell.phase("build"):
         target = training_run.build(cell.config, cell.world, other_seed(cell, number), into.scheduler)
+        target.component.prepare(target.model, step)
         if into.filled:
             target.fill_optimizer()
     return target
@@ -238,7 +239,7 @@ def save(
             cell.uploads.follow(pending)
         with cell.phase("verify", "files"):
             of_rank_0 = cell.world.rank == 0
-            files = pending.then(lambda: digest_files(Path(checkpoint_id)) if of_rank_0 else {})
+            files = pending.then(lambda: checkpointer.digests(checkpoint_id) if of_rank_0 else {})
     cell.measure("save_stall_s", pending.released - pending.started, number, "save")
     if parts is not None:
         saved = {check: saved[check] for check in parts}
@@ -276,9 +277,10 @@ def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
         side_effects.verify_nothing_left_open(cell, checkpoint.opened, where)
         everybody = gathered(mine, cell.world.group)
         if files := everybody[0][1]:
-            cell.files[checkpoint.checkpoint_id] = str(checkpoint), files
+            digests = partial(checkpoint.checkpointer.digests, checkpoint.checkpoint_id)
+            cell.files[checkpoint.checkpoint_id] = str(checkpoint), files, digests
         else:
-            cell.report.not_applied["files_unchanged"] = "it does not lie in a folder"
+            cell.report.not_applied["files_unchanged"] = "it has no files"
         if why is None:
             _audit(cell, checkpoint, everybody)
     with cell.phase("verify", "plain_read"):
@@ -386,7 +388,7 @@ def hand_over(cell: Cell, checkpoints: Sequence[Checkpoint], losses: Losses) -> 
                 one.step,
                 Path(one.checkpoint_id).name,
                 whole(one.state, str(one)),
-                cell.files.get(one.checkpoint_id),
+                cell.files.get(one.checkpoint_id, ())[:2],
                 one.numbers,
             )
             for one in checkpoints
@@ -403,7 +405,10 @@ def take_over(cell: Cell, checkpointer: Checkpointer, same_layout: bool) -> tupl
     with torch.serialization.safe_globals([DigestedLeaf, Extent]):
         loaded = torch.load(cell.folder / _HANDOVER, weights_only=True)
     left, continued, twin, states, why_no_twin, computes_in, version = loaded
-    cell.files.update((str(cell.folder / name), files) for _, name, _, files, _ in left if files)
+    for _, name, _, files, _ in left:
+        if files:
+            checkpoint_id = str(cell.folder / name)
+            cell.files[checkpoint_id] = *files, partial(checkpointer.digests, checkpoint_id)
     for state in () if same_layout else [*states.values(), *(one[2] for one in left)]:
         del state[RANDOM]
     checkpoints = [

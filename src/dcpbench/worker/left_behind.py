@@ -38,8 +38,8 @@ _PATCHABLE = (
 _OWN_VARIABLES = ("TORCHINDUCTOR_", "TRITON_")
 """What the compiler sets in the environment."""
 
-_OWN_THREADS = ("tqdm_monitor",)
-"""What the compiler starts once, with its first bar of progress."""
+_OWN_THREADS = ("tqdm_monitor", "fsspecIO", "asyncio_0")
+"""What is started once: by the compiler with its first bar of progress, by fsspec with its first client."""
 
 _RECURSION = 1000
 """Python's own limit; the compiler raises it, which nobody notices."""

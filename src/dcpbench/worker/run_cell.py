@@ -52,10 +52,10 @@ def run_cell(
             told = Uploads(uploads)
             cell = Cell(config, world, where, announce, report, told, synced=synced, endings=endings)
             pkgutil.resolve_name(stage.target)(cell, **config.scenario.options)
+            verify_files(cell)
     except Skip as reason:
         report.skip = str(reason)
         return
-    verify_files(cell)
     if alone:  # what it uses is no cost of the cell's way to save and load
         return
     fresh_process.leave(cell)

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dcpbench.verify.perturb import perturb_model, perturbed
-from dcpbench.verify.snapshot import Leaves, snapshot_model, snapshot_nested
+from dcpbench.verify.snapshot import Leaves, named_parameters, snapshot_model, snapshot_nested
 from dcpbench.workloads.stateful import ModelState
 
 
@@ -32,6 +32,9 @@ class Component:
 
     def __init__(self, surroundings: Surroundings | None = None) -> None:
         """There is nothing to make."""
+
+    def prepare(self, model: nn.Module, step: int) -> None:
+        """Have the model be as it is in this step, before that is taken or what was saved after it loaded."""
 
     def number_of_batch(self, step: int) -> int:
         """Which batch is the next one, to be trained on in this step; both are counted from 1."""
@@ -80,6 +83,26 @@ class Ema(Component):
 
     def forget(self, seed: int) -> None:
         perturb_model(self.average, seed)
+
+
+class Freezing(Component):
+    """The parameters of the first layer are frozen in some steps, and trained in the others.
+
+    Args:
+        first: the first of these steps.
+        last: the last one; None, if there is none.
+    """
+
+    def __init__(self, surroundings: Surroundings, first: int = 0, last: int | None = None) -> None:
+        self._first, self._last = first, last
+
+    def prepare(self, model: nn.Module, step: int) -> None:
+        frozen = self._first <= step and (self._last is None or step <= self._last)
+        parameters = named_parameters(model)
+        layer = next(iter(parameters)).rpartition(".")[0]
+        for name, parameter in parameters.items():
+            if name.rpartition(".")[0] == layer:
+                parameter.requires_grad_(not frozen)
 
 
 class GradScaling(Component):

@@ -167,6 +167,7 @@ class TrainingRun:
         """Train up to and including step `until`; the global batch's loss of each step taken here."""
         before = len(self.train_state.losses)
         while self.train_state.step < until:
+            self.component.prepare(self.model, self.train_state.step + 1)
             drawn = self.random.states
             with self.random.drawn_from(), self._noting(each_of(self.optimizer)):
                 loss = self._forward_backward(batches)

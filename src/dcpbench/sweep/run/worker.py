@@ -17,7 +17,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dcpbench.config.groups import Ending, Isolation, KeepCheckpoints, StageConfig
+from dcpbench.checkpointers.object_store import ObjectStore
+from dcpbench.config.groups import Ending, Isolation, KeepCheckpoints, StageConfig, StorageConfig
 from dcpbench.config.schema import Config
 from dcpbench.executors.base import Executor, HostsLostError, Outcome
 from dcpbench.records.findings import Problem
@@ -79,7 +80,7 @@ class Worker:
         if alike in self.repeated:
             first.verdict.details["no_second_try"] = f"a second one has repeated it in {self.repeated[alike]}"
         if self.executor.interrupted or alike in self.repeated or not is_due(first, job.config):
-            self._print(clear(keep, not first.is_ok, checkpoints))
+            self._clear(job, first, checkpoints)
             return [first]
         try:
             aside = set_aside(job.cell.folder, checkpoints)
@@ -96,7 +97,8 @@ class Worker:
         flaky = first.verdict.status != second.verdict.status
         if alike and alike == _mismatches(job.config, second.verdict):
             self.repeated.setdefault(alike, job.cell.name)
-        self._print(clear(keep, not second.is_ok, checkpoints), clear(keep, flaky, aside))
+        self._clear(job, second, checkpoints)
+        self._print(clear(keep, flaky, aside))
         return [first, second]
 
     def _try(self, job: Job, attempt: int, checkpoints: Path) -> Try:
@@ -118,6 +120,8 @@ class Worker:
     def _stages(self, job: Job, attempt: int, checkpoints: Path) -> list[Outcome]:
         """How the stages of a cell ended, up to the first that did not end as it is expected to."""
         outcomes: list[Outcome] = []
+        # Of a try before, or a sweep that was broken off.
+        self._print(remove_objects(job.config.storage, checkpoints))
         on_phase = partial(self.display.phase, job.cell.name)
         self.executor.keep_only(set(job.kinds))
         for number, stage in enumerate(job.config.stages):
@@ -128,6 +132,11 @@ class Worker:
             if outcomes[-1].status or any(report.skip for report in outcome.reports):
                 break
         return outcomes
+
+    def _clear(self, job: Job, last: Try, checkpoints: Path) -> None:
+        """Remove the checkpoints of a cell's last try, if they are not to be kept."""
+        if not keeps(job.config.keep_checkpoints, not last.is_ok):
+            self._print(remove(checkpoints), remove_objects(job.config.storage, checkpoints))
 
     def _print(self, *sentences: str | None) -> None:
         for sentence in filter(None, sentences):
@@ -174,9 +183,22 @@ def clear(keep: KeepCheckpoints, failed: bool, checkpoints: Path) -> str | None:
     Args:
         failed: it did not come out as it should, or, of a first try, other than the second.
     """
-    if keep is KeepCheckpoints.all or (keep is KeepCheckpoints.failed and failed):
-        return None
-    return remove(checkpoints)
+    return None if keeps(keep, failed) else remove(checkpoints)
+
+
+def keeps(keep: KeepCheckpoints, failed: bool) -> bool:
+    """Whether the checkpoints of a try are to be kept."""
+    return keep is KeepCheckpoints.all or (keep is KeepCheckpoints.failed and failed)
+
+
+def remove_objects(storage: StorageConfig, checkpoints: Path) -> str | None:
+    """Remove what lies in a store of a cell's checkpoints; a sentence if it would not go."""
+    if objects := ObjectStore.of(storage):
+        try:
+            objects.remove(str(checkpoints))
+        except Exception as error:  # noqa: BLE001 - whatever a client raises
+            return f"{objects.place(str(checkpoints))} could not be removed: {type(error).__name__}: {error}"
+    return None
 
 
 def remove(folder: Path) -> str | None:

@@ -1,0 +1,66 @@
+"""A layer that is frozen at one save and trained at the next, or the other way: what comes back."""
+
+from typing import Any
+
+import pytest
+
+from conftest import Finished, run
+from support.alone import Ran, run_alone, unexplained
+
+CHAIN: dict[str, Any] = {"scenario": "chain", "saves": 2, "train_steps": 2, "resume_steps": 1}
+
+
+def chained(component: str, fault: str = "none", optimizer: str = "adam") -> Ran:
+    return run_alone(fault, component=component, optimizer=optimizer, model="short", **CHAIN)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd_plain", "adam_and_sgd"])
+def test_what_is_trained_later_comes_back(optimizer: str) -> None:
+    ran = chained("unfreezing", optimizer=optimizer)
+    assert ran.verdict.status == "pass", ran.verdict.reason
+    names = {where: set(seen) for where, seen in ran.reports[0].checks["optim_equal"].compared.items()}
+    frozen, trained = names.values()
+    if optimizer == "adam":
+        more = {name for name in trained - frozen if name.startswith("state.")}
+        assert {name.rpartition(".")[0] for name in more} == {"state.net1.weight", "state.net1.bias"}
+
+
+def test_the_moments_of_what_is_frozen_later_are_lost_and_nothing_else() -> None:
+    ran = chained("freezing")
+    assert {one.check for one in ran.verdict.failed} == {"optim_equal", "state_resume_equal"}
+    assert unexplained(ran, "state-of-frozen") == set()
+    where = {one.where for failed in ran.verdict.failed for one in failed.findings}
+    assert all("step 4" in one for one in where), "in the checkpoint in which it was trained they come back"
+
+
+@pytest.mark.parametrize("fault", ["requires_grad_lost", "exp_avg_lowest_bit"])
+def test_a_defect_is_seen(fault: str) -> None:
+    ran = chained("unfreezing", fault)
+    assert (ran.verdict.status, ran.verdict.fault_seen) == ("fail", True), ran.verdict.reason
+
+
+def test_one_that_counts_steps_by_itself_is_seen() -> None:
+    ran = chained("counts_for_itself")
+    failed = {one.check: {each.name for each in one.findings} for one in ran.verdict.failed}
+    assert {"requires_grad.net1.weight", "requires_grad.net1.bias"} <= failed["flags_equal"], failed.keys()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    axes = ("component=unfreezing,freezing", "parallel=fsdp,fsdp2,ddp,ddp_unused")
+    words = ("scenario=chain", "model=short", "device=cpu", "world_size=2", "saves=2", "resume_steps=1")
+    return run(tmp_path_factory.mktemp("freezing") / "sweep", "-m", *axes, *words, "retry=0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["fsdp", "fsdp2", "ddp_unused"])
+def test_on_ranks(ranks: Finished, parallel: str) -> None:
+    assert ranks.row(parallel=parallel, component="unfreezing")["status"] == "pass", ranks.out
+    known = ranks.row(parallel=parallel, component="freezing")
+    assert (known["status"], "state-of-frozen" in known["reason"]) == ("xfail", True), known["reason"]
+
+
+@pytest.mark.slow
+def test_ddp_without_a_search_for_unused_parameters_is_a_skip(ranks: Finished) -> None:
+    row = ranks.row(parallel="ddp", component="unfreezing")
+    assert (row["status"], "Expected to have finished reduction" in row["reason"]) == ("skip", True)

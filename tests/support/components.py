@@ -1,0 +1,15 @@
+"""A component that is wrong, as one's own may be."""
+
+from torch import nn
+
+from dcpbench.workloads.components import Freezing
+
+
+class CountsForItself(Freezing):
+    """It freezes by the steps that it has seen itself, of which one that is built anew has seen none."""
+
+    _seen = 0
+
+    def prepare(self, model: nn.Module, step: int) -> None:
+        self._seen += 1
+        super().prepare(model, self._seen)
