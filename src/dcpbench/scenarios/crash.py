@@ -120,7 +120,7 @@ def _verify_killed(cell: Cell, killing: Killing, candidates: list[Checkpoint], f
     """That ranks were killed at the point, which the files tell; whether the others were told."""
     here = cell.world.rank == 0
     saved, killed = candidates
-    _, usual = cell.files[saved.checkpoint_id]
+    _, usual, _ = cell.files[saved.checkpoint_id]
     before: FileDigests = usual if folder == "same" else {}
     after = digest_files(Path(killed.checkpoint_id)) if here else {}
 
