@@ -1,5 +1,6 @@
 """What a user types: bad input, interruption, the report, start-up."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -15,9 +16,10 @@ from conftest import ONE_STEP, SMALL, Finished, alive_in, hanging, run, start, w
 from dcpbench import __main__
 from dcpbench.cli import commands
 from dcpbench.cli.run import unmasked_interrupts
+from support import gloo_ranks
 
 WRONG = {
-    "unknown option": (["parallel=nope"], ["nope", "fsdp2_tp"]),
+    "unknown option": (["parallel=nope"], ["nope", "fsdp2"]),
     "mistyped value": (["parallel=fspd"], ["parallel=fspd: there is no such parallel; did you mean fsdp?"]),
     "mistyped one of many": (["-m", "parallel=ddp,hsdp3"], ["parallel=hsdp3", "did you mean hsdp"]),
     "mistyped fault": (["fault=lr_next_flaot"], ["did you mean lr_next_float?", "in all)"]),
@@ -241,8 +243,9 @@ def test_the_report_of_nothing_is_one_line(tmp_path: Path) -> None:
 
 
 def test_no_test_leaves_a_rank_behind() -> None:
-    kept = forkserver._forkserver._forkserver_pid
-    mine = [process for process in psutil.Process().children(recursive=True) if process.pid != kept]
+    kept = {one.pid for one in multiprocessing.active_children() if one.name == gloo_ranks.NAME}
+    kept.add(forkserver._forkserver._forkserver_pid)
+    mine = [process for process in psutil.Process().children(recursive=True) if process.pid not in kept]
     assert [process.cmdline() for process in mine if "forkserver" in " ".join(process.cmdline())] == []
 
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from support.drivers import start_server
 
 WORLD_SIZE = 4
+NAME = "one of the ranks that stay up"
 Ask = Callable[..., list[Any]]
 """Call a function of a module, with the same arguments, on every rank; what each returned, by rank."""
 
@@ -23,7 +24,7 @@ def gloo_ranks() -> Iterator[Ask]:
         port = free.getsockname()[1]
     pipes = [context.Pipe() for _ in range(WORLD_SIZE)]
     ranks = [
-        context.Process(target=_serve, args=(rank, port, there), daemon=True)
+        context.Process(target=_serve, name=NAME, args=(rank, port, there), daemon=True)
         for rank, (_, there) in enumerate(pipes)
     ]
     for rank in ranks:

@@ -188,7 +188,7 @@ def test_the_details_have_each_control_at_its_place_and_every_rank() -> None:
     assert seen["control"] == {f"w {OLD}": True, f"w {NEW}": True}
     assert (seen["held"], seen["control_missed"], seen["worst"]) == (True, [], [])
     assert [set(rank) for rank in details["ranks"]] == [
-        {"rank", "host", "local_rank", "losses", "resumed", "not_compiled", "graph_breaks"}
+        {"rank", "host", "local_rank", "losses", "resumed", "not_compiled", "graph_breaks", "interpreter"}
         | {"not_applied", "left_behind"}
     ] * 2
     assert [rank["rank"] for rank in details["ranks"]] == [0, 1]

@@ -42,7 +42,7 @@ AS_LIST = "as_list"
 NEVER_STEPPED = "never_stepped"
 """An optimizer's state was not loaded: it is what DCP gives one that has never stepped."""
 
-_OF_TENSORS = (Problem.differs, Problem.digests_differ, Problem.nan)
+_OF_TENSORS = (Problem.differs, Problem.digests_differ)
 
 
 def mark_sliced(
@@ -73,7 +73,8 @@ def mark_replica(
     for finding in found:
         restored = _digest(actual.get(finding.name))
         theirs = [each.get(finding.name) for each in everybody]
-        same = finding.problem in _OF_TENSORS and restored is not None and restored in theirs
+        of_tensor = finding.problem in (*_OF_TENSORS, Problem.nan)  # which bits of several replicas may make
+        same = of_tensor and restored is not None and restored in theirs
         yield replace(finding, by=ONE_REPLICA) if same else finding
 
 
