@@ -147,6 +147,14 @@ def test_missing_columns_and_bytes_that_are_no_text(tmp_path: Path) -> None:
     assert "byte 0xe9" in left_out[1]
 
 
+def test_a_row_that_lacks_what_may_be_null_is_a_row(tmp_path: Path) -> None:
+    short = json.loads(line(cell="short"))
+    del short["reason"]
+    (read,) = read_lines(folder_of_lines(tmp_path / "s", [json.dumps(short).encode() + b"\n"]))
+    assert read.row is not None
+    assert (read.row.cell, read.row.reason) == ("short", None)
+
+
 def test_a_cell_that_is_there_twice_is_shown_twice(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "s", cell(), cell("fsdp"), cell())
     sweeps = read_sweeps([folder])

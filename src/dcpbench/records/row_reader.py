@@ -50,7 +50,7 @@ def read_row(line: bytes, number: int) -> tuple[dict[str, Any] | None, list[str]
     for name, kind in column_types().items():
         if (name in row or name in REQUIRED) and not kind.fits(row.get(name)):
             remarks.append(_put_right(row, name, kind, number))
-    return row, remarks
+    return dict.fromkeys(REQUIRED) | row, remarks
 
 
 def _why_no_row(line: bytes, error: str) -> str:
