@@ -17,7 +17,7 @@ import yaml
 from mkdocs.exceptions import PluginError
 
 from dcpbench.analysis.frame import read_sweeps
-from dcpbench.cli.described import Axis, Described
+from dcpbench.cli.described import Axis, Described, described
 from dcpbench.faults.registry import load_faults
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.row import STATUSES
@@ -122,6 +122,16 @@ def test_every_check_has_what_it_proves_and_what_it_cannot_see() -> None:
 def test_every_status_has_what_to_do() -> None:
     page = (DOCS / "concepts/statuses.md").read_text()
     assert {name for name in STATUSES if f"\n| `{name}` | " not in page} == set()
+
+
+def test_every_value_of_every_axis_is_in_the_readme() -> None:
+    table = dict(re.findall(r"^\| `(\w+)` \| ([\w, ]+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE))
+    axes = described().axes
+    assert table == {
+        name: ", ".join(sorted(axis.values))
+        for name, axis in axes.items()
+        if name not in ("load_parallel", "fault", "experiment")
+    }
 
 
 def test_every_finding_is_in_the_index() -> None:
