@@ -47,7 +47,7 @@ def quantity(metric: str, value: float) -> str:
     if unit == "bytes":
         name, size = byte_unit(value)
         return f"{value / size:.1f} {name}" if size > 1 else f"{value:.0f} B"
-    return f"{value:.4g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def entry(metric: str, value: Any) -> str:

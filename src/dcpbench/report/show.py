@@ -27,6 +27,7 @@ from dcpbench.report.tables import (
     cost_pivot,
     detection,
     headline,
+    measured_in,
     metric_pivot,
     pivot_axes,
     status_pivot,
@@ -202,4 +203,4 @@ def _pivots(frame: pd.DataFrame, view: View) -> list[Table]:
     axes = pivot_axes(frame, view.rows, view.columns)
     if view.metrics:
         return [metric_pivot(frame, axes, name) for name in view.metrics]
-    return [status_pivot(frame, axes), cost_pivot(frame, axes)]
+    return [status_pivot(frame, axes), *([cost_pivot(frame, axes)] if measured_in(frame) else [])]

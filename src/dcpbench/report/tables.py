@@ -161,10 +161,15 @@ def metric_pivot(frame: pd.DataFrame, axes: Axes, name: str) -> Table:
     return Table(title, table)
 
 
+def measured_in(frame: pd.DataFrame) -> list[str]:
+    """The metrics of a cost table that any row has: none where all cells shared the machine."""
+    return [name for name in shown_metrics(frame) if frame[name].notna().any()]
+
+
 def cost_pivot(frame: pd.DataFrame, axes: Axes) -> Table:
     """Medians of the metrics, a line for each row of the pivot and each way of saving."""
     by = [*axes.rows, *(["save"] if "save" in varying(frame) and "save" not in axes.rows else [])]
-    measured = [name for name in shown_metrics(frame) if frame[name].notna().any()]
+    measured = measured_in(frame)
     groups = frame[measured].groupby([_label(frame[axis]) for axis in by], observed=True)
     table = groups.median()
     for name in measured:
