@@ -249,6 +249,6 @@ def _unit(name: str, values: "pd.Series[float]") -> tuple[str, float, str]:
     if unit == "s":
         return " in seconds", 1, ".3f"
     if unit != "bytes":
-        return "", 1, ".4g"
+        return "", 1, ",.0f" if values.max() >= 1000 else ".4g"
     name, size = byte_unit(0 if values.isna().all() else values.max())
     return f" in {name}", size, ".1f"
