@@ -19,6 +19,7 @@ from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.records.rank_report import CheckReport
 from dcpbench.scenarios import (
     fine_tune,
+    handover,
     in_place,
     partial_load,
     refused_saves,
@@ -331,5 +332,5 @@ def test_each_rank_begins_elsewhere_with_the_same_keys(rank: int, tmp_path: Path
 @pytest.mark.parametrize("rank", [0, 1])
 def test_rank_0_alone_hands_over(rank: int, tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**SMALL), seen_by=world(rank, 2))
-    steps.hand_over(cell, [], steps.Losses([], [], None, {}))  # type: ignore[arg-type]
+    handover.hand_over(cell, [], steps.Losses([], [], None, {}))  # type: ignore[arg-type]
     assert (tmp_path / "handover.pt").exists() is (rank == 0)

@@ -18,7 +18,7 @@ from dcpbench.checkpointers import base
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.records.findings import Problem
 from dcpbench.records.rank_report import RankReport
-from dcpbench.scenarios import fresh_process, read_whole, steps
+from dcpbench.scenarios import fresh_process, handover, read_whole, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import RANDOM, Checkpoint, SavedCheckpoint, State
 from dcpbench.verify import compare_layouts
@@ -232,14 +232,14 @@ def handed_over(cell: Cell) -> None:
     ]
     states = {step: kept[step] for step in range(3, 6)}
     about = {"why_no_twin": "why", "computes_in": frozenset({torch.bfloat16})}
-    steps.hand_over(cell, saved, steps.Losses([1.0], [2.0], mock.Mock(), states, **about))
+    handover.hand_over(cell, saved, steps.Losses([1.0], [2.0], mock.Mock(), states, **about))
 
 
 @pytest.mark.parametrize("same_layout", [True, False])
 def test_what_ranks_draw_next_is_taken_over_by_the_same_layout(same_layout: bool, tmp_path: Path) -> None:
     cell = bare_cell(tmp_path)
     handed_over(cell)
-    checkpoints, losses = steps.take_over(cell, mock.Mock(), same_layout)
+    checkpoints, losses = handover.take_over(cell, mock.Mock(), same_layout)
     taken = [*(one.state for one in checkpoints), *losses.states.values()]
     random = {RANDOM: leaves("cpu")} if same_layout else {}
     assert taken == [{"extra_equal": dict.fromkeys(NAMES, number), **random} for number in range(6)]
@@ -274,7 +274,7 @@ def test_no_code_is_run_that_a_folder_of_results_holds(tmp_path: Path) -> None:
         torch.save(RankReport(0), tmp_path / name)
     value = io.BytesIO((tmp_path / "value").read_bytes())
     for read in (
-        partial(steps.take_over, cell, mock.Mock(), same_layout=True),
+        partial(handover.take_over, cell, mock.Mock(), same_layout=True),
         partial(fresh_process.load_alone, cell),
         partial(read_whole._as_seen, value),
     ):

@@ -9,7 +9,7 @@ from unittest import mock
 from torch.distributed.checkpoint import FileSystemWriter
 
 from dcpbench.checkpointers.dcp import DcpCheckpointer
-from dcpbench.scenarios import checks, crash, steps
+from dcpbench.scenarios import checks, crash, handover, steps
 from dcpbench.scenarios.cell import Cell
 
 VICTIM = 1
@@ -25,7 +25,7 @@ def save_twice(cell: Cell, dies: bool) -> None:
     saved = steps.save(cell, oracle.trained, checkpointer)
     steps.finish(cell, saved)
     steps.go_on(cell, oracle, second)
-    steps.hand_over(cell, [saved], oracle.losses)
+    handover.hand_over(cell, [saved], oracle.losses)
 
     def kill(*_: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -38,7 +38,7 @@ def save_twice(cell: Cell, dies: bool) -> None:
 
 def load_first(cell: Cell, dies: bool) -> None:
     """What was handed over comes back, in processes that saw nothing of the first stage, and goes on."""
-    (checkpoint,), losses = steps.take_over(cell, steps.open_checkpointer(cell), same_layout=True)
+    (checkpoint,), losses = handover.take_over(cell, steps.open_checkpointer(cell), same_layout=True)
     unfinished = cell.folder / f"step-{2 * cell.config.train_steps:04d}"
     assert unfinished.exists()
     assert not (unfinished / ".metadata").exists(), "the second save came to an end"

@@ -3,7 +3,7 @@ does not depend on how it lay."""
 
 import torch
 
-from dcpbench.scenarios import checks, steps
+from dcpbench.scenarios import checks, handover, steps
 from dcpbench.scenarios.cell import Cell
 
 
@@ -12,7 +12,7 @@ def train_and_save(cell: Cell) -> None:
     oracle = steps.build(cell)
     checkpoints = steps.train_and_save(cell, oracle)
     checks.verify_twin(cell, oracle)
-    steps.hand_over(cell, checkpoints, oracle.losses)
+    handover.hand_over(cell, checkpoints, oracle.losses)
 
 
 def load_and_resume(cell: Cell) -> None:
@@ -21,7 +21,7 @@ def load_and_resume(cell: Cell) -> None:
     config = cell.config
     same_layout = config.loading == config.parallel and cell.world.size == config.world_size
     loading = cell.vary(parallel=config.loading, world_size=cell.world.size)
-    checkpoints, losses = steps.take_over(loading, steps.open_checkpointer(loading), same_layout)
+    checkpoints, losses = handover.take_over(loading, steps.open_checkpointer(loading), same_layout)
     target = steps.build_anew(loading)
     target.keeps_random = same_layout
     exactly = same_layout and losses.torch_version == torch.__version__

@@ -20,7 +20,7 @@ from dcpbench.crash_states.killing import At, Killing, misplaced
 from dcpbench.crash_states.loading import Loaded
 from dcpbench.crash_states.survey import StateKind
 from dcpbench.records.findings import Finding
-from dcpbench.scenarios import checks, contract, steps
+from dcpbench.scenarios import checks, contract, handover, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, live_state, retained_state
 from dcpbench.verify.compare_layouts import gathered
@@ -65,7 +65,7 @@ def go_on(cell: Cell, kill: Kill, at: str, folder: str) -> None:
     """The second stage: load the newest checkpoint that loads, train on, and save where the save was killed,
     if training comes by there."""
     killing, checkpointer = _killing(cell, kill, at), steps.open_checkpointer(cell)
-    candidates, losses = steps.take_over(cell, checkpointer, same_layout=True)
+    candidates, losses = handover.take_over(cell, checkpointer, same_layout=True)
     _verify_killed(cell, killing, candidates, folder)
     if folder == "same":
         cell.files.clear()  # they need not have stayed what they are
@@ -112,7 +112,7 @@ def _train_and_save(cell: Cell, folder: str) -> tuple[TrainingRun, Checkpointer]
     steps.train(cell, run, oracle.data, last)
     state = retained_state(run)
     killed = Checkpoint(last, _place(cell, folder, last), checkpointer, state, numbers=run.numbers)
-    steps.hand_over(cell, [saved, killed], oracle.losses)
+    handover.hand_over(cell, [saved, killed], oracle.losses)
     return run, checkpointer
 
 

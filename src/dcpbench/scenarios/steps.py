@@ -1,11 +1,11 @@
-"""The steps that scenarios are made of: build, train, save, load, and hand over to another stage. What is
-verified between them is in `dcpbench.scenarios.checks`."""
+"""The steps that scenarios are made of: build, train, save, load. What is verified between them is in
+`dcpbench.scenarios.checks`."""
 
 import itertools
 import multiprocessing
 import pkgutil
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -26,15 +26,12 @@ from dcpbench.scenarios.checkpoint import (
     retained_state,
 )
 from dcpbench.verify.audit import audit, controls
-from dcpbench.verify.compare_layouts import digests, gathered
+from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.files import Synced, not_synced
-from dcpbench.verify.layout import Extent
 from dcpbench.verify.plain_read import compare_stored
-from dcpbench.verify.snapshot import DigestedLeaf, Leaves
+from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import training_run
 from dcpbench.workloads.training_run import Batches, TrainingRun
-
-_HANDOVER = "handover.pt"
 
 
 @dataclass(frozen=True)
@@ -364,57 +361,3 @@ def load(
         took_s = time.perf_counter() - began
     cell.measure("load_s", took_s, cell.measured("load_s"), "load")
     side_effects.verify_nothing_left_open(cell, opened, where)
-
-
-def hand_over(cell: Cell, checkpoints: Sequence[Checkpoint], losses: Losses) -> None:
-    """Leave a file beside the checkpoints to the next stage, which has other processes and maybe another
-    layout: the digests of whole tensors and the exact small values that they must bring back, and those
-    that training on from there must come to; collective. Ranks that do not agree on what was saved are found
-    here."""
-
-    def whole(state: State, where: str | None = None) -> State:
-        added: State = {}
-        for check, leaves in state.items():
-            added[check], wrong = digests(leaves, cell.world.group)
-            if wrong and where:
-                told = {finding.name: True for finding in wrong}
-                cell.check(check, wrong, where, told)
-                cell.control(check, told, where)  # what is told was not missed
-        return added
-
-    with cell.phase("verify", "handover"):
-        left = [
-            (
-                one.step,
-                Path(one.checkpoint_id).name,
-                whole(one.state, str(one)),
-                cell.files.get(one.checkpoint_id, ())[:2],
-                one.numbers,
-            )
-            for one in checkpoints
-        ]
-        states = {step: whole(state) for step, state in losses.states.items()}
-    if cell.world.rank == 0:
-        about = losses.why_no_twin, [*losses.computes_in], losses.torch_version
-        torch.save((left, losses.continued, losses.twin, states, *about), cell.folder / _HANDOVER)
-
-
-def take_over(cell: Cell, checkpointer: Checkpointer, same_layout: bool) -> tuple[list[Checkpoint], Losses]:
-    """The checkpoints of the stage before, the oldest first, and the losses to go on with; without the state
-    of its ranks' random generators if this one does not have the same layout."""
-    with torch.serialization.safe_globals([DigestedLeaf, Extent]):
-        loaded = torch.load(cell.folder / _HANDOVER, weights_only=True)
-    left, continued, twin, states, why_no_twin, computes_in, version = loaded
-    for _, name, _, files, _ in left:
-        if files:
-            checkpoint_id = str(cell.folder / name)
-            cell.files[checkpoint_id] = *files, partial(checkpointer.digests, checkpoint_id)
-    for state in () if same_layout else [*states.values(), *(one[2] for one in left)]:
-        del state[RANDOM]
-    checkpoints = [
-        Checkpoint(step, str(cell.folder / name), checkpointer, state, by_content=True, numbers=numbers)
-        for step, name, state, _, numbers in left
-    ]
-    data = training_run.batches(cell.config, cell.world.device)
-    about = why_no_twin, frozenset(computes_in), version
-    return checkpoints, Losses(continued, twin, data, states, {}, *about)
