@@ -17,7 +17,7 @@ import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -78,16 +78,14 @@ def append_measurements(folder: Path, row: Row, measurements: Iterable[Measureme
     about = {"cell": row.cell, "repeat": row.repeat}
     _append(
         folder / MEASUREMENTS_JSONL,
-        [{**about, **asdict(one), "unit": units.get(one.metric, "s")} for one in measurements],
+        [{**about, **vars(one), "unit": units.get(one.metric, "s")} for one in measurements],
     )
 
 
 def _append(path: Path, contents: Sequence[dict[str, Any]]) -> bytes:
     if not contents:
         return b""
-    # JSON has no NaN and no infinity: they become null, and the check that saw them says so.
-    plain = json.loads(json.dumps(contents), parse_constant=lambda _: None)
-    whole = lines = "".join(json.dumps(one) + "\n" for one in plain).encode()
+    whole = lines = "".join(_line(one) for one in contents).encode()
     with _writing(path), files.open_to_append(path) as out:
         before = out.seek(0, os.SEEK_END)
         try:
@@ -98,6 +96,15 @@ def _append(path: Path, contents: Sequence[dict[str, Any]]) -> bytes:
             out.truncate(before)
             raise
     return whole
+
+
+def _line(content: dict[str, Any]) -> str:
+    try:
+        text = json.dumps(content, allow_nan=False)
+    except ValueError:
+        # JSON has no NaN and no infinity: they become null, and the check that saw them says so.
+        text = json.dumps(json.loads(json.dumps(content), parse_constant=lambda _: None))
+    return text + "\n"
 
 
 def write_csv(folder: Path) -> None:
