@@ -14,11 +14,11 @@ from enum import StrEnum
 from pathlib import Path, PurePath
 from typing import Any
 
+from dcpbench.checkpointers.dcp_metadata import METADATA
 from dcpbench.crash_states.file_layer import FileLayer, layered
 from dcpbench.crash_states.operations import Kind
 from dcpbench.verify.files import FileDigests
 
-METADATA = ".metadata"
 _UNPUBLISHED = f"{METADATA}.tmp"
 _DATA = ".distcp"
 _MEET_S = 20.0
