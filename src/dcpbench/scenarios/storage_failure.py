@@ -4,7 +4,6 @@ into its place is as good as any; so is the next load."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -94,5 +93,5 @@ def _verify_left(cell: Cell) -> None:
 
 def _skip_unless_met(cell: Cell, later: bool) -> None:
     cell.world.meet()
-    if not later and not has_met(Path(cell.folder / _NEWER)):
+    if not later and not has_met(cell.folder / _NEWER):
         raise Skip(f"{cell.config.storage.name}: no rank came to the operation that fails")
