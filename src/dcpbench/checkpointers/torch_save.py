@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks, file_lengths
-from dcpbench.checkpointers.nested import slots
+from dcpbench.checkpointers.nested import check_fits, slots, state_dicts
 from dcpbench.checkpointers.torch_file import stored_in
 from dcpbench.config.schema import Config
 from dcpbench.measure.raw_io import RawIO
@@ -84,14 +84,10 @@ class TorchSaveCheckpointer(Checkpointer):
         """
         held = self._leaves(checkpoint_id)
         templates = state_dicts(state)
+        check_fits(held, templates)
         for container, name, key in slots(templates):
-            if key not in held:
-                raise RuntimeError(f"Missing key in checkpoint state_dict: {key}.")
             value, saved = container[name], held[key]
             if isinstance(value, torch.Tensor):
-                if value.shape != saved.shape:
-                    sizes = f"saved {saved.shape} and current: {value.shape}"
-                    raise ValueError(f"Size mismatch between {sizes} for {key}")
                 local = local_part(value)
                 local.copy_(extent_of(value).take(saved).reshape(local.shape))
             else:
@@ -147,11 +143,6 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def state_dicts(state: dict[str, Any]) -> dict[str, Any]:
-    """What a state's objects hand out, by their names."""
-    return {name: one.state_dict() if isinstance(one, Stateful) else one for name, one in state.items()}
 
 
 def _without(nested: dict[str, Any], keys: set[str], prefix: str = "") -> dict[str, Any]:
