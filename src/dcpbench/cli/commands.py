@@ -119,9 +119,9 @@ def _add(name: str, module: str, help: str, *params: click.Parameter) -> None:
     tree.add_command(command)
 
 
-def _several(option: str, metavar: str, help: str, known: completion.Names) -> click.Option:
-    """An option that may be given several times."""
-    complete = completion.listed(known)
+def _several(option: str, metavar: str, help: str, known: completion.Names | None = None) -> click.Option:
+    """An option that may be given several times; `known` is what a shell completes."""
+    complete = None if known is None else completion.listed(known)
     return click.Option([option], multiple=True, metavar=metavar, help=help, shell_complete=complete)
 
 
@@ -258,11 +258,8 @@ _add(
         ["--good"], required=True, metavar="VERSION", help="A torch in which it is as it should be."
     ),
     click.Option(["--bad"], required=True, metavar="VERSION", help="A later one in which it is not."),
-    click.Option(
-        ["--python"],
-        multiple=True,
-        metavar="VERSION=PATH",
-        help="The interpreter of an environment that has this torch (several times).",
+    _several(
+        "--python", "VERSION=PATH", "The interpreter of an environment that has this torch (several times)."
     ),
     _flag("--no-install", "Make no environments: versions without --python are passed over."),
     click.Option(
@@ -356,12 +353,7 @@ _add(
     _places("checkpoints", "CHECKPOINT..."),
     _flag("--newest", "Print the newest whole checkpoint below these folders, by number, else by time."),
     _flag("--data", "Read the data too, and hold them against the checksums that torch.save has written."),
-    click.Option(
-        ["--beside"],
-        multiple=True,
-        metavar="FILE",
-        help="A file that has to be there too, as Lightning's meta.pt.",
-    ),
+    _several("--beside", "FILE", "A file that has to be there too, as Lightning's meta.pt."),
     _flag("--all", "Every key and every finding, however many there are."),
     click.Option(["--json", "as_json"], is_flag=True, help="All of it as JSON."),
 )
