@@ -116,7 +116,7 @@ PLANTED: dict[str, tuple[str, str, str]] = {
         '    saved = retained_state(run)\n    cell.measure("save_stall_s", pending.released',
     ),
     "strangers without noise": (
-        "workloads/training_run.py",
+        "workloads/build_run.py",
         "    stranger.noise = Noise(config.seed)",
         "    stranger.noise = Noise(seed)",
     ),

@@ -22,7 +22,9 @@ from dcpbench.verify.audit import Chunk, Entry, Manifest, controls
 from dcpbench.verify.perturb import controllable
 from dcpbench.verify.process_state import snapshot_process
 from dcpbench.verify.snapshot import snapshot_nested
-from dcpbench.workloads.training_run import TrainingRun, batches, build
+from dcpbench.workloads.batches import batches_of
+from dcpbench.workloads.build_run import build
+from dcpbench.workloads.training_run import TrainingRun
 from support.alone import Ran, bare_cell, config, group_of_one, run_alone, unexplained, world
 
 Places = dict[tuple[str, str], set[str]]
@@ -41,7 +43,7 @@ PROCESS = set(snapshot_process(world().device))
 
 def trained(given: Config) -> TrainingRun:
     run = build(given, world(), given.seed)
-    run.train(batches(given, world().device), 1)
+    run.train(batches_of(given, world().device), 1)
     if run.needs_random is not None:
         run.keeps_random = run.needs_random
     return run
