@@ -100,7 +100,6 @@ PLANTED: dict[str, tuple[str, str, str]] = {
         "        actual = view(target)\n        if cell.world.size == cell.world.rank + 1: return\n",
     ),
     "oldest checkpoint skipped": (
-        "scenarios/chain.py",
         "scenarios/save_load.py",
         "reversed(checkpoints)",
         "reversed(checkpoints[1:])",
