@@ -21,7 +21,8 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 
 from dcpbench.checkpointers.storage import Storage, file
-from dcpbench.config.groups import SaveConfig, StorageConfig, rank_of
+from dcpbench.config.groups import StorageConfig, rank_of
+from dcpbench.config.save import SaveConfig
 from dcpbench.crash_states.file_layer import FileLayer, layered
 from dcpbench.crash_states.operations import Kind
 

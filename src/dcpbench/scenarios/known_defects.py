@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import nn
 
 from dcpbench.checkpointers.dcp import stored_chunks
-from dcpbench.config.groups import Kept, ParallelConfig
+from dcpbench.config.groups import ParallelConfig
+from dcpbench.config.save import Kept
 from dcpbench.records.findings import Finding
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, key_of, retained_state
