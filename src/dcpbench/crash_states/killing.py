@@ -14,13 +14,12 @@ from enum import StrEnum
 from pathlib import Path, PurePath
 from typing import Any
 
-from dcpbench.checkpointers.dcp_metadata import METADATA
+from dcpbench.checkpointers.dcp_metadata import DATA_SUFFIX, METADATA
 from dcpbench.crash_states.file_layer import FileLayer, layered
 from dcpbench.crash_states.operations import Kind
 from dcpbench.verify.files import FileDigests
 
 _UNPUBLISHED = f"{METADATA}.tmp"
-_DATA = ".distcp"
 _MEET_S = 20.0
 """So long a rank waits at the point for the others that are to die; whoever has not come then is told."""
 
@@ -100,9 +99,9 @@ class _Killer(FileLayer):
         at, name = self._killing.at, PurePath(path).name
         if not self._killing.armed:
             return size
-        if kind is Kind.open and name.endswith(_DATA) and at is At.before_data:
+        if kind is Kind.open and name.endswith(DATA_SUFFIX) and at is At.before_data:
             self._come()
-        if kind is Kind.write and name.endswith(_DATA) and at is At.in_data and self._dies_here:
+        if kind is Kind.write and name.endswith(DATA_SUFFIX) and at is At.in_data and self._dies_here:
             self._is_torn = True
             return size // 2
         if kind is Kind.open and name == _UNPUBLISHED and at is At.before_metadata:
@@ -114,7 +113,7 @@ class _Killer(FileLayer):
     def note(self, kind: Kind, **fields: Any) -> None:
         if self._is_torn:
             self._come()
-        if kind is Kind.write and fields["path"].endswith(_DATA) and self._killing.armed:
+        if kind is Kind.write and fields["path"].endswith(DATA_SUFFIX) and self._killing.armed:
             self._has_data = True
         # What comes after its data is the collective in which it tells what it has written.
         if kind is Kind.signal and self._has_data and self._killing.at is At.before_metadata:
