@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks, file_lengths
 from dcpbench.checkpointers.nested import check_fits, slots, state_dicts
+from dcpbench.checkpointers.tensors_only import packed, unpacked
 from dcpbench.checkpointers.torch_file import stored_in
 from dcpbench.config.schema import Config
 from dcpbench.measure.raw_io import RawIO
@@ -133,7 +134,7 @@ class TorchSaveCheckpointer(Checkpointer):
 
     def _value(self, saved: Any, like: Any) -> Any:
         """What is no tensor, of what `_leaves` has for it."""
-        return io.BytesIO(saved.numpy().tobytes()) if isinstance(like, io.BytesIO) else saved
+        return unpacked(saved, like) if isinstance(like, io.BytesIO) else saved
 
 
 def _sync(folder: Path) -> None:
@@ -177,5 +178,5 @@ def _portable(nested: Any, key: str) -> Any:
     if isinstance(nested, DTensor):
         return nested.full_tensor()
     if isinstance(nested, io.BytesIO):
-        return torch.frombuffer(bytearray(nested.getvalue()), dtype=torch.uint8)
+        return packed(nested)
     return nested
