@@ -54,13 +54,13 @@ class Killing:
     publisher: int = 0
 
     @property
-    def came(self) -> tuple[int, ...]:
+    def arrived(self) -> tuple[int, ...]:
         """The ranks that have come to the point."""
-        return tuple(sorted(int(mark.stem) for mark in self.marks.glob("*.came")))
+        return tuple(sorted(int(mark.stem) for mark in self.marks.glob("*.arrived")))
 
     @property
-    def come(self) -> tuple[int, ...]:
-        """Those that have to."""
+    def expected(self) -> tuple[int, ...]:
+        """The ranks that have to come to it."""
         return (self.publisher,) if self.at is At.in_publication else self.ranks
 
     def processes_of(self, ranks: Iterable[int]) -> Iterator[int]:
@@ -69,7 +69,7 @@ class Killing:
             for mark in self.marks.glob(f"{rank}-{'child' if self.uploader else '*'}.pid"):
                 yield int(mark.read_text())
 
-    def may_come(self, rank: int) -> AbstractContextManager[None]:
+    def watching(self, rank: int) -> AbstractContextManager[None]:
         """A context in which this rank makes saves, of which it may not survive one that begins `arm`ed."""
         return layered(_Killer(self, rank))
 
@@ -79,6 +79,7 @@ class Killing:
 
     @property
     def armed(self) -> bool:
+        """Whether ranks die from now on."""
         return (self.marks / "armed").exists()
 
 
@@ -88,7 +89,7 @@ class _Killer(FileLayer):
     def __init__(self, killing: Killing, rank: int, role: str = "rank") -> None:
         super().__init__(killing.folder, role)
         self._killing, self._rank = killing, rank
-        self._dies_here = rank in killing.come
+        self._dies_here = rank in killing.expected
         self._has_data = self._is_torn = False
         (killing.marks / f"{rank}-{role}.pid").write_text(str(os.getpid()))
 
@@ -100,33 +101,33 @@ class _Killer(FileLayer):
         if not self._killing.armed:
             return size
         if kind is Kind.open and name.endswith(DATA_SUFFIX) and at is At.before_data:
-            self._come()
+            self._arrive()
         if kind is Kind.write and name.endswith(DATA_SUFFIX) and at is At.in_data and self._dies_here:
             self._is_torn = True
             return size // 2
         if kind is Kind.open and name == _UNPUBLISHED and at is At.before_metadata:
-            self._come()
+            self._arrive()
         if kind is Kind.rename and name == _UNPUBLISHED and at is At.in_publication:
-            self._come()
+            self._arrive()
         return size
 
     def note(self, kind: Kind, **fields: Any) -> None:
         if self._is_torn:
-            self._come()
+            self._arrive()
         if kind is Kind.write and fields["path"].endswith(DATA_SUFFIX) and self._killing.armed:
             self._has_data = True
         # What comes after its data is the collective in which it tells what it has written.
         if kind is Kind.signal and self._has_data and self._killing.at is At.before_metadata:
-            self._come()
+            self._arrive()
 
-    def _come(self) -> None:
+    def _arrive(self) -> None:
         """This process has come to the point, and does not go beyond it, if it is to die there."""
         if not self._dies_here:
             return
         killing = self._killing
-        (killing.marks / f"{self._rank}.came").touch()
+        (killing.marks / f"{self._rank}.arrived").touch()
         until = time.monotonic() + _MEET_S
-        while not {*killing.come} <= {*killing.came} and time.monotonic() < until:
+        while not {*killing.expected} <= {*killing.arrived} and time.monotonic() < until:
             time.sleep(0.01)
         dying = {self._rank} if killing.at is not At.in_publication else {*killing.ranks}
         for process in {*killing.processes_of(dying)} - {os.getpid()}:

@@ -41,7 +41,7 @@ def save_and_die(cell: Cell, kill: Kill, at: str, folder: str) -> None:
     `folder` is `new` for each save, or the `same` for all."""
     killing = _killing(cell, kill, at)
     killing.marks.mkdir(exist_ok=True)
-    with killing.may_come(cell.world.rank):
+    with killing.watching(cell.world.rank):
         run, checkpointer = _train_and_save(cell, folder)
         cell.world.meet()
         killing.arm()
@@ -56,7 +56,7 @@ def save_and_die(cell: Cell, kill: Kill, at: str, folder: str) -> None:
                 (killing.marks / f"{cell.world.rank}.told").write_text(f"{type(error).__name__}: {error}")
                 if not killing.uploader:
                     raise
-    if killing.uploader and killing.came:  # the job ends, by what its ranks were told
+    if killing.uploader and killing.arrived:  # the job ends, by what its ranks were told
         cell.world.meet()
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -126,7 +126,8 @@ def _verify_killed(cell: Cell, killing: Killing, candidates: list[Checkpoint], f
 
     def wrong(at: At) -> list[Finding]:
         told = misplaced(at, killing, usual, before, after)
-        told += [f"rank {rank} did not come" for rank in killing.come if rank not in killing.came]
+        late = [rank for rank in killing.expected if rank not in killing.arrived]
+        told += [f"rank {rank} did not arrive there" for rank in late]
         return [contract.breach("where it was killed", one) for one in told]
 
     # The control: the same files do not tell of any other point.
