@@ -338,7 +338,7 @@ _add(
         metavar="N",
         help="Before that the newest of each of N weeks that have any.",
     ),
-    _flag("--keep-failed", "Also those with a cell that did not come out."),
+    _flag("--keep-failed", "Also those with a cell that did not come out as it should."),
     _flag("--remove", "Remove the sweeps altogether, rows included."),
     _flag("--yes", "Do it."),
 )
