@@ -47,7 +47,8 @@ def storage_failure(cell: Cell) -> None:
         _verify_left(cell)
         save(checkpointer)
     steps.finish(cell, newer[0])
-    _skip_unless_met(cell, in_load)
+    if not in_load:
+        _skip_unless_met(cell)
     if any(gathered(cell.report.checks["checkpoint_whole"].count, cell.world.group)):
         return  # what a load of it brings is nobody's to say
     target, saved = steps.build_anew(cell), replace(newer[0], checkpointer=checkpointer)
@@ -55,7 +56,7 @@ def storage_failure(cell: Cell) -> None:
         checks.make_different(cell, target, saved)
         by_failing = replace(saved, checkpointer=failing)
         told = _is_told(cell, lambda: steps.load(cell, target, by_failing), "of the load")
-        _skip_unless_met(cell, False)
+        _skip_unless_met(cell)
         if not told:
             checks.verify_restored(cell, target, saved)
             return
@@ -91,7 +92,7 @@ def _verify_left(cell: Cell) -> None:
     contract.verify(cell, "contract_held", wrong(_NEWER), wrong(_OLDER), names, "of the save that failed")
 
 
-def _skip_unless_met(cell: Cell, later: bool) -> None:
+def _skip_unless_met(cell: Cell) -> None:
     cell.world.meet()
-    if not later and not has_met(cell.folder / _NEWER):
+    if not has_met(cell.folder / _NEWER):
         raise Skip(f"{cell.config.storage.name}: no rank came to the operation that fails")
