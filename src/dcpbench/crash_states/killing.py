@@ -20,6 +20,8 @@ from dcpbench.crash_states.operations import Kind
 from dcpbench.verify.files import FileDigests
 
 _UNPUBLISHED = f"{METADATA}.tmp"
+PUBLISHER = 0
+"""The rank that publishes the metadata: DCP's coordinator."""
 _MEET_S = 20.0
 """So long a rank waits at the point for the others that are to die; whoever has not come then is told."""
 
@@ -43,7 +45,6 @@ class Killing:
         at: the point.
         ranks: those that die.
         uploader: of each of them only the process that uploads dies, else both.
-        publisher: the rank that publishes.
     """
 
     folder: Path
@@ -51,7 +52,6 @@ class Killing:
     at: At
     ranks: tuple[int, ...]
     uploader: bool = False
-    publisher: int = 0
 
     @property
     def arrived(self) -> tuple[int, ...]:
@@ -61,7 +61,7 @@ class Killing:
     @property
     def expected(self) -> tuple[int, ...]:
         """The ranks that have to come to it."""
-        return (self.publisher,) if self.at is At.in_publication else self.ranks
+        return (PUBLISHER,) if self.at is At.in_publication else self.ranks
 
     def processes_of(self, ranks: Iterable[int]) -> Iterator[int]:
         """The processes of these ranks that die."""
@@ -160,7 +160,7 @@ def misplaced(
         if not held[at]:
             wrong.append(f"rank {rank} has changed {changed} of {names}, of which {short} are short")
     published = after.get(METADATA) not in (None, before.get(METADATA))
-    whole = at is At.in_publication and killing.publisher not in killing.ranks
+    whole = at is At.in_publication and PUBLISHER not in killing.ranks
     left = at is At.in_publication and not whole
     if published != whole:
         wrong.append(f"new metadata are {'' if published else 'not '}published")

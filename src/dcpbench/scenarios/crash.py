@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.checkpointers.on_disk import newest_first
 from dcpbench.crash_states.disk_states import Crash
-from dcpbench.crash_states.killing import At, Killing, misplaced
+from dcpbench.crash_states.killing import PUBLISHER, At, Killing, misplaced
 from dcpbench.crash_states.loading import Loaded
 from dcpbench.crash_states.survey import StateKind
 from dcpbench.records.findings import Finding
@@ -83,8 +83,7 @@ def go_on(cell: Cell, kill: Kill, at: str, folder: str) -> None:
 
 def _killing(cell: Cell, kill: Kill, at: str) -> Killing:
     """Who dies: a lone one at the point that it publishes is who does that, elsewhere the last one."""
-    publishes = at == At.in_publication
-    lone = 0 if publishes else cell.world.size - 1
+    lone = PUBLISHER if at == At.in_publication else cell.world.size - 1
     ranks = [*range(cell.world.size)] if kill == "all" else [lone] if isinstance(kill, str) else kill
     return Killing(cell.folder, cell.folder / _MARKS, At(at), tuple(ranks), kill == "uploader")
 
