@@ -14,7 +14,7 @@ from threading import Event
 from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.checkpointers.base import Checkpointer
-from dcpbench.checkpointers.on_disk import newest_first
+from dcpbench.checkpointers.on_disk import FolderState, newest_first
 from dcpbench.crash_states.disk_states import Crash
 from dcpbench.crash_states.killing import PUBLISHER, At, Killing, misplaced
 from dcpbench.crash_states.loading import Loaded
@@ -150,7 +150,7 @@ def _verify_killed(cell: Cell, killing: Killing, candidates: list[Checkpoint], f
 def _load_newest(cell: Cell, target: TrainingRun, candidates: list[Checkpoint]) -> Checkpoint | None:
     """Load the newest checkpoint that can be, as a start that knows nothing does; which of these it is, None
     if it is none of them or there is none."""
-    whole = [str(one.folder) for one in newest_first([cell.folder]) if one.state == "whole"]
+    whole = [str(one.folder) for one in newest_first([cell.folder]) if one.state is FolderState.whole]
 
     def is_now(one: Checkpoint) -> bool:
         state, group = live_state(target), cell.world.group

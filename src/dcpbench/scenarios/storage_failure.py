@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.checkpointers.base import Checkpointer
-from dcpbench.checkpointers.on_disk import audited
+from dcpbench.checkpointers.on_disk import FolderState, audited
 from dcpbench.crash_states.failing import has_met, sound_storage
 from dcpbench.records.findings import Finding
 from dcpbench.scenarios import checks, contract, steps
@@ -85,7 +85,7 @@ def _verify_left(cell: Cell) -> None:
     """What a save that failed has left is not taken for a checkpoint. The control is one that is."""
 
     def wrong(name: str) -> list[Finding]:
-        is_whole = cell.world.rank == 0 and audited(cell.folder / name).state == "whole"
+        is_whole = cell.world.rank == 0 and audited(cell.folder / name).state is FolderState.whole
         return [contract.breach("what is left", "it is a whole checkpoint")] if is_whole else []
 
     names = ["what is left"] if cell.world.rank == 0 else []
