@@ -13,7 +13,8 @@ from omegaconf import OmegaConf
 
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
-from dcpbench.config.groups import SaveConfig, StorageConfig
+from dcpbench.config.groups import StorageConfig
+from dcpbench.config.save import SaveConfig
 from dcpbench.config.schema import Config, conf_folder
 from dcpbench.records.findings import Problem
 from dcpbench.verify.audit import Entry, audit, controls

@@ -34,7 +34,7 @@ def bisect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Bisect:
     and what it printed."""
 
     def run(environments: dict[str, object], *options: str) -> tuple[int, str, str]:
-        words = ["--no-install", "-o", str(tmp_path / "out")]
+        words = ["--no-install", "-o", str(tmp_path / "café")]
         for version, given in environments.items():
             rows = given if isinstance(given, list) else [given]
             lines = [
@@ -69,7 +69,7 @@ def test_the_first_version_with_another_status_is_found(
     status, out, _ = bisect(given)
     assert status == 0
     assert out.splitlines()[-1].startswith(f"first bad: {first_bad} (pass -> fail: ")
-    asked = (tmp_path / "out" / "asked").read_text().splitlines()
+    asked = (tmp_path / "café" / "asked").read_text().splitlines()
     assert len(asked) <= 5, "not each of them is tried"
     assert set(asked) == {"-m dcpbench run parallel=ddp repeats=1"}
 
@@ -120,7 +120,7 @@ def test_what_is_wrong_is_told_and_nothing_runs(
     status, _, err = bisect({"2.11.0": PASS, "2.13.0": FAIL}, *options)
     assert status == 2
     assert err.startswith(f"dcpbench: {told}")
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "café").exists()
 
 
 def test_an_environment_that_has_another_torch_is_refused(bisect: Bisect, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_what_torchtitan_writes_is_whole(saved: Path) -> None:
 
 
 def test_what_lightning_writes_is_whole(saved: Path) -> None:
-    seen = audit.audited(saved / "lightning" / LIGHTNING.format(9), data=True, beside=["meta.pt"])
+    seen = audit.audited(saved / "lightning" / LIGHTNING.format(9), data=True, required=["meta.pt"])
     assert (seen.state, [*seen.beside]) == ("whole", ["meta.pt"])
     assert "optimizer_0.state.0.weight.exp_avg" in seen.entries
 

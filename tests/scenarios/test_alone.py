@@ -10,7 +10,9 @@ import torch
 from dcpbench.scenarios import checkpoint, checks, partial_load, steps
 from dcpbench.sweep.run.verdict import Verdict
 from dcpbench.verify import audit
-from dcpbench.workloads.training_run import TrainingRun, batches, build_plain, build_stranger
+from dcpbench.workloads.batches import batches_of
+from dcpbench.workloads.build_run import build_plain, build_stranger
+from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.world import World
 from support.alone import alone, config
 
@@ -162,7 +164,7 @@ def test_a_load_that_restores_nothing_is_seen_by_every_check_of_the_state(
 def test_a_stranger_differs_from_a_restored_run_in_what_is_restored() -> None:
     """With the weights, moments and scheduler of the uninterrupted run it has that one's losses."""
     given, world, after = config(), World(0, 1, torch.device("cpu"), None, None), 3
-    data = batches(given, world.device)
+    data = batches_of(given, world.device)
     run = build_plain(given, world, given.seed)
     run.train(data, after)
 

@@ -28,7 +28,7 @@ from dcpbench.scenarios.checkpoint import (
 from dcpbench.verify import snapshot
 from dcpbench.verify.layout import whole
 from dcpbench.verify.snapshot import TensorLeaf, snapshot_nested
-from dcpbench.workloads.training_run import build
+from dcpbench.workloads.build_run import build
 from dcpbench.workloads.world import World
 from support.alone import bare_cell, config, run_alone, world
 

@@ -19,7 +19,9 @@ from dcpbench.verify.files import digest_files
 from dcpbench.verify.perturb import controllable
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.verify.tolerances import losses_equal
-from dcpbench.workloads.training_run import Batches, TrainingRun, batches, build, build_plain
+from dcpbench.workloads.batches import Batches, batches_of
+from dcpbench.workloads.build_run import build, build_plain
+from dcpbench.workloads.training_run import TrainingRun
 from support.alone import alone, bare_cell, config, run_alone, world
 
 SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 2}
@@ -48,7 +50,7 @@ def test_where_a_known_defect_applies_a_run_is_held_against_a_twin_that_has_it_t
 def twin() -> Leaves:
     given = config(**ONCE)
     run = build_plain(given, world(), given.seed)
-    run.train(batches(given, world().device), 1)
+    run.train(batches_of(given, world().device), 1)
     return checks._tensors(run)
 
 
@@ -123,7 +125,7 @@ def test_a_loss_tells_something_if_it_is_a_living_models(loss: float, alive: boo
 
 def unrestored_losses(strangers: list[list[float]]) -> Losses:
     given = config(**SMALL)
-    return Losses([], [], batches(given, world().device), {}, dict(enumerate(strangers)))
+    return Losses([], [], batches_of(given, world().device), {}, dict(enumerate(strangers)))
 
 
 @pytest.mark.parametrize("telling", range(5))
@@ -155,13 +157,13 @@ def test_an_unrestored_model_has_a_loss_for_each_step_and_is_trained_once(
 ) -> None:
     cell, losses = bare_cell(tmp_path, config(**SMALL)), unrestored_losses([])
     built: list[int] = []
-    honest = steps.training_run.build_stranger
+    honest = steps.build_run.build_stranger
 
     def build_stranger(config: Any, world: Any, seed: int) -> TrainingRun:
         built.append(seed)
         return honest(config, world, seed)
 
-    monkeypatch.setattr(steps.training_run, "build_stranger", build_stranger)
+    monkeypatch.setattr(steps.build_run, "build_stranger", build_stranger)
     everything = steps.unrestored(cell, losses, 0, range(1, 4))
     assert len(set(everything)) == 3
     assert steps.unrestored(cell, losses, 0, range(2, 4)) == everything[1:]

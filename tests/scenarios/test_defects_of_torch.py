@@ -15,7 +15,9 @@ from dcpbench.scenarios.steps import Oracle
 from dcpbench.verify.compare import compare
 from dcpbench.verify.known_defects import AS_RESTORED, TRAINED_ALONE, UNFROZEN
 from dcpbench.verify.snapshot import named_parameters
-from dcpbench.workloads.training_run import TrainingRun, batches, build_plain, build_replica
+from dcpbench.workloads.batches import batches_of
+from dcpbench.workloads.build_run import build_plain, build_replica
+from dcpbench.workloads.training_run import TrainingRun
 from support.alone import bare_cell, config, world
 
 SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
@@ -72,7 +74,7 @@ def beside(cell: Cell) -> tuple[str | None, TrainingRun | None, Oracle]:
     """By what a difference is marked that is not there beside a run with the defect; that run; and what the
     cell has trained, whose frozen part is of another seed."""
     trained = build_plain(cell.config, cell.world, 11)
-    oracle = Oracle(cell, trained, batches(cell.config, cell.world.device))
+    oracle = Oracle(cell, trained, batches_of(cell.config, cell.world.device))
     trained.train(oracle.data, 2)
     with torch.no_grad():  # what was pre-trained is not what a seed gives
         for value in frozen_of(oracle.twin.model).values():
@@ -167,7 +169,7 @@ def resumed(cell: Cell, target: TrainingRun, until: int) -> tuple[str | None, Tr
         seen.append(other)
         return []
 
-    data = batches(cell.config, cell.world.device)
+    data = batches_of(cell.config, cell.world.device)
     (marked,) = known_defects.resumed_by(cell, target, data, until)(FOUND, compare)
     return marked.by, seen[0] if seen else None
 
@@ -182,7 +184,7 @@ def test_what_was_restored_goes_on_as_a_plain_run_does(
     """To the bit, where the target is a plain one itself; with its hyperparameters and generators."""
     given = config(**{**SMALL, "model": model, "optimizer": "adamw_groups"}, parallel=parallel)
     cell = bare_cell(tmp_path, given, world(0, size))
-    data = batches(cell.config, cell.world.device)
+    data = batches_of(cell.config, cell.world.device)
     target = make(cell.config, cell.world, 11)
     target.train(data, 2)
     for entries in target.optimizer.state.values():
@@ -222,7 +224,7 @@ def test_what_was_unfrozen_goes_on_being_trained(tmp_path: Path) -> None:
 
 def test_of_a_resumed_state_close_tensors_and_recorded_losses_are_explained() -> None:
     given, here = config(**SMALL), world()
-    data = batches(given, here.device)
+    data = batches_of(given, here.device)
     run, other = (build_plain(given, here, given.seed) for _ in range(2))
     for each in (run, other):
         each.train(data, 2)
@@ -267,5 +269,5 @@ def test_parts_are_those_of_all_ranks_but_where_each_has_a_model_of_its_own(
 
     monkeypatch.setattr(known_defects, "assembled", assembled)
     target = build_plain(cell.config, cell.world, 1)
-    known_defects.resumed_by(cell, target, batches(cell.config, cell.world.device), 0)
+    known_defects.resumed_by(cell, target, batches_of(cell.config, cell.world.device), 0)
     assert groups == [None if alone else group] * 2

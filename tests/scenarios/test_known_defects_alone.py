@@ -14,7 +14,9 @@ from dcpbench.scenarios import checks, known_defects
 from dcpbench.scenarios.checkpoint import Checkpoint
 from dcpbench.sweep.plan.known_failures import KnownFailure, explaining, read
 from dcpbench.verify.snapshot import TensorLeaf, snapshot_nested
-from dcpbench.workloads.training_run import TrainingRun, build
+from dcpbench.workloads.batches import batches_of
+from dcpbench.workloads.build_run import build
+from dcpbench.workloads.training_run import TrainingRun
 from support.alone import Ran, bare_cell, config, group_of_one, run_alone, world
 
 SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 3}
@@ -114,7 +116,7 @@ def test_what_was_there_before_a_load_is_retained_where_a_rank_reads_its_own(
 def test_a_run_that_goes_on_beside_leaves_the_one_that_was_restored_alone(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**SMALL, save="async_shared_stager"))
     runs = [build(cell.config, cell.world, 0) for _ in range(2)]
-    data = known_defects.training_run.batches(cell.config, cell.world.device)
+    data = batches_of(cell.config, cell.world.device)
     others: list[TrainingRun] = []
     mark = known_defects.resumed_by(cell, runs[0], data, 1)
     finding = Finding("loss of step 1", Problem.value)

@@ -7,7 +7,7 @@ import pytest
 
 from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.checkpoint import Checkpoint, key_of
-from dcpbench.workloads.training_run import build
+from dcpbench.workloads.build_run import build
 from support.alone import bare_cell, config, run_alone, unexplained, world
 
 SMALL = {"model": "short", "saves": 1, "train_steps": 2, "resume_steps": 1}

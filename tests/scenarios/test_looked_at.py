@@ -5,153 +5,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.api import _wrap_exception
 
 from dcpbench.checkpointers.dcp import DcpCheckpointer
-from dcpbench.config.schema import Config
-from dcpbench.records.rank_report import RankReport
-from dcpbench.scenarios import fine_tune, in_place
 from dcpbench.scenarios import fresh_process as stage
-from dcpbench.scenarios.checkpoint import FLAGS, live_state
-from dcpbench.scenarios.stateful_objects import plain_values
 from dcpbench.verify import snapshot
-from dcpbench.verify.audit import Chunk, Entry, Manifest, controls
-from dcpbench.verify.perturb import controllable
-from dcpbench.verify.process_state import snapshot_process
-from dcpbench.verify.snapshot import snapshot_nested
-from dcpbench.workloads.training_run import TrainingRun, batches, build
-from support.alone import Ran, bare_cell, config, group_of_one, run_alone, unexplained, world
-
-Places = dict[tuple[str, str], set[str]]
-"""The names that are compared, by check and place."""
-
-SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 2}
-RESTORED = ("model_equal", "optim_equal", "extra_equal", "random_equal")
-OPEN = {"process.open_files", "process.threads", "process.descriptors"}
-STORED = {".metadata", "__0_0.distcp"}
-FILES = {*STORED, "a file that went", "a file that came"}
-EVERY_GENERATOR = {f"random.rank0.{name}" for name in ("cpu", "python", "numpy")}
-ONE = Manifest({"key": Entry((2,), "float32", (Chunk((0,), (2,), "file"),))}, {"file": 1}, {"file": 1})
-DAMAGES = {*controls(ONE, {}), "bytes of two entries", "files that were not synced"}
-PROCESS = set(snapshot_process(world().device))
-
-
-def trained(given: Config) -> TrainingRun:
-    run = build(given, world(), given.seed)
-    run.train(batches(given, world().device), 1)
-    if run.needs_random is not None:
-        run.keeps_random = run.needs_random
-    return run
-
-
-class Looked:
-    """What is looked at in a cell with this configuration."""
-
-    def __init__(self, given: Config) -> None:
-        self.names = {
-            check: set(controllable(leaves)) for check, leaves in live_state(trained(given)).items()
-        }
-        self.all = set.union(*self.names.values())
-        self.restored = self.all - self.names[FLAGS]
-        self.state = {name for name in self.names["optim_equal"] if name.startswith("state.")}
-        self.keys = {f"model.{name}" for name in self.names["model_equal"] if not self._is_frozen(name)}
-        self.keys |= {f"optimizer.{name}" for name in self.state}
-        self.keys |= {
-            name for name in self.names["extra_equal"] if name.startswith(("noise.", "tensor_object."))
-        }
-        self.keys |= self.names["random_equal"]
-
-    def _is_frozen(self, name: str) -> bool:
-        return name.startswith(fine_tune.FROZEN)
-
-    def saved(self, *steps: int, first: bool = True) -> Places:
-        """In saves of these steps; with the first one of a cell nothing is counted."""
-        places: Places = {}
-        for number, step in enumerate(steps):
-            where = f"in the checkpoint of step {step}"
-            places |= {
-                ("side_effect_free", f"after the save of step {step}"): self.all | PROCESS,
-                ("side_effect_free", f"once the save of step {step} had ended"): opened(number or not first),
-                ("checkpoint_whole", where): DAMAGES,
-                ("files_equal", where): self.keys,
-                ("files_unchanged", where): FILES,
-            }
-        return places
-
-    def loaded(self, *steps: int, again: bool, source: bool = True) -> Places:
-        """In loads of these steps, whose run is in this process; the first one of the cell, or `again`."""
-        return {
-            ("side_effect_free", f"after the load of step {step}"): opened(again or number)
-            | PROCESS
-            | (self.all if source else set())
-            for number, step in enumerate(steps)
-        }
-
-    def equal(self, where: str) -> Places:
-        return {(check, where): names for check, names in self.names.items()}
-
-    def resumed(self, step: int, exactly: bool = True) -> Places:
-        where = f"after the checkpoint of step {step}"
-        loss = {f"loss of step {step + 1}"}
-        places = {("loss_twin_close", where): loss, (FLAGS, f"{where}, resumed"): self.names[FLAGS]}
-        if exactly:
-            exact = {("loss_resume_equal", where): loss, ("state_resume_equal", where): self.restored}
-            return places | exact
-        return places | {("loss_resume_close", where): loss}
-
-    def twin(self) -> Places:
-        return {
-            ("loss_twin_close", "in the uninterrupted run"): {f"loss of step {step}" for step in (1, 2, 3)},
-            ("state_twin_close", "after the uninterrupted run"): self.names["model_equal"] | self.state,
-        }
-
-    def restart(self, *steps: int) -> Places:
-        """Loads of these steps, the first in the cell, each with all that follows."""
-        places = self.loaded(*steps, again=False) | absent_key(steps[0])
-        for step in steps:
-            places |= self.equal(f"in the checkpoint of step {step}") | self.resumed(step)
-        return places
-
-
-def opened(counted: object) -> set[str]:
-    return OPEN if counted else {"process.open_files"}
-
-
-def absent_key(step: int) -> Places:
-    where = f"of a load of an absent key in the checkpoint of step {step}"
-    return {("contract_held", where): {"refusal"}}
-
-
-def places_of(report: RankReport) -> Places:
-    """What was compared on this rank."""
-    return {
-        (check, where): set(names)
-        for check, seen in report.checks.items()
-        for where, names in seen.compared.items()
-    }
-
-
-SHORT = Looked(config(**SMALL))
-
-
-def save_load(looked: Looked = SHORT) -> Places:
-    again = "in the checkpoint of step 2, saved again"
-    return {
-        **looked.saved(1, 2),
-        **looked.twin(),
-        ("save_harmless", "in the run that saved"): looked.all,
-        **looked.restart(2, 1),
-        **looked.equal(again),
-        **looked.loaded(2, again=True),
-    }
-
-
-def passed(ran: Ran) -> Ran:
-    assert ran.verdict.status == "pass", ran.verdict.reason
-    return ran
+from support.alone import config, group_of_one, run_alone, world
+from support.looked_at import (
+    DAMAGES,
+    EVERY_GENERATOR,
+    FILES,
+    OPEN,
+    SHORT,
+    SMALL,
+    STORED,
+    Looked,
+    Places,
+    absent_key,
+    fresh_process,
+    opened,
+    passed,
+    places_of,
+    save_load,
+)
 
 
 def test_save_load() -> None:
@@ -313,13 +189,6 @@ def test_a_rank_that_plans_for_itself_is_refused_by_its_own_exception() -> None:
     passed(run_alone(**SMALL, scenario="overwrite", save="sync_no_collectives"))
 
 
-def fresh_process(report: RankReport) -> None:
-    where = "in the checkpoint of step 2, loaded by a fresh process"
-    expected: Places = {(check, where): SHORT.names[check] for check in RESTORED}
-    bytes_in_tensors = {"train_state.step", "train_state.current_loss"}
-    assert places_of(report) == expected | {("files_equal", where): SHORT.keys | bytes_in_tensors}
-
-
 def test_a_fresh_process_looks_at_all_that_was_saved() -> None:
     ran = passed(run_alone(**SMALL, verify="deep"))
     saving, fresh = ran.reports
@@ -368,122 +237,3 @@ def test_losses_of_ranks_that_draw_otherwise_are_held_against_none_but_their_own
     assert loading.not_applied.keys() == {"loss_twin_close", "loss_resume_close"}
     for report in ran.reports:
         assert not report.not_applied.keys() & report.checks.keys()
-
-
-def once(step: int, looked: Looked = SHORT) -> Places:
-    """A scenario that saves twice and loads once."""
-    return looked.saved(1, 2) | looked.twin() | looked.restart(step)
-
-
-def test_partial_load() -> None:
-    where = "in the checkpoint of step 2"
-    ran = passed(run_alone(**SMALL, scenario="partial_load"))
-    assert places_of(ran.reports[0]) == {
-        **once(2),
-        **SHORT.loaded(2, again=True),
-        ("model_equal", f"read by the key model {where}"): SHORT.names["model_equal"],
-        ("optim_equal", f"read by the key optimizer.state {where}"): {
-            name.removeprefix("state.") for name in SHORT.state
-        },
-        ("contract_held", f"read by the key model {where}"): {"model"},
-        ("contract_held", f"read by the key optimizer.state {where}"): {"optimizer.state"},
-        ("contract_held", f"not loaded {where}"): SHORT.restored - SHORT.names["model_equal"],
-    }
-
-
-def test_in_place() -> None:
-    target = trained(config(**SMALL))
-    paths = set(in_place._places({name: each.state_dict() for name, each in target.state().items()}))
-    ran = passed(run_alone(**SMALL, scenario="in_place"))
-    where = "after the load in the checkpoint of step 2"
-    assert places_of(ran.reports[0]) == once(2) | {("contract_held", where): paths}
-
-
-def test_overwrite() -> None:
-    ran = passed(run_alone(**SMALL, scenario="overwrite"))
-    # What was in the one place is gone, and what was elsewhere was the control.
-    expected = once(2) | SHORT.saved(3, first=False) | {("contract_held", "of the save"): {"refusal"}}
-    del expected["files_unchanged", "in the checkpoint of step 1"]
-    assert places_of(ran.reports[0]) == expected
-
-
-def test_stateful_or_not() -> None:
-    where = "in the checkpoint of step 2"
-    ran = passed(run_alone(**SMALL, scenario="stateful_or_not"))
-    plain = controllable(snapshot_nested(plain_values(world().device, 1)))
-    beside = {f"plain.{name}" for name in plain} | {"stateful.data"}
-    expected = once(2) | {("contract_held", where): {"plain", "stateful"}}
-    expected["extra_equal", where] = SHORT.names["extra_equal"] | beside
-    assert places_of(ran.reports[0]) == expected
-
-
-def keyed(*keys: object) -> set[str]:
-    return {f"keyed.{each}.{key}" for each in ("values", "tensors") for key in keys}
-
-
-def test_an_object_that_has_shrunk() -> None:
-    where = "in the checkpoint of step 2"
-    ran = passed(run_alone(**SMALL, scenario="shrunk_object"))
-    expected = once(2) | {("contract_held", f"of a load with more keys {where}"): {"refusal"}}
-    expected["extra_equal", where] = SHORT.names["extra_equal"] | keyed("one")
-    assert places_of(ran.reports[0]) == expected
-
-
-@pytest.mark.parametrize(("scenario", "keys"), [("grown_object", ("one", "two")), ("integer_keys", (1, 2))])
-def test_an_object_that_does_not_come_back(scenario: str, keys: tuple[object, ...]) -> None:
-    where = "in the checkpoint of step 2"
-    ran = run_alone(**SMALL, scenario=scenario)
-    expected = once(2)
-    expected["extra_equal", where] = SHORT.names["extra_equal"] | keyed(*keys)
-    assert places_of(ran.reports[0]) == expected
-    assert [one.check for one in ran.verdict.failed] == ["extra_equal"]
-    assert unexplained(ran, scenario.replace("_", "-")) == set()
-
-
-def test_a_load_into_another_dtype_has_to_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    where = "of a load into bfloat16 in the checkpoint of step 2"
-    ran = run_alone(**SMALL, scenario="other_dtype")
-    assert places_of(ran.reports[0]) == once(2) | {("contract_held", where): {"refusal"}}
-    assert [one.check for one in ran.verdict.failed] == ["contract_held"]
-    assert unexplained(ran, "other-dtype") == set()
-    load = dcp.load
-
-    def refusing(state_dict: dict[str, Any], **given: Any) -> None:
-        if state_dict.get("typed", {"tensor": torch.zeros(1)})["tensor"].dtype == torch.bfloat16:
-            raise dcp.CheckpointException("load", {0: _wrap_exception(ValueError("another dtype"))})
-        load(state_dict, **given)
-
-    monkeypatch.setattr(dcp, "load", refusing)
-    passed(run_alone(**SMALL, scenario="other_dtype"))
-
-
-def test_key_order() -> None:
-    where = "in the checkpoint of step 2"
-    with group_of_one() as group:
-        ran = passed(run_alone(**SMALL, scenario="key_order", seen_by=world(group=group)))
-    beside = {f"{each}.{name}" for each in ("gathering", "summing") for name in ("data", "seen")}
-    expected = once(2)
-    expected["extra_equal", where] = SHORT.names["extra_equal"] | beside
-    assert places_of(ran.reports[0]) == expected
-
-
-@pytest.mark.parametrize("scenario", ["fine_tune", "fine_tune_submodules"])
-def test_fine_tune(scenario: str, tmp_path: Path) -> None:
-    given = config(**SMALL, scenario=scenario)
-    tuning = Looked(fine_tune._tuning(bare_cell(tmp_path, given), 3).config)
-    parameters, pretrained = tuning.names["model_equal"], SHORT.names["model_equal"]
-    expected = SHORT.saved(1) | tuning.saved(1, 2, first=False) | tuning.twin() | tuning.restart(2, 1)
-    for step in (1, 2):
-        expected[("contract_held", f"in the checkpoint of step {step}")] = parameters
-        expected[("model_equal", f"after the restart from step {step}")] = pretrained
-    del expected["contract_held", "of a load of an absent key in the checkpoint of step 2"]
-    expected |= absent_key(1) | tuning.loaded(2, 1, again=True)
-    # What both runs have looked at under one name.
-    both = ("side_effect_free", "files_equal", "state_twin_close")
-    own = SHORT.saved(1) | SHORT.twin()
-    expected |= {place: names | expected[place] for place, names in own.items() if place[0] in both}
-    expected[("side_effect_free", "after the load of step 1")] |= SHORT.all
-    for where in ("before the fine-tuning", "after the fine-tuning"):
-        expected[("model_equal", where)] = pretrained
-    ran = passed(run_alone(**SMALL, scenario=scenario))
-    assert places_of(ran.reports[0]) == expected

@@ -29,8 +29,9 @@ from dcpbench.scenarios import (
 from dcpbench.scenarios.cell import Skip
 from dcpbench.verify.perturb import controllable
 from dcpbench.verify.snapshot import snapshot_nested
+from dcpbench.workloads.build_run import build
 from dcpbench.workloads.stateful import PartState, SubmoduleState
-from dcpbench.workloads.training_run import TrainingRun, build
+from dcpbench.workloads.training_run import TrainingRun
 from support.alone import Ran, alone, bare_cell, config, group_of_one, run_alone, world
 from support.planted import DEFECTS
 

@@ -24,7 +24,7 @@ from dcpbench.scenarios.checkpoint import RANDOM, Checkpoint, SavedCheckpoint, S
 from dcpbench.verify import compare_layouts
 from dcpbench.verify.files import FileDigests, digest_files, recorded_syncs
 from dcpbench.verify.snapshot import Leaves
-from dcpbench.workloads.training_run import build
+from dcpbench.workloads.build_run import build
 from dcpbench.workloads.world import World
 from support import own_trainer
 from support.alone import bare_cell, config, world

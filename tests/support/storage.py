@@ -8,7 +8,8 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader
 
 from dcpbench.checkpointers.storage import Storage, file
-from dcpbench.config.groups import SaveConfig, StorageConfig
+from dcpbench.config.groups import StorageConfig
+from dcpbench.config.save import SaveConfig
 
 
 class LyingReader(FileSystemReader):

@@ -14,7 +14,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from dcpbench.checkpointers.storage import Storage
-from dcpbench.config.groups import SaveConfig, StorageConfig
+from dcpbench.config.groups import StorageConfig
+from dcpbench.config.save import SaveConfig
 from support.durable_writer import DurableWriter
 
 

@@ -87,8 +87,9 @@ def test_the_first_try_is_set_aside_whole(tmp_path: Path, inside: bool) -> None:
 def test_whose_checkpoints_stay(tmp_path: Path, keep: str, status: str, flaky: bool, left: list[str]) -> None:
     for name in ("first", "second"):
         (tmp_path / name / "step-0002").mkdir(parents=True)
-    assert clear(KeepCheckpoints[keep], not tried(status).is_ok, tmp_path / "second") is None
-    assert clear(KeepCheckpoints[keep], flaky, tmp_path / "first") is None
+    config = Config(keep_checkpoints=KeepCheckpoints[keep])
+    assert clear(config, not tried(status).is_ok, tmp_path / "second") == []
+    assert clear(config, flaky, tmp_path / "first") == []
     assert sorted(path.name for path in tmp_path.iterdir()) == left
 
 
@@ -113,7 +114,7 @@ def test_what_a_cell_made_read_only_is_removed_too(without_privileges: Path) -> 
     (checkpoints / "step-0002" / ".metadata").touch()
     (checkpoints / "step-0002").chmod(0o555)
     checkpoints.chmod(0o555)
-    assert clear(KeepCheckpoints.none, True, checkpoints) is None
+    assert clear(Config(keep_checkpoints=KeepCheckpoints.none), True, checkpoints) == []
     assert not checkpoints.exists()
 
 
@@ -121,10 +122,9 @@ def test_what_cannot_be_removed_is_told(without_privileges: Path) -> None:
     checkpoints = without_privileges / "checkpoints"
     checkpoints.mkdir()
     without_privileges.chmod(0o555)
-    said = clear(KeepCheckpoints.none, True, checkpoints)
+    told = clear(Config(keep_checkpoints=KeepCheckpoints.none), True, checkpoints)
     without_privileges.chmod(0o755)
-    assert said is not None
-    assert said.startswith(f"{checkpoints} could not be removed: ")
+    assert [one.startswith(f"{checkpoints} could not be removed: ") for one in told] == [True]
 
 
 def test_the_phases_of_a_row_are_those_of_the_rank_that_took_longest_and_add_up() -> None:

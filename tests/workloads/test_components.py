@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from dcpbench.workloads.training_run import TrainingRun, batches, build
+from dcpbench.workloads.batches import batches_of
+from dcpbench.workloads.build_run import build
+from dcpbench.workloads.training_run import TrainingRun
 from support.alone import config, run_alone, unexplained, world
 
 pytest.importorskip("torchdata")
@@ -42,7 +44,7 @@ def test_one_that_is_not_restored_is_seen(component: str, fault: str) -> None:
 def trained(steps: int, **chosen: str) -> TrainingRun:
     given = config(model="short", **chosen)
     run = build(given, world(), 0)
-    run.train(batches(given, world().device), steps)
+    run.train(batches_of(given, world().device), steps)
     return run
 
 

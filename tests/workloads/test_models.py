@@ -4,14 +4,15 @@ import pytest
 
 from conftest import SMALL, Finished, run
 from dcpbench.scenarios.checkpoint import FLAGS, live_state
-from dcpbench.workloads.training_run import batches, build
+from dcpbench.workloads.batches import batches_of
+from dcpbench.workloads.build_run import build
 from support.alone import alone, config, world
 
 
 def test_extra_state_is_looked_at_as_a_checkpoint_has_it() -> None:
     given = config(model="extra_state")
     trained = build(given, world(), 0)
-    trained.train(batches(given, world().device), 2)
+    trained.train(batches_of(given, world().device), 2)
     held = live_state(trained)["model_equal"]
     assert held["_extra_state.seen"] == 2
     assert held["_extra_state.powers"].local.tolist() == [1.0, 2.0, 4.0]

@@ -11,8 +11,10 @@ from conftest import SMALL, Finished, run
 from dcpbench.executors.fork_server import Machine
 from dcpbench.sweep.plan.validity import resolve, why_skip
 from dcpbench.verify.snapshot import snapshot_optimizer
+from dcpbench.workloads.batches import batches_of
+from dcpbench.workloads.build_run import build
 from dcpbench.workloads.optimizers import Optimizers
-from dcpbench.workloads.training_run import TrainingRun, batches, build
+from dcpbench.workloads.training_run import TrainingRun
 from support.alone import config, group_of_one, run_alone, world
 
 NO_GPU = Machine(gpus=0, description={})
@@ -82,7 +84,7 @@ def test_its_state_comes_back(optimizers: Finished, optimizer: str, parallel: st
 def trained(optimizer: str, steps: int) -> TrainingRun:
     given = config(model="short", optimizer=optimizer)
     run = build(given, world(), 0)
-    run.train(batches(given, world().device), steps)
+    run.train(batches_of(given, world().device), steps)
     return run
 
 

@@ -12,7 +12,7 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import WorkloadConfig
 from dcpbench.sweep.run.verdict import Verdict
 from dcpbench.workloads import own_trainer
-from dcpbench.workloads.training_run import TrainerRun
+from dcpbench.workloads.trainer_run import TrainerRun
 from support import own_trainer as trainers
 from support.alone import config, run_alone, world
 

@@ -12,7 +12,8 @@ from torch.optim.lr_scheduler import (
 )
 
 from dcpbench.config.schema import conf_folder
-from dcpbench.workloads.training_run import batches, build
+from dcpbench.workloads.batches import batches_of
+from dcpbench.workloads.build_run import build
 from support.alone import config, run_alone, unexplained, world
 
 KINDS = sorted(path.stem for path in (conf_folder() / "scheduler").iterdir())
@@ -63,7 +64,7 @@ def test_it_changes_the_learning_rate(kind: str) -> None:
     assert type(run.scheduler) is CLASSES[kind]
     first = run.optimizer.param_groups[0]["lr"]
     for _ in range(9):
-        run.train(batches(given, world().device), run.train_state.step + 1)
+        run.train(batches_of(given, world().device), run.train_state.step + 1)
         if run.optimizer.param_groups[0]["lr"] != first:
             return
     pytest.fail(f"{first} after nine steps")

@@ -18,7 +18,8 @@ from typing import Any
 from dcpbench.records import files
 from dcpbench.verify.audit import Chunk, Entry, Manifest, Span
 
-METADATA = ".metadata"
+METADATA, DATA_SUFFIX = ".metadata", ".distcp"
+"""How DCP names its files: the one of metadata, and those of data at their end."""
 _OF_A_RANK = re.compile(r"__(\d+)\.metadata")
 """What each rank writes of its own where a save does without collectives, and its number."""
 _OF_A_THREAD = re.compile(r"__\d+_\d+\.distcp")

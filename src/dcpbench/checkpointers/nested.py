@@ -1,9 +1,10 @@
 """State dicts as DCP flattens them: dictionaries, and lists that hold dictionaries or tensors."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.stateful import Stateful
 
 
 def is_gone_into(value: Any) -> bool:
@@ -20,3 +21,26 @@ def slots(nested: Any, prefix: str = "") -> Iterator[tuple[Any, Any, str]]:
             yield from slots(value, f"{prefix}{name}.")
         else:
             yield nested, name, f"{prefix}{name}"
+
+
+def state_dicts(state: dict[str, Any]) -> dict[str, Any]:
+    """What a state's objects hand out, by their names."""
+    return {name: one.state_dict() if isinstance(one, Stateful) else one for name, one in state.items()}
+
+
+def check_fits(held: Mapping[str, Any], nested: Any) -> None:
+    """Refuse, in DCP's words, a checkpoint that cannot fill these state dicts.
+
+    Args:
+        held: what it holds, by the flattened keys.
+
+    Raises:
+        RuntimeError: it does not hold all of it.
+        ValueError: a tensor has another shape.
+    """
+    for container, name, key in slots(nested):
+        if key not in held:
+            raise RuntimeError(f"Missing key in checkpoint state_dict: {key}.")
+        if isinstance(value := container[name], torch.Tensor) and value.shape != held[key].shape:
+            sizes = f"saved {held[key].shape} and current: {value.shape}"
+            raise ValueError(f"Size mismatch between {sizes} for {key}")

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 from dcpbench.checkpointers.data_records import damaged_records
@@ -24,13 +25,21 @@ _UNFINISHED = re.compile(r".*\.distcp|(__\d+)?\.metadata\.tmp")
 """What a save that was broken off leaves."""
 
 
+class FolderState(StrEnum):
+    """What a folder is."""
+
+    whole = "whole"
+    damaged = "damaged"
+    torn = "torn"  # its save never ended
+    none = "none"  # no checkpoint
+
+
 @dataclass
 class Audited:
-    """What a folder is: `whole`, `damaged`, `torn` (its save never ended) or `none` (no checkpoint), and why.
-    `beside` are files that no entry names; a checkpoint is whole with them."""
+    """What a folder is, and why. `beside` are files that no entry names; a checkpoint is whole with them."""
 
     folder: Path
-    state: str
+    state: FolderState
     because: str = ""
     entries: dict[str, Entry] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
@@ -51,20 +60,20 @@ class Audited:
         return f"{finding_sentence(self.findings[0])}{more}" if self.findings else ""
 
 
-def audited(folder: Path, data: bool = False, beside: Sequence[str] = ()) -> Audited:
-    """What a folder is: by its metadata, by its `data` where that is asked for, and whether there are those
-    files `beside` it."""
+def audited(folder: Path, data: bool = False, required: Sequence[str] = ()) -> Audited:
+    """What a folder is: by its metadata, by its `data` where that is asked for, and whether it has these
+    `required` files too."""
     try:
         files = lengths(folder)
     except OSError as error:
-        return Audited(folder, "none", f"cannot be looked into: {error.strerror}")
+        return Audited(folder, FolderState.none, f"cannot be looked into: {error.strerror}")
     own = [METADATA] if os.path.lexists(folder / METADATA) else [*metadata_in(files)]
     if not own and any(map(_UNFINISHED.fullmatch, files)):
         because = f"no {METADATA}, which is written last: its save did not end"
-        return Audited(folder, "torn", because, files=files)
+        return Audited(folder, FolderState.torn, because, files=files)
     if not own and not names_in(files):
         because = f"holds no checkpoint of torch.distributed.checkpoint (no {METADATA}), nor safetensors"
-        return Audited(folder, "none", because)
+        return Audited(folder, FolderState.none, because)
     name = SUFFIX
     try:
         if own:
@@ -73,23 +82,22 @@ def audited(folder: Path, data: bool = False, beside: Sequence[str] = ()) -> Aud
             manifest = safetensors_manifest(folder, files)
     except OSError as error:
         place = Path(error.filename or name).name
-        return Audited(folder, "damaged", f"{place}: cannot be read: {error.strerror}", files=files)
+        because = f"{place}: cannot be read: {error.strerror}"
+        return Audited(folder, FolderState.damaged, because, files=files)
     except MetadataError as error:
         because = f"{name}: is not what DCP writes: {error}" if own else str(error)
-        return Audited(folder, "damaged", because, files=files)
+        return Audited(folder, FolderState.damaged, because, files=files)
     told = [one for one in audit(manifest, manifest.entries) if one.problem is not Problem.stray]
     closed = (path for path in manifest.named if path in files and not _may_be_read(folder / path))
     told += [Finding(path, Problem.files, facts={"error": "it may not be read"}) for path in closed]
-    missing = (name for name in beside if name not in files)
+    missing = (name for name in required if name not in files)
     told += [Finding(name, Problem.files, facts={"error": "no such file beside it"}) for name in missing]
     if data and own:
         told += _damaged_data(folder, manifest)
-    found = Audited(folder, "whole", "", {**manifest.entries}, told, files)
-    found.beside = {
-        path: size for path, size in files.items() if path not in {*own, *manifest.named, *manifest.own}
-    }
-    found.state = "damaged" if found.findings else "whole"
-    return found
+    state = FolderState.damaged if told else FolderState.whole
+    named = {*own, *manifest.named, *manifest.own}
+    beside = {path: size for path, size in files.items() if path not in named}
+    return Audited(folder, state, "", {**manifest.entries}, told, files, beside)
 
 
 def _may_be_read(path: Path) -> bool:

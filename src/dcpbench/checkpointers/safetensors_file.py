@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save
 from dcpbench.checkpointers.base import file_lengths
 from dcpbench.checkpointers.nested import slots
 from dcpbench.checkpointers.safetensors_headers import safetensors_manifest
-from dcpbench.checkpointers.tensors_only import bytes_of, unpacked
+from dcpbench.checkpointers.tensors_only import packed, unpacked
 from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
 from dcpbench.verify.audit import Manifest
 from dcpbench.verify.plain_read import Stored, StoredChunk
@@ -73,4 +73,4 @@ class SafetensorsCheckpointer(TorchSaveCheckpointer):
 def _tensor(value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value.detach().cpu().clone(memory_format=torch.contiguous_format)
-    return torch.frombuffer(bytearray(bytes_of(value)), dtype=torch.uint8)
+    return packed(value)

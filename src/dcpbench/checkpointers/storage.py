@@ -22,7 +22,8 @@ from dcpbench.checkpointers.base import file_lengths
 from dcpbench.checkpointers.dcp_metadata import MetadataError
 from dcpbench.checkpointers.object_store import ObjectStore
 from dcpbench.checkpointers.safetensors_headers import safetensors_manifest
-from dcpbench.config.groups import SaveConfig, StorageConfig
+from dcpbench.config.groups import StorageConfig
+from dcpbench.config.save import SaveConfig
 from dcpbench.measure.raw_io import RawIO
 from dcpbench.records.findings import Finding, Problem
 from dcpbench.verify.audit import Manifest

@@ -49,20 +49,20 @@ class _TensorsOnly:
             return value
         if (entry := self._stored.get(key)) and entry.shape is not None:
             return torch.empty(entry.shape, dtype=torch.uint8)
-        return torch.frombuffer(bytearray(bytes_of(value)), dtype=torch.uint8)
+        return packed(value)
 
 
-def bytes_of(value: Any) -> bytes:
-    """A value that is no tensor, as bytes."""
+def packed(value: Any) -> torch.Tensor:
+    """A value that is no tensor as the tensor (n,) of its bytes, uint8."""
     if isinstance(value, io.BytesIO):
-        return value.getvalue()
-    stream = io.BytesIO()
-    torch.save(value, stream)
-    return stream.getvalue()
+        stream = value
+    else:
+        torch.save(value, stream := io.BytesIO())
+    return torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)
 
 
 def unpacked(held: torch.Tensor, like: Any) -> Any:
-    """What `bytes_of` has made a tensor of bytes of, or a tensor; `like` is of the kind that it is."""
+    """What `packed` has made a tensor of bytes of, or a tensor; `like` is of the kind that it is."""
     if isinstance(like, torch.Tensor):
         return held
     stream = io.BytesIO(held.numpy().tobytes())

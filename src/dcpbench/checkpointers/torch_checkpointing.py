@@ -1,6 +1,5 @@
 """The package torch_checkpointing, which writes each rank's state in files of its own."""
 
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -9,8 +8,7 @@ import torch
 from torch.distributed.checkpoint.stateful import Stateful
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks, file_lengths
-from dcpbench.checkpointers.nested import slots
-from dcpbench.checkpointers.torch_save import state_dicts
+from dcpbench.checkpointers.nested import check_fits, slots, state_dicts
 from dcpbench.config.schema import Config
 from dcpbench.measure.raw_io import RawIO
 from dcpbench.verify.audit import Manifest
@@ -36,7 +34,7 @@ class TorchCheckpointingCheckpointer(Checkpointer):
     def save(self, state: dict[str, Any], checkpoint_id: str, slot: int = 0) -> PendingSave:
         started = time.perf_counter()
         if self._ranks.rank == 0 and Path(checkpoint_id).exists():
-            shutil.rmtree(checkpoint_id)
+            self.remove(checkpoint_id)
         self._ranks.meet()
         self._manager.save(checkpoint_id, state_dicts(state))
         self._ranks.meet()
@@ -53,12 +51,7 @@ class TorchCheckpointingCheckpointer(Checkpointer):
         # Into nothing: it refuses an integer where the target has a float, as a weight decay of 0 and of 0.1.
         loaded = self._manager.load(checkpoint_id, into=dict.fromkeys(state), strict=True)
         held = {key: container[last] for container, last, key in slots(loaded)}
-        for container, last, key in slots(state_dicts(state)):
-            if key not in held:
-                raise RuntimeError(f"Missing key in checkpoint state_dict: {key}.")
-            if isinstance(value := container[last], torch.Tensor) and value.shape != held[key].shape:
-                sizes = f"saved {held[key].shape} and current: {value.shape}"
-                raise ValueError(f"Size mismatch between {sizes} for {key}")
+        check_fits(held, state_dicts(state))
         for name, one in state.items():
             if isinstance(one, Stateful):
                 one.load_state_dict(loaded[name])

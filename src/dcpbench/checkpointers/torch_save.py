@@ -12,7 +12,8 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks, file_lengths
-from dcpbench.checkpointers.nested import slots
+from dcpbench.checkpointers.nested import check_fits, slots, state_dicts
+from dcpbench.checkpointers.tensors_only import packed, unpacked
 from dcpbench.checkpointers.torch_file import stored_in
 from dcpbench.config.schema import Config
 from dcpbench.measure.raw_io import RawIO
@@ -84,14 +85,10 @@ class TorchSaveCheckpointer(Checkpointer):
         """
         held = self._leaves(checkpoint_id)
         templates = state_dicts(state)
+        check_fits(held, templates)
         for container, name, key in slots(templates):
-            if key not in held:
-                raise RuntimeError(f"Missing key in checkpoint state_dict: {key}.")
             value, saved = container[name], held[key]
             if isinstance(value, torch.Tensor):
-                if value.shape != saved.shape:
-                    sizes = f"saved {saved.shape} and current: {value.shape}"
-                    raise ValueError(f"Size mismatch between {sizes} for {key}")
                 local = local_part(value)
                 local.copy_(extent_of(value).take(saved).reshape(local.shape))
             else:
@@ -137,7 +134,7 @@ class TorchSaveCheckpointer(Checkpointer):
 
     def _value(self, saved: Any, like: Any) -> Any:
         """What is no tensor, of what `_leaves` has for it."""
-        return io.BytesIO(saved.numpy().tobytes()) if isinstance(like, io.BytesIO) else saved
+        return unpacked(saved, like) if isinstance(like, io.BytesIO) else saved
 
 
 def _sync(folder: Path) -> None:
@@ -147,11 +144,6 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def state_dicts(state: dict[str, Any]) -> dict[str, Any]:
-    """What a state's objects hand out, by their names."""
-    return {name: one.state_dict() if isinstance(one, Stateful) else one for name, one in state.items()}
 
 
 def _without(nested: dict[str, Any], keys: set[str], prefix: str = "") -> dict[str, Any]:
@@ -186,5 +178,5 @@ def _portable(nested: Any, key: str) -> Any:
     if isinstance(nested, DTensor):
         return nested.full_tensor()
     if isinstance(nested, io.BytesIO):
-        return torch.frombuffer(bytearray(nested.getvalue()), dtype=torch.uint8)
+        return packed(nested)
     return nested

@@ -13,14 +13,14 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from dcpbench.checkpointers.on_disk import Audited, audited, newest_first
+from dcpbench.checkpointers.on_disk import Audited, FolderState, audited, newest_first
 from dcpbench.config.text import counted
 from dcpbench.records.sentences import finding_sentence
 from dcpbench.records.store import ResultsError
 from dcpbench.report.styles import complain, print_table, standard_output, style_of, text_of
 
 _MOST_SHOWN = 20
-_STATUS = {"whole": 0, "damaged": 1, "torn": 1, "none": 2}
+_STATUS = {FolderState.whole: 0, FolderState.damaged: 1, FolderState.torn: 1, FolderState.none: 2}
 
 
 def main(
@@ -34,7 +34,7 @@ def main(
     """Look at checkpoints: 0 if all are whole, 1 if one is not, 2 if one is none. With `newest`, print the
     newest whole one below these folders instead: 1 if none is whole, 2 if there is none. `data` reads those
     too; files `beside` have to be there as well."""
-    look = partial(audited, data=data, beside=beside)
+    look = partial(audited, data=data, required=beside)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names may be anything
     if newest:
@@ -54,7 +54,7 @@ def main(
 def _print_newest(folders: Iterable[Path], look: Callable[[Path], Audited]) -> int:
     folders, one = list(folders), None
     for one in newest_first(folders, look):
-        if one.state == "whole":
+        if one.state is FolderState.whole:
             with standard_output():
                 print(one.folder)
             return 0
@@ -66,8 +66,8 @@ def _print_newest(folders: Iterable[Path], look: Callable[[Path], Audited]) -> i
 
 def _show(one: Audited, all_keys: bool) -> None:
     console = Console(soft_wrap=not sys.stdout.isatty())
-    style = style_of("pass" if one.state == "whole" else "fail")
-    told = {"none": "no checkpoint"}.get(one.state, one.state)
+    style = style_of("pass" if one.state is FolderState.whole else "fail")
+    told = "no checkpoint" if one.state is FolderState.none else one.state
     console.print(text_of(f"{one.folder}: {told}{f': {one.because}' if one.because else ''}", style))
     if one.entries:
         tensors = [entry for entry in one.entries.values() if entry.shape is not None]

@@ -6,7 +6,6 @@ cannot be tried is passed over, and told.
 """
 
 import datetime
-import json
 import re
 import statistics
 import subprocess
@@ -29,6 +28,7 @@ from dcpbench.records.sentences import short_reason
 from dcpbench.records.store import stored_rows
 from dcpbench.report.labels import quantity
 from dcpbench.report.styles import print_table, standard_output, style_of, text_of
+from dcpbench.sweep.folder.manifest import quoted
 
 _LOG = "dcpbench.log"
 
@@ -95,7 +95,7 @@ class _Bisection:
         except CannotInstallError as error:
             return _Tried(version, "-", problem=f"no environment could be made: {error}")
         folder = self.folder / str(version)
-        words = [*self.asked.words, f"repeats={self.repeats}", f"hydra.sweep.dir={json.dumps(str(folder))}"]
+        words = [*self.asked.words, f"repeats={self.repeats}", f"hydra.sweep.dir={quoted(str(folder))}"]
         folder.mkdir(parents=True)
         log = self.folder / f"{version}-{_LOG}"
         with tempfile.TemporaryDirectory(prefix="dcpbench-") as own, log.open("wb") as written:

@@ -19,7 +19,7 @@ from dcpbench.report.styles import complain, standard_output
 
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _AS_TYPED = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-_FOLDER = click.Path(path_type=Path)
+_PATH = click.Path(path_type=Path)
 _SHARE = click.FloatRange(0, 1, max_open=True)
 _NUMBER = click.IntRange(0)
 
@@ -119,9 +119,9 @@ def _add(name: str, module: str, help: str, *params: click.Parameter) -> None:
     tree.add_command(command)
 
 
-def _several(option: str, metavar: str, help: str, known: completion.Names) -> click.Option:
-    """An option that may be given several times."""
-    complete = completion.listed(known)
+def _several(option: str, metavar: str, help: str, known: completion.Names | None = None) -> click.Option:
+    """An option that may be given several times; `known` is what a shell completes."""
+    complete = None if known is None else completion.listed(known)
     return click.Option([option], multiple=True, metavar=metavar, help=help, shell_complete=complete)
 
 
@@ -143,7 +143,7 @@ def _output(formats: Sequence[str], help: str) -> list[click.Parameter]:
         *([_flag("--raw", raw)] if "csv" in formats else []),
         click.Option(
             ["-o", "--output"],
-            type=click.Path(path_type=Path),
+            type=_PATH,
             metavar="FILE",
             help="Write there, whole or not at all; its suffix tells the format.",
         ),
@@ -161,9 +161,8 @@ def _no_command(_: click.Context, __: click.Parameter, places: tuple[Path, ...])
     return places
 
 
-def _places(name: str, *metavar: str) -> click.Argument:
-    how = {"metavar": metavar[0]} if metavar else {}
-    return click.Argument([name], type=_FOLDER, nargs=-1, required=True, callback=_no_command, **how)
+def _places(name: str, metavar: str) -> click.Argument:
+    return click.Argument([name], type=_PATH, nargs=-1, required=True, callback=_no_command, metavar=metavar)
 
 
 _COLUMNS = ["sweep", *(name for name in column_types() if name not in NESTED)]
@@ -216,11 +215,11 @@ _add(
     "dcpbench.report.compare",
     """Tell which statuses changed from OLD to NEW, and which costs beyond noise. Ends with 1 where something
     is found that --fail-on names.""",
-    click.Argument(["old"], type=_FOLDER),
+    click.Argument(["old"], type=_PATH),
     _places("new", "NEW..."),
     click.Option(
         ["--earlier"],
-        type=_FOLDER,
+        type=_PATH,
         multiple=True,
         metavar="SWEEP",
         help="""A sweep before OLD (several times): its costs count with OLD's, its statuses do not; with five
@@ -258,11 +257,8 @@ _add(
         ["--good"], required=True, metavar="VERSION", help="A torch in which it is as it should be."
     ),
     click.Option(["--bad"], required=True, metavar="VERSION", help="A later one in which it is not."),
-    click.Option(
-        ["--python"],
-        multiple=True,
-        metavar="VERSION=PATH",
-        help="The interpreter of an environment that has this torch (several times).",
+    _several(
+        "--python", "VERSION=PATH", "The interpreter of an environment that has this torch (several times)."
     ),
     _flag("--no-install", "Make no environments: versions without --python are passed over."),
     click.Option(
@@ -283,7 +279,7 @@ _add(
         ["--repeats"], type=click.IntRange(1), default=1, show_default=True, help="Runs under each version."
     ),
     click.Option(
-        ["-o", "--output"], type=_FOLDER, metavar="FOLDER", help="For the sweeps (outputs/bisect-<time>)."
+        ["-o", "--output"], type=_PATH, metavar="FOLDER", help="For the sweeps (outputs/bisect-<time>)."
     ),
 )
 _add(
@@ -311,7 +307,7 @@ _add(
     click.Option(
         ["--to"], type=click.Choice(["tensorboard", "mlflow", "wandb"]), required=True, help="The tracker."
     ),
-    click.Option(["--dir"], type=_FOLDER, metavar="FOLDER", help="Where to write (outputs/<tracker>)."),
+    click.Option(["--dir"], type=_PATH, metavar="FOLDER", help="Where to write (outputs/<tracker>)."),
     click.Option(
         ["--project"],
         default="dcpbench",
@@ -324,7 +320,7 @@ _add(
     "dcpbench.sweep.folder.prune",
     """Remove the cells' folders (logs, checkpoints) of old sweeps in FOLDER; rows and pages stay. The newest
     sweep, and one that is running, always stay whole. Prints only, without --yes.""",
-    click.Argument(["folder"], type=_FOLDER),
+    click.Argument(["folder"], type=_PATH),
     click.Option(
         ["--keep-days"],
         type=_NUMBER,
@@ -341,7 +337,7 @@ _add(
         metavar="N",
         help="Before that the newest of each of N weeks that have any.",
     ),
-    _flag("--keep-failed", "Also those with a cell that did not come out."),
+    _flag("--keep-failed", "Also those with a cell that did not come out as it should."),
     _flag("--remove", "Remove the sweeps altogether, rows included."),
     _flag("--yes", "Do it."),
 )
@@ -356,12 +352,7 @@ _add(
     _places("checkpoints", "CHECKPOINT..."),
     _flag("--newest", "Print the newest whole checkpoint below these folders, by number, else by time."),
     _flag("--data", "Read the data too, and hold them against the checksums that torch.save has written."),
-    click.Option(
-        ["--beside"],
-        multiple=True,
-        metavar="FILE",
-        help="A file that has to be there too, as Lightning's meta.pt.",
-    ),
+    _several("--beside", "FILE", "A file that has to be there too, as Lightning's meta.pt."),
     _flag("--all", "Every key and every finding, however many there are."),
     click.Option(["--json", "as_json"], is_flag=True, help="All of it as JSON."),
 )
@@ -370,6 +361,6 @@ _add(
     "dcpbench.cli.doctor",
     """Tell whether this machine can run what it should: torch, GPUs and their links, memory, disk, compiler,
     loopback, limits; and how to mend what is missing. Ends with 1 when something is bad.""",
-    click.Option(["--folder"], type=_FOLDER, metavar="FOLDER", help="Where checkpoints would go (outputs)."),
+    click.Option(["--folder"], type=_PATH, metavar="FOLDER", help="Where checkpoints would go (outputs)."),
     click.Option(["--json", "as_json"], is_flag=True, help="All of it as JSON."),
 )

@@ -97,8 +97,8 @@ def _run(task: SweepTask, words: Sequence[str]) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
-            itself = "dcpbench starts its ranks itself, or has those of torchrun (TORCHELASTIC_RUN_ID)"
-            raise ConfigError(f"RANK and WORLD_SIZE are set: {itself}")
+            instead = "start it once, as one process, which starts the ranks itself, or by torchrun"
+            raise ConfigError(f"RANK and WORLD_SIZE are set, and not by torchrun: {instead}")
         try:
             Path.cwd()
         except FileNotFoundError:

@@ -8,6 +8,7 @@ from pathlib import Path
 from dcpbench.config import groups
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import how_run
+from dcpbench.config.save import SaveConfig
 from dcpbench.config.state_dict import StateDictConfig
 
 OF_THE_SWEEP = ("resume", "trust", "rerun", "plan", "plan_as", "objective", "executor")
@@ -75,7 +76,7 @@ class Config:
     optimizer: groups.OptimizerConfig = field(default_factory=groups.OptimizerConfig)
     state_dict: StateDictConfig = field(default_factory=StateDictConfig)
     checkpointer: groups.CheckpointerConfig = field(default_factory=groups.CheckpointerConfig)
-    save: groups.SaveConfig = field(default_factory=groups.SaveConfig)
+    save: SaveConfig = field(default_factory=SaveConfig)
     storage: groups.StorageConfig = field(default_factory=groups.StorageConfig)
     fault: groups.FaultConfig = field(default_factory=groups.FaultConfig)
     workload: groups.WorkloadConfig = field(default_factory=groups.WorkloadConfig)

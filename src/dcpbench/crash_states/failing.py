@@ -20,8 +20,10 @@ from typing import Any, ClassVar
 import torch.distributed as dist
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 
+from dcpbench.checkpointers.dcp_metadata import DATA_SUFFIX
 from dcpbench.checkpointers.storage import Storage, file
-from dcpbench.config.groups import SaveConfig, StorageConfig, rank_of
+from dcpbench.config.groups import StorageConfig, rank_of
+from dcpbench.config.save import SaveConfig
 from dcpbench.crash_states.file_layer import FileLayer, layered
 from dcpbench.crash_states.operations import Kind
 
@@ -147,7 +149,7 @@ class _FailingLayer(FileLayer):
 
     def _is_met(self, kind: Kind, path: str) -> bool:
         failing = self._failing
-        if failing.thread != "any" and kind is Kind.open and path.endswith(".distcp"):
+        if failing.thread != "any" and kind is Kind.open and path.endswith(DATA_SUFFIX):
             self._meet()
         here = "caller" if threading.get_ident() == self._caller else "writer"
         counts = kind is failing.operation and fnmatch(PurePath(path).name, failing.files)

@@ -14,13 +14,14 @@ from enum import StrEnum
 from pathlib import Path, PurePath
 from typing import Any
 
+from dcpbench.checkpointers.dcp_metadata import DATA_SUFFIX, METADATA
 from dcpbench.crash_states.file_layer import FileLayer, layered
 from dcpbench.crash_states.operations import Kind
 from dcpbench.verify.files import FileDigests
 
-METADATA = ".metadata"
 _UNPUBLISHED = f"{METADATA}.tmp"
-_DATA = ".distcp"
+PUBLISHER = 0
+"""The rank that publishes the metadata: DCP's coordinator."""
 _MEET_S = 20.0
 """So long a rank waits at the point for the others that are to die; whoever has not come then is told."""
 
@@ -44,7 +45,6 @@ class Killing:
         at: the point.
         ranks: those that die.
         uploader: of each of them only the process that uploads dies, else both.
-        publisher: the rank that publishes.
     """
 
     folder: Path
@@ -52,17 +52,16 @@ class Killing:
     at: At
     ranks: tuple[int, ...]
     uploader: bool = False
-    publisher: int = 0
 
     @property
-    def came(self) -> tuple[int, ...]:
+    def arrived(self) -> tuple[int, ...]:
         """The ranks that have come to the point."""
-        return tuple(sorted(int(mark.stem) for mark in self.marks.glob("*.came")))
+        return tuple(sorted(int(mark.stem) for mark in self.marks.glob("*.arrived")))
 
     @property
-    def come(self) -> tuple[int, ...]:
-        """Those that have to."""
-        return (self.publisher,) if self.at is At.in_publication else self.ranks
+    def expected(self) -> tuple[int, ...]:
+        """The ranks that have to come to it."""
+        return (PUBLISHER,) if self.at is At.in_publication else self.ranks
 
     def processes_of(self, ranks: Iterable[int]) -> Iterator[int]:
         """The processes of these ranks that die."""
@@ -70,7 +69,7 @@ class Killing:
             for mark in self.marks.glob(f"{rank}-{'child' if self.uploader else '*'}.pid"):
                 yield int(mark.read_text())
 
-    def may_come(self, rank: int) -> AbstractContextManager[None]:
+    def watching(self, rank: int) -> AbstractContextManager[None]:
         """A context in which this rank makes saves, of which it may not survive one that begins `arm`ed."""
         return layered(_Killer(self, rank))
 
@@ -80,6 +79,7 @@ class Killing:
 
     @property
     def armed(self) -> bool:
+        """Whether ranks die from now on."""
         return (self.marks / "armed").exists()
 
 
@@ -89,7 +89,7 @@ class _Killer(FileLayer):
     def __init__(self, killing: Killing, rank: int, role: str = "rank") -> None:
         super().__init__(killing.folder, role)
         self._killing, self._rank = killing, rank
-        self._dies_here = rank in killing.come
+        self._dies_here = rank in killing.expected
         self._has_data = self._is_torn = False
         (killing.marks / f"{rank}-{role}.pid").write_text(str(os.getpid()))
 
@@ -100,34 +100,34 @@ class _Killer(FileLayer):
         at, name = self._killing.at, PurePath(path).name
         if not self._killing.armed:
             return size
-        if kind is Kind.open and name.endswith(_DATA) and at is At.before_data:
-            self._come()
-        if kind is Kind.write and name.endswith(_DATA) and at is At.in_data and self._dies_here:
+        if kind is Kind.open and name.endswith(DATA_SUFFIX) and at is At.before_data:
+            self._arrive()
+        if kind is Kind.write and name.endswith(DATA_SUFFIX) and at is At.in_data and self._dies_here:
             self._is_torn = True
             return size // 2
         if kind is Kind.open and name == _UNPUBLISHED and at is At.before_metadata:
-            self._come()
+            self._arrive()
         if kind is Kind.rename and name == _UNPUBLISHED and at is At.in_publication:
-            self._come()
+            self._arrive()
         return size
 
     def note(self, kind: Kind, **fields: Any) -> None:
         if self._is_torn:
-            self._come()
-        if kind is Kind.write and fields["path"].endswith(_DATA) and self._killing.armed:
+            self._arrive()
+        if kind is Kind.write and fields["path"].endswith(DATA_SUFFIX) and self._killing.armed:
             self._has_data = True
         # What comes after its data is the collective in which it tells what it has written.
         if kind is Kind.signal and self._has_data and self._killing.at is At.before_metadata:
-            self._come()
+            self._arrive()
 
-    def _come(self) -> None:
+    def _arrive(self) -> None:
         """This process has come to the point, and does not go beyond it, if it is to die there."""
         if not self._dies_here:
             return
         killing = self._killing
-        (killing.marks / f"{self._rank}.came").touch()
+        (killing.marks / f"{self._rank}.arrived").touch()
         until = time.monotonic() + _MEET_S
-        while not {*killing.come} <= {*killing.came} and time.monotonic() < until:
+        while not {*killing.expected} <= {*killing.arrived} and time.monotonic() < until:
             time.sleep(0.01)
         dying = {self._rank} if killing.at is not At.in_publication else {*killing.ranks}
         for process in {*killing.processes_of(dying)} - {os.getpid()}:
@@ -160,7 +160,7 @@ def misplaced(
         if not held[at]:
             wrong.append(f"rank {rank} has changed {changed} of {names}, of which {short} are short")
     published = after.get(METADATA) not in (None, before.get(METADATA))
-    whole = at is At.in_publication and killing.publisher not in killing.ranks
+    whole = at is At.in_publication and PUBLISHER not in killing.ranks
     left = at is At.in_publication and not whole
     if published != whole:
         wrong.append(f"new metadata are {'' if published else 'not '}published")

@@ -37,8 +37,8 @@ _ANSWER_LIMIT_S = 120.0
 _DETAILS_LIMIT_S = 10.0
 
 
-def _of_this_alone(python: str) -> None:
-    raise ConfigError(f"load_python={python}: ranks run under the interpreter of their host (executor=local)")
+def _no_other_interpreter(python: str) -> None:
+    raise ConfigError(f"load_python={python}: needs executor=local; others have one interpreter alone")
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Machine:
     _more: Connection | None = None
     hosts: Callable[[int, str], int] = lambda ranks, device: 1
     ranks: int | None = None
-    versions_of: Callable[[str], Any] = _of_this_alone
+    versions_of: Callable[[str], Any] = _no_other_interpreter
 
     def complete(self) -> None:
         """Add to the description what takes longer to find out; waits for it."""

@@ -17,7 +17,7 @@ from dcpbench.worker.messages import CellSpec, StoreAddress, WorldKind
 
 _LOOK_EVERY_S = 0.25
 _LOSS_IS_SEEN_S = 3.0
-"""How much later than the ranks that it takes along an actor may be seen to have died."""
+"""How much later than its ranks, which end with it, an agent may be seen to have died."""
 _STARTS = 3
 _CONCLUDED_S = 3.0
 """How long an agent that has long been silent may still take once its stage is over elsewhere."""

@@ -48,9 +48,9 @@ def devices_of(kind: WorldKind, ranks: Sequence[int], gpus: Sequence[int]) -> di
 class LocalExecutor(Executor):
     """Runs stages on ranks of this host; on a device of their own out of `gpus` each, if they use any.
 
-    Groups of several kinds stay up side by side, so that the stages of a cell need not start them anew. Those
-    of another interpreter than `python`, null for the driver's, a process of that has; it too imports
-    `modules`.
+    Groups of several kinds stay up side by side, so that the stages of a cell need not start them anew. Ranks
+    under another interpreter than `python` (None: the driver's) belong to a process of that interpreter,
+    which imports `modules` too.
     """
 
     context: ForkServerContext

@@ -90,6 +90,8 @@ class _Process(Agent):
 class TorchrunEngine(HostsEngine):
     """The hosts of a run of torchrun, which are named by their addresses."""
 
+    agents: Sequence[_Process]
+
     def __init__(self, config: ExecutorConfig) -> None:
         super().__init__(config)
         given = os.environ.pop(DRIVER_OF_TORCHRUN, None)
@@ -101,8 +103,6 @@ class TorchrunEngine(HostsEngine):
         self._processes: dict[int, _Process] = {}
         self._changed = threading.Condition()
         self._is_over = False
-
-    agents: Sequence[_Process]
 
     def begin(self, modules: Sequence[str]) -> None:
         for target in (self._accept, self._watch):

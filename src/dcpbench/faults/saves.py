@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dcpbench.checkpointers.dcp_metadata import DATA_SUFFIX, METADATA
 from dcpbench.config.groups import Expect, Only, Place
 from dcpbench.faults.registry import fault, staged, written
 from dcpbench.faults.values import A_BIAS, A_WEIGHT, WITH_MOMENTS
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _KEY = rf"model\.{A_BIAS}"
 _OF_DCP = {"checkpointer": Only(["dcp"], "it damages files as DCP lays them out")}
+_FILES_OF_DATA = f"*{DATA_SUFFIX}"
 _DEEP = {"verify": Only(["deep"], "a fresh process alone can see it")}
 _UNEQUAL = tuple(
     Expect(check) for check in ("model_equal", "optim_equal", "extra_equal", "loss_resume_equal")
@@ -106,21 +108,21 @@ def keys_exchanged(target: "Target") -> None:
     model[one], model[other] = model[other], model[one]
 
 
-def _largest(target: "Target", files: str = "*.distcp") -> Path:
+def _largest(target: "Target", files: str = _FILES_OF_DATA) -> Path:
     found = sorted(target.folder.glob(files), key=lambda path: path.stat().st_size)
     return target.one_of(reversed(found))
 
 
-@_file(name="file_missing", files="*.distcp")
-@_metadata(name="metadata_missing", files=".metadata")
+@_file(name="file_missing", files=_FILES_OF_DATA)
+@_metadata(name="metadata_missing", files=METADATA)
 @_safetensors(name="safetensors_missing")
 def missing(target: "Target", files: str) -> None:
     """The largest file is gone."""
     _largest(target, files).unlink()
 
 
-@_file(name="file_truncated", files="*.distcp")
-@_metadata(name="metadata_truncated", files=".metadata")
+@_file(name="file_truncated", files=_FILES_OF_DATA)
+@_metadata(name="metadata_truncated", files=METADATA)
 @_safetensors(name="safetensors_truncated")
 def truncated(target: "Target", files: str) -> None:
     """The largest file has lost its last third."""
@@ -164,7 +166,7 @@ def safetensors_bit(target: "Target", files: str) -> None:
 @_file(*_UNEQUAL)
 def files_exchanged(target: "Target") -> None:
     """Two files have each other's names; with one file there is nothing to exchange, and it goes."""
-    files = sorted(target.folder.glob("*.distcp"))
+    files = sorted(target.folder.glob(_FILES_OF_DATA))
     if len(files) < 2:
         target.one_of(files).unlink()
         return
@@ -183,7 +185,7 @@ def file_of_first_save(target: "Target") -> None:
 @written(Expect("optim_equal", r"state\.[\w.]+"), only=WITH_MOMENTS | _OF_DCP)
 def metadata_names_other_places(target: "Target") -> None:
     """`.metadata` of another save, by which two moments of one size have each other's place."""
-    path = target.folder / ".metadata"
+    path = target.folder / METADATA
     metadata = pickle.loads(path.read_bytes())  # noqa: S301 - this cell wrote it a moment ago
     places = metadata.storage_data
     for index in list(places):
@@ -202,7 +204,7 @@ def file_stray(target: "Target") -> None:
 @written(Expect("checkpoint_whole", r"model\.net9\.weight .*", 0), only=_OF_DCP)
 def entry_without_key(target: "Target") -> None:
     """`.metadata` has a place for a tensor that has no key."""
-    path = target.folder / ".metadata"
+    path = target.folder / METADATA
     metadata = pickle.loads(path.read_bytes())  # noqa: S301 - this cell wrote it a moment ago
     index, place = next(iter(metadata.storage_data.items()))
     metadata.storage_data[replace(index, fqn="model.net9.weight")] = place

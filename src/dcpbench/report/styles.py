@@ -4,7 +4,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TextIO
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -66,8 +65,8 @@ def without_trailing_blanks(text: str) -> str:
     return "\n".join(line.rstrip(" ") for line in text.split("\n"))
 
 
-def console_for(*tables: Table, file: TextIO | None = None) -> Console:
-    """A console on standard output or this file, wide enough for these: rows are long lines, never folded."""
+def console_for(*tables: Table) -> Console:
+    """A console on standard output, wide enough for these: rows are long lines, never folded."""
     wide = Console(width=_UNFOLDED)
     needed = (Measurement.get(wide, wide.options, table).maximum for table in tables)
-    return Console(width=max([Console(file=file).width, *needed]), file=file)
+    return Console(width=max([Console().width, *needed]))

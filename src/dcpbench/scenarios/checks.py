@@ -37,7 +37,8 @@ from dcpbench.verify.tolerances import (
     losses_close,
     losses_equal,
 )
-from dcpbench.workloads import training_run
+from dcpbench.workloads import build_run
+from dcpbench.workloads.batches import batches_of
 from dcpbench.workloads.training_run import TrainingRun
 
 _UNRESTORED = 5
@@ -85,7 +86,7 @@ def verify_twin(cell: Cell, oracle: Oracle) -> None:
         compared = {name: here.get(name, False) for name in compared_names(expected)}
         where = "after the uninterrupted run"
         cell.check("state_twin_close", marked, where, compared)
-        plain = training_run.build_plain(cell.config, cell.world, other_seed(cell, 0))
+        plain = build_run.build_plain(cell.config, cell.world, other_seed(cell, 0))
         plain.train(oracle.data, 1)
         strangers = without_constants(expected, _tensors(plain))
         control = compare_close(expected, strangers, tolerance, trained.computes_in)
@@ -122,7 +123,7 @@ def _draws_otherwise(cell: Cell, run: TrainingRun, checks: Iterable[str]) -> boo
 def verify_save_harmless(cell: Cell, oracle: Oracle) -> None:
     """A run that never saves must end up in the very state of the one that did, by the same losses."""
     with cell.phase("build"):
-        unsaved = training_run.build(cell.config, cell.world, cell.config.seed)
+        unsaved = build_run.build(cell.config, cell.world, cell.config.seed)
     trained = oracle.trained
     unsaved.keeps_random = trained.keeps_random
     steps.train(cell, unsaved, oracle.data, trained.train_state.step)
@@ -144,7 +145,7 @@ def make_different(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, numb
         perturb_optimizer(target.optimizer, seed, checkpoint.state.get("optim_equal"))
         known_defects.before_load(cell, target, checkpoint)
         if cell.config.load_into.gradients:
-            target.leave_gradients(training_run.batches(cell.config, cell.world.device))
+            target.leave_gradients(batches_of(cell.config, cell.world.device))
     prove_power(cell, target, checkpoint)
 
 

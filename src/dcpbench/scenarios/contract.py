@@ -22,7 +22,7 @@ class Unsaveable:
     """What no writer can write; some stagers refuse it already."""
 
     refusal = "Unsaveable"
-    """In what is raised, whoever refuses it."""
+    """What every refusal has in its text: a stager names the class, and `__reduce__` does."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Unsaveable":
         return self

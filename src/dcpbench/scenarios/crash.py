@@ -14,9 +14,9 @@ from threading import Event
 from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.checkpointers.base import Checkpointer
-from dcpbench.checkpointers.on_disk import newest_first
+from dcpbench.checkpointers.on_disk import FolderState, newest_first
 from dcpbench.crash_states.disk_states import Crash
-from dcpbench.crash_states.killing import At, Killing, misplaced
+from dcpbench.crash_states.killing import PUBLISHER, At, Killing, misplaced
 from dcpbench.crash_states.loading import Loaded
 from dcpbench.crash_states.survey import StateKind
 from dcpbench.records.findings import Finding
@@ -25,7 +25,7 @@ from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, live_state, retained_state
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.files import FileDigests, digest_files
-from dcpbench.workloads import training_run
+from dcpbench.workloads import build_run
 from dcpbench.workloads.training_run import TrainingRun
 
 Kill = str | list[int]
@@ -41,7 +41,7 @@ def save_and_die(cell: Cell, kill: Kill, at: str, folder: str) -> None:
     `folder` is `new` for each save, or the `same` for all."""
     killing = _killing(cell, kill, at)
     killing.marks.mkdir(exist_ok=True)
-    with killing.may_come(cell.world.rank):
+    with killing.watching(cell.world.rank):
         run, checkpointer = _train_and_save(cell, folder)
         cell.world.meet()
         killing.arm()
@@ -56,7 +56,7 @@ def save_and_die(cell: Cell, kill: Kill, at: str, folder: str) -> None:
                 (killing.marks / f"{cell.world.rank}.told").write_text(f"{type(error).__name__}: {error}")
                 if not killing.uploader:
                     raise
-    if killing.uploader and killing.came:  # the job ends, by what its ranks were told
+    if killing.uploader and killing.arrived:  # the job ends, by what its ranks were told
         cell.world.meet()
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -83,8 +83,7 @@ def go_on(cell: Cell, kill: Kill, at: str, folder: str) -> None:
 
 def _killing(cell: Cell, kill: Kill, at: str) -> Killing:
     """Who dies: a lone one at the point that it publishes is who does that, elsewhere the last one."""
-    publishes = at == At.in_publication
-    lone = 0 if publishes else cell.world.size - 1
+    lone = PUBLISHER if at == At.in_publication else cell.world.size - 1
     ranks = [*range(cell.world.size)] if kill == "all" else [lone] if isinstance(kill, str) else kill
     return Killing(cell.folder, cell.folder / _MARKS, At(at), tuple(ranks), kill == "uploader")
 
@@ -101,7 +100,7 @@ def _train_and_save(cell: Cell, folder: str) -> tuple[TrainingRun, Checkpointer]
     oracle = replace(steps.build(plan), ends=frozenset(plan.config.save_steps))
     steps.go_on(plan, oracle, until=plan.config.last_step)
     with cell.phase("build"):
-        run = training_run.build(cell.config, cell.world, cell.config.seed)
+        run = build_run.build(cell.config, cell.world, cell.config.seed)
     checkpointer = steps.open_checkpointer(cell)
     *whole, last = plan.config.save_steps
     for step in whole:
@@ -126,7 +125,8 @@ def _verify_killed(cell: Cell, killing: Killing, candidates: list[Checkpoint], f
 
     def wrong(at: At) -> list[Finding]:
         told = misplaced(at, killing, usual, before, after)
-        told += [f"rank {rank} did not come" for rank in killing.come if rank not in killing.came]
+        late = [rank for rank in killing.expected if rank not in killing.arrived]
+        told += [f"rank {rank} did not arrive there" for rank in late]
         return [contract.breach("where it was killed", one) for one in told]
 
     # The control: the same files do not tell of any other point.
@@ -150,7 +150,7 @@ def _verify_killed(cell: Cell, killing: Killing, candidates: list[Checkpoint], f
 def _load_newest(cell: Cell, target: TrainingRun, candidates: list[Checkpoint]) -> Checkpoint | None:
     """Load the newest checkpoint that can be, as a start that knows nothing does; which of these it is, None
     if it is none of them or there is none."""
-    whole = [str(one.folder) for one in newest_first([cell.folder]) if one.state == "whole"]
+    whole = [str(one.folder) for one in newest_first([cell.folder]) if one.state is FolderState.whole]
 
     def is_now(one: Checkpoint) -> bool:
         state, group = live_state(target), cell.world.group

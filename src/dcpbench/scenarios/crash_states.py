@@ -179,7 +179,7 @@ def _sentence(found: Survey, kind: StateKind) -> str:
     state = found.simplest[kind]
     moments = [step for _, step in state.done if step.changes]
     last = (
-        f"after {len(moments)} operations, the last of which is: {moments[-1]}" if moments else "at the begin"
+        f"after {len(moments)} operations, the last of which is: {moments[-1]}" if moments else "at the start"
     )
     lost = f"; lost: {', '.join(state.lost)}" if state.lost else ""
     count, total = found.distinct[kind], found.total(kind.crash, kind.told)

@@ -20,7 +20,7 @@ from dcpbench.verify.files import drop_pages
 from dcpbench.verify.layout import Extent
 from dcpbench.verify.plain_read import compare_stored
 from dcpbench.verify.snapshot import DigestedLeaf
-from dcpbench.workloads import training_run
+from dcpbench.workloads.batches import batches_of
 from dcpbench.workloads.training_run import TrainingRun
 
 _LEFT, _LEFT_BY = "newest.pt", "newest-rank{}.pt"
@@ -83,7 +83,7 @@ def load_by_trainer(cell: Cell) -> None:
     target = steps.build_anew(cell)
     target.keeps_random = keeps_random
     checks.load_and_verify(cell, target, saved)
-    data = training_run.batches(cell.config, cell.world.device)
+    data = batches_of(cell.config, cell.world.device)
     checks.resume(cell, target, saved, Losses(continued, [], data, states))
     own = [one for one in cell.report.measurements if (one.phase or "").startswith("verify")]
     cell.report.measurements[before:] = own

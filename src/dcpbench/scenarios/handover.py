@@ -13,7 +13,7 @@ from dcpbench.scenarios.steps import Losses
 from dcpbench.verify.compare_layouts import digests
 from dcpbench.verify.layout import Extent
 from dcpbench.verify.snapshot import DigestedLeaf
-from dcpbench.workloads import training_run
+from dcpbench.workloads.batches import batches_of
 
 _HANDOVER = "handover.pt"
 
@@ -66,6 +66,6 @@ def take_over(cell: Cell, checkpointer: Checkpointer, same_layout: bool) -> tupl
         Checkpoint(step, str(cell.folder / name), checkpointer, state, by_content=True, numbers=numbers)
         for step, name, state, _, numbers in left
     ]
-    data = training_run.batches(cell.config, cell.world.device)
+    data = batches_of(cell.config, cell.world.device)
     about = why_no_twin, frozenset(computes_in), version
     return checkpoints, Losses(continued, twin, data, states, {}, *about)

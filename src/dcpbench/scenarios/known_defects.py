@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import nn
 
 from dcpbench.checkpointers.dcp import stored_chunks
-from dcpbench.config.groups import Kept, ParallelConfig
+from dcpbench.config.groups import ParallelConfig
+from dcpbench.config.save import Kept
 from dcpbench.records.findings import Finding
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, key_of, retained_state
@@ -43,9 +44,10 @@ from dcpbench.verify.snapshot import (
     snapshot_model,
     snapshot_optimizer,
 )
-from dcpbench.workloads import training_run
+from dcpbench.workloads import build_run
+from dcpbench.workloads.batches import Batches
 from dcpbench.workloads.components import Ema
-from dcpbench.workloads.training_run import Batches, TrainingRun
+from dcpbench.workloads.training_run import TrainingRun
 
 if TYPE_CHECKING:
     from dcpbench.scenarios.steps import Oracle
@@ -125,14 +127,14 @@ def marked_by(cell: Cell, oracle: "Oracle") -> Mark:
     is subject to what the cell is; collective."""
     sizes, frozen = _sizes(cell), _frozen(oracle.twin.model)
     if _never_averages(sizes):
-        by, other = TRAINED_ALONE, training_run.build_replica(cell.config, cell.world, cell.config.seed)
+        by, other = TRAINED_ALONE, build_run.build_replica(cell.config, cell.world, cell.config.seed)
         _copy(oracle.trained.model, other.model, frozen)
     elif frozen and "tp" in sizes:
-        by, other = UNFROZEN, training_run.build_plain(cell.config, cell.world, cell.config.seed)
+        by, other = UNFROZEN, build_run.build_plain(cell.config, cell.world, cell.config.seed)
         _copy(oracle.twin.model, other.model, frozen)
         _unfreeze(other.model, cell.config.parallel.tp_plan)
     elif cell.config.parallel.options.get("sums"):
-        by, other = DIVIDED_TWICE, training_run.build_plain(cell.config, cell.world, cell.config.seed)
+        by, other = DIVIDED_TWICE, build_run.build_plain(cell.config, cell.world, cell.config.seed)
         for name in cell.config.parallel.ep_plan:
             for parameter in other.model.get_submodule(name).parameters():
                 parameter.register_hook(lambda gradient: gradient / cell.world.size)
@@ -156,7 +158,7 @@ def resumed_by(cell: Cell, target: TrainingRun, data: Batches, until: int) -> Ma
     local = _has_local_experts(cell)
     if not (alone or sizes.get("tp", 1) > 1 or in_part or in_another_state or local):
         return lambda found, beside: found
-    make = training_run.build_replica if alone else training_run.build if local else training_run.build_plain
+    make = build_run.build_replica if alone else build_run.build if local else build_run.build_plain
     other = make(cell.config, cell.world, cell.config.seed)
     group = None if alone or local else cell.world.group
     _set_model(other.model, assembled(snapshot_model(target.model), group))

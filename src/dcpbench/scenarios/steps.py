@@ -30,8 +30,9 @@ from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.files import Synced, not_synced
 from dcpbench.verify.plain_read import compare_stored
 from dcpbench.verify.snapshot import Leaves
-from dcpbench.workloads import training_run
-from dcpbench.workloads.training_run import Batches, TrainingRun
+from dcpbench.workloads import build_run
+from dcpbench.workloads.batches import Batches, batches_of
+from dcpbench.workloads.training_run import TrainingRun
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Oracle:
     def twin(self) -> TrainingRun:
         """The same model from the same seed, all of it on every rank, and not yet trained."""
         with self.cell.phase("build"):
-            return training_run.build_plain(self.cell.config, self.cell.world, self.cell.config.seed)
+            return build_run.build_plain(self.cell.config, self.cell.world, self.cell.config.seed)
 
     @property
     def losses(self) -> Losses:
@@ -90,7 +91,7 @@ def unrestored(cell: Cell, losses: Losses, number: int, taken: range) -> list[fl
     """The losses in these steps of a model from another seed, trained on the same batches from step 1 on."""
     known = losses.strangers.get(number, [])
     if len(known) < taken.stop - 1:
-        stranger = training_run.build_stranger(cell.config, cell.world, other_seed(cell, number))
+        stranger = build_run.build_stranger(cell.config, cell.world, other_seed(cell, number))
         known = losses.strangers[number] = stranger.train(
             losses.data, max(taken.stop - 1, cell.config.last_step)
         )
@@ -101,8 +102,8 @@ def build(cell: Cell) -> Oracle:
     """The training run of the cell, and its data."""
     with cell.phase("build"):
         config, world = cell.config, cell.world
-        trained = training_run.build(config, world, config.seed)
-        return Oracle(cell, trained, training_run.batches(config, world.device))
+        trained = build_run.build(config, world, config.seed)
+        return Oracle(cell, trained, batches_of(config, world.device))
 
 
 def build_anew(cell: Cell, number: int = 0, step: int = 0) -> TrainingRun:
@@ -110,7 +111,7 @@ def build_anew(cell: Cell, number: int = 0, step: int = 0) -> TrainingRun:
     with the state that DCP gives a fresh optimizer. It is to load what was saved after this step."""
     into = cell.config.load_into
     with cell.phase("build"):
-        target = training_run.build(cell.config, cell.world, other_seed(cell, number), into.scheduler)
+        target = build_run.build(cell.config, cell.world, other_seed(cell, number), into.scheduler)
         target.component.prepare(target.model, step)
         if into.filled:
             target.fill_optimizer()

@@ -4,12 +4,11 @@ into its place is as good as any; so is the next load."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.checkpointers.base import Checkpointer
-from dcpbench.checkpointers.on_disk import audited
+from dcpbench.checkpointers.on_disk import FolderState, audited
 from dcpbench.crash_states.failing import has_met, sound_storage
 from dcpbench.records.findings import Finding
 from dcpbench.scenarios import checks, contract, steps
@@ -48,7 +47,8 @@ def storage_failure(cell: Cell) -> None:
         _verify_left(cell)
         save(checkpointer)
     steps.finish(cell, newer[0])
-    _skip_unless_met(cell, in_load)
+    if not in_load:
+        _skip_unless_met(cell)
     if any(gathered(cell.report.checks["checkpoint_whole"].count, cell.world.group)):
         return  # what a load of it brings is nobody's to say
     target, saved = steps.build_anew(cell), replace(newer[0], checkpointer=checkpointer)
@@ -56,7 +56,7 @@ def storage_failure(cell: Cell) -> None:
         checks.make_different(cell, target, saved)
         by_failing = replace(saved, checkpointer=failing)
         told = _is_told(cell, lambda: steps.load(cell, target, by_failing), "of the load")
-        _skip_unless_met(cell, False)
+        _skip_unless_met(cell)
         if not told:
             checks.verify_restored(cell, target, saved)
             return
@@ -85,14 +85,14 @@ def _verify_left(cell: Cell) -> None:
     """What a save that failed has left is not taken for a checkpoint. The control is one that is."""
 
     def wrong(name: str) -> list[Finding]:
-        is_whole = cell.world.rank == 0 and audited(cell.folder / name).state == "whole"
+        is_whole = cell.world.rank == 0 and audited(cell.folder / name).state is FolderState.whole
         return [contract.breach("what is left", "it is a whole checkpoint")] if is_whole else []
 
     names = ["what is left"] if cell.world.rank == 0 else []
     contract.verify(cell, "contract_held", wrong(_NEWER), wrong(_OLDER), names, "of the save that failed")
 
 
-def _skip_unless_met(cell: Cell, later: bool) -> None:
+def _skip_unless_met(cell: Cell) -> None:
     cell.world.meet()
-    if not later and not has_met(Path(cell.folder / _NEWER)):
+    if not has_met(cell.folder / _NEWER):
         raise Skip(f"{cell.config.storage.name}: no rank came to the operation that fails")

@@ -5,6 +5,7 @@ parallelism has no mesh) and its configuration, and returns the module to train.
 """
 
 import fnmatch
+import pkgutil
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -31,8 +32,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dcpbench.config.groups import ActivationCheckpointing, ParallelConfig
 from dcpbench.config.mesh import SHARE_DATA
+from dcpbench.config.schema import Config
 from dcpbench.verify.snapshot import plain_fqn
 from dcpbench.workloads.pipeline import keep_stage
+from dcpbench.workloads.world import World
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _STYLES: dict[str, Callable[[], tp.ParallelStyle]] = {
@@ -43,6 +46,12 @@ _STYLES: dict[str, Callable[[], tp.ParallelStyle]] = {
     "sequence": lambda: tp.SequenceParallel(sequence_dim=0),
     "colwise_from_sequence": lambda: tp.ColwiseParallel(input_layouts=Shard(0)),
 }
+
+
+def wrap_model(config: Config, world: World, model: nn.Module) -> Any:
+    """Put a plain model, which is on its device, under the parallelism of the cell."""
+    wrap = pkgutil.resolve_name(config.parallel.target)
+    return wrap(model, world.mesh(config.parallel.mesh_sizes(world.size)), config.parallel)
 
 
 def none(model: nn.Module, mesh: DeviceMesh | None, config: ParallelConfig) -> nn.Module:

@@ -1,10 +1,7 @@
-"""A model with its optimizer and what else a checkpoint holds, the data, and the training loop."""
+"""A model with its optimizer and what else a checkpoint holds, and the training loop."""
 
-import pkgutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -14,22 +11,11 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions
 from torch.optim.lr_scheduler import LRScheduler
 
 from dcpbench.config.groups import OptimizerStateAs
-from dcpbench.config.mesh import dp_degree
-from dcpbench.config.schema import SEED_STRIDE, Config
-from dcpbench.verify.compare import same_value
 from dcpbench.verify.perturb import perturbed
 from dcpbench.verify.snapshot import local_part, named_parameters
-from dcpbench.workloads.components import Component, Surroundings
+from dcpbench.workloads.batches import Batches
+from dcpbench.workloads.components import Component
 from dcpbench.workloads.optimizers import Optimizers, each_of
-from dcpbench.workloads.own_trainer import (
-    Generators,
-    Setup,
-    attributes_of,
-    build_trainer,
-    optimizer_of,
-    optimizers_of,
-)
-from dcpbench.workloads.parallelisms import computes_in, lay_out_buckets, wrap_layers
 from dcpbench.workloads.pipeline import Pipeline
 from dcpbench.workloads.stateful import (
     ModelState,
@@ -41,30 +27,11 @@ from dcpbench.workloads.stateful import (
     SchedulerMadeByLoad,
     TrainState,
 )
-from dcpbench.workloads.workload import Tensors, Workload, each_tensor, next_step, workload_of
+from dcpbench.workloads.workload import Workload, next_step
 from dcpbench.workloads.world import World
 
-_BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _DP_STRIDE = 7919
 """Apart by so much are the seeds of what data-parallel ranks draw."""
-
-
-@dataclass(frozen=True)
-class Batches:
-    """The global batches of a cell: a function of the seed and the step, on whatever layout they are trained.
-
-    They are drawn on the CPU by a generator of their own, so that neither the device nor what else
-    was drawn before has a say in them.
-    """
-
-    seed: int
-    draw: Callable[[torch.Generator], Tensors]
-    device: torch.device
-
-    def at(self, step: int) -> Tensors:
-        """The batch of a step, counted from 1."""
-        generator = torch.Generator().manual_seed(self.seed * SEED_STRIDE + step)
-        return each_tensor(lambda tensor: tensor.to(self.device), self.draw(generator))
 
 
 class TrainingRun:
@@ -262,196 +229,3 @@ class TrainingRun:
         loss = self._loss_of(self.model, share)
         self.component.backward(loss)
         return loss
-
-
-class TrainerRun(TrainingRun):
-    """A trainer of a user's own, which draws its batches, saves and loads by itself."""
-
-    why_no_twin = "the trainer draws its batches itself, and no plain model in one process sees the same"
-    clears_gradients = False
-
-    def __init__(self, config: Config, world: World, seed: int) -> None:
-        self.config, self.world, self.sizes = config, world, config.parallel.mesh_sizes(world.size)
-        self.keeps_random, self.draws, self.component = True, False, Component()
-        self._drawn: set[str] = set()
-        self._start_over(seed)
-
-    def _start_over(self, seed: int) -> None:
-        self.train_state, self.alive = TrainState(), []
-        self.random = Generators(seed, self.world.rank, self.world.device)
-        setup = Setup(
-            self.config.parallel.name,
-            self.world.device,
-            self.world.rank,
-            self.world.size,
-            self.world.dp_rank(self.sizes),
-            dp_degree(self.sizes),
-            self.config.seed,
-            lambda model: _wrapped(self.config, self.world, model.to(self.world.device)),
-        )
-        with self.random.drawn_from():
-            self.trainer = build_trainer(self.config, setup)
-        self._look()
-        lay_out_buckets(self.model)
-
-    def _look(self) -> None:
-        """A trainer may have put other ones into their places."""
-        self.model, self.optimizer = self.trainer.model, optimizer_of(self.trainer)
-
-    def state(self) -> dict[str, Any]:
-        """The trainer, which is no `Stateful`."""
-        return {"trainer": self}
-
-    def objects(self) -> dict[str, dict[str, Any]]:
-        """What the trainer holds beside model and optimizer."""
-        held, self.not_looked_at = attributes_of(self.trainer)
-        return held
-
-    def train(self, batches: Batches, until: int) -> list[float]:
-        """Have the trainer take its steps up to and including step `until`; the ranks' mean loss of each.
-
-        Raises:
-            TypeError: a step returned no loss.
-        """
-        before = len(self.train_state.losses)
-        while self.train_state.step < until:
-            drawn = self.random.states
-            with self.random.drawn_from(), self._noting(optimizers_of(self.trainer)):
-                loss = self.trainer.step()
-            if not isinstance(loss, float | torch.Tensor):
-                raise TypeError(f"step() of the trainer returned a {type(loss).__name__}, not its loss")
-            self._look()
-            now = self.random.states
-            self._drawn |= {name for name, state in drawn.items() if not same_value(state, now[name])}
-            self.train_state.record(self.world.mean(torch.as_tensor(loss, device=self.world.device)))
-        return self.train_state.losses[before:]
-
-    def save(self, path: str) -> Any:
-        """Have the trainer save; what it returns."""
-        with self.random.drawn_from():
-            return self.trainer.save(path)
-
-    def load(self, path: str) -> None:
-        """Have the trainer load what it saved."""
-        with self.random.drawn_from():
-            self.trainer.load(path)
-        self._look()
-
-    def is_at(self, step: int) -> None:
-        self.train_state.step = step
-
-    def forget(self, seed: int) -> None:
-        """Build the trainer anew, as a job that is started again does; it goes on with other generators."""
-        self._start_over(seed)
-        self.random.seed(seed)
-
-    def fill_optimizer(self) -> None:
-        """What is to be loaded is the trainer's to prepare."""
-
-    def set_again(self) -> None:
-        """A trainer need not load more than once."""
-
-    def may_be_constant(self, name: str) -> bool:
-        return True
-
-    @property
-    def needs_random(self) -> frozenset[str]:
-        return frozenset(() if "random" in getattr(self.trainer, "not_saved", ()) else self._drawn)
-
-    def random_state(self) -> dict[str, Any]:
-        held = super().random_state()[self.random.key]
-        kept = held if self.keeps_random is True else self.keeps_random or ()
-        return {self.random.key: {name: each for name, each in held.items() if name in kept}}
-
-
-def build(config: Config, world: World, seed: int, scheduler: bool = True) -> TrainingRun:
-    """The model of a cell under its parallelism, compiled if the cell says so, and its optimizer; or the
-    trainer that it has instead. Without its `scheduler` that is made when it is loaded."""
-    if config.own_trainer:
-        return TrainerRun(config, world, seed)
-    sizes = config.parallel.mesh_sizes(world.size)
-    workload = _workload(config, world.device, seed)
-    wrap_layers(workload.model, config.activation_checkpointing, config.compiles_layers)
-    model = _wrapped(config, world, workload.model)
-    lay_out_buckets(model)
-    if config.compile and not config.compiles_layers:
-        model = torch.compile(model, dynamic=False)
-    component = _component(config, world, seed, partial(_wrapped, config, world))
-    run = TrainingRun(workload, world, sizes, model, seed, scheduler, component)
-    if "pp" in sizes:
-        stages = world.submesh(sizes, "pp")
-        run.pipeline = Pipeline(model, stages, config.parallel, workload.loss)
-    run.computes_in = computes_in(config.parallel)
-    if dp_degree(sizes) > 1 and any(isinstance(one, _BATCH_NORM) for one in model.modules()):
-        run.why_no_twin = "batch normalisation sees a rank's share of each batch, and one process all of it"
-    run.why_no_twin = getattr(workload.model, "why_no_twin", run.why_no_twin)
-    run.options = StateDictOptions(**config.state_dict.options())
-    run.optimizer_state = config.optimizer_state
-    return run
-
-
-def build_plain(config: Config, world: World, seed: int) -> TrainingRun:
-    """The same model from the same seed, unwrapped and uncompiled, trained on the whole batch."""
-    workload = _workload(config, world.device, seed)
-    alone, component = World(0, 1, world.device, None, None), _component(config, world, seed)
-    return TrainingRun(workload, alone, {}, workload.model, seed, component=component)
-
-
-def build_replica(config: Config, world: World, seed: int) -> TrainingRun:
-    """The same, trained on this rank's share of the batch, its gradients divided by the number of shares but
-    never summed; its losses are the ranks' mean."""
-    sizes = config.parallel.mesh_sizes(world.size)
-    workload = _workload(config, world.device, seed)
-    component = _component(config, world, seed)
-    run = TrainingRun(workload, world, sizes, workload.model, seed, component=component)
-    for parameter in run.model.parameters():
-        if parameter.requires_grad:
-            parameter.register_hook(lambda gradient: gradient / dp_degree(sizes))
-    return run
-
-
-def build_stranger(config: Config, world: World, seed: int) -> TrainingRun:
-    """A plain run from another seed that draws what the cell's draw: at each step it differs from a run that
-    was restored there in nothing but what is restored. A trainer as it is built anew, with other weights."""
-    if config.own_trainer:
-        other = TrainerRun(config, world, seed)
-        with torch.no_grad():
-            for parameter in other.model.parameters():
-                local_part(parameter).mul_(1.0625).add_(0.0625)
-        return other
-    stranger = build_plain(config, world, seed)
-    stranger.noise = Noise(config.seed)
-    return stranger
-
-
-def batches(config: Config, device: torch.device) -> Batches:
-    """The data of a cell; its workload, of which nothing else is needed here, says what it is."""
-    if config.own_trainer:
-        return Batches(config.seed, lambda _: None, device)
-    # One's own may hold tensors that its batches are made of.
-    with device if config.workload.target else torch.device("meta"):
-        return Batches(config.seed, workload_of(config).batch, device)
-
-
-def _component(
-    config: Config, world: World, seed: int, wrap: Callable[[nn.Module], Any] = lambda plain: plain
-) -> Component:
-    """That of a run from this seed; `wrap` puts a plain model under the parallelism of the run."""
-    made_for = Surroundings(
-        world.device, config.seed, lambda: _workload(config, world.device, seed).model, wrap
-    )
-    component: Component = pkgutil.resolve_name(config.component.target)(made_for, **config.component.options)
-    return component
-
-
-def _workload(config: Config, device: torch.device, seed: int) -> Workload:
-    torch.manual_seed(seed)
-    with device:
-        workload = workload_of(config)
-    return replace(workload, model=workload.model.to(device))
-
-
-def _wrapped(config: Config, world: World, model: nn.Module) -> Any:
-    """A plain model on its device under the parallelism of the cell."""
-    wrap = pkgutil.resolve_name(config.parallel.target)
-    return wrap(model, world.mesh(config.parallel.mesh_sizes(world.size)), config.parallel)

@@ -95,13 +95,11 @@ def of_groups(config: Config) -> Workload:
         made: torch.optim.Optimizer = pkgutil.resolve_name(config.optimizer.target)(
             groups, **config.optimizer.hyperparameters()
         )
-        parallelisms = filter(None, (config.parallel, config.load_parallel))
-        foreach = all(parallel.foreach for parallel in parallelisms)
+        foreach = config.parallel.foreach and config.loading.foreach
         for one in each_of(made):
             one.register_step_post_hook(_let_go)
-            for options in () if foreach else (one.defaults, *one.param_groups):
-                if options.get("foreach", True) is None and not options.get("fused"):
-                    options["foreach"] = False
+            if not foreach:
+                _take_one_by_one(one)
         return made
 
     scheduler = partial(pkgutil.resolve_name(config.scheduler.target), **config.scheduler.options)
@@ -111,6 +109,13 @@ def of_groups(config: Config) -> Workload:
 def _let_go(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Free the gradients right after a step, in a hook as trainers have them."""
     optimizer.zero_grad()
+
+
+def _take_one_by_one(optimizer: torch.optim.Optimizer) -> None:
+    """Have it take one parameter at a time, unless it is told how."""
+    for options in (optimizer.defaults, *optimizer.param_groups):
+        if options.get("foreach", True) is None and not options.get("fused"):
+            options["foreach"] = False
 
 
 def each_tensor(change: Callable[[torch.Tensor], torch.Tensor], tensors: Tensors) -> Tensors:

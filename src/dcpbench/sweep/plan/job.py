@@ -107,7 +107,8 @@ def plan(cells: Sequence[SweepCell], machine: Machine) -> list[Job]:
         columns |= {"torch_version": str(here["torch"]), "python_version": here.get("python")}
         if loads:
             columns |= {"load_torch_version": loads.torch, "load_python_version": loads.python}
-        expected = tuple(failure for failure in known if failure.covers(columns))
+        about = columns | {"load_world_size": config.world_of(StageWorld.load)[1]}
+        expected = tuple(failure for failure in known if failure.covers(about))
         columns |= {"expected_digest": expected_digest(config, expected), "code_digest": code_digest(config)}
         jobs.append(Job(cell, config, key, skip, expected, columns))
     return jobs

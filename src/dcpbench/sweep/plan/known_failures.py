@@ -77,11 +77,12 @@ class KnownFailure:
     """One finding: in which cells, under which torch, what fails, and where it is explained.
 
     `cells` maps columns of the row, or keys of its configuration, to the value or values they must have;
-    `torch` is a version specifier such as `>=2.11,<2.15`, `load_torch` one of the torch of `load_python`;
-    `checks` lists for each check that may fail what of it is known to be wrong. Not all of it need be, but
-    something must. With an `error`, ranks raise it, after
-    nothing but what `checks` lists, here or of another entry for the cell, was found. One that does not
-    happen `always`, as it depends on which thread comes first, may also pass.
+    `load_world_size` is there how many ranks load, also where the cell leaves it to `world_size`. `torch` is
+    a version specifier such as `>=2.11,<2.15`, `load_torch` one of the torch of `load_python`. `checks` lists
+    for each check that may fail what of it is known to be wrong. Not all of it need be, but something must.
+    With an `error`, ranks raise it, after nothing but what `checks` lists, here or of another entry for the
+    cell, was found. One that does not happen `always`, as it depends on which thread comes first, may also
+    pass.
     """
 
     id: str = MISSING

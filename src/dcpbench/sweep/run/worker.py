@@ -74,13 +74,12 @@ class Worker:
             checkpoints.mkdir(parents=True)
         except OSError as error:
             return [Try(Verdict("error", f"the cell's folder could not be made: {error}"), _now())]
-        keep = job.config.keep_checkpoints
         first = self._try(job, 0, checkpoints)
         alike = _mismatches(job.config, first.verdict)
         if alike in self.repeated:
             first.verdict.details["no_second_try"] = f"a second one has repeated it in {self.repeated[alike]}"
         if self.executor.interrupted or alike in self.repeated or not is_due(first, job.config):
-            self._clear(job, first, checkpoints)
+            self._print(*clear(job.config, not first.is_ok, checkpoints))
             return [first]
         try:
             aside = set_aside(job.cell.folder, checkpoints)
@@ -92,13 +91,12 @@ class Worker:
             second = self._try(job, 1, checkpoints)
         except HostsLostError as error:
             first.verdict.details["no_second_try"] = str(error)
-            self._print(clear(keep, True, aside), remove(checkpoints))
+            self._print(*clear(job.config, True, aside), remove(checkpoints))
             return [first]
         flaky = first.verdict.status != second.verdict.status
         if alike and alike == _mismatches(job.config, second.verdict):
             self.repeated.setdefault(alike, job.cell.name)
-        self._clear(job, second, checkpoints)
-        self._print(clear(keep, flaky, aside))
+        self._print(*clear(job.config, not second.is_ok, checkpoints), *clear(job.config, flaky, aside))
         return [first, second]
 
     def _try(self, job: Job, attempt: int, checkpoints: Path) -> Try:
@@ -132,11 +130,6 @@ class Worker:
             if outcomes[-1].status or any(report.skip for report in outcome.reports):
                 break
         return outcomes
-
-    def _clear(self, job: Job, last: Try, checkpoints: Path) -> None:
-        """Remove the checkpoints of a cell's last try, if they are not to be kept."""
-        if not keeps(job.config.keep_checkpoints, not last.is_ok):
-            self._print(remove(checkpoints), remove_objects(job.config.storage, checkpoints))
 
     def _print(self, *sentences: str | None) -> None:
         for sentence in filter(None, sentences):
@@ -177,18 +170,17 @@ def set_aside(folder: Path, checkpoints: Path) -> Path:
     return beside
 
 
-def clear(keep: KeepCheckpoints, failed: bool, checkpoints: Path) -> str | None:
-    """Remove the checkpoints of a try that are not to be kept; a sentence if they would not go.
+def clear(config: Config, failed: bool, checkpoints: Path) -> list[str]:
+    """Remove the checkpoints of a try, in their folder and in their store, that are not to be kept; a
+    sentence for each of these if they would not go.
 
     Args:
         failed: it did not come out as it should, or, of a first try, other than the second.
     """
-    return None if keeps(keep, failed) else remove(checkpoints)
-
-
-def keeps(keep: KeepCheckpoints, failed: bool) -> bool:
-    """Whether the checkpoints of a try are to be kept."""
-    return keep is KeepCheckpoints.all or (keep is KeepCheckpoints.failed and failed)
+    keep = config.keep_checkpoints
+    if keep is KeepCheckpoints.all or (keep is KeepCheckpoints.failed and failed):
+        return []
+    return [*filter(None, (remove(checkpoints), remove_objects(config.storage, checkpoints)))]
 
 
 def remove_objects(storage: StorageConfig, checkpoints: Path) -> str | None:

@@ -1,0 +1,131 @@
+"""What a healthy cell of a scenario that saves twice and loads once, or fine-tunes, has looked at, on one
+rank that is this process."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import _wrap_exception
+
+from dcpbench.scenarios import fine_tune, in_place
+from dcpbench.scenarios.stateful_objects import plain_values
+from dcpbench.verify.perturb import controllable
+from dcpbench.verify.snapshot import snapshot_nested
+from support.alone import bare_cell, config, group_of_one, run_alone, unexplained, world
+from support.looked_at import SHORT, SMALL, Looked, absent_key, once, passed, places_of, trained
+
+
+def test_partial_load() -> None:
+    where = "in the checkpoint of step 2"
+    ran = passed(run_alone(**SMALL, scenario="partial_load"))
+    assert places_of(ran.reports[0]) == {
+        **once(2),
+        **SHORT.loaded(2, again=True),
+        ("model_equal", f"read by the key model {where}"): SHORT.names["model_equal"],
+        ("optim_equal", f"read by the key optimizer.state {where}"): {
+            name.removeprefix("state.") for name in SHORT.state
+        },
+        ("contract_held", f"read by the key model {where}"): {"model"},
+        ("contract_held", f"read by the key optimizer.state {where}"): {"optimizer.state"},
+        ("contract_held", f"not loaded {where}"): SHORT.restored - SHORT.names["model_equal"],
+    }
+
+
+def test_in_place() -> None:
+    target = trained(config(**SMALL))
+    paths = set(in_place._places({name: each.state_dict() for name, each in target.state().items()}))
+    ran = passed(run_alone(**SMALL, scenario="in_place"))
+    where = "after the load in the checkpoint of step 2"
+    assert places_of(ran.reports[0]) == once(2) | {("contract_held", where): paths}
+
+
+def test_overwrite() -> None:
+    ran = passed(run_alone(**SMALL, scenario="overwrite"))
+    # What was in the one place is gone, and what was elsewhere was the control.
+    expected = once(2) | SHORT.saved(3, first=False) | {("contract_held", "of the save"): {"refusal"}}
+    del expected["files_unchanged", "in the checkpoint of step 1"]
+    assert places_of(ran.reports[0]) == expected
+
+
+def test_stateful_or_not() -> None:
+    where = "in the checkpoint of step 2"
+    ran = passed(run_alone(**SMALL, scenario="stateful_or_not"))
+    plain = controllable(snapshot_nested(plain_values(world().device, 1)))
+    beside = {f"plain.{name}" for name in plain} | {"stateful.data"}
+    expected = once(2) | {("contract_held", where): {"plain", "stateful"}}
+    expected["extra_equal", where] = SHORT.names["extra_equal"] | beside
+    assert places_of(ran.reports[0]) == expected
+
+
+def keyed(*keys: object) -> set[str]:
+    return {f"keyed.{each}.{key}" for each in ("values", "tensors") for key in keys}
+
+
+def test_an_object_that_has_shrunk() -> None:
+    where = "in the checkpoint of step 2"
+    ran = passed(run_alone(**SMALL, scenario="shrunk_object"))
+    expected = once(2) | {("contract_held", f"of a load with more keys {where}"): {"refusal"}}
+    expected["extra_equal", where] = SHORT.names["extra_equal"] | keyed("one")
+    assert places_of(ran.reports[0]) == expected
+
+
+@pytest.mark.parametrize(("scenario", "keys"), [("grown_object", ("one", "two")), ("integer_keys", (1, 2))])
+def test_an_object_that_does_not_come_back(scenario: str, keys: tuple[object, ...]) -> None:
+    where = "in the checkpoint of step 2"
+    ran = run_alone(**SMALL, scenario=scenario)
+    expected = once(2)
+    expected["extra_equal", where] = SHORT.names["extra_equal"] | keyed(*keys)
+    assert places_of(ran.reports[0]) == expected
+    assert [one.check for one in ran.verdict.failed] == ["extra_equal"]
+    assert unexplained(ran, scenario.replace("_", "-")) == set()
+
+
+def test_a_load_into_another_dtype_has_to_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = "of a load into bfloat16 in the checkpoint of step 2"
+    ran = run_alone(**SMALL, scenario="other_dtype")
+    assert places_of(ran.reports[0]) == once(2) | {("contract_held", where): {"refusal"}}
+    assert [one.check for one in ran.verdict.failed] == ["contract_held"]
+    assert unexplained(ran, "other-dtype") == set()
+    load = dcp.load
+
+    def refusing(state_dict: dict[str, Any], **given: Any) -> None:
+        if state_dict.get("typed", {"tensor": torch.zeros(1)})["tensor"].dtype == torch.bfloat16:
+            raise dcp.CheckpointException("load", {0: _wrap_exception(ValueError("another dtype"))})
+        load(state_dict, **given)
+
+    monkeypatch.setattr(dcp, "load", refusing)
+    passed(run_alone(**SMALL, scenario="other_dtype"))
+
+
+def test_key_order() -> None:
+    where = "in the checkpoint of step 2"
+    with group_of_one() as group:
+        ran = passed(run_alone(**SMALL, scenario="key_order", seen_by=world(group=group)))
+    beside = {f"{each}.{name}" for each in ("gathering", "summing") for name in ("data", "seen")}
+    expected = once(2)
+    expected["extra_equal", where] = SHORT.names["extra_equal"] | beside
+    assert places_of(ran.reports[0]) == expected
+
+
+@pytest.mark.parametrize("scenario", ["fine_tune", "fine_tune_submodules"])
+def test_fine_tune(scenario: str, tmp_path: Path) -> None:
+    given = config(**SMALL, scenario=scenario)
+    tuning = Looked(fine_tune._tuning(bare_cell(tmp_path, given), 3).config)
+    parameters, pretrained = tuning.names["model_equal"], SHORT.names["model_equal"]
+    expected = SHORT.saved(1) | tuning.saved(1, 2, first=False) | tuning.twin() | tuning.restart(2, 1)
+    for step in (1, 2):
+        expected[("contract_held", f"in the checkpoint of step {step}")] = parameters
+        expected[("model_equal", f"after the restart from step {step}")] = pretrained
+    del expected["contract_held", "of a load of an absent key in the checkpoint of step 2"]
+    expected |= absent_key(1) | tuning.loaded(2, 1, again=True)
+    # What both runs have looked at under one name.
+    both = ("side_effect_free", "files_equal", "state_twin_close")
+    own = SHORT.saved(1) | SHORT.twin()
+    expected |= {place: names | expected[place] for place, names in own.items() if place[0] in both}
+    expected[("side_effect_free", "after the load of step 1")] |= SHORT.all
+    for where in ("before the fine-tuning", "after the fine-tuning"):
+        expected[("model_equal", where)] = pretrained
+    ran = passed(run_alone(**SMALL, scenario=scenario))
+    assert places_of(ran.reports[0]) == expected

@@ -1,0 +1,156 @@
+"""What a healthy cell has to have looked at, on one rank that is this process: by each check, at which
+places, and of what there each name."""
+
+from typing import Any
+
+from dcpbench.config.schema import Config
+from dcpbench.records.rank_report import RankReport
+from dcpbench.scenarios import fine_tune
+from dcpbench.scenarios.checkpoint import FLAGS, live_state
+from dcpbench.verify.audit import Chunk, Entry, Manifest, controls
+from dcpbench.verify.perturb import controllable
+from dcpbench.verify.process_state import snapshot_process
+from dcpbench.workloads.batches import batches_of
+from dcpbench.workloads.build_run import build
+from dcpbench.workloads.training_run import TrainingRun
+from support.alone import Ran, config, world
+
+Places = dict[tuple[str, str], set[str]]
+"""The names that are compared, by check and place."""
+
+SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 2}
+RESTORED = ("model_equal", "optim_equal", "extra_equal", "random_equal")
+OPEN = {"process.open_files", "process.threads", "process.descriptors"}
+STORED = {".metadata", "__0_0.distcp"}
+FILES = {*STORED, "a file that went", "a file that came"}
+EVERY_GENERATOR = {f"random.rank0.{name}" for name in ("cpu", "python", "numpy")}
+ONE = Manifest({"key": Entry((2,), "float32", (Chunk((0,), (2,), "file"),))}, {"file": 1}, {"file": 1})
+DAMAGES = {*controls(ONE, {}), "bytes of two entries", "files that were not synced"}
+PROCESS = set(snapshot_process(world().device))
+
+
+def trained(given: Config) -> TrainingRun:
+    run = build(given, world(), given.seed)
+    run.train(batches_of(given, world().device), 1)
+    if run.needs_random is not None:
+        run.keeps_random = run.needs_random
+    return run
+
+
+class Looked:
+    """What is looked at in a cell with this configuration."""
+
+    def __init__(self, given: Config) -> None:
+        self.names = {
+            check: set(controllable(leaves)) for check, leaves in live_state(trained(given)).items()
+        }
+        self.all = set.union(*self.names.values())
+        self.restored = self.all - self.names[FLAGS]
+        self.state = {name for name in self.names["optim_equal"] if name.startswith("state.")}
+        self.keys = {f"model.{name}" for name in self.names["model_equal"] if not self._is_frozen(name)}
+        self.keys |= {f"optimizer.{name}" for name in self.state}
+        self.keys |= {
+            name for name in self.names["extra_equal"] if name.startswith(("noise.", "tensor_object."))
+        }
+        self.keys |= self.names["random_equal"]
+
+    def _is_frozen(self, name: str) -> bool:
+        return name.startswith(fine_tune.FROZEN)
+
+    def saved(self, *steps: int, first: bool = True) -> Places:
+        """In saves of these steps; with the first one of a cell nothing is counted."""
+        places: Places = {}
+        for number, step in enumerate(steps):
+            where = f"in the checkpoint of step {step}"
+            places |= {
+                ("side_effect_free", f"after the save of step {step}"): self.all | PROCESS,
+                ("side_effect_free", f"once the save of step {step} had ended"): opened(number or not first),
+                ("checkpoint_whole", where): DAMAGES,
+                ("files_equal", where): self.keys,
+                ("files_unchanged", where): FILES,
+            }
+        return places
+
+    def loaded(self, *steps: int, again: bool, source: bool = True) -> Places:
+        """In loads of these steps, whose run is in this process; the first one of the cell, or `again`."""
+        return {
+            ("side_effect_free", f"after the load of step {step}"): opened(again or number)
+            | PROCESS
+            | (self.all if source else set())
+            for number, step in enumerate(steps)
+        }
+
+    def equal(self, where: str) -> Places:
+        return {(check, where): names for check, names in self.names.items()}
+
+    def resumed(self, step: int, exactly: bool = True) -> Places:
+        where = f"after the checkpoint of step {step}"
+        loss = {f"loss of step {step + 1}"}
+        places = {("loss_twin_close", where): loss, (FLAGS, f"{where}, resumed"): self.names[FLAGS]}
+        if exactly:
+            exact = {("loss_resume_equal", where): loss, ("state_resume_equal", where): self.restored}
+            return places | exact
+        return places | {("loss_resume_close", where): loss}
+
+    def twin(self) -> Places:
+        return {
+            ("loss_twin_close", "in the uninterrupted run"): {f"loss of step {step}" for step in (1, 2, 3)},
+            ("state_twin_close", "after the uninterrupted run"): self.names["model_equal"] | self.state,
+        }
+
+    def restart(self, *steps: int) -> Places:
+        """Loads of these steps, the first in the cell, each with all that follows."""
+        places = self.loaded(*steps, again=False) | absent_key(steps[0])
+        for step in steps:
+            places |= self.equal(f"in the checkpoint of step {step}") | self.resumed(step)
+        return places
+
+
+def opened(counted: object) -> set[str]:
+    return OPEN if counted else {"process.open_files"}
+
+
+def absent_key(step: int) -> Places:
+    where = f"of a load of an absent key in the checkpoint of step {step}"
+    return {("contract_held", where): {"refusal"}}
+
+
+def places_of(report: RankReport) -> Places:
+    """What was compared on this rank."""
+    return {
+        (check, where): set(names)
+        for check, seen in report.checks.items()
+        for where, names in seen.compared.items()
+    }
+
+
+SHORT = Looked(config(**SMALL))
+
+
+def save_load(looked: Looked = SHORT) -> Places:
+    again = "in the checkpoint of step 2, saved again"
+    return {
+        **looked.saved(1, 2),
+        **looked.twin(),
+        ("save_harmless", "in the run that saved"): looked.all,
+        **looked.restart(2, 1),
+        **looked.equal(again),
+        **looked.loaded(2, again=True),
+    }
+
+
+def passed(ran: Ran) -> Ran:
+    assert ran.verdict.status == "pass", ran.verdict.reason
+    return ran
+
+
+def fresh_process(report: RankReport) -> None:
+    where = "in the checkpoint of step 2, loaded by a fresh process"
+    expected: Places = {(check, where): SHORT.names[check] for check in RESTORED}
+    bytes_in_tensors = {"train_state.step", "train_state.current_loss"}
+    assert places_of(report) == expected | {("files_equal", where): SHORT.keys | bytes_in_tensors}
+
+
+def once(step: int, looked: Looked = SHORT) -> Places:
+    """A scenario that saves twice and loads once."""
+    return looked.saved(1, 2) | looked.twin() | looked.restart(step)

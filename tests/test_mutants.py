@@ -1,0 +1,15 @@
+"""`bench/mutants.py` can make the defects that are written down."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+MUTANTS = Path(__file__).resolve().parents[1] / "bench" / "mutants.py"
+
+
+def test_the_planted_defects_are_of_code_that_is_there() -> None:
+    ended = subprocess.run(
+        [sys.executable, MUTANTS, "--planted", "--list"], capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "scenarios/save_load.py" in ended.stdout
