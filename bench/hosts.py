@@ -44,6 +44,8 @@ class Hosts:
     def __init__(self, count: int, gpus: int) -> None:
         from ray.cluster_utils import Cluster
 
+        # Else the first host waits for half a minute when it ends, for those that have ended before it.
+        os.environ["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "0"
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         self._cluster = Cluster()
         self._last = 1
@@ -97,6 +99,11 @@ def driver(folder: Path, *words: str) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
 
 
+def of(ranks: int) -> tuple[str, str]:
+    """The words for a cell of so many ranks, each with some of the batch."""
+    return f"world_size={ranks}", f"model.batch_size={max(ranks, 24)}"
+
+
 def rows_in(folder: Path) -> list[dict[str, Any]]:
     """The rows so far; the last line may be on its way."""
     path = folder / "results.jsonl"
@@ -115,7 +122,7 @@ def scale(arguments: argparse.Namespace) -> int:
         with tempfile.TemporaryDirectory() as parent, ExitStack() as stack:
             words = stack.enter_context(hosts(count, gpus)).words if count else ()
             folder = Path(parent) / "sweep"
-            asked = (f"world_size={ranks}", f"device={arguments.device}", f"seed=range(0,{arguments.cells})")
+            asked = (*of(ranks), f"device={arguments.device}", f"seed=range(0,{arguments.cells})")
             limits = (f"timeouts.cell_s={arguments.cell_limit}", f"hydra.sweep.dir={folder}")
             started = time.monotonic()
             status = driver(folder, *CELL, *asked, *limits, *words).wait()
@@ -261,7 +268,7 @@ def failures(arguments: argparse.Namespace) -> int:
     ranks = arguments.ranks[0]
     with hosts(arguments.hosts[0]) as made:
         asked = (f"seed=range(0,{arguments.cells})", "device=cpu", f"hydra.sweep.dir={arguments.folder}")
-        limits = (f"timeouts.cell_s={arguments.cell_limit}", f"world_size={ranks}")
+        limits = (f"timeouts.cell_s={arguments.cell_limit}", *of(ranks))
         done = len(rows_in(arguments.folder))
         later = {count: kind for count, kind in moments.items() if count >= done}
         ended_by = time.monotonic() + arguments.limit
