@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 def matrix(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("matrix") / "sweep"
     lists = (f"parallel={','.join(PARALLELISMS)}", "save=sync,async,async_cached", "model=uneven")
-    return run(folder, "-m", "device=cpu", *ONE_STEP, *lists)
+    return run(folder, "-m", "device=cpu", "saves=2", *ONE_STEP, *lists)
 
 
 @pytest.mark.parametrize("save", ["sync", "async"])
@@ -67,12 +67,12 @@ def test_cached_staging_without_an_accelerator_is_a_skip(matrix: Finished) -> No
 
 def test_every_checkpoint_was_loaded_under_a_control(matrix: Finished) -> None:
     row = matrix.row(parallel="fsdp2", save="sync")
-    for metric, times in (("save_s", 3), ("load_s", 4)):  # the newest is loaded twice
+    for metric, times in (("save_s", 2), ("load_s", 3)):  # the newest is loaded twice
         numbers = [(one["rank"], one["save"]) for one in matrix.measurements(row["cell"], metric)]
         assert sorted(numbers) == [(rank, number) for rank in range(4) for number in range(times)]
     details = row["details"]
     controls = details["checks"]["optim_equal"]["control"]
-    assert {name.rsplit(" ", 1)[-1] for name in controls} == {"1", "2", "3", "again"}
+    assert {name.rsplit(" ", 1)[-1] for name in controls} == {"1", "2", "again"}
     assert any("param_groups.0.lr" in name for name in controls)
     assert all(check["control_missed"] == [] for check in details["checks"].values())
 
@@ -111,7 +111,7 @@ def test_a_cell_does_not_depend_on_those_before_it(tmp_path: Path) -> None:
 
     def rows(isolation: str, blocks: list[str]) -> dict[str, Any]:
         matrix = [f"+hydra.sweeper.matrix.b{number}={block}" for number, block in enumerate(blocks)]
-        asked = (f"isolation={isolation}", "device=cpu", "world_size=2", "saves=2", "retry=0", *ONE_STEP)
+        asked = (f"isolation={isolation}", "device=cpu", "world_size=2", "saves=1", "retry=0", *ONE_STEP)
         ended = run(tmp_path / isolation, *matrix, *asked)
         found = {row["overrides"].replace(f" isolation={isolation}", ""): row for row in ended.rows}
         return {name: seen(row) for name, row in found.items()}

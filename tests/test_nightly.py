@@ -129,15 +129,12 @@ def test_what_cannot_be_started_says_so(nights: Nights) -> None:
 
 @pytest.mark.slow
 def test_nights_one_after_another(nights: Nights) -> None:
-    first = broken_off_and_gone_on_with(nights, "2026-11-18")
-    status, told = nights.run("2026-11-18")
-    assert (status, "2 of 2 cells are done" in told) == (0, True), told
-    assert "no finished night before it" in told
-    assert (nights.folder / "2026-11-18/results.jsonl").read_bytes() == first, "no cell ran twice"
-
+    first = broken_off_and_gone_on_with(nights, "2026-11-19")
+    # Run again with a night before it, which had the same rows.
+    shutil.copytree(nights.folder / "2026-11-19", nights.folder / "2026-11-18")
     status, told = nights.run("2026-11-19")
-    assert status == 0, told
-    assert [row["status"] for row in nights.rows("2026-11-19")] == ["pass", "pass"]
+    assert (status, "2 of 2 cells are done" in told) == (0, True), told
+    assert (nights.folder / "2026-11-19/results.jsonl").read_bytes() == first, "no cell ran twice"
     assert "its comparison with 2026-11-18 with 0" in told
     # A night that was broken off is nothing to compare with.
     shutil.copytree(nights.folder / "2026-11-19", nights.folder / "2026-11-20")

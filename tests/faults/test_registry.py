@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import SMALL, run
+from conftest import SMALL, dcpbench, run
 from dcpbench.config.groups import Expect, Place, rank_of
 from dcpbench.faults import registry
 from dcpbench.faults.targets import NothingToPlantError
@@ -72,10 +72,9 @@ def test_the_driver_knows_them_without_torch() -> None:
     assert "torch" not in imported
 
 
-def test_a_glob_finds_them() -> None:
-    asked = [sys.executable, "-m", "dcpbench", "plan", "fault=glob(weight_on_rank_*)", "parallel=ddp"]
-    ended = subprocess.run(asked, capture_output=True, text=True, check=True)
-    assert [line.split(",")[0] for line in ended.stdout.splitlines() if line.startswith("fault=")] == [
+def test_a_glob_finds_them(tmp_path: Path) -> None:
+    ended = dcpbench("plan", "fault=glob(weight_on_rank_*)", "parallel=ddp", folder=tmp_path / "sweep")
+    assert [line.split(",")[0] for line in ended.out.splitlines() if line.startswith("fault=")] == [
         "fault=weight_on_rank_0",
         "fault=weight_on_rank_3",
     ]

@@ -16,9 +16,8 @@ ASKED = {
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     blocks = [f"+hydra.sweeper.matrix.{name}={block}" for name, block in ASKED.items()]
-    return run(
-        tmp_path_factory.mktemp("compiled") / "sweep", *blocks, "compile=true", "device=cpu", *ONE_STEP
-    )
+    asked = ("compile=true", "device=cpu", "world_size=2", *ONE_STEP)
+    return run(tmp_path_factory.mktemp("compiled") / "sweep", *blocks, *asked)
 
 
 def test_compiled_cells_really_compile(compiled: Finished) -> None:

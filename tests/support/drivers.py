@@ -55,6 +55,7 @@ def start_server() -> ForkServerContext:
         "dcpbench.workloads.parallelisms",
         __name__,
         *(["support.compile_once"] if compiles else []),
+        "support.read_once",
     ]
     with mock.patch.dict(os.environ, environment()):
         with mock.patch.object(forkserver, "ensure_running"):

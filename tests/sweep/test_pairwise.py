@@ -3,8 +3,6 @@
 import itertools
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import environment
+from conftest import dcpbench
 from dcpbench.sweep.plan.pairwise import Covering, Row, covering, sentence
 
 shapes = st.lists(st.integers(1, 5), min_size=2, max_size=6)
@@ -89,15 +87,9 @@ def test_what_is_left_out_is_told() -> None:
 
 def planned(folder: Path, *words: str) -> tuple[list[dict[str, Any]], str]:
     asked = ("plan", *words, "device=cpu", "plan_as=json", f"hydra.sweep.dir={folder}")
-    done = subprocess.run(
-        [sys.executable, "-m", "dcpbench", *asked],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)["cells"], done.stderr
+    done = dcpbench(*asked, folder=folder)
+    assert done.status == 0, done.err
+    return json.loads(done.out)["cells"], done.err
 
 
 @pytest.mark.slow
