@@ -54,7 +54,7 @@ def test_a_link_that_is_cut_in_a_save_costs_one_row_and_the_next_cell_passes(
 ) -> None:
     cut = _row(ended, "cuts_link", "root=null")
     where = rf"rank 2 \(local rank 0 of host {re.escape(hosts[1].address)}\)"
-    given_up = "was given up with its host, which did not answer within 10 s, last heard of in"
+    given_up = "was given up with its host, which did not answer within 5 s, last heard of in"
     assert re.fullmatch(rf"{where} {given_up} \w+", str(cut["reason"])), cut["reason"]
     assert cut["status"] == "crash"
     assert _row(ended, "not", "root=null")["status"] == "pass"

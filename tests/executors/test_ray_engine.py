@@ -61,7 +61,7 @@ def deaths(two: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Finished:
         "loops": r"timeout: after 6 s \(timeouts\.load_s=6\) still in load \(rank .*3\); late on "
         r".*127\.0\.0\.3 \(rank .*3\).*rank 3 at _loops .*",
         "stops_actor": r"crash: rank 2 \(local rank 0 of host 127\.0\.0\.3\) was given up with its "
-        r"host, which did not answer within 10 s, last heard of in \w+",
+        r"host, which did not answer within 5 s, last heard of in \w+",
     }.items(),
 )
 def test_the_first_cause_is_told_with_its_host_and_the_second_try_passes(

@@ -19,6 +19,8 @@ _LOOK_EVERY_S = 0.25
 _LOSS_IS_SEEN_S = 3.0
 """How much later than its ranks, which end with it, an agent may be seen to have died."""
 _STARTS = 3
+_SILENT_S = 5.0
+"""How long an agent may be silent while it has a stage: with the start of another one, that is below 15 s."""
 _HELD_UP_S = 1.0
 """No more than this of the time between two looks counts as an agent's silence: a driver that was itself held
 up has not listened."""
@@ -164,9 +166,10 @@ class HostsExecutor(Executor):
             silent_s = {agent: silence + passed_s for agent, silence in silent_s.items()}
             _look(looks, list(calls.values()), epoch, phases, silent_s, on_phase)
             for call, one in list(calls.items()):
-                if silent_s[one.agent] >= ANSWER_S or now >= (over_at or now) + ANSWER_S:
+                is_silent = silent_s[one.agent] >= _SILENT_S
+                if is_silent or now >= (over_at or now) + ANSWER_S:
                     del calls[call]
-                    self._give_up(call, one.agent, epoch, spec)
+                    self._give_up(call, one.agent, _SILENT_S if is_silent else ANSWER_S, epoch, spec)
                     ends[one.agent] = _lost(one, phases, now - silent_s[one.agent])
             if over_at is None and (now >= deadline or not all(end.is_whole for end in ends.values())):
                 over_at, dumps = now, any(end.limit for end in ends.values())
@@ -174,11 +177,11 @@ class HostsExecutor(Executor):
                     one.agent.call("conclude", epoch, dumps)
         return ends
 
-    def _give_up(self, call: Future[Any], agent: Agent, epoch: int, spec: CellSpec) -> None:
+    def _give_up(self, call: Future[Any], agent: Agent, within_s: float, epoch: int, spec: CellSpec) -> None:
         run = spec.run
         about = f"{run.cell}, try {run.attempt + 1}, epoch {epoch}"
         self._given_up[call] = f"host {agent.name}: a late answer was dropped: {about}"
-        agent.lost = f"was given up with its host, which did not answer within {ANSWER_S:g} s, last heard of"
+        agent.lost = f"was given up with its host, which did not answer within {within_s:g} s, last heard of"
         agent.give_up()
 
     def _late_answers(self) -> list[str]:
