@@ -119,57 +119,65 @@ def judge(stages: Sequence[Sequence[RankReport]], worlds: Sequence[int]) -> Verd
         worlds: of how many ranks each stage owes a report.
     """
     ranks = sorted((report for reports in stages for report in reports), key=lambda report: report.rank)
-    checks: dict[str, bool | None] = dict.fromkeys(CHECKS)
-    failed: list[FailedCheck] = []
-    details: dict[str, Any] = {}
-    distances: list[float] = []
-    powerless: list[str] = []
-    for check in CHECKS:
-        seen = [(report.rank, report.checks[check]) for report in ranks if check in report.checks]
-        if not seen:
-            continue
-        breach = _failed(check, ranks)
-        checks[check] = breach is None
-        distances.append(max(view.max_abs_diff for _, view in seen))
-        gaps = [gap for reports in stages for gap in gaps_of(check, reports)]
-        missed = {_named(gap.name, gap.where) for gap in gaps if gap.kind is GapKind.not_reported}
-        fired = {
-            one: one not in missed
-            for _, view in seen
-            for where, control in view.control.items()
-            for name in control
-            if (one := _named(name, where))
-        }
-        details[check] = {
-            "held": checks[check],
-            "control": fired,
-            "control_missed": sorted(missed),
-            "worst": _worst(seen),
-            "mismatch_count": sum(view.count for _, view in seen),
-        }
-        if not fired:
-            gaps = [Gap(GapKind.no_control)]
-        if gaps:
-            powerless.append(powerless_sentence(check, gaps))
-        if breach:
-            failed.append(breach)
+    judged = {
+        check: _judged(check, stages, ranks)
+        for check in CHECKS
+        if any(check in report.checks for report in ranks)
+    }
+    failed = [one.failed for one in judged.values() if one.failed]
+    powerless = [powerless_sentence(check, one.gaps) for check, one in judged.items() if one.gaps]
     not_compiled = [f"rank {report.rank}: {report.not_compiled}" for report in ranks if report.not_compiled]
     if not_compiled:
         powerless.append(f"compile: {not_compiled[0]}")
     powerless += _not_reported(stages, worlds)
-    if not details:
+    if not judged:
         powerless.append("no check applied")
     return Verdict(
         status="fail" if failed else "vacuous" if powerless else "pass",
         reason="; ".join(one.sentence for one in failed) or "; ".join(powerless) or None,
-        checks=checks,
+        checks=dict.fromkeys(CHECKS) | {check: one.failed is None for check, one in judged.items()},
         failed=tuple(failed),
         powerless=tuple(powerless),
         powered=not powerless,
-        max_abs_diff=max(distances, default=None),
+        max_abs_diff=max((one.max_abs_diff for one in judged.values()), default=None),
         first_mismatch=f"{failed[0].on_rank}: {finding_sentence(failed[0].first)}" if failed else None,
-        details={"checks": details, "ranks": [report.plain() for report in ranks]},
+        details={
+            "checks": {check: one.details for check, one in judged.items()},
+            "ranks": [report.plain() for report in ranks],
+        },
     )
+
+
+class _Judged(NamedTuple):
+    """What all ranks have seen by one check: what it found, and what of it had no power."""
+
+    failed: FailedCheck | None
+    gaps: list[Gap]
+    max_abs_diff: float
+    details: dict[str, Any]
+
+
+def _judged(check: str, stages: Sequence[Sequence[RankReport]], ranks: Sequence[RankReport]) -> _Judged:
+    seen = [(report.rank, report.checks[check]) for report in ranks if check in report.checks]
+    failed = _failed(check, ranks)
+    gaps = [gap for reports in stages for gap in gaps_of(check, reports)]
+    missed = {_named(gap.name, gap.where) for gap in gaps if gap.kind is GapKind.not_reported}
+    fired = {
+        one: one not in missed
+        for _, view in seen
+        for where, control in view.control.items()
+        for name in control
+        if (one := _named(name, where))
+    }
+    details = {
+        "held": failed is None,
+        "control": fired,
+        "control_missed": sorted(missed),
+        "worst": _worst(seen),
+        "mismatch_count": sum(view.count for _, view in seen),
+    }
+    gaps = gaps if fired else [Gap(GapKind.no_control)]
+    return _Judged(failed, gaps, max(view.max_abs_diff for _, view in seen), details)
 
 
 def _failed(check: str, reports: Sequence[RankReport]) -> FailedCheck | None:
