@@ -19,8 +19,9 @@ _LOOK_EVERY_S = 0.25
 _LOSS_IS_SEEN_S = 3.0
 """How much later than its ranks, which end with it, an agent may be seen to have died."""
 _STARTS = 3
-_CONCLUDED_S = 3.0
-"""How long an agent that has long been silent may still take once its stage is over elsewhere."""
+_HELD_UP_S = 1.0
+"""No more than this of the time between two looks counts as an agent's silence: a driver that was itself held up
+has not listened."""
 _END_S = 30.0
 """How long ranks may take to leave or to be ended."""
 
@@ -141,32 +142,33 @@ class HostsExecutor(Executor):
     def _ends(
         self, epoch: int, key: Key, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: OnPhase
     ) -> dict[Agent, StageEnd]:
-        """Run a stage; by agent how it ended there. What goes wrong on one concludes it on the others; one
-        that does not tell then is given up."""
+        """Run a stage; by agent how it ended there. What goes wrong on one concludes it on the others. One
+        that is silent is given up, as one is that does not tell once the stage is over."""
         calls = {one.agent.call("run", epoch, key, spec, timeouts): one for one in self._groups[key[1]]}
         ends: dict[Agent, StageEnd] = {}
         phases: dict[int, str] = {}
         looks: dict[Future[Any], Placed] = {}
-        heard = dict.fromkeys((one.agent for one in calls.values()), time.monotonic())
+        silent_s = {one.agent: 0.0 for one in calls.values()}
         over_at: float | None = None
-        deadline = time.monotonic() + timeouts.cell_s + ANSWER_S
+        looked = time.monotonic()
+        deadline = looked + timeouts.cell_s + ANSWER_S
         while calls and not self.interrupted:
             done = wait_for(calls, _LOOK_EVERY_S, FIRST_COMPLETED).done
             for call in done:
                 one = calls.pop(call)
                 end = one.agent.answer(call)
-                ends[one.agent] = end or _lost(one, phases)
-            if not done:
-                _look(looks, list(calls.values()), epoch, phases, heard, on_phase)
+                seen = one.agent.lost_at or time.monotonic()
+                ends[one.agent] = end or _lost(one, phases, seen - _LOSS_IS_SEEN_S)
             now = time.monotonic()
-            if over_at is not None:
-                latest, soonest = over_at + ANSWER_S, over_at + _CONCLUDED_S
-                for call, one in list(calls.items()):
-                    if now >= min(latest, max(soonest, heard[one.agent] + ANSWER_S)):
-                        del calls[call]
-                        self._give_up(call, one.agent, epoch, spec)
-                        ends[one.agent] = _lost(one, phases)
-            elif now >= deadline or not all(end.is_whole for end in ends.values()):
+            passed_s, looked = min(now - looked, _HELD_UP_S), now
+            silent_s = {agent: silence + passed_s for agent, silence in silent_s.items()}
+            _look(looks, list(calls.values()), epoch, phases, silent_s, on_phase)
+            for call, one in list(calls.items()):
+                if silent_s[one.agent] >= ANSWER_S or now >= (over_at or now) + ANSWER_S:
+                    del calls[call]
+                    self._give_up(call, one.agent, epoch, spec)
+                    ends[one.agent] = _lost(one, phases, now - silent_s[one.agent])
+            if over_at is None and (now >= deadline or not all(end.is_whole for end in ends.values())):
                 over_at, dumps = now, any(end.limit for end in ends.values())
                 for one in calls.values():
                     one.agent.call("conclude", epoch, dumps)
@@ -210,13 +212,13 @@ def _look(
     at: list[Placed],
     epoch: int,
     phases: dict[int, str],
-    heard: dict[Agent, float],
+    silent_s: dict[Agent, float],
     on_phase: OnPhase,
 ) -> None:
-    """Take note of how far ranks are, and when agents have said so; at most one question an agent is under
+    """Take note of how far ranks are, and that agents have said so; at most one question an agent is under
     way."""
     for call in [call for call in looks if call.done() and not call.exception()]:
-        heard[looks.pop(call).agent] = time.monotonic()
+        silent_s[looks.pop(call).agent] = 0.0
         for rank, phase in call.result().items():
             if phases.get(rank) != phase:
                 on_phase(rank, phase)
@@ -225,14 +227,13 @@ def _look(
     looks.update((one.agent.call("phases", epoch), one) for one in at if one.agent not in asked)
 
 
-def _lost(one: Placed, phases: dict[int, str]) -> StageEnd:
-    """How a stage ended on ranks that were lost with their agent."""
-    agent = one.agent
-    gone_at = (agent.lost_at or time.monotonic()) - _LOSS_IS_SEEN_S
+def _lost(one: Placed, phases: dict[int, str], gone_at: float) -> StageEnd:
+    """How a stage ended on ranks that were lost with their agent, which was gone by then."""
+    ending = one.agent.lost or "was lost"
     at = {rank: phases.get(rank, "start") for rank in one.ranks}
     return StageEnd(
         tuple(
-            RankEnd(rank, phase, phase, alive=False, gone_at=gone_at, ending=agent.lost or "was lost")
+            RankEnd(rank, phase, phase, alive=False, gone_at=gone_at, ending=ending)
             for rank, phase in at.items()
         )
     )
