@@ -1,11 +1,13 @@
-"""What does a failure cost that takes ranks of a host along?  python bench/host_faults.py [engine ...] [kind ...]
+"""What does a failure cost that takes ranks of a host along?
+
+    python bench/host_faults.py [engine|failure ...]
 
 For each kind of failure a sweep of two cells on two hosts, the first of which has it in its load and is not
-tried again. Both have fresh ranks. Printed: the row's status; how long after the failure its row was there;
-how long after the failure the next cell's ranks ran. The line `nothing` has how long that takes between two
-cells that pass. Where the driver is killed, its cell runs again: its row and its ranks are what is waited for.
-Needs `dcpbench[ray]`, and root for hosts with a link of their own. Ends with 1 where a row came later than LIMIT_S
-after a failure, or a sweep has other than one row a cell.
+tried again. Both have fresh ranks. Printed: the row's status; how long after the failure its row was there; how
+long after it the next cell's ranks ran. The line `nothing` has how long that takes between two cells that pass.
+Where the driver is killed, its cell runs again: its row and its ranks are what is waited for. A link that
+torchrun's hosts need is mended once the row is there. Needs `dcpbench[ray]`, and root for hosts with a link of
+their own. Ends with 1 where a row came later than LIMIT_S after a failure.
 """
 
 # ruff: noqa: T201
@@ -13,8 +15,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
@@ -23,13 +26,22 @@ from conftest import SMALL, Finished, command, wait_for
 from support.drivers import environment
 from support.elastic import HERE, driver_of, torchrun
 from support.hosts import hosts, ray_in
-from support.namespaces import namespaces
+from support.namespaces import namespaces, up
 
 LIMIT_S = 15.0
 ENDS_S = 180.0
 _LOOK_EVERY_S = 0.05
 ON_RANK_3 = ("scenario=dies", "scenario.options.rank=3", "scenario.options.phase=load")
-CELLS = ("-m", *SMALL, "device=cpu", "saves=1", "parallel=hsdp2", "world_size=4", "retry=0", "isolation=fresh")
+CELLS = (
+    "-m",
+    *SMALL,
+    "device=cpu",
+    "saves=1",
+    "parallel=hsdp2",
+    "world_size=4",
+    "retry=0",
+    "isolation=fresh",
+)
 WAYS = {
     "nothing": "not",
     "rank": "kill",
@@ -62,7 +74,7 @@ def measure(engine: str, kind: str) -> bool:
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made) / "sweep"
         sweep = Finished(0, "", "", folder)
-        with (_on_ray if engine == "ray" else _on_torchrun)(folder, kind):
+        with (_on_ray if engine == "ray" else _on_torchrun)(folder, kind) as mend:
             happened = {"nothing": lambda: sweep.rows, "driver": lambda: _ranks(folder)}
             wait_for(lambda: bool(happened.get(kind, lambda: [*folder.glob("*/died")])()), ENDS_S)
             ranks, began = _ranks(folder), time.monotonic()
@@ -73,6 +85,8 @@ def measure(engine: str, kind: str) -> bool:
                 assert time.monotonic() - began < ENDS_S, f"{engine}, {kind}: {row_s}, {next_s}"
                 time.sleep(_LOOK_EVERY_S)
                 row_s = _first(row_s, began, bool(sweep.rows))
+                if row_s is not None:
+                    mend()
                 next_s = _first(next_s, began, bool(_ranks(folder) - ranks))
             wait_for(lambda: len(sweep.rows) == 2, ENDS_S)
             rows = sweep.rows
@@ -94,7 +108,8 @@ def _ranks(folder: Path) -> set[str]:
 
 
 @contextmanager
-def _on_ray(folder: Path, kind: str) -> Iterator[None]:
+def _on_ray(folder: Path, kind: str) -> Iterator[Callable[[], object]]:
+    """A sweep on two hosts of Ray; nothing is mended, it goes on with the one that is left."""
     with ExitStack() as opened:
         prefix: tuple[str, ...] = ()
         if kind == "link":
@@ -103,11 +118,11 @@ def _on_ray(folder: Path, kind: str) -> Iterator[None]:
             words = opened.enter_context(ray_in(apart, folder.parent))
         else:
             words = opened.enter_context(hosts(2)).words
+        line = [*prefix, *command(folder, *_words(kind), *words)]
         with (folder.parent / "log").open("wb") as log:
-            told = {"stdout": log, "stderr": log, "env": environment(), "cwd": folder.parent}
-            driver = subprocess.Popen([*prefix, *command(folder, *_words(kind), *words)], **told)
+            driver = subprocess.Popen(line, stdout=log, stderr=log, env=environment(), cwd=folder.parent)
         try:
-            yield
+            yield object
             driver.wait(ENDS_S)
         finally:
             driver.kill()
@@ -115,15 +130,18 @@ def _on_ray(folder: Path, kind: str) -> Iterator[None]:
 
 
 @contextmanager
-def _on_torchrun(folder: Path, kind: str) -> Iterator[None]:
+def _on_torchrun(folder: Path, kind: str) -> Iterator[Callable[[], object]]:
+    """A sweep on two hosts of torchrun, without either of which it cannot go on: the link is to be mended."""
     with ExitStack() as opened:
-        where = HERE
+        where, mend = HERE, partial[object](object)
         if kind == "link":
             apart = opened.enter_context(namespaces())
-            where = [(one.address, one.prefix) for one in apart]
-        with torchrun(folder, *_words(kind), max_restarts=2, hosts=where) as run:
-            yield
+            where, mend = [(one.address, one.prefix) for one in apart], partial(up, apart[1])
+        with torchrun(folder, *_words(kind), max_restarts=3, hosts=where) as run:
+            yield mend
+            wait_for(lambda: "written to" in run.log.read_text(), ENDS_S)
             run.end()
+            run.ended()
 
 
 def _words(kind: str) -> tuple[str, ...]:

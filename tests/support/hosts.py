@@ -63,8 +63,8 @@ def hosts(count: int) -> Iterator[Hosts]:
 
 @contextmanager
 def ray_in(namespaces: Sequence[Namespace], folder: Path) -> Iterator[tuple[str, str]]:
-    """Ray's daemons in each namespace, until the end, which write what they tell to `folder`; what has a sweep
-    run on them that is started in the first one, from this process's environment."""
+    """Ray's daemons in each namespace, until the end, which write what they tell to `folder`; what has a
+    sweep run on them that is started in the first one, from this process's environment."""
     address = f"{namespaces[0].address}:{_PORT}"
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     started: list[subprocess.Popen[bytes]] = []

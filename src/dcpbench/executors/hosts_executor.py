@@ -20,8 +20,8 @@ _LOSS_IS_SEEN_S = 3.0
 """How much later than its ranks, which end with it, an agent may be seen to have died."""
 _STARTS = 3
 _HELD_UP_S = 1.0
-"""No more than this of the time between two looks counts as an agent's silence: a driver that was itself held up
-has not listened."""
+"""No more than this of the time between two looks counts as an agent's silence: a driver that was itself held
+up has not listened."""
 _END_S = 30.0
 """How long ranks may take to leave or to be ended."""
 

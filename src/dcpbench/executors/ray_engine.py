@@ -30,8 +30,8 @@ from dcpbench.executors.hosts_executor import HostsExecutor
 _CONNECT_S = 1.0
 _OBJECT_STORE_BYTES = 80 * 2**20
 _CALLS = 64
-"""How many calls an actor takes at once: a stage of each cell that runs at the same time is one, and a question
-how far it is must not wait for those."""
+"""How many calls an actor takes at once: a stage of each cell that runs at the same time is one, for which a
+question how far it is must not wait."""
 
 
 @dataclass(eq=False)
