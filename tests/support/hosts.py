@@ -20,6 +20,7 @@ _SMALL = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 _PORT = 6391
 _ENDS_S = 60.0
 _RAY = (sys.executable, "-m", "ray.scripts.scripts")
+_NO_DELAY = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
 _NO_DASHBOARD = "--include-dashboard=false"
 
 
@@ -68,7 +69,7 @@ def ray_in(namespaces: Sequence[Namespace], folder: Path) -> Iterator[tuple[str,
     address = f"{namespaces[0].address}:{_PORT}"
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     started: list[subprocess.Popen[bytes]] = []
-    with mock.patch.dict(os.environ, {**token, "RAY_USAGE_STATS_ENABLED": "0"}):
+    with mock.patch.dict(os.environ, {**token, **_NO_DELAY, "RAY_USAGE_STATS_ENABLED": "0"}):
         try:
             for one in namespaces:
                 joins = [f"--address={address}"] if started else ["--head", f"--port={_PORT}", _NO_DASHBOARD]
