@@ -3,11 +3,11 @@
     python bench/host_faults.py [engine|failure ...]
 
 For each kind of failure a sweep of two cells on two hosts, the first of which has it in its load and is not
-tried again. Both have fresh ranks. Printed: the row's status; how long after the failure its row was there; how
-long after it the next cell's ranks ran. The line `nothing` has how long that takes between two cells that pass.
-Where the driver is killed, its cell runs again: its row and its ranks are what is waited for. A link that
-torchrun's hosts need is mended once the row is there. Needs `dcpbench[ray]`, and root for hosts with a link of
-their own. Ends with 1 where a row came later than LIMIT_S after a failure.
+tried again. Both have fresh ranks. Printed: the row's status; how long after the failure its row was there;
+how long after it the next cell's ranks ran. The line `nothing` has how long that takes between two cells that
+pass. Where the driver is killed, its cell runs again: its row and its ranks are what is waited for. A link
+that torchrun's hosts need is mended once the row is there. Needs `dcpbench[ray]`, and root for hosts with a
+link of their own. Ends with 1 where a row came later than LIMIT_S after a failure.
 """
 
 # ruff: noqa: T201
