@@ -156,10 +156,10 @@ def test_a_second_try_that_passes_is_flaky_and_not_well(tried_again: Finished) -
     assert "pass (flaky)" in tried_again.err
     assert "1 flaky" in tried_again.out.splitlines()[-1]
     assert "the first try ended as crash" in tried_again.out
-    first = _folder(tried_again, row) / "first-try"
-    assert (first / "rank1.log").exists()
-    assert list(first.glob("checkpoints/step-*/.metadata")), "the checkpoints of the first try are kept"
-    assert not (_folder(tried_again, row) / "checkpoints").exists()
+    cell = _folder(tried_again, row)
+    assert (cell / "first-try" / "rank1.log").exists()
+    assert list(cell.glob("checkpoints/step-*/.metadata")), "the checkpoints of the first try are kept"
+    assert not (cell / "checkpoints.second-try").exists()
 
 
 def test_a_second_try_that_fails_alike_is_not_flaky(tried_again: Finished) -> None:
@@ -167,8 +167,8 @@ def test_a_second_try_that_fails_alike_is_not_flaky(tried_again: Finished) -> No
     assert row["status"] == "error"
     assert row["flaky"] is False
     assert row["reason"] == row["details"]["first_try"]["reason"] == "rank 0 in train: ValueError: planted"
-    kept = [path.parent.name for path in _folder(tried_again, row).rglob("checkpoints")]
-    assert kept == [str(row["cell"])]
+    kept = [path.name for path in _folder(tried_again, row).rglob("checkpoints*")]
+    assert kept == ["checkpoints.second-try"]
 
 
 def test_what_is_well_or_has_a_fault_planted_is_tried_once(tried_again: Finished) -> None:

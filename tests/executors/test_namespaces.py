@@ -1,12 +1,16 @@
 """Cells on two hosts that have addresses, clocks, a folder and a link of their own: network namespaces."""
 
 import re
+import subprocess
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from conftest import SMALL, Finished, wait_for
+from conftest import SMALL, Finished, command, wait_for
+from support.drivers import environment
 from support.elastic import torchrun
+from support.hosts import ray_in
 from support.namespaces import Namespace, namespaces, up
 
 pytestmark = [pytest.mark.multinode, pytest.mark.timeout(600)]
@@ -43,7 +47,7 @@ def ended(hosts: list[Namespace], tmp_path_factory: pytest.TempPathFactory) -> F
         return run.ended()
 
 
-def _row(ended: Finished, how: str, root: str) -> dict[str, object]:
+def _row(ended: Finished, how: str, root: str) -> dict[str, Any]:
     found = [row for row in ended.rows if f"how={how} " in row["overrides"] and root in row["overrides"]]
     assert len(found) == 1, (ended.rows, ended.err)
     return found[0]
@@ -70,3 +74,35 @@ def test_a_folder_that_hosts_do_not_share_is_a_skip(ended: Finished, hosts: list
         row = _row(ended, how, "/own")
         assert row["status"] == "skip"
         assert f"host {hosts[1].address} does not see" in str(row["reason"])
+
+
+@pytest.fixture(scope="module")
+def on_ray(hosts: list[Namespace], tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A sweep of Ray's in which a host is cut off, and goes on writing."""
+    here = tmp_path_factory.mktemp("ray")
+    up(hosts[1])
+    dies = ("scenario=dies", "scenario.options.rank=3", "scenario.options.phase=save", "world_size=4")
+    cells = (*dies, "scenario.options.how=not,writes_late", "scenario.options.once=true", "retry=1")
+    with ray_in(hosts, here) as words:
+        line = [*hosts[0].prefix, *command(here / "sweep", "-m", *ASKED, *cells, *words)]
+        run = subprocess.run(line, capture_output=True, text=True, check=False, env=environment(), cwd=here)
+    return Finished(run.returncode, run.stdout, run.stderr, here / "sweep")
+
+
+def test_a_cell_across_hosts_of_ray_passes(on_ray: Finished, hosts: list[Namespace]) -> None:
+    row = _row(on_ray, "not", "")
+    assert row["status"] == "pass", row["reason"]
+    used = {host["name"]: host["ranks"] for host in row["details"]["hosts"]}
+    assert used == {hosts[0].address: [0, 1], hosts[1].address: [2, 3]}
+
+
+def test_what_a_host_of_ray_writes_that_was_cut_off_is_none_of_the_second_try(
+    on_ray: Finished, hosts: list[Namespace]
+) -> None:
+    row = _row(on_ray, "writes_late", "")
+    assert (row["status"], row["flaky"]) == ("pass", True), row["reason"]
+    where = rf"rank 2 \(local rank 0 of host {re.escape(hosts[1].address)}\)"
+    given_up = rf"crash: {where} was given up with its host, which did not answer within 5 s, last .*"
+    assert re.fullmatch(f"flaky: the first try ended as {given_up}", str(row["reason"])), row["reason"]
+    assert (on_ray.folder / row["cell"] / "late").exists(), "it wrote while the second try ran"
+    assert {host["name"] for host in row["details"]["hosts"]} == {hosts[0].address}

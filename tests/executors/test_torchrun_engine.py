@@ -5,11 +5,10 @@ import re
 import signal
 from pathlib import Path
 
-import psutil
 import pytest
 
 from conftest import SMALL, Finished, alive_in, wait_for
-from support.elastic import torchrun
+from support.elastic import driver_of, torchrun
 
 pytestmark = pytest.mark.multinode
 
@@ -60,15 +59,6 @@ def test_the_ranks_are_those_of_torchrun(deaths: Finished) -> None:
     assert alive_in(deaths.folder) == []
 
 
-def _driver(folder: Path) -> psutil.Process | None:
-    """The driver of a sweep, once there is one."""
-    for process in psutil.process_iter(["cmdline"]):
-        line = process.info["cmdline"] or []
-        if "executor=torchrun" in line and any(str(folder) in word for word in line):
-            return process
-    return None
-
-
 def test_a_driver_that_was_killed_is_followed_by_another_and_a_job_that_is_cancelled_leaves_its_rows(
     tmp_path: Path,
 ) -> None:
@@ -80,12 +70,12 @@ def test_a_driver_that_was_killed_is_followed_by_another_and_a_job_that_is_cance
             return bool([*folder.glob("*how=sleeps*/rank3.log")]) and len(alive_in(folder)) >= 5
 
         wait_for(sleeps)
-        first = _driver(folder)
+        first = driver_of(folder)
         assert first
         os.kill(first.pid, signal.SIGKILL)
         wait_for(lambda: "resume: 1 of 2 cells are done" in hosts.log.read_text() and sleeps())
         hosts.end()
         ended = hosts.ended()
-        wait_for(lambda: alive_in(folder) == [] and _driver(folder) is None)
+        wait_for(lambda: alive_in(folder) == [] and driver_of(folder) is None)
     assert [row["status"] for row in ended.rows] == ["pass"]
     assert f"broken off: torchrun has ended; go on with resume={folder}" in hosts.log.read_text()

@@ -173,10 +173,27 @@ def _stops_actor(_: Cell) -> None:
     _sleeps(_)
 
 
-def _cuts_link(cell: Cell) -> None:
+def _cut_link() -> None:
     """Nothing gets to this host any more, or from it, which is a network namespace of its own."""
     (link,) = {name for _, name in socket.if_nameindex()} - {"lo"}
     subprocess.run(["ip", "link", "set", link, "down"], check=True)
+
+
+def _cuts_link(cell: Cell) -> None:
+    _cut_link()
+    _sleeps(cell)
+
+
+def _writes_late(cell: Cell) -> None:
+    """It is cut off, and still writes its checkpoint, once that of the second try is complete."""
+    _cut_link()
+    while not (complete := [*cell.folder.parent.glob("*/step-*/.metadata")]):
+        time.sleep(0.005)
+    late = cell.folder / complete[0].parent.name
+    late.mkdir(parents=True, exist_ok=True)
+    for file in complete[0].parent.iterdir():
+        (late / file.name).write_bytes(b"late")
+    (cell.folder.parent / "late").touch()
     _sleeps(cell)
 
 
@@ -215,4 +232,5 @@ WAYS: dict[str, Callable[[Cell], None]] = {
     "stops_actor": _stops_actor,
     "kills_host": _kills_host,
     "cuts_link": _cuts_link,
+    "writes_late": _writes_late,
 }

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from conftest import Finished, words_of
 from support.drivers import environment
 
@@ -65,3 +67,12 @@ def torchrun(
         yield made
     finally:
         made.kill()
+
+
+def driver_of(folder: Path) -> psutil.Process | None:
+    """The driver of a sweep, once there is one."""
+    for process in psutil.process_iter(["cmdline"]):
+        line = process.info["cmdline"] or []
+        if "executor=torchrun" in line and any(str(folder) in word for word in line):
+            return process
+    return None

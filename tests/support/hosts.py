@@ -1,13 +1,27 @@
-"""Several hosts on this machine: Ray's own simulated nodes, each with a loopback address of its own."""
+"""Several hosts on this machine: Ray's own simulated nodes, each with a loopback address of its own, or its
+daemons in network namespaces."""
 
 import os
-from collections.abc import Iterator
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from unittest import mock
 
+from conftest import wait_for
 from support.drivers import environment
+from support.namespaces import Namespace
 
 _SMALL = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+_PORT = 6391
+_ENDS_S = 60.0
+_RAY = (sys.executable, "-m", "ray.scripts.scripts")
+_NO_DELAY = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
+_NO_DASHBOARD = "--include-dashboard=false"
 
 
 class Hosts:
@@ -46,3 +60,32 @@ def hosts(count: int) -> Iterator[Hosts]:
         yield made
     finally:
         made.end()
+
+
+@contextmanager
+def ray_in(namespaces: Sequence[Namespace], folder: Path) -> Iterator[tuple[str, str]]:
+    """Ray's daemons in each namespace, until the end, which write what they tell to `folder`; what has a
+    sweep run on them that is started in the first one, from this process's environment."""
+    address = f"{namespaces[0].address}:{_PORT}"
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    started: list[subprocess.Popen[bytes]] = []
+    with mock.patch.dict(os.environ, {**token, **_NO_DELAY, "RAY_USAGE_STATS_ENABLED": "0"}):
+        try:
+            for one in namespaces:
+                joins = [f"--address={address}"] if started else ["--head", f"--port={_PORT}", _NO_DASHBOARD]
+                small = [f"--{name.replace('_', '-')}={value}" for name, value in _SMALL.items()]
+                words = [*_RAY, "start", "--block", f"--node-ip-address={one.address}", *joins, *small]
+                told = folder / f"{one.name}.log"
+                with told.open("wb") as log:
+                    process = subprocess.Popen([*one.prefix, *words], stdout=log, stderr=log)
+                started.append(process)
+                wait_for(partial(_is_up, told))
+            yield "executor=ray", f"executor.address={address}"
+        finally:
+            for daemon in reversed(started):
+                daemon.send_signal(signal.SIGTERM)
+                daemon.wait(_ENDS_S)
+
+
+def _is_up(told: Path) -> bool:
+    return "Ray runtime started" in told.read_text()

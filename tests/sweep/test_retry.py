@@ -59,19 +59,11 @@ def test_two_outcomes_in_one_row(first: str, second: str, flaky: bool) -> None:
     assert exit_status([settled, row(status="pass")]) == 1
 
 
-@pytest.mark.parametrize("inside", [True, False], ids=["in the cell's folder", "under storage.root"])
-def test_the_first_try_is_set_aside_whole(tmp_path: Path, inside: bool) -> None:
-    folder = tmp_path / "sweep" / "cell"
-    checkpoints = folder / "checkpoints" if inside else tmp_path / "root" / "sweep" / "cell"
-    (checkpoints / "step-0002").mkdir(parents=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "rank0.log").write_text("of the first try")
-    aside = set_aside(folder, checkpoints)
-    assert (aside / "step-0002").is_dir()
-    assert aside.parent == (folder / "first-try" if inside else checkpoints.parent)
-    assert list(checkpoints.iterdir()) == []
-    assert list(folder.glob("*.log")) == []
-    assert (folder / "first-try" / "rank0.log").read_text() == "of the first try"
+def test_the_logs_of_the_first_try_are_set_aside(tmp_path: Path) -> None:
+    (tmp_path / "rank0.log").write_text("of the first try")
+    set_aside(tmp_path)
+    assert list(tmp_path.glob("*.log")) == []
+    assert (tmp_path / "first-try" / "rank0.log").read_text() == "of the first try"
 
 
 @pytest.mark.parametrize(

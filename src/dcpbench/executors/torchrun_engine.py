@@ -25,7 +25,7 @@ from dcpbench.executors.base import HostsLostError
 from dcpbench.executors.fork_server import Machine
 from dcpbench.executors.hosts import START_S, Agent, HostsEngine
 from dcpbench.executors.hosts_executor import HostsExecutor
-from dcpbench.executors.torchrun_process import Introduction
+from dcpbench.executors.torchrun_process import Introduction, Leave
 from dcpbench.worker.messages import DRIVER_OF_TORCHRUN, ElasticRun
 
 _COME_S = 120.0
@@ -63,9 +63,14 @@ class _Process(Agent):
         return str(error) if isinstance(error, _GoneError) else None
 
     def give_up(self) -> None:
-        # It ends where it can, and torchrun starts all anew.
         with suppress(OSError), socket.socket(fileno=os.dup(self.connection.fileno())) as same:
             same.shutdown(socket.SHUT_RDWR)
+
+    def leave(self, silent: Sequence[int]) -> None:
+        """Have it end, and those processes of its host: torchrun starts all anew then."""
+        with suppress(OSError):
+            self.connection.send(Leave(tuple(silent)))
+        self.give_up()
 
     def listen(self) -> None:
         """Take its answers until it is gone."""
@@ -121,9 +126,9 @@ class TorchrunEngine(HostsEngine):
         Raises:
             HostsLostError: they do not come, or torchrun has ended.
         """
-        if any(agent.lost for agent in self.agents):
+        if lost := [agent.which for agent in self.agents if agent.lost]:
             for agent in self.agents:
-                agent.give_up()
+                agent.leave([one.process for one in lost if one.node == agent.which.node])
         with self._changed:
             whole = self._changed.wait_for(lambda: self._is_over or self._whole(), _COME_S)
             if self._is_over or not whole:

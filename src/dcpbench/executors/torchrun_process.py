@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from multiprocessing.context import ForkServerContext
@@ -46,6 +46,15 @@ class Introduction:
     node: int
     processes: int
     address: str
+    process: int = field(default_factory=os.getpid)
+
+
+@dataclass(frozen=True)
+class Leave:
+    """What the driver sends a process that torchrun is to start anew: those of its host, by their ids, that
+    do not answer, for which torchrun would wait."""
+
+    silent: tuple[int, ...]
 
 
 def is_one() -> bool:
@@ -185,8 +194,13 @@ def _serve(connection: Connection, mine: Introduction) -> None:
     with ThreadPoolExecutor(_CALLS) as threads:
         with suppress(EOFError, OSError):
             agent = HostAgent(connection.recv(), mine.address, Surroundings.here(), ())
-            while True:
-                threads.submit(do, *connection.recv())
+            while not isinstance(asked := connection.recv(), Leave):
+                threads.submit(do, *asked)
+            agent.end()
+            for silent in asked.silent:
+                with suppress(ProcessLookupError):
+                    os.kill(silent, signal.SIGKILL)
+            os._exit(1)
         if agent:  # a stage that still runs ends with its ranks
             agent.end()
 

@@ -100,7 +100,8 @@ def take_up(folder: Path, jobs: Iterable[Job], found: Found) -> None:
         if job.cell.name not in done:
             _clear(job.cell.folder, within=folder)
             if root := job.config.storage.root:
-                _clear(job.checkpoints(folder), within=Path(root) / folder.name)
+                for checkpoints in job.checkpoints(folder):
+                    _clear(checkpoints, within=Path(root) / folder.name)
 
 
 def earlier_machines(folder: Path, now: dict[str, Any]) -> list[dict[str, Any]]:

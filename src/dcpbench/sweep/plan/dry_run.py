@@ -123,7 +123,7 @@ def _fate(job: Job, block: str, done: Row | None, folder: Path, costs: Costs, ti
         return Fate(
             name, block, "done", None, f"{done.status}: {done.reason}" if done.reason else done.status
         )
-    skip = job.skip or costs.why_skip(job.key, job.config.storage, job.checkpoints(folder))
+    skip = job.skip or costs.why_skip(job.key, job.config.storage, job.checkpoints(folder)[0])
     if skip:
         return Fate(name, block, "skip", None, skip)
     known = tuple(f"{failure.id}: {failure.reason}" for failure in job.known_failures)

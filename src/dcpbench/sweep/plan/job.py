@@ -76,11 +76,12 @@ class Job:
         """How many ranks its largest stage has."""
         return max(kind.world_size for kind in self.kinds)
 
-    def checkpoints(self, sweep: Path) -> Path:
-        """Where its checkpoints go, in a sweep of that folder."""
-        if root := self.config.storage.root:
-            return Path(root).resolve() / sweep.name / self.cell.name
-        return self.cell.folder / "checkpoints"
+    def checkpoints(self, sweep: Path) -> tuple[Path, Path]:
+        """Where the checkpoints of its first try go, in a sweep of that folder, and of its second: what a
+        host that was cut off in the first still writes is none of the second's."""
+        root = self.config.storage.root
+        own = Path(root).resolve() / sweep.name / self.cell.name if root else self.cell.folder / "checkpoints"
+        return own, own.with_name(f"{own.name}.second-try")
 
 
 def plan(cells: Sequence[SweepCell], machine: Machine) -> list[Job]:

@@ -126,14 +126,15 @@ class Sweep:
         Raises:
             ResultsError: it cannot be written all the same.
         """
-        row, checkpoints = finished.row, finished.job.checkpoints(self.folder)
+        row = finished.row
+        checkpoints = [place for place in finished.job.checkpoints(self.folder) if place.exists()]
         try:
             store.append_measurements(self.folder, row, finished.measurements)
             self.log.append(row)
         except store.ResultsError:
-            if not checkpoints.exists():
+            if not checkpoints:
                 raise
-            if sentence := remove(checkpoints):
+            for sentence in filter(None, map(remove, checkpoints)):
                 self.console.print(text_of(sentence), soft_wrap=True)
             note = "(its checkpoints were removed to make room for this row)"
             store.append_measurements(self.folder, row, finished.measurements)

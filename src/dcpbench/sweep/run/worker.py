@@ -1,9 +1,9 @@
 """Runs one cell after the other on an executor of its own, from a job to its row.
 
-A cell that did not come out as it should is tried once more, on fresh ranks into a clean checkpoint folder:
-what an earlier cell may have done to the ranks of the first try cannot make its verdict. Where the first came
-to something else, the row says so (`flaky`), and is not as it should be. A mismatch that a second try has
-repeated once is no matter of chance: cells that fail alike after it are not tried again.
+A cell that did not come out as it should is tried once more, on fresh ranks into a folder of its own for
+checkpoints: what an earlier cell may have done to the ranks of the first try cannot make its verdict. Where
+the first came to something else, the row says so (`flaky`), and is not as it should be. A mismatch that a
+second try has repeated once is no matter of chance: cells that fail alike after it are not tried again.
 """
 
 import datetime
@@ -66,7 +66,7 @@ class Worker:
         return Finished(job, row_of(job, tries, self.shared), tries[-1].measurements)
 
     def _tries(self, job: Job) -> list[Try]:
-        checkpoints = job.checkpoints(self.folder)
+        checkpoints, of_second = job.checkpoints(self.folder)
         if skip := job.skip or self.costs.why_skip(job.key, job.config.storage, checkpoints):
             return [Try(Verdict("skip", skip), _now())]
         try:
@@ -82,21 +82,22 @@ class Worker:
             self._print(*clear(job.config, not first.is_ok, checkpoints))
             return [first]
         try:
-            aside = set_aside(job.cell.folder, checkpoints)
+            set_aside(job.cell.folder)
+            of_second.mkdir()
         except OSError as error:
             self._print(f"{job.cell.name}: no second try: {error}")
             return [first]
         self.display.begin(job.cell.name, "second try")
         try:
-            second = self._try(job, 1, checkpoints)
+            second = self._try(job, 1, of_second)
         except HostsLostError as error:
             first.verdict.details["no_second_try"] = str(error)
-            self._print(*clear(job.config, True, aside), remove(checkpoints))
+            self._print(*clear(job.config, True, checkpoints), remove(of_second))
             return [first]
         flaky = first.verdict.status != second.verdict.status
         if alike and alike == _mismatches(job.config, second.verdict):
             self.repeated.setdefault(alike, job.cell.name)
-        self._print(*clear(job.config, not second.is_ok, checkpoints), *clear(job.config, flaky, aside))
+        self._print(*clear(job.config, not second.is_ok, of_second), *clear(job.config, flaky, checkpoints))
         return [first, second]
 
     def _try(self, job: Job, attempt: int, checkpoints: Path) -> Try:
@@ -151,8 +152,8 @@ def _mismatches(config: Config, verdict: Verdict) -> Mismatches | None:
     return axes, frozenset(differing)
 
 
-def set_aside(folder: Path, checkpoints: Path) -> Path:
-    """Move the logs and the checkpoints of the first try away; where its checkpoints then are.
+def set_aside(folder: Path) -> None:
+    """Move the logs of the first try away.
 
     Raises:
         OSError: they cannot be moved.
@@ -161,13 +162,6 @@ def set_aside(folder: Path, checkpoints: Path) -> Path:
     aside.mkdir()
     for log in folder.glob("rank*.log"):
         log.rename(aside / log.name)
-    beside = aside / checkpoints.name
-    if checkpoints.parent != folder:  # storage.root: perhaps another file system
-        beside = checkpoints.with_name(f"{checkpoints.name}.{FIRST_TRY}")
-    remove(beside)  # of a sweep that was broken off
-    checkpoints.rename(beside)
-    checkpoints.mkdir()
-    return beside
 
 
 def clear(config: Config, failed: bool, checkpoints: Path) -> list[str]:
