@@ -14,6 +14,7 @@ Both end with 1 where something is not so.
 import argparse
 import itertools
 import json
+import math
 import os
 import signal
 import statistics
@@ -101,7 +102,7 @@ def driver(folder: Path, *words: str) -> "subprocess.Popen[bytes]":
 
 def of(ranks: int) -> tuple[str, str]:
     """The words for a cell of so many ranks, each with some of the batch."""
-    return f"world_size={ranks}", f"model.batch_size={max(ranks, 24)}"
+    return f"world_size={ranks}", f"model.batch_size={ranks * math.ceil(24 / ranks)}"
 
 
 def rows_in(folder: Path) -> list[dict[str, Any]]:

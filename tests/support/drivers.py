@@ -7,6 +7,7 @@ signals, the environment, the folder, the exit status and what is printed are th
 only that modules are loaded already is not, and tests that are about imports start a python of their own.
 """
 
+import faulthandler
 import importlib
 import multiprocessing
 import os
@@ -23,10 +24,13 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from unittest import mock
 
+import psutil
+
 _LIBRARY = tuple(sys.path[next(number for number, place in enumerate(sys.path) if place.endswith(".zip")) :])
 """What follows in `sys.path` on the folder and PYTHONPATH."""
 _TESTS = Path(__file__).parents[1]
 _ENDED_S = 10.0
+_STACKS_S = 1.0
 
 compiles = True
 """Whether the server imports the compiler too."""
@@ -125,16 +129,30 @@ class Driver:
                     waiting.register(file, selectors.EVENT_READ)
                 while waiting.get_map():
                     if (left := deadline - time.monotonic()) <= 0:
-                        raise subprocess.TimeoutExpired("dcpbench", timeout, *said.values())
-                    for key, _ in waiting.select(left):
-                        said[key.fd] += (more := os.read(key.fd, 65536))
-                        if not more:
-                            waiting.unregister(key.fd)
+                        expired = subprocess.TimeoutExpired("dcpbench", timeout, *said.values())
+                        expired.add_note(self._what_runs(waiting, said))
+                        raise expired
+                    _read(waiting, left, said)
             self._process.join(max(0.0, deadline - time.monotonic()))
         finally:
             self.close()
         out, err = (each.decode() for each in said.values())
         return out, err
+
+    def _what_runs(self, waiting: selectors.BaseSelector, said: dict[int, bytes]) -> str:
+        """Who can still print, and what was printed; the stacks of the driver and of its fork server too."""
+        pipes = {f"pipe:[{os.fstat(read.fileno()).st_ino}]" for read in self._reads}
+        lines = []
+        for one in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                opened = {os.readlink(link) for link in Path(f"/proc/{one.pid}/fd").iterdir()}
+                if one.pid != os.getpid() and not pipes.isdisjoint(opened):
+                    lines.append(f"{one.pid}, of {one.ppid()}: {one.status()}: {' '.join(one.cmdline())[:80]}")
+                    if one.pid == self.pid or one.ppid() == self.pid:
+                        one.send_signal(signal.SIGUSR1)
+        while waiting.get_map() and _read(waiting, _STACKS_S, said):
+            pass
+        return "\n".join([*lines, *(each.decode(errors="replace") for each in said.values())])
 
     def close(self) -> None:
         """End it if it still runs, and forget what it had to say."""
@@ -143,6 +161,16 @@ class Driver:
         self._process.join(_ENDED_S)
         for read in self._reads:
             read.close()
+
+
+def _read(waiting: selectors.BaseSelector, limit_s: float, said: dict[int, bytes]) -> bool:
+    """Read what there is to read, once there is something; whether there was, in that time."""
+    ready = waiting.select(limit_s)
+    for key, _ in ready:
+        said[key.fd] += (more := os.read(key.fd, 65536))
+        if not more:
+            waiting.unregister(key.fd)
+    return bool(ready)
 
 
 def _drive(
@@ -157,6 +185,7 @@ def _drive(
         os.dup2(write.fileno(), file)
         write.close()
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     _forget_server()
     os.environ.clear()
     os.environ.update(variables)

@@ -240,7 +240,10 @@ def forget_kept_by_dcp() -> None:
     uploads is ended, and waited for."""
     kept = kept_by_dcp()
     _async_process_executor._CHECKPOINT_PROCESS = None
-    if kept.pop("_CHECKPOINT_PROCESS", None):  # the last reference to it, which ends it
+    if uploader := kept.pop("_CHECKPOINT_PROCESS", None):
+        process = uploader._save_process
+        del uploader  # the last reference, which ends it, and waits for a while only
+        process.join(_LIMIT_S)
         resource_sharer.stop(_LIMIT_S)  # the thread that has handed tensors to it
     for plans in kept.values():
         plans.clear()
