@@ -145,9 +145,10 @@ class Driver:
         lines = []
         for one in psutil.process_iter():
             with suppress(psutil.Error, OSError):
-                opened = {os.readlink(link) for link in Path(f"/proc/{one.pid}/fd").iterdir()}
+                opened = {str(link.readlink()) for link in Path(f"/proc/{one.pid}/fd").iterdir()}
                 if one.pid != os.getpid() and not pipes.isdisjoint(opened):
-                    lines.append(f"{one.pid}, of {one.ppid()}: {one.status()}: {' '.join(one.cmdline())[:80]}")
+                    words = " ".join(one.cmdline())[:80]
+                    lines.append(f"{one.pid}, of {one.ppid()}: {one.status()}: {words}")
                     if one.pid == self.pid or one.ppid() == self.pid:
                         one.send_signal(signal.SIGUSR1)
         while waiting.get_map() and _read(waiting, _STACKS_S, said):
