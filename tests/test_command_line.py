@@ -2,10 +2,12 @@
 
 import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -213,6 +215,14 @@ def test_ranks_do_not_outlive_a_driver_that_was_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_ranks_may_have_as_many_files_open_as_the_machine_lets_them(sweep: Callable[..., Finished]) -> None:
+    """Else a few hundred ranks, which all have connections to each other, reach the usual limit."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (30, most))
+    ended = sweep("parallel=ddp", "saves=1", "device=cpu", "world_size=8", *SMALL, prepare=few)
+    assert [row["status"] for row in ended.rows] == ["pass"], (ended.out, ended.err)
+
+
 def test_the_report_prints_the_same_table_again(tmp_path: Path, sweep: Callable[..., Finished]) -> None:
     ended = sweep("-m", "parallel=ddp,none", "device=cpu", "saves=1", "world_size=2", *SMALL)
     assert ended.status == 0

@@ -4,6 +4,7 @@ import ctypes
 import multiprocessing
 import os
 import pkgutil
+import resource
 import signal
 import sys
 import threading
@@ -88,6 +89,10 @@ def fork_server(imports: Sequence[str] = ()) -> ForkServerContext:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks share the cores, as under torchrun
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no worker pools left behind
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    # A rank has two connections to each peer in a group of Gloo, and one in each further group: with some
+    # hundred ranks that is more than the usual 1,024 files.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([_PROBE, *imports])
     # It imports while the driver composes the cells.
