@@ -64,10 +64,13 @@ class Host:
         of_rank = {rank: replace(reports[min(rank, last)], rank=rank, host=self.name) for rank in self.ranks}
         return StageEnd(tuple(RankEnd(rank, "report", "report", report=one) for rank, one in of_rank.items()))
 
+    def phases(self, _: int) -> dict[int, str]:
+        return {}
+
     def nothing(self, *_: Any) -> None:
         return None
 
-    phases = conclude = leave = kill = interrupt = end = nothing
+    conclude = leave = kill = interrupt = end = nothing
 
 
 @dataclass(eq=False)
@@ -126,6 +129,10 @@ class SimulatedExecutor(HostsExecutor):
             self.reports[stage] = outcome.reports
         return super().run(kind, _Told(spec, self.reports[stage]), *rest)
 
+    def end(self) -> None:
+        super().end()
+        self.real.end()
+
 
 class _Told:
     """A stage as the driver knows it, which the agents are told as what they are to answer."""
@@ -182,6 +189,8 @@ class SimulatedEngine(HostsEngine):
         return made
 
     def end(self) -> None:
+        if "ray" in sys.modules:
+            sys.modules["ray"].shutdown()  # else it would be ended as what ranks have left behind
         self.local.end()
 
 
@@ -229,7 +238,7 @@ def measure(folder: Path, agents: int, arguments: argparse.Namespace) -> bool:
     lines = path.read_text().splitlines() if path.exists() else []
     rows = [json.loads(line) for line in lines]
     if len(rows) != arguments.cells or any(row["status"] != "pass" for row in rows):
-        print(f"exit status {driver.returncode}", [row["reason"][:300] for row in rows][:2])
+        print(f"exit status {driver.returncode}", [row["reason"] for row in rows][:2])
         print(folder.with_suffix(".log").read_text()[-1500:])
         return False
     (first, first_at), (last, last_at) = seen[0], seen[-1]
