@@ -2,14 +2,15 @@
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future
-from concurrent.futures import wait as wait_for
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from dcpbench.config.schema import TimeoutsConfig
 from dcpbench.executors.base import Executor, HostsLostError, HostUsed, OnPhase, Outcome
-from dcpbench.executors.host_agent import Key
+from dcpbench.executors.host_agent import Key, State
 from dcpbench.executors.hosts import ANSWER_S, START_S, Agent, AgentError, HostsEngine, Placed
 from dcpbench.executors.outcome import RankEnd, StageEnd, outcome_of
 from dcpbench.records.findings import LimitReached
@@ -35,6 +36,32 @@ class _Clock:
     wall_s: float
     monotonic_s: float
     error_s: float
+
+
+class _Asked:
+    """The question to an agent what state its ranks of a kind are in, and when it was answered."""
+
+    def __init__(self, agent: Agent, key: Key, spec: CellSpec) -> None:
+        """Ask it, unless it is lost."""
+        self.agent = agent
+        self._wall_s, self._at = time.time(), time.monotonic()
+        self._answered_at: float | None = None
+        self._call = None if agent.lost else agent.call("state", key, (spec.folder, spec.checkpoints))
+        if self._call:
+            self._call.add_done_callback(self._note)
+
+    def answer(self) -> State | None:
+        """Waits for it; None where there is none."""
+        return self.agent.answer(self._call) if self._call and not self.agent.lost else None
+
+    def clock(self, state: State) -> _Clock:
+        """The agent's clock, which was read in the middle, give or take half of the time that it took."""
+        half_s = ((self._answered_at or time.monotonic()) - self._at) / 2
+        ahead = state.wall_s - self._wall_s - half_s, state.monotonic_s - self._at - half_s
+        return _Clock(*ahead, half_s)
+
+    def _note(self, _: Future[Any]) -> None:
+        self._answered_at = time.monotonic()
 
 
 @dataclass
@@ -96,16 +123,14 @@ class HostsExecutor(Executor):
         """
         for _ in range(_STARTS):  # a host may die meanwhile
             placed = self._groups.get(kind) or self._started(kind)
+            asked = [_Asked(one.agent, (self.owner, kind), spec) for one in placed]
             clocks: list[_Clock] = []
-            for one in placed:
-                asked_s, asked_at = time.time(), time.monotonic()
-                state = one.agent.ask("state", (self.owner, kind), (spec.folder, spec.checkpoints))
-                half_s = (time.monotonic() - asked_at) / 2
+            for question in asked:
+                state = question.answer()
                 if state and state.unseen:
-                    return _not_shared(one.agent.name, state.unseen, spec)
+                    return _not_shared(question.agent.name, state.unseen, spec)
                 if state and state.usable:
-                    ahead = state.wall_s - asked_s - half_s, state.monotonic_s - asked_at - half_s
-                    clocks.append(_Clock(*ahead, half_s))
+                    clocks.append(question.clock(state))
             if len(clocks) == len(placed):
                 return clocks
             self._kill(kind)
@@ -147,6 +172,9 @@ class HostsExecutor(Executor):
         """Run a stage; by agent how it ended there. What goes wrong on one concludes it on the others. One
         that is silent is given up, as one is that does not tell once the stage is over."""
         calls = {one.agent.call("run", epoch, key, spec, timeouts): one for one in self._groups[key[1]]}
+        returned: SimpleQueue[Future[Any]] = SimpleQueue()
+        for call in calls:
+            call.add_done_callback(returned.put)
         ends: dict[Agent, StageEnd] = {}
         phases: dict[int, str] = {}
         looks: dict[Future[Any], Placed] = {}
@@ -155,16 +183,16 @@ class HostsExecutor(Executor):
         looked = time.monotonic()
         deadline = looked + timeouts.cell_s + ANSWER_S
         while calls and not self.interrupted:
-            done = wait_for(calls, _LOOK_EVERY_S, FIRST_COMPLETED).done
-            for call in done:
-                one = calls.pop(call)
+            for call in _taken(returned, looked + _LOOK_EVERY_S - time.monotonic()):
+                if (one := calls.pop(call, None)) is None:  # it was given up
+                    continue
                 end = one.agent.answer(call)
                 seen = one.agent.lost_at or time.monotonic()
                 ends[one.agent] = end or _lost(one, phases, seen - _LOSS_IS_SEEN_S)
-            now = time.monotonic()
-            passed_s, looked = min(now - looked, _HELD_UP_S), now
-            silent_s = {agent: silence + passed_s for agent, silence in silent_s.items()}
-            _look(looks, list(calls.values()), epoch, phases, silent_s, on_phase)
+            if (now := time.monotonic()) >= looked + _LOOK_EVERY_S:
+                passed_s, looked = min(now - looked, _HELD_UP_S), now
+                silent_s = {agent: silence + passed_s for agent, silence in silent_s.items()}
+                _look(looks, list(calls.values()), epoch, phases, silent_s, on_phase)
             for call, one in list(calls.items()):
                 is_silent = silent_s[one.agent] >= _SILENT_S
                 if is_silent or now >= (over_at or now) + ANSWER_S:
@@ -208,6 +236,16 @@ def _not_shared(host: str, unseen: str, spec: CellSpec) -> Outcome:
         return Outcome([], "error", problem=f"{text}: hosts have to share the folder of the sweep")
     needs = "every rank reads .metadata, which one writes, and what others have written"
     return Outcome([], "skip", problem=f"storage.root: {text}, where checkpoints go: {needs}")
+
+
+def _taken(returned: "SimpleQueue[Future[Any]]", limit_s: float) -> list[Future[Any]]:
+    """The calls that have returned, once one has; none after that time."""
+    taken: list[Future[Any]] = []
+    with suppress(Empty):
+        taken.append(returned.get(timeout=max(0.0, limit_s)))
+        while True:
+            taken.append(returned.get_nowait())
+    return taken
 
 
 def _look(
