@@ -5,18 +5,21 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from dcpbench.config.groups import FaultConfig, KeepCheckpoints
+from dcpbench.config.groups import FaultConfig, KeepCheckpoints, StorageConfig
 from dcpbench.config.schema import Config
-from dcpbench.executors.base import Outcome
+from dcpbench.executors.base import Executor, HostsLostError, Outcome
 from dcpbench.records.metrics import PHASE_S, Measurement
 from dcpbench.records.rank_report import RankReport
 from dcpbench.records.row import exit_status
 from dcpbench.sweep.run.row_builder import Try, row_of
 from dcpbench.sweep.run.verdict import Verdict
-from dcpbench.sweep.run.worker import clear, is_due, set_aside
+from dcpbench.sweep.run.worker import Worker, clear, is_due, set_aside
+from dcpbench.worker.messages import CellSpec
+from support import alone
 from support.jobs import job
 from support.rows import row
 
@@ -132,3 +135,33 @@ def test_the_phases_of_a_row_are_those_of_the_rank_that_took_longest_and_add_up(
     phases = row_of(job(), [of_two_stages]).details["phases"]
     assert phases == {"build": 2.0, "save": 2.0, "verify": 0.75}
     assert "phases" not in row_of(job(), [tried("skip")]).details
+
+
+@pytest.mark.parametrize("keep", ["all", "none"])
+def test_nothing_stays_of_a_second_try_that_lost_its_hosts(keep: str, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    config = alone.config(keep_checkpoints=keep)
+    config.storage = StorageConfig(options={"url": f"file://{store}"})
+    one = job(config)
+    cell = mock.Mock(overrides=[], folder=tmp_path / "cell")
+    cell.name = "a"
+    cell.folder.mkdir()
+    one = replace(one, cell=cell)
+
+    def run(kind: object, spec: CellSpec, *_: object) -> Outcome:
+        place = Path(f"{store}{spec.checkpoints}")
+        place.mkdir(parents=True)
+        (place / "object").touch()
+        (Path(spec.checkpoints) / "file").touch()
+        if spec.run.attempt:
+            raise HostsLostError("they are gone")
+        return Outcome([], "error", problem="they were unwell")
+
+    executor = mock.Mock(Executor, run=run, interrupted=False)
+    worker = Worker(
+        tmp_path, executor, mock.Mock(), mock.Mock(), mock.Mock(**{"why_skip.return_value": None})
+    )
+    finished = worker.run(one).row
+    assert (finished.status, finished.details["no_second_try"]) == ("error", "they are gone")
+    left = {path.parent.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == (set() if keep == "none" else {"checkpoints"})

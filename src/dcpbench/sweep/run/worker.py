@@ -92,7 +92,7 @@ class Worker:
             second = self._try(job, 1, of_second)
         except HostsLostError as error:
             first.verdict.details["no_second_try"] = str(error)
-            self._print(*clear(job.config, True, checkpoints), remove(of_second))
+            self._print(*clear(job.config, True, checkpoints), *_remove_all(job.config.storage, of_second))
             return [first]
         flaky = first.verdict.status != second.verdict.status
         if alike and alike == _mismatches(job.config, second.verdict):
@@ -174,7 +174,13 @@ def clear(config: Config, failed: bool, checkpoints: Path) -> list[str]:
     keep = config.keep_checkpoints
     if keep is KeepCheckpoints.all or (keep is KeepCheckpoints.failed and failed):
         return []
-    return [*filter(None, (remove(checkpoints), remove_objects(config.storage, checkpoints)))]
+    return _remove_all(config.storage, checkpoints)
+
+
+def _remove_all(storage: StorageConfig, checkpoints: Path) -> list[str]:
+    """Remove the checkpoints of a try, in their folder and in their store; a sentence for each of these if
+    they would not go."""
+    return [*filter(None, (remove(checkpoints), remove_objects(storage, checkpoints)))]
 
 
 def remove_objects(storage: StorageConfig, checkpoints: Path) -> str | None:
