@@ -30,8 +30,12 @@ from dcpbench.worker.messages import CellSpec, Descriptor, StoreAddress, WorldKi
 _CARRIED = ("DCPBENCH_", "TORCH", "PYTORCH_", "PYTHONPATH", "NCCL_", "GLOO_", "CUBLAS_", "AWS_", "CXX")
 """How the names of variables begin that ranks have from the driver's environment on every host."""
 _SHOWS_S = 5.0
-"""How long a shared file system may take to show a folder that another host has made."""
+"""How long a shared file system may take to show what another host has made where nobody here has looked
+before."""
 _LOOK_EVERY_S = 0.1
+CALLS = 64
+"""How many calls an agent takes at once: a stage of each cell that runs at the same time is one, and a
+question how far it is must not wait for those."""
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 Key = tuple[int, WorldKind]
@@ -100,7 +104,7 @@ class HostAgent:
         """Its clocks, and what it says of a group and of folders, which a file system may show late."""
         group = self._groups.get(key)
         usable = group is not None and group.usable()
-        unseen = next((folder for folder in folders if not _shows(Path(folder))), None)
+        unseen = next((folder for folder in folders if not shows(Path(folder))), None)
         return State(time.time(), time.monotonic(), usable, unseen)
 
     def listen(self, owner: int) -> int:
@@ -181,14 +185,14 @@ class HostAgent:
         cleanup.end_orphans()
 
 
-def _shows(folder: Path) -> bool:
-    """Whether a folder is there, or soon is."""
+def shows(path: Path) -> bool:
+    """Whether a file or a folder is there, or soon is."""
     deadline = time.monotonic() + _SHOWS_S
-    while not folder.is_dir():
+    while not path.exists():
         if time.monotonic() >= deadline:
             return False
         with suppress(OSError):
-            os.listdir(folder.parent)  # noqa: PTH208 - has a network file system look again
+            os.listdir(path.parent)  # noqa: PTH208 - has a network file system look again
         time.sleep(_LOOK_EVERY_S)
     return True
 

@@ -23,15 +23,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
-from dcpbench.executors.host_agent import HostAgent, Surroundings
+from dcpbench.executors.host_agent import CALLS, HostAgent, Surroundings
 from dcpbench.executors.hosts import Agent, HostsEngine
 from dcpbench.executors.hosts_executor import HostsExecutor
 
 _CONNECT_S = 1.0
 _OBJECT_STORE_BYTES = 80 * 2**20
-_CALLS = 64
-"""How many calls an actor takes at once: a stage of each cell that runs at the same time is one, and a
-question how far it is must not wait for those."""
 
 
 @dataclass(eq=False)
@@ -99,7 +96,7 @@ class RayEngine(HostsEngine):
 
     def _started(self, name: str, node: dict[str, Any], gpus: tuple[int, ...]) -> _Actor:
         strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        placed = {"num_cpus": 0, "num_gpus": len(gpus), "max_concurrency": _CALLS}
+        placed = {"num_cpus": 0, "num_gpus": len(gpus), "max_concurrency": CALLS}
         agent = ray.remote(HostAgent).options(scheduling_strategy=strategy, max_restarts=0, **placed)
         address = str(node["NodeManagerAddress"])
         actor = agent.remote(name, address, self._around, self._modules)

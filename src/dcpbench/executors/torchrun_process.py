@@ -21,7 +21,7 @@ from typing import Any
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.executors import fork_server
-from dcpbench.executors.host_agent import HostAgent, Surroundings, use_interface_of
+from dcpbench.executors.host_agent import CALLS, HostAgent, Surroundings, shows, use_interface_of
 from dcpbench.records.store import SWEEP_JSON
 from dcpbench.worker.messages import ElasticRun
 
@@ -34,7 +34,6 @@ _LOOK_EVERY_S = 0.5
 _ENDS_S = 30.0
 """How long the driver may take over its reports once it wants nothing more."""
 _CONNECT_S = 5.0
-_CALLS = 16
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ def _answer(connection: Connection, run: ElasticRun) -> None:
 def _to_go_on(words: Sequence[str], again: bool) -> list[str]:
     """The words of a driver; where the one before it was killed, it goes on with the sweep of that."""
     folders = [word.partition("=")[2] for word in words if word.startswith("hydra.sweep.dir=")]
-    goes_on = again and folders and Path(folders[-1], SWEEP_JSON).exists()
+    goes_on = again and folders and shows(Path(folders[-1], SWEEP_JSON))  # it may have run elsewhere
     return [*words, f"resume={folders[-1]}"] if goes_on else [*words]
 
 
@@ -191,7 +190,7 @@ def _serve(connection: Connection, mine: Introduction) -> None:
         os._exit(128 + signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, leave)
-    with ThreadPoolExecutor(_CALLS) as threads:
+    with ThreadPoolExecutor(CALLS) as threads:
         with suppress(EOFError, OSError):
             agent = HostAgent(connection.recv(), mine.address, Surroundings.here(), ())
             while not isinstance(asked := connection.recv(), Leave):
