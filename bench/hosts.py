@@ -2,12 +2,18 @@
 
     python bench/hosts.py scale [--ranks 8,16,32,64] [--hosts 1,2,4,8] [--cells N] [--device cuda]
     python bench/hosts.py failures [--ranks N] [--hosts N] [--cells N] [--failures N] [--folder F] [--limit S]
+    python bench/hosts.py failures --engine torchrun [--cells N] [--failures N] [--folder F]
+    python bench/hosts.py failures --engine ray-links --failures 1 [--cells N] [--folder F]
 
 The hosts are nodes that Ray simulates on this machine, each with a loopback address of its own. `scale` runs
-the same cells on one host without Ray and on more with it. `failures` ends ranks, actors, hosts and the
+the same cells on one host without Ray and on more with it. `failures` ends ranks, agents, hosts and the
 driver of one long sweep from outside: every cell must have one row, and pass, in its second try where the
 first was hit. A sweep that `--limit` seconds have ended goes on where it is, in `--folder`, the next time.
 Both end with 1 where something is not so.
+
+The hosts of the other engines are two network namespaces (as root) with two ranks each, and the link between
+them fails too. torchrun needs both, and has its link again after a while; Ray's daemon on a host that was cut
+off ends, and the sweep goes on with the other.
 """
 
 # ruff: noqa: T201
@@ -15,89 +21,24 @@ import argparse
 import itertools
 import json
 import math
-import os
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import psutil
+from host_engines import Hosts, driver, hosts, on_engine
 
 CELL = ("parallel=fsdp2", "saves=1", "train_steps=1", "resume_steps=1", "keep_checkpoints=none")
-OBJECT_STORE_BYTES = 80 * 2**20
-MOST_S = 15.0
-"""What a failure may cost."""
 LOOK_S = 0.02
-
-
-class Hosts:
-    """A Ray cluster on this machine, its nodes named by their addresses from 127.0.0.2 on."""
-
-    def __init__(self, count: int, gpus: int) -> None:
-        from ray.cluster_utils import Cluster
-
-        # Else the first host waits for half a minute when it ends, for those that have ended before it.
-        os.environ["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "0"
-        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        self._cluster = Cluster()
-        self._last = 1
-        for number in range(count):
-            # A node hands out the GPUs that it sees: each its own part of them.
-            own = range(gpus * number // count, gpus * (number + 1) // count)
-            self.add(own)
-
-    @property
-    def words(self) -> tuple[str, str]:
-        """What has a sweep run on them."""
-        return "executor=ray", f"executor.address={self._cluster.address}"
-
-    @property
-    def nodes(self) -> list[Any]:
-        """Those that are there, but the first, which has the cluster's own services."""
-        return [node for node in self._cluster.list_all_nodes() if node is not self._cluster.head_node]
-
-    def add(self, gpus: Sequence[int] = ()) -> None:
-        """One more host, at the next address."""
-        self._last += 1
-        if gpus:
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
-        of_node = {"num_cpus": 1, "num_gpus": len(gpus), "object_store_memory": OBJECT_STORE_BYTES}
-        self._cluster.add_node(node_ip_address=f"127.0.0.{self._last}", **of_node)
-        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-
-    def remove(self, node: Any) -> None:
-        """End a host, with all that runs there."""
-        self._cluster.remove_node(node, allow_graceful=False)
-
-    def end(self) -> None:
-        """End all of them."""
-        self._cluster.shutdown()
-
-
-@contextmanager
-def hosts(count: int, gpus: int = 0) -> Iterator[Hosts]:
-    """So many hosts, until the end."""
-    made = Hosts(count, gpus)
-    try:
-        yield made
-    finally:
-        made.end()
-
-
-def driver(folder: Path, *words: str) -> "subprocess.Popen[bytes]":
-    """A driver of a sweep; what it prints goes to a file beside its folder."""
-    with folder.with_suffix(".log").open("ab") as log:
-        command = (sys.executable, "-m", "dcpbench", "-m", *words)
-        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
 
 
 def of(ranks: int) -> tuple[str, str]:
@@ -177,7 +118,7 @@ class Sweep:
     """When each row was (`time.monotonic`)."""
     failures: list[Failure] = field(default_factory=list)
     before: int = 0
-    driver: "subprocess.Popen[bytes] | None" = None
+    driver: Any = None
 
     def run(self) -> int | None:
         """Run it to its end; its exit status, or None where the time was over before."""
@@ -196,8 +137,8 @@ class Sweep:
 
     def start(self) -> None:
         resumes = (self.folder / "sweep.json").exists()
-        words = (f"resume={self.folder}", *self.hosts.words) if resumes else (*self.words, *self.hosts.words)
-        self.driver = driver(self.folder, *words)
+        words = (f"resume={self.folder}",) if resumes else self.words
+        self.driver = self.hosts.start(self.folder, *words)
 
     def restarts(self, status: int) -> bool:
         """Start another driver where this one was killed, as a batch system does."""
@@ -212,14 +153,18 @@ class Sweep:
         count = path.read_bytes().count(b"\n") if path.exists() else 0
         while self.before + len(self.seen) < count:
             self.seen.append(time.monotonic())
+        self.hosts.mend()
         if self.before + len(self.seen) in self.moments and (about := self.fail(self.moments[count])):
             self.failures.append(Failure(self.moments.pop(count), about, count, time.monotonic()))
 
     def fail(self, kind: str) -> str | None:
         """Have something fail; about what, or None where it is not there yet."""
         if kind == "driver":
-            self.driver.kill()
-            return "driver"
+            if one := self.hosts.driver(self.folder, self.driver):
+                one.kill()
+            return "driver" if one else None
+        if kind in ("host", "link"):
+            return self.hosts.fail_host()
         ours = psutil.Process().children(recursive=True)
         if kind.startswith("rank"):
             ranks = [(process, log) for process in ours if (log := self.log_of(process))]
@@ -227,16 +172,8 @@ class Sweep:
                 return None
             process, log = ranks[-1]
             return self.hit(process, kind, log.stem)
-        actors = [process for process in ours if name_of(process).startswith("ray::HostAgent")]
-        if not actors:
-            return None
-        if kind.startswith("actor"):
-            return self.hit(actors[-1], kind, str(actors[-1].pid))
-        node = self.hosts.nodes[-1]
-        address = node.node_ip_address
-        self.hosts.remove(node)
-        self.hosts.add()
-        return str(address)
+        agents = [process for process in ours if self.hosts.is_agent(process)]
+        return self.hit(agents[-1], kind, str(agents[-1].pid)) if agents else None
 
     def hit(self, process: psutil.Process, kind: str, about: str) -> str | None:
         try:
@@ -252,23 +189,15 @@ class Sweep:
         return None
 
 
-def name_of(process: psutil.Process) -> str:
-    with suppress(psutil.Error):
-        return " ".join(process.cmdline())
-    return ""
-
-
-KINDS = ("rank killed", "actor killed", "host", "actor stopped", "driver", "rank stopped")
-
-
 def failures(arguments: argparse.Namespace) -> int:
     """Run the sweep, or go on with it, and judge it."""
     every = arguments.cells / (arguments.failures + 1)
-    kinds = itertools.cycle(arguments.kinds.split(","))
-    moments = {round(every * (number + 1)): next(kinds) for number in range(arguments.failures)}
-    ranks = arguments.ranks[0]
-    with hosts(arguments.hosts[0]) as made:
-        asked = (f"seed=range(0,{arguments.cells})", "device=cpu", f"hydra.sweep.dir={arguments.folder}")
+    ranks = arguments.ranks[0] if arguments.engine == "ray" else 4
+    arguments.folder.parent.mkdir(parents=True, exist_ok=True)
+    with on_engine(arguments.engine, arguments.hosts[0], arguments.folder) as made:
+        kinds = itertools.cycle(arguments.kinds.split(",") if arguments.kinds else made.kinds)
+        moments = {round(every * (number + 1)): next(kinds) for number in range(arguments.failures)}
+        asked = (f"seed=range(0,{arguments.cells})", "device=cpu")
         limits = (f"timeouts.cell_s={arguments.cell_limit}", *of(ranks))
         done = len(rows_in(arguments.folder))
         later = {count: kind for count, kind in moments.items() if count >= done}
@@ -278,7 +207,7 @@ def failures(arguments: argparse.Namespace) -> int:
         status = sweep.run()
         took_s = time.monotonic() - started
     rows = rows_in(arguments.folder)
-    wrong = [*judge(rows, sweep), *costs(sweep)]
+    wrong = [*judge(rows, sweep), *costs(sweep, arguments.cell_limit)]
     if status is None:
         print(f"ended after {took_s:.0f} s with {len(rows)} of {arguments.cells} rows")
     elif len({row["cell"] for row in rows}) != arguments.cells:
@@ -303,8 +232,9 @@ def judge(rows: list[dict[str, Any]], sweep: Sweep) -> Iterator[str]:
         print(f"  row {rows.index(row)}: {row['reason'][:220]}")
 
 
-def costs(sweep: Sweep) -> Iterator[str]:
-    """Print what each failure cost, over what a cell takes; what took too long."""
+def costs(sweep: Sweep, cell_limit_s: float) -> Iterator[str]:
+    """Print what each failure cost, over what a cell takes; what took too long. A rank that was stopped is
+    seen by its cell's limit of time alone."""
     gaps = [later - earlier for earlier, later in itertools.pairwise(sweep.seen)]
     usual_s = statistics.median(gaps)
     print(f"a row each {usual_s:.2f} s; what a failure cost beyond it:")
@@ -313,7 +243,7 @@ def costs(sweep: Sweep) -> Iterator[str]:
         around = gaps[max(0, number - 1) : number + 1]
         cost_s = sum(gap - usual_s for gap in around)
         print(f"  {failure.kind:>13} ({failure.about}) after row {failure.rows}: {cost_s:5.1f} s", flush=True)
-        if cost_s > MOST_S:
+        if cost_s > sweep.hosts.most_s + (cell_limit_s if failure.kind == "rank stopped" else 0):
             yield f"{failure.kind} after row {failure.rows} cost {cost_s:.1f} s"
 
 
@@ -329,8 +259,11 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--cell-limit", type=float, default=120.0, help="timeouts.cell_s, in seconds")
     parser.add_argument("--failures", type=int, default=20)
-    parser.add_argument("--kinds", default=",".join(KINDS), help="what fails, in turn (default: %(default)s)")
-    parser.add_argument("--folder", type=Path, default=Path("outputs/failures"))
+    parser.add_argument("--engine", choices=("ray", "torchrun", "ray-links"), default="ray")
+    parser.add_argument(
+        "--kinds", help="what fails, in turn, of what may on this engine (default: all of it)"
+    )
+    parser.add_argument("--folder", type=Path, default=Path("outputs/failures").resolve())
     parser.add_argument("--limit", type=float, default=86400.0, help="seconds after which the sweep is ended")
     arguments = parser.parse_args()
     return {"scale": scale, "failures": failures}[arguments.what](arguments)

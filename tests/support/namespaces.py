@@ -53,5 +53,10 @@ def up(host: Namespace, interface: str = LINK) -> None:
     _ip("-n", host.name, "link", "set", interface, "up")
 
 
+def cut(host: Namespace) -> None:
+    """Have nothing get to a host any more, or from it."""
+    _ip("-n", host.name, "link", "set", LINK, "down")
+
+
 def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True)
