@@ -189,7 +189,7 @@ def test_the_details_have_each_control_at_its_place_and_every_rank() -> None:
     assert (seen["held"], seen["control_missed"], seen["worst"]) == (True, [], [])
     assert [set(rank) for rank in details["ranks"]] == [
         {"rank", "host", "local_rank", "losses", "resumed", "not_compiled", "graph_breaks", "interpreter"}
-        | {"not_applied", "left_behind"}
+        | {"not_applied", "left_behind", "late_files"}
     ] * 2
     assert [rank["rank"] for rank in details["ranks"]] == [0, 1]
     missed = at_both(lambda views: [view.control[OLD].update(w=False) for view in views])

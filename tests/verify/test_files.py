@@ -12,10 +12,12 @@ from dcpbench.verify import files as files_module
 from dcpbench.verify.files import (
     compare_files,
     digest_files,
+    digest_late_files,
     drop_pages,
     file_controls,
     not_synced,
     recorded_syncs,
+    synced_in,
 )
 
 SMALL, LARGE = "data/0", "data/1"
@@ -129,5 +131,18 @@ def test_files_that_were_synced_are_known_by_another_name_too(tmp_path: Path) ->
                 if name == "one":
                     os.fsync(file.fileno())
         (tmp_path / "one").rename(tmp_path / "renamed")
-        assert [finding.name for finding in not_synced(tmp_path, synced)] == ["other"]
+        mine = synced_in(tmp_path, synced)
+    assert mine == {"renamed"}
+    assert [finding.name for finding in not_synced(["other", "renamed"], mine)] == ["other"]
     assert os.fsync.__module__ == "posix"
+
+
+def test_a_late_file_is_one_that_was_written_before_success_and_not_seen_then(tmp_path: Path) -> None:
+    for name in ("seen", "absent", "empty"):
+        (tmp_path / name).write_text(name)
+    honest = digest_files(tmp_path)
+    last = max((tmp_path / name).stat().st_ctime for name in honest)
+    then = {"seen": "4 bytes, of which one has changed since", "empty": "0 bytes, of another digest"}
+    late = digest_late_files(tmp_path, then, last + 1)
+    assert late == {name: honest[name] for name in ("absent", "empty")}
+    assert digest_late_files(tmp_path, then, last - 1) == {}, "they came later"

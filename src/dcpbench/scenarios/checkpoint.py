@@ -169,12 +169,12 @@ class Checkpoint:
 @dataclass(kw_only=True)
 class SavedCheckpoint(Checkpoint):
     """One that this stage has saved, with the keys that it has to have, its save and the number of that;
-    `files` has on rank 0 what its files were when its save reported success, `opened` what was open before
-    it."""
+    `files` has on rank 0 when its save reported success (`time.time`) and what its files were then, `opened`
+    what was open before it."""
 
     source: TrainingRun
     keys: dict[str, Entry]
     pending: PendingSave
     number: int
-    files: Future[FileDigests]
+    files: Future[tuple[float, FileDigests]]
     opened: Leaves

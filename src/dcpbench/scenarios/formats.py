@@ -19,6 +19,7 @@ from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, as_saved
 from dcpbench.scenarios.read_whole import verify_read
+from dcpbench.scenarios.shared_folder import wait_until_seen
 
 _SHARDED = (DTensor, ShardedTensor)
 
@@ -34,7 +35,7 @@ def formats(cell: Cell) -> None:
         if cell.world.rank == 0:
             dcp_to_torch_save(saved.checkpoint_id, file)
             torch_save_to_dcp(file, again)
-        cell.world.meet()
+        wait_until_seen(cell, cell.folder, "of the conversion")
 
     of_state = as_saved(oracle.trained, saved.state)
     in_file = Checkpoint(

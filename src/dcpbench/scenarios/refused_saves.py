@@ -13,6 +13,7 @@ from dcpbench.records.findings import Finding
 from dcpbench.scenarios import checks, contract, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import SavedCheckpoint
+from dcpbench.scenarios.shared_folder import wait_until_seen
 
 
 def overwrite(cell: Cell) -> None:
@@ -76,6 +77,7 @@ def no_cpu_backend(cell: Cell) -> None:
     contract.verify_refused(
         cell, AssertionError, "A CPU backend must be enabled for async save", save_without, save_with
     )
+    wait_until_seen(cell, accepted, "of the save")
     broken = _left_behind(accepted, threads - 1)
     contract.verify(cell, "contract_held", left, broken, ["files", "threads"], "after the refusal")
     dist.destroy_process_group(device_only)

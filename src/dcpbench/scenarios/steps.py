@@ -25,9 +25,10 @@ from dcpbench.scenarios.checkpoint import (
     promised_keys,
     retained_state,
 )
+from dcpbench.scenarios.shared_folder import wait_until_seen
 from dcpbench.verify.audit import audit, controls
 from dcpbench.verify.compare_layouts import gathered
-from dcpbench.verify.files import Synced, not_synced
+from dcpbench.verify.files import FileDigests, digest_late_files, not_synced, synced_in
 from dcpbench.verify.plain_read import compare_stored
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import build_run
@@ -236,8 +237,7 @@ def save(
             pending = checkpointer.save((state or run.state)(), checkpoint_id, slot)
             cell.uploads.follow(pending)
         with cell.phase("verify", "files"):
-            of_rank_0 = cell.world.rank == 0
-            files = pending.then(lambda: checkpointer.digests(checkpoint_id) if of_rank_0 else {})
+            files = pending.then(partial(_when_complete, cell, checkpointer, checkpoint_id))
     cell.measure("save_stall_s", pending.released - pending.started, number, "save")
     if parts is not None:
         saved = {check: saved[check] for check in parts}
@@ -257,20 +257,32 @@ def save(
     )
 
 
+def _when_complete(cell: Cell, checkpointer: Checkpointer, checkpoint_id: str) -> tuple[float, FileDigests]:
+    """When a save has reported success, and on rank 0 what its files are."""
+    complete_at = time.time()
+    return complete_at, checkpointer.digests(checkpoint_id) if cell.world.rank == 0 else {}
+
+
 def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
     """Wait until a checkpoint is complete, and audit it: rank 0 reads its manifest, every rank knows what it
     had to save."""
+    folder = Path(checkpoint.checkpoint_id)
     phase = "upload" if cell.config.save.asynchronous else "save"
     with cell.phase(phase):
         took_s = checkpoint.pending.wait()
         if not cell.config.overlap_saves:  # it was held back, for how long says nothing
             cell.measure("save_s", took_s, checkpoint.number, phase)
-        size = checkpoint.checkpointer.size(checkpoint.checkpoint_id)
-        cell.measure("checkpoint_bytes", size, checkpoint.number, phase)
+    with cell.phase("verify", "seen"):
+        on_several_hosts = wait_until_seen(cell, folder, str(checkpoint))
+    size = checkpoint.checkpointer.size(checkpoint.checkpoint_id)
+    cell.measure("checkpoint_bytes", size, checkpoint.number, phase)
     if why := checkpoint.checkpointer.unreadable:
         cell.report.not_applied |= dict.fromkeys(("checkpoint_whole", "files_equal", "contract_held"), why)
     with cell.phase("verify", "audit"):
-        mine = checkpoint.keys, checkpoint.files.result(), _synced(cell, checkpoint)
+        complete_at, files = checkpoint.files.result()
+        if on_several_hosts and cell.world.rank == 0:
+            files = {**files, **digest_late_files(folder, files, complete_at)}
+        mine = checkpoint.keys, files, _synced(cell, checkpoint)
         where = f"once the save of step {checkpoint.step} had ended"
         side_effects.verify_nothing_left_open(cell, checkpoint.opened, where)
         everybody = gathered(mine, cell.world.group)
@@ -304,18 +316,20 @@ def _audit(cell: Cell, checkpoint: SavedCheckpoint, everybody: list[Any]) -> Non
         found, control = audit(manifest, expected), controls(manifest, expected)
         synced = [one for _, _, one in everybody]
         if (files := everybody[0][1]) and None not in synced:
-            folder = Path(checkpoint.checkpoint_id)
-            found += not_synced(folder, set().union(*synced))
-            control["files that were not synced"] = len(not_synced(folder, set())) == len(files)
+            found += not_synced(files, set().union(*synced))
+            control["files that were not synced"] = len(not_synced(files, ())) == len(files)
     cell.check("checkpoint_whole", found, str(checkpoint), list(control))
     cell.control("checkpoint_whole", control, str(checkpoint))
 
 
-def _synced(cell: Cell, checkpoint: SavedCheckpoint) -> Synced | None:
-    """What this rank has synced; None where it need not, or a process of its own may have done it instead."""
+def _synced(cell: Cell, checkpoint: SavedCheckpoint) -> set[str] | None:
+    """The files that this rank has synced; None where it need not, or a process of its own may have done it
+    instead."""
     raw = checkpoint.checkpointer.raw
     children = set(multiprocessing.active_children()) - cell.children_before
-    return cell.synced if raw and raw.sync and not children else None
+    if not raw or not raw.sync or children:
+        return None
+    return synced_in(Path(checkpoint.checkpoint_id), cell.synced)
 
 
 def _measure_raw(cell: Cell, checkpoint: SavedCheckpoint) -> None:
@@ -347,6 +361,8 @@ def load(
     the target may have, which are cleared then."""
     where = f"after the load of step {checkpoint.step}"
     source = None if checkpoint.source is target else checkpoint.source
+    with cell.phase("verify", "seen"):
+        wait_until_seen(cell, checkpoint.checkpoint_id, str(checkpoint))
     opened = side_effects.open_before(cell, again=cell.measured("load_s") > 0)
     with (
         side_effects.unchanged(cell, source, where),

@@ -10,6 +10,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from dcpbench.scenarios import checks, contract, steps
 from dcpbench.scenarios.cell import Cell
+from dcpbench.scenarios.shared_folder import wait_until_seen
 from dcpbench.verify.audit import audit, controls
 from dcpbench.verify.compare import compare
 from dcpbench.verify.perturb import controllable
@@ -56,6 +57,7 @@ def _save_and_load(cell: Cell, number: int, half: World) -> None:
     leaves = retained(snapshot_nested(state))
     with cell.phase("save"):
         checkpointer.save(state, checkpoint_id).wait()
+        wait_until_seen(replace(cell, world=half), checkpoint_id, _WHERE)
     manifest, expected = checkpointer.manifest(checkpoint_id), expected_of(leaves)
     whole, control = audit(manifest, expected), controls(manifest, expected)
     cell.check("checkpoint_whole", whole, _WHERE, list(control))

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -42,6 +42,20 @@ def _digest(path: Path, whole: bool) -> str:
             file.seek(number * last // (_BLOCKS - 1) * _BLOCK)
             digest.update(file.read(_BLOCK))
         return f"{stat.st_size} bytes of {stat.st_mtime_ns} ns, {digest.hexdigest()[:32]}"
+
+
+def digest_late_files(folder: Path, then: FileDigests, complete_at: float) -> FileDigests:
+    """What can be told now of the files that a shared file system has shown late: they were not seen when the
+    save reported success (`time.time`), or not in their length, and nothing has changed them since."""
+    stats = {path: path.stat() for path in folder.rglob("*") if path.is_file()}
+    late = {
+        str(path.relative_to(folder)): path for path, stat in stats.items() if stat.st_ctime < complete_at
+    }
+    return {
+        name: _digest(path, whole=False)
+        for name, path in late.items()
+        if not then.get(name, "").startswith(f"{stats[path].st_size} bytes")
+    }
 
 
 def compare_files(then: FileDigests, now: FileDigests) -> list[Finding]:
@@ -97,11 +111,15 @@ def recorded_syncs() -> Iterator[Synced]:
         yield synced
 
 
-def not_synced(folder: Path, synced: Synced) -> list[Finding]:
-    """Every file below a folder that nobody synced."""
-    stats = {path: path.stat() for path in sorted(folder.rglob("*")) if path.is_file()}
-    return [
-        Finding(str(path.relative_to(folder)), Problem.not_synced)
-        for path, stat in stats.items()
-        if (stat.st_dev, stat.st_ino) not in synced
-    ]
+def synced_in(folder: Path, synced: Synced) -> set[str]:
+    """The files below a folder that this process has synced, by their paths there: another host numbers the
+    devices otherwise."""
+    stats = {path: path.stat() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)) for path, stat in stats.items() if (stat.st_dev, stat.st_ino) in synced
+    }
+
+
+def not_synced(files: Iterable[str], synced: Collection[str]) -> list[Finding]:
+    """Every file that nobody synced."""
+    return [Finding(path, Problem.not_synced) for path in sorted(files) if path not in synced]

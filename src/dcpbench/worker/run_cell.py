@@ -20,6 +20,7 @@ from dcpbench.records.rank_report import RankReport
 from dcpbench.scenarios import fresh_process
 from dcpbench.scenarios.cell import Cell, Skip, Uploads
 from dcpbench.scenarios.checks import verify_files
+from dcpbench.scenarios.shared_folder import wait_until_seen
 from dcpbench.verify.files import recorded_syncs
 from dcpbench.worker import compilation
 from dcpbench.worker.messages import CellSpec
@@ -51,6 +52,8 @@ def run_cell(
         with recorded_syncs() as synced, ExitStack() as endings:
             told = Uploads(uploads)
             cell = Cell(config, world, where, announce, report, told, synced=synced, endings=endings)
+            if spec.run.stage:
+                wait_until_seen(cell, where, "of the stage before")
             pkgutil.resolve_name(stage.target)(cell, **config.scenario.options)
             verify_files(cell)
     except Skip as reason:
@@ -59,6 +62,8 @@ def run_cell(
     if alone:  # what it uses is no cost of the cell's way to save and load
         return
     fresh_process.leave(cell)
+    if spec.run.stage + 1 < len(config.stages):
+        wait_until_seen(cell, where, "of this stage")
     if config.compile:
         report.not_compiled = compilation.why_not_compiled()
         report.graph_breaks = compilation.graph_breaks()

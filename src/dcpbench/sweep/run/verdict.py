@@ -97,6 +97,8 @@ def _ended(job: Job, outcomes: Sequence[Outcome]) -> Verdict:
         reports = [report for outcome in outcomes for report in (*outcome.reports, *outcome.before)]
         failed = tuple(filter(None, (_failed(check, reports) for check in CHECKS)))
         details = {"reports_of_ranks": sorted(report.rank for report in last.reports), **last.details}
+        if late := {str(report.rank): report.late_files for report in reports if report.late_files}:
+            details["late_files"] = late
         reason = cause_sentence(last.cause, [one.sentence for one in failed])
         raised = last.raised or ((error,) if error else ())
         return Verdict(last.status, reason, failed=failed, error=error, raised=raised, details=details)

@@ -1,0 +1,32 @@
+"""`convert`, in which ranks wait shortly for files that they do not see; and, in this process, the hosts on
+which some files are late (`late_files.c`)."""
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from unittest import mock
+
+from conftest import TESTS
+from dcpbench.scenarios import convert, shared_folder
+from dcpbench.scenarios.cell import Cell
+from support.elastic import HERE, Host
+
+WAITS_S = 10.0
+_OTHER_GROUP = 65534
+
+
+def train_and_save(cell: Cell) -> None:
+    """The first stage."""
+    with mock.patch.object(shared_folder, "SHOWS_S", WAITS_S):
+        convert.train_and_save(cell)
+
+
+def late_hosts(rules: Mapping[Path, str], where: Path) -> list[Host]:
+    """Two hosts, either of which sees late what the other writes into a folder, as its rule says."""
+    library = where / "late_files.so"
+    source = TESTS / "support" / "late_files.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl", "-lpthread"], check=True)
+    told = "\n".join(f"{folder}/ {rule}" for folder, rule in rules.items())
+    late = ("env", f"LD_PRELOAD={library}", f"LATE_FILES={told}")
+    other = ("setpriv", f"--regid={_OTHER_GROUP}", "--clear-groups")
+    return [(HERE[0][0], late), (HERE[1][0], (*other, *late))]
