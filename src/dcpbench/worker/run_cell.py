@@ -13,7 +13,7 @@ import torch._inductor.config
 import torch.utils.deterministic
 from torch._dynamo.utils import counters
 
-from dcpbench.config.groups import StageWorld
+from dcpbench.config.groups import Ending, StageWorld
 from dcpbench.config.schema import Config
 from dcpbench.measure import memory
 from dcpbench.records.rank_report import RankReport
@@ -62,7 +62,7 @@ def run_cell(
     if alone:  # what it uses is no cost of the cell's way to save and load
         return
     fresh_process.leave(cell)
-    if spec.run.stage + 1 < len(config.stages):
+    if spec.run.stage + 1 < len(config.stages) and stage.ends is Ending.report:
         wait_until_seen(cell, where, "of this stage")
     if config.compile:
         report.not_compiled = compilation.why_not_compiled()
