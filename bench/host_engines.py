@@ -158,6 +158,7 @@ class _Elastic:
         if "written to" not in self.run.log.read_text():
             return None
         self.run.end()
+        self.wait()
         return 0
 
     def send_signal(self, _: int) -> None:
