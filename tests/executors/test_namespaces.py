@@ -3,6 +3,7 @@
 import re
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from conftest import SMALL, Finished, command, wait_for
 from support.drivers import environment
 from support.elastic import torchrun
 from support.hosts import ray_in
-from support.namespaces import Namespace, namespaces, up
+from support.namespaces import Namespace, cut, namespaces, processes_in, up
 
 pytestmark = [pytest.mark.multinode, pytest.mark.timeout(600)]
 
@@ -74,6 +75,23 @@ def test_a_folder_that_hosts_do_not_share_is_a_skip(ended: Finished, hosts: list
         row = _row(ended, how, "/own")
         assert row["status"] == "skip"
         assert f"host {hosts[1].address} does not see" in str(row["reason"])
+
+
+def test_processes_of_torchrun_end_where_nothing_is_left_that_would_end_them(
+    hosts: list[Namespace], tmp_path: Path
+) -> None:
+    """Their torchrun is killed, and the driver cannot be reached any more."""
+    folder = tmp_path / "sweep"
+    sleeps = ("scenario=dies", "scenario.options.how=sleeps", "scenario.options.phase=train")
+    two = [(host.address, host.prefix) for host in hosts]
+    try:
+        with torchrun(folder, *ASKED, *sleeps, "world_size=4", hosts=two) as run:
+            wait_for(lambda: any(folder.glob("*/rank3.log")))
+            cut(hosts[1])
+            run.kill()
+        wait_for(lambda: not processes_in(hosts[1]))
+    finally:
+        up(hosts[1])
 
 
 @pytest.fixture(scope="module")

@@ -58,5 +58,10 @@ def cut(host: Namespace) -> None:
     _ip("-n", host.name, "link", "set", LINK, "down")
 
 
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
+def processes_in(host: Namespace) -> list[str]:
+    """The pids of what runs there."""
+    return _ip("netns", "pids", host.name).split()
+
+
+def _ip(*words: str) -> str:
+    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout

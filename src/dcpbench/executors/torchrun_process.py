@@ -34,6 +34,14 @@ _LOOK_EVERY_S = 0.5
 _ENDS_S = 30.0
 """How long the driver may take over its reports once it wants nothing more."""
 _CONNECT_S = 5.0
+_KEEP_ALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+)
+"""Has a driver whose host cannot be reached be gone after half a minute: torchrun, which would end this
+process, may be gone too."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +168,8 @@ def _connected(store: _Store) -> Connection | int:
             with suppress(OSError, EOFError, AuthenticationError):
                 there = socket.create_connection((host, port), _CONNECT_S)
                 there.settimeout(None)
+                for level, option, value in _KEEP_ALIVE:
+                    there.setsockopt(level, option, value)
                 connection = Connection(there.detach())
                 answer_challenge(connection, bytes.fromhex(key))
                 deliver_challenge(connection, bytes.fromhex(key))
