@@ -19,11 +19,12 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.schema import OF_THE_SWEEP
+from dcpbench.config.schema import OF_THE_SWEEP, PART
 from dcpbench.records import files, lock
 from dcpbench.records.row_reader import parse
 from dcpbench.records.store import RESULTS_JSONL, SWEEP_JSON, write_json
 from dcpbench.sweep.folder.signature import is_own, sign
+from dcpbench.sweep.plan.part import Part
 
 _DIR = "hydra.sweep.dir"
 _FIELDS = ("arguments", "cwd", "cells", "storage")
@@ -98,28 +99,36 @@ def own_words(arguments: Sequence[str]) -> list[str]:
 
 def command_line(arguments: Sequence[str]) -> list[str]:
     """What Hydra is given: the command line, with the folder of a sweep that is resumed as its own, and
-    with what was asked for there if nothing else is said here.
+    with what was asked for there if nothing else is said here. A part of a sweep has a folder below that of
+    the whole one, whose words hold for it; one that has not begun yet begins.
 
     Raises:
         ConfigError, hydra.errors.HydraException: `resume` names no sweep, another one than `hydra.sweep.dir`,
             or one of somebody else's without `trust=true`; the folder in which it was asked for is gone.
     """
-    asked = _value_of("resume", arguments)
-    if asked is None:
+    asked, own = _value_of("resume", arguments), _value_of(_DIR, arguments)
+    part = _value_of(PART, arguments)
+    if asked is None and part is None:
         return list(arguments)
-    folder = Path(str(asked)).resolve()
-    own = _value_of(_DIR, arguments)
+    if asked is None and own is None:
+        raise ConfigError(
+            f"part={part}: name the folder of the whole sweep, {_DIR}=outputs/<sweep>, for all parts"
+        )
+    folder = Path(str(asked or own)).resolve()
     if own is not None and Path(str(own)).resolve() != folder:
         raise ConfigError(f"resume={asked}: {_DIR}={own} is another folder; leave one of them out")
+    place = folder if part is None else Part.parse(str(part)).folder(folder)
+    begun = asked is not None and (part is None or (place / SWEEP_JSON).exists())
     words = own_words(arguments)
     here = [word for word in arguments if word not in words and not word.startswith(("resume=", _DIR))]
-    absolute = quoted(str(folder))  # since the words may be taken from another place
-    here += [f"resume={absolute}", f"{_DIR}={absolute}"]
-    if not set(words) - {"-m", "--multirun"}:
+    absolute = quoted(str(place))  # since the words may be taken from another place
+    here += [*([f"resume={absolute}"] if begun else []), f"{_DIR}={absolute}"]
+    said = [word for word in words if word.startswith(f"{PART}=")]
+    if asked is not None and not {*words} - {"-m", "--multirun", *said}:
         record = read(folder)
         if _value_of("trust", arguments) is not True:
             record.refuse_foreign(folder)
-        words = record.arguments
+        words = [*record.arguments, *said]
         try:
             os.chdir(record.cwd)
         except OSError as error:
