@@ -19,10 +19,6 @@ MATRIX = "matrix"
 """How the values of a sweep's lists are combined; takes one value too."""
 PART = "part"
 """Which of its cells are run here; takes one value too."""
-OTHER_LAUNCHER = (
-    "hydra/launcher={}: dcpbench runs cells with its own launcher only, on ranks that stay up from cell to cell; "
-    "for jobs of Slurm there is scripts/ray.sbatch, for any machines part=1/4, for hosts executor=ray"
-)
 OWN_TRAINER = "dcpbench.checkpointers.trainer.TrainerCheckpointer"
 """The checkpointer of a trainer that saves and loads by itself."""
 SEED_STRIDE = 1_000_003

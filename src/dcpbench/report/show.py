@@ -96,6 +96,9 @@ def main(
         complain(f"no row of {len(read.frame)} meets every --where")
     if not format and not output:
         _write_beside(sweeps, read)
+    for folder, rows in read.frame.groupby("sweep"):
+        if owed := without_row(Path(folder), rows):
+            complain(f"{folder}: {len(owed)} of {len(owed) + len(rows)} cells have no row")
     if written_as in _ROWS_ALONE:
         for sentence in first_of(read.left_out):
             complain(sentence)

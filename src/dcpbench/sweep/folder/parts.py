@@ -1,8 +1,8 @@
 """The folder of a sweep that several drivers run, each a part of it (`dcpbench.sweep.plan.part`).
 
 A part is a sweep of its own, in a folder below that of the whole one, whose `sweep.json` has the cells of all
-parts from when the first one begins. A part that ends puts the rows of all of them together there: that folder
-is read, compared and resumed as that of any sweep. What a part still owes are cells without a row.
+parts from when the first one begins. A part that ends puts the rows of all of them together there: what
+lies there is read, compared and resumed as that of any sweep. What a part still owes are cells without a row.
 """
 
 import time
@@ -51,7 +51,9 @@ def begin(folder: Path, record: manifest.Record) -> None:
         if not (whole / store.SWEEP_JSON).exists() or ((whole / store.RESULTS_JSONL).exists() and not others):
             manifest.refuse_used(whole)
         else:
-            resume.same_matrix(whole, manifest.read(whole, "hydra.sweep.dir="), {*record.cells})
+            resume.same_matrix(
+                whole, manifest.read(whole, "hydra.sweep.dir="), {*record.cells}, "hydra.sweep.dir"
+            )
         counts = {path.name.rpartition("-")[2] for path in (*others, folder)}
         if len(counts) > 1:
             raise ConfigError(f"part: {whole} has {' and '.join(sorted(counts))} parts; choose one number")
