@@ -60,7 +60,8 @@ class _Actor(Agent):
 
     def give_up(self) -> None:
         with suppress(RayError):
-            ray.kill(self.actor)
+            if _is_up():
+                ray.kill(self.actor)
 
 
 class RayEngine(HostsEngine):
@@ -119,11 +120,12 @@ class RayEngine(HostsEngine):
     def end(self) -> None:
         if not ray.is_initialized():
             return
-        for agent in self.agents:
+        for agent in self.agents if _is_up() else ():
             agent.ask("end")
             agent.give_up()
         self.agents = ()
-        ray.shutdown()
+        if _is_up():
+            ray.shutdown()
 
 
 def _offering() -> list[dict[str, Any]]:
@@ -133,8 +135,17 @@ def _offering() -> list[dict[str, Any]]:
 
 def _nodes() -> list[dict[str, Any]]:
     """The nodes of the cluster whose daemon can be reached: Ray itself takes 14 s to find one dead."""
+    if not _is_up():
+        return []
     alive = [node for node in ray.nodes() if node["Alive"]]
     return [node for node in alive if _reachable(node["NodeManagerAddress"], node["NodeManagerPort"])]
+
+
+def _is_up() -> bool:
+    """Whether the head of the cluster is there: asked for anything once it is gone, as when a job of Slurm is
+    cancelled, Ray waits for it for a minute, and then ends this process."""
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    return _reachable(host, int(port))
 
 
 def _reachable(address: str, port: int) -> bool:
