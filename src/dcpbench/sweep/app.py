@@ -63,7 +63,7 @@ class SweepRun:
         self._folder = Path(str(base.hydra.sweep.dir)).resolve()
         self._part = Part.parse(base.part) if base.part else None
         if self._part and self._folder != self._part.folder(self._folder.parent):
-            raise ConfigError(f"part={base.part}: is said on the command line, not in a file")
+            raise ConfigError(f"part={base.part}: must be said on the command line, just so")
         self._value_of = objective_of(base)
         self._cells = composing.CellMaker(loader, base)
         self._console = Console(stderr=True)
@@ -303,7 +303,7 @@ class SweepRun:
         from dcpbench.report.show import write_reports
 
         try:
-            with parts.alone_in(folder):
+            with manifest.held(folder, parts.WAIT_S):
                 rows, cells = parts.merge(folder)
                 write_csv(folder)
                 before = sweep_before(folder) if rows == cells else None

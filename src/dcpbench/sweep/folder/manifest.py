@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -27,6 +28,7 @@ from dcpbench.sweep.folder.signature import is_own, sign
 from dcpbench.sweep.plan.part import Part
 
 _DIR = "hydra.sweep.dir"
+_LOOK_AGAIN_S = 0.1
 _FIELDS = ("arguments", "cwd", "cells", "storage")
 
 
@@ -120,7 +122,14 @@ def command_line(arguments: Sequence[str]) -> list[str]:
     place = folder if part is None else Part.parse(str(part)).folder(folder)
     begun = asked is not None and (part is None or (place / SWEEP_JSON).exists())
     words = own_words(arguments)
-    here = [word for word in arguments if word not in words and not word.startswith(("resume=", _DIR))]
+    about_rows = (
+        () if begun or asked is None else ("rerun=", "trust=")
+    )  # of which a part that begins has none
+    here = [
+        word
+        for word in arguments
+        if word not in words and not word.startswith(("resume=", _DIR, *about_rows))
+    ]
     absolute = quoted(str(place))  # since the words may be taken from another place
     here += [*([f"resume={absolute}"] if begun else []), f"{_DIR}={absolute}"]
     said = [word for word in words if word.startswith(f"{PART}=")]
@@ -145,20 +154,27 @@ def quoted(text: str) -> str:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def held(folder: Path, wait_s: float = 0.0) -> Iterator[None]:
     """Make the folder and be the only driver in it; a folder in which no sweep has begun is taken back.
 
     The kernel gives the lock up when the driver ends, however it ends.
 
+    Args:
+        wait_s: how long another driver there is waited for.
+
     Raises:
         ConfigError: it cannot be made or written to, or another driver is at work there.
     """
-    try:
-        descriptor = lock.take(folder)
-    except BlockingIOError:
-        raise _at_work(folder) from None
-    except OSError as error:
-        raise ConfigError(f"{_DIR}={folder}: cannot be used: {error.strerror}") from None
+    descriptor, deadline = None, time.monotonic() + wait_s
+    while descriptor is None:
+        try:
+            descriptor = lock.take(folder)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise _at_work(folder) from None
+            time.sleep(_LOOK_AGAIN_S)
+        except OSError as error:
+            raise ConfigError(f"{_DIR}={folder}: cannot be used: {error.strerror}") from None
     try:
         yield
     finally:
