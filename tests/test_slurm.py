@@ -77,7 +77,9 @@ def test_jobs_of_an_array_go_on_one_after_the_other_until_the_sweep_is_whole(
     seeds = f"seed={','.join(map(str, range(12)))}"
     job = submit(cluster, tmp_path, "--nodes=2", "--array=1-3%1", *ASKED, seeds)
     wait_for(lambda: len(done.rows) > 0)
-    cluster.run("scancel", "--signal=INT", f"{job}_1")  # as Slurm does before the time is up
+    # As Slurm does before the time is up. By its own number: `scancel` signals a job of an array again and again.
+    first_one = cluster.run("squeue", "--noheader", f"--job={job}_1", "--format=%A")
+    cluster.run("scancel", "--signal=INT", first_one)
     wait_for(lambda: cluster.state(f"{job}_3") == "COMPLETED", 300)
     first, second, third = ((tmp_path / f"job-{number}.log").read_text() for number in (1, 2, 3))
     (before,) = re.findall(r"interrupted: (\d+) of 12 cells have a row", first)

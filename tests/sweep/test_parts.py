@@ -4,6 +4,8 @@ import itertools
 import json
 import shutil
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -11,9 +13,14 @@ from typing import cast
 import pytest
 
 from conftest import SMALL, Finished, dcpbench, run, start, words_of
+from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import Config
+from dcpbench.records.metrics import Measurement
+from dcpbench.records.store import append_measurements, append_row, stored_rows, write_json
+from dcpbench.sweep.folder import manifest, parts
 from dcpbench.sweep.plan.job import Job
 from dcpbench.sweep.plan.part import Part
+from support.rows import row
 
 ASKED = ("-m", *SMALL, "device=cpu", "parallel=none", "world_size=1", "saves=1", "seed=1,2,3", "repeats=2")
 
@@ -83,10 +90,7 @@ def test_cells_of_a_part_that_never_ran_are_known_and_it_begins_when_it_is_asked
     owed = {*json.loads((folder / "sweep.json").read_text())["cells"]} - {row["cell"] for row in first.rows}
     report = dcpbench("report", str(folder), folder=folder)
     assert f"{folder}: {len(owed)} of 6 cells have no row" in report.err
-    other = run(folder, *ASKED, "part=2/2", "seed=1,2")
-    assert other.status == 2
-    assert f"hydra.sweep.dir={folder}: is another matrix: nobody asks now for its cell" in other.err
-    second = dcpbench(f"resume={folder}", "part=2/2", folder=folder)
+    second = dcpbench(f"resume={folder}", "part=2/2", "rerun=failed", folder=folder)
     assert second.status == 0, second.err
     assert f"part=2/2: 6 of 6 cells of {folder} have a row" in second.err
     assert [row for row in whole.rows if row["cell"] in {one["cell"] for one in first.rows}] == first.rows
@@ -111,11 +115,101 @@ def test_rows_of_a_part_that_was_killed_are_taken_in_when_the_sweep_goes_on(
     assert (again.status, again.rows) == (0, ended.rows), again.err
 
 
+def test_of_each_cell_the_newest_row_is_taken_in_and_none_is_lost(tmp_path: Path) -> None:
+    """Part 1 died while it wrote a row; the whole sweep was gone on with, and part 2 once more after that."""
+    whole = tmp_path / "night"
+    one, two = (_made(_folder(part, whole), ["a", "b", "c"]) for part in ("1/2", "2/2"))
+    _made(whole, ["a", "b", "c", "d"])
+    _measured(one, "a", 1)
+    _measured(whole, "a", 2)
+    before = _measured(whole, "b", 3)
+    _measured(two, "b", 4)
+    with (one / "results.jsonl").open("ab") as out:
+        out.write(b'{"cell": "c", "stat')
+    parts.take_in(whole)
+    rows = [*stored_rows(whole)]
+    assert [(row.cell, row.started_at) for row in rows] == [("a", _at(2)), ("b", _at(4))]
+    measured = [json.loads(line) for line in (whole / "measurements.jsonl").read_text().splitlines()]
+    assert [(one["cell"], one["value"]) for one in measured] == [("b", 4.0), ("a", 2.0)]
+    assert (whole / "superseded.jsonl").read_bytes() == before
+    known = json.loads((whole / "environment.json").read_text())
+    assert [known["host"], known["earlier"]] == [one.name, [{"host": two.name}, {"host": "night"}]]
+    parts.take_in(whole)
+    assert [*stored_rows(whole)] == rows
+    assert json.loads((whole / "environment.json").read_text()) == known
+
+
+def _made(folder: Path, cells: list[str]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    manifest.Record([], "/", cells, []).write(folder)
+    write_json(folder / "environment.json", {"host": folder.name})
+    return folder
+
+
+def _measured(folder: Path, cell: str, second: int) -> bytes:
+    """Give a sweep a row, and a measurement, of this second; the row's line."""
+    one = row(cell=cell, started_at=_at(second))
+    append_measurements(folder, one, [Measurement("save_s", float(second), 0)])
+    return append_row(folder, one)
+
+
+def _at(second: int) -> str:
+    return f"2026-11-23T00:00:{second:02}+00:00"
+
+
+def test_a_part_begins_in_the_folder_of_its_own_sweep_alone(tmp_path: Path) -> None:
+    whole = tmp_path / "night"
+    record = manifest.Record([], "/", ["a", "b"], [])
+    for _ in range(2):  # the second time as if the first driver had been killed before its part began
+        parts.begin(_folder("1/2", whole), record)
+    assert manifest.read(whole).cells == ["a", "b"]
+    with pytest.raises(ConfigError, match=r"hydra.sweep.dir=.*/night: is another matrix: it has no cell c"):
+        parts.begin(_folder("1/2", whole), replace(record, cells=["a", "b", "c"]))
+    with manifest.held(_made(_folder("1/2", whole), ["a"])), pytest.raises(ConfigError, match="at work in"):
+        parts.take_in(whole)
+    with pytest.raises(ConfigError, match=r"has 2 and 3 parts; choose one number"):
+        parts.begin(_folder("1/3", whole), record)
+
+
+def test_parts_that_end_at_the_same_moment_wait_for_each_other(tmp_path: Path) -> None:
+    def ends(_: int) -> None:
+        with manifest.held(tmp_path, parts.WAIT_S):
+            pass
+
+    (tmp_path / "sweep.json").touch()
+    with ThreadPoolExecutor(4) as drivers:
+        with manifest.held(tmp_path):
+            others = [drivers.submit(ends, number) for number in range(4)]
+            assert wait(others, timeout=0.2).done == set()
+        assert [other.result() for other in others] == [None] * 4
+
+
+def test_a_plan_of_a_part_is_of_its_cells_and_writes_nothing(tmp_path: Path) -> None:
+    blocks = '+hydra.sweeper.matrix={first:{seed:"1,2,3"},second:{seed:"4,5"}}'
+    counts: Counter[str] = Counter()
+    for part in ("1/2", "2/2"):
+        words = ("parallel=none", "world_size=1", "device=cpu", blocks, f"part={part}")
+        planned = run(tmp_path / "night", *words, "plan=true", "plan_as=json")
+        assert planned.status == 0, planned.err
+        told = json.loads(planned.out)
+        counts += Counter({name: block["cells"] for name, block in told["blocks"].items()})
+        assert len(told["cells"]) in (2, 3)
+    assert counts == {"first": 3, "second": 2}
+    assert not (tmp_path / "night").exists()
+
+
+@pytest.mark.parametrize("said", ["0/2", "3/2", "2", "a", "1/0", "1/2/3", "-1/2"])
+def test_a_part_is_a_number_of_how_many(said: str) -> None:
+    with pytest.raises(ConfigError, match=f"part={said}: must be a number of how many, as 2/4"):
+        Part.parse(said)
+
+
 @pytest.mark.parametrize(
     ("asked", "told"),
     {
         ("part=3/2",): "part=3/2: must be a number of how many, as 2/4",
         ("part=1/3",): "has 2 and 3 parts; choose one number",
+        ("++part=1/2",): "part=1/2: must be said on the command line, just so",
         ("part=1/2,2/2",): "part=1/2,2/2: is about the whole sweep and takes one value",
         ("part=1/2",): "holds another sweep; choose a folder that is new or empty, or go on with resume=",
         ("part=7/9",): "part=7/9: has none of 6 cells",
