@@ -61,14 +61,13 @@ class Slurm:
 
     def __init__(self, folder: Path, hosts: list[Namespace]) -> None:
         self._first = hosts[0]
-        self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+        self.environment = {"SLURM_CONF": str(folder / "slurm.conf")}
 
     def run(self, *words: str, **more: str) -> str:
         """What a command prints; `more` is of its environment."""
         command = (*self._first.prefix, *words)
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=60, env=self.environment | more
-        )
+        around = os.environ | more | self.environment
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=around)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout.strip()
 
@@ -109,7 +108,8 @@ def slurm(folder: Path) -> Iterator[Slurm]:
         try:
             for number, daemon in enumerate(daemons):
                 with (folder / f"daemon{number}.out").open("wb") as out:
-                    running.append(subprocess.Popen(daemon, stdout=out, stderr=out, env=made.environment))
+                    around = os.environ | made.environment
+                    running.append(subprocess.Popen(daemon, stdout=out, stderr=out, env=around))
                 if daemon[0] == "munged":
                     wait_for(lambda: (at / "socket").exists(), 10)
             wait_for(lambda: _states(made) == ["idle"] * len(hosts), 30)
