@@ -12,6 +12,7 @@ import pytest
 
 from conftest import SMALL, TESTS, Finished, alive_in, wait_for
 from support.drivers import environment
+from support.namespaces import not_here
 from support.slurm import Slurm, slurm
 
 pytestmark = pytest.mark.slurm
@@ -26,9 +27,9 @@ _ALREADY_DONE = 229
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     if missing := [name for name in ("slurmctld", "slurmd", "munged") if not shutil.which(name)]:
-        pytest.skip(f"{', '.join(missing)} is not installed: make test-slurm")
+        not_here(f"{', '.join(missing)} is not installed: make test-slurm")
     if os.geteuid() != 0:
-        pytest.skip("the daemons of Slurm need root: run make test-slurm as root")
+        not_here("the daemons of Slurm need root: run make test-slurm as root")
     with slurm(tmp_path_factory.mktemp("slurm")) as made:
         yield made
 
