@@ -93,11 +93,13 @@ def test_jobs_of_an_array_go_on_one_after_the_other_until_the_sweep_is_whole(
     assert not (done.folder / "superseded.jsonl").exists()  # nothing was run twice
 
 
-def test_jobs_of_an_array_run_a_part_each(cluster: Slurm, tmp_path: Path) -> None:
+def test_jobs_of_an_array_run_a_part_each_two_at_a_time(cluster: Slurm, tmp_path: Path) -> None:
     done = Finished(0, "", "", tmp_path / "sweep")
-    job = submit(cluster, tmp_path, "--array=1-2", *ASKED, "seed=0,1,2,3", PARTS="2")
-    wait_for(lambda: all(cluster.state(f"{job}_{number}") == "COMPLETED" for number in (1, 2)), 300)
-    assert [row["status"] for row in done.rows] == ["pass"] * 4
-    assert {row["seed"] for row in done.rows} == {0, 1, 2, 3}
-    hosts = Counter(host["name"] for row in done.rows for host in row["details"]["hosts"])
-    assert [*hosts.values()] == [2, 2], "two cells on each node"
+    job = submit(cluster, tmp_path, "--array=1-3%2", *ASKED, "seed=0,1,2,3,4,5", PARTS="3")
+    wait_for(lambda: all(cluster.state(f"{job}_{part}") == "COMPLETED" for part in (1, 2, 3)), 300)
+    assert [row["status"] for row in done.rows] == ["pass"] * 6
+    assert [row["seed"] for row in done.rows] == [*range(6)]
+    on = Counter(host["name"] for row in done.rows for host in row["details"]["hosts"])
+    assert sorted(on.values()) == [2, 4], "one part on one node, two on the other"
+    told = [(tmp_path / f"job-{part}.log").read_text() for part in (1, 2, 3)]
+    assert sum(f"6 of 6 cells of {done.folder} have a row" in one for one in told) == 1

@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 
 from conftest import SMALL, Finished, alive_in, dcpbench, run
+from dcpbench.config.errors import ConfigError
+from dcpbench.config.groups import ExecutorConfig
 from support.hosts import Hosts, hosts
 
 pytest.importorskip("ray", reason="make test-multinode installs it")
+from dcpbench.executors import ray_engine
+
 pytestmark = pytest.mark.multinode
 
 ON_CPU = (*SMALL, "device=cpu", "saves=1")
@@ -77,6 +81,24 @@ def test_every_cell_has_one_row(deaths: Finished) -> None:
     (healthy,) = [row for row in deaths.rows if "how=not " in row["overrides"]]
     assert (healthy["status"], healthy["flaky"]) == ("pass", None)
     assert alive_in(deaths.folder) == []
+
+
+def test_a_cluster_is_waited_for_until_it_has_as_many_hosts_as_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = {"NodeName": "a"}
+    engine = ray_engine.RayEngine(ExecutorConfig("ray", "", hosts=2))
+    monkeypatch.setattr(ray_engine, "_connect", lambda _: None)
+    monkeypatch.setattr(engine, "_actors", list)
+    monkeypatch.setattr(ray_engine, "_HOSTS_S", 0.0)
+    monkeypatch.setattr(ray_engine, "_offering", lambda: [node])
+    with pytest.raises(ConfigError, match=r"executor\.hosts=2: not there within 0 s, only a"):
+        engine.begin([])
+    joining = iter([[], [node], [node, node], [node, node]])
+    monkeypatch.setattr(ray_engine, "_HOSTS_S", 60.0)
+    monkeypatch.setattr(ray_engine, "_offering", lambda: next(joining))
+    engine.begin([])
+    assert [*engine.agents] == [node, node]
 
 
 def test_a_sweep_goes_on_with_the_hosts_that_are_left_and_ends_where_there_is_no_room(tmp_path: Path) -> None:
