@@ -122,14 +122,10 @@ def command_line(arguments: Sequence[str]) -> list[str]:
     place = folder if part is None else Part.parse(str(part)).folder(folder)
     begun = asked is not None and (part is None or (place / SWEEP_JSON).exists())
     words = own_words(arguments)
-    about_rows = (
-        () if begun or asked is None else ("rerun=", "trust=")
-    )  # of which a part that begins has none
-    here = [
-        word
-        for word in arguments
-        if word not in words and not word.startswith(("resume=", _DIR, *about_rows))
-    ]
+    replaced = ["resume=", _DIR]
+    if asked is not None and not begun:  # of a part that begins no row could run again
+        replaced += ["rerun=", "trust="]
+    here = [word for word in arguments if word not in words and not word.startswith(tuple(replaced))]
     absolute = quoted(str(place))  # since the words may be taken from another place
     here += [*([f"resume={absolute}"] if begun else []), f"{_DIR}={absolute}"]
     said = [word for word in words if word.startswith(f"{PART}=")]
