@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import SMALL, Finished, alive_in, dcpbench, run
+from conftest import SMALL, Finished, alive_in, dcpbench, run, start, wait_for, words_of
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
 from support.hosts import Hosts, hosts
@@ -121,3 +121,18 @@ def test_a_sweep_goes_on_with_the_hosts_that_are_left_and_ends_where_there_is_no
     assert [row["status"] for row in resumed.rows] == ["crash", "pass"], resumed.err
     assert {host["name"] for host in resumed.rows[1]["details"]["hosts"]} == {"127.0.0.2", "127.0.0.5"}
     assert resumed.rows[0] == row
+
+
+def test_a_driver_whose_cluster_is_gone_ends_at_once(tmp_path: Path) -> None:
+    """As when a job of Slurm is cancelled: Ray would look for its head for a minute, and end the driver."""
+    folder = tmp_path / "sweep"
+    ways = ("scenario.options.phase=train", "scenario.options.how=not,sleeps")
+    done = Finished(0, "", "", folder)
+    with hosts(1) as one:
+        driver = start(*words_of(folder, "-m", *DIES, *ways, *one.words, "executor.hosts=1"), cwd=tmp_path)
+        wait_for(lambda: len([*folder.glob("*/rank3.log")]) == 2 and len(done.rows) == 1)
+        one.kill()
+        _, told = driver.communicate(40)
+    assert driver.returncode == 1
+    assert [row["status"] for row in done.rows] == ["pass", "crash"], told
+    assert "was lost with its host, which died" in done.rows[1]["reason"]
