@@ -207,8 +207,6 @@ def test_a_part_is_a_number_of_how_many(said: str) -> None:
 @pytest.mark.parametrize(
     ("asked", "told"),
     {
-        ("part=3/2",): "part=3/2: must be a number of how many, as 2/4",
-        ("part=1/3",): "has 2 and 3 parts; choose one number",
         ("++part=1/2",): "part=1/2: must be said on the command line, just so",
         ("part=1/2,2/2",): "part=1/2,2/2: is about the whole sweep and takes one value",
         ("part=1/2",): "holds another sweep; choose a folder that is new or empty, or go on with resume=",
