@@ -128,7 +128,10 @@ def test_checkpoints_lie_where_storage_root_says(tmp_path: Path, sweep: Callable
 def test_another_launcher_is_refused(overrides: list[str], sweep: Callable[..., Finished]) -> None:
     ended = sweep("parallel=ddp", "device=cpu", *overrides)
     assert ended.status == 2
-    assert "launcher" in ended.err.splitlines()[-1]
+    assert ended.err.splitlines()[-1].startswith(
+        f"dcpbench: {overrides[0]}: dcpbench runs cells with its own"
+    )
+    assert "scripts/ray.sbatch" in ended.err
     assert not list(ended.folder.glob("results*"))
 
 

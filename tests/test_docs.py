@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -166,17 +167,35 @@ def test_a_link_that_leads_nowhere_ends_the_build(tmp_path: Path) -> None:
     assert "nowhere.md" in done.stderr
 
 
-def test_the_workflow_publishes_what_make_docs_builds() -> None:
-    workflow = ROOT / ".github/workflows/docs.yml"
-    schema = ["check_jsonschema", "--builtin-schema", "vendor.github-workflows", workflow]
+def _jobs(name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The jobs of a workflow, which is as GitHub wants it and may change nothing, and all their steps, which
+    use nothing that is not fixed."""
+    path = ROOT / ".github/workflows" / name
+    schema = ["check_jsonschema", "--builtin-schema", "vendor.github-workflows", path]
     done = subprocess.run([sys.executable, "-m", *schema], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    written = yaml.safe_load(workflow.read_text())
-    steps = [step for job in written["jobs"].values() for step in job["steps"]]
-    assert [step["run"] for step in steps if "run" in step] == ["make docs"]
+    written = yaml.safe_load(path.read_text())
+    jobs = [*written["jobs"].values()]
+    steps = [step for job in jobs for step in job["steps"]]
     used = [step["uses"] for step in steps if "uses" in step]
     assert all(re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", one) for one in used), used
     assert written["permissions"] == {"contents": "read"}
+    return jobs, steps
+
+
+def test_the_workflow_of_several_hosts_runs_the_tests_that_make_test_leaves_out() -> None:
+    (job,), steps = _jobs("hosts.yml")
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    left_out = re.findall(r"not (\w+)", settings["addopts"])
+    assert job["strategy"]["matrix"]["target"] == [f"test-{marker}" for marker in left_out]
+    assert steps[-1]["run"] == 'make "$TARGET"'
+    made = (ROOT / "Makefile").read_text()
+    assert all(re.search(rf"^test-{one}:(.|\n\t)*-m {one}$", made, re.MULTILINE) for one in left_out)
+
+
+def test_the_workflow_publishes_what_make_docs_builds() -> None:
+    _, steps = _jobs("docs.yml")
+    assert [step["run"] for step in steps if "run" in step] == ["make docs"]
     (published,) = (step["with"]["path"] for step in steps if "upload-pages" in step.get("uses", ""))
     assert f"site_dir: {published}" in (ROOT / "mkdocs.yml").read_text()
 

@@ -1,8 +1,10 @@
-"""The batch script of a sweep in one job, on a real Slurm: run, preempted and requeued, cancelled."""
+"""The batch script, on a real Slurm: a sweep in one job, in jobs one after the other, and in parts."""
 
 import os
+import re
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,30 +12,43 @@ import pytest
 
 from conftest import SMALL, TESTS, Finished, alive_in, wait_for
 from support.drivers import environment
+from support.namespaces import not_here
 from support.slurm import Slurm, slurm
 
 pytestmark = pytest.mark.slurm
 
 SCRIPT = TESTS.parent / "scripts/ray.sbatch"
-ASKED = ("-m", *SMALL, "device=cpu", "world_size=2", "saves=1", "parallel=fsdp2", "scenario=dies")
-WAYS = ("scenario.options.rank=1", "scenario.options.phase=train", "scenario.options.how=not,sleeps")
+ASKED = ("-m", *SMALL, "device=cpu", "world_size=2", "saves=1", "parallel=fsdp2")
+DIES = ("scenario=dies", *(f"scenario.options.{one}" for one in ("rank=1", "phase=train", "how=not,sleeps")))
+
+_ALREADY_DONE = 229
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     if missing := [name for name in ("slurmctld", "slurmd", "munged") if not shutil.which(name)]:
-        pytest.skip(f"{', '.join(missing)} is not installed: make test-slurm")
+        not_here(f"{', '.join(missing)} is not installed: make test-slurm")
     if os.geteuid() != 0:
-        pytest.skip("the daemons of Slurm need root: run make test-slurm as root")
+        not_here("the daemons of Slurm need root: run make test-slurm as root")
     with slurm(tmp_path_factory.mktemp("slurm")) as made:
         yield made
+
+
+def submit(cluster: Slurm, here: Path, *words: str, **more: str) -> str:
+    """Give Slurm the script with these options and overrides; the number of its job. The sweep goes into
+    `sweep` below this folder, what the job tells into `job.log`, or `job-<number>.log` of an array."""
+    surroundings = environment() | {"SWEEP": str(here / "sweep"), "VENV": sys.prefix} | more
+    options = [word for word in words if word.startswith("--")]
+    log = here / ("job-%a.log" if any(word.startswith("--array") for word in options) else "job.log")
+    asked = ("--config-dir", str(TESTS / "conf"), *(word for word in words if word not in options))
+    job = ("--parsable", "--chdir", str(here), f"--output={log}", *options, str(SCRIPT), *asked)
+    return cluster.run("sbatch", *job, **surroundings)
 
 
 def test_a_job_that_is_requeued_goes_on_with_its_sweep_and_one_that_is_cancelled_leaves_its_rows(
     cluster: Slurm, tmp_path: Path
 ) -> None:
     folder, log = tmp_path / "sweep", tmp_path / "job.log"
-    surroundings = environment() | {"SWEEP": str(folder), "VENV": sys.prefix}
     done = Finished(0, "", "", folder)
 
     def sleeps(resumed: str) -> bool:
@@ -42,17 +57,49 @@ def test_a_job_that_is_requeued_goes_on_with_its_sweep_and_one_that_is_cancelled
         at_work = len([*folder.glob("*/rank1.log")]) == 2 and len(alive_in(folder)) >= 3
         return resumed in told and at_work and len(done.rows) == 1
 
-    words = ("--config-dir", str(TESTS / "conf"), *ASKED, *WAYS)
-    at = ("--parsable", "--chdir", str(tmp_path), "--output", str(log))
-    job = cluster.run("sbatch", *at, str(SCRIPT), *words, **surroundings)
+    job = submit(cluster, tmp_path, "--nodes=2", *ASKED, *DIES)
     wait_for(lambda: sleeps(""))
     cluster.run("scontrol", "requeue", job)
     wait_for(lambda: cluster.state(job) == "PENDING" and alive_in(folder) == [])
-    assert [row["status"] for row in done.rows] == ["pass"], log.read_text()
+    (row,) = done.rows
+    assert row["status"] == "pass", log.read_text()
+    assert [host["ranks"] for host in row["details"]["hosts"]] == [[0], [1]]
 
     cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
     wait_for(lambda: sleeps("resume: 1 of 2 cells are done"))
     cluster.run("scancel", "--signal=TERM", job)
     wait_for(lambda: cluster.state(job) not in ("RUNNING", "COMPLETING") and alive_in(folder) == [])
-    assert [row["status"] for row in done.rows] == ["pass"], log.read_text()
+    assert done.rows == [row], log.read_text()
     assert "interrupted: 1 of 2 cells have a row" in log.read_text()
+
+
+def test_jobs_of_an_array_go_on_one_after_the_other_until_the_sweep_is_whole(
+    cluster: Slurm, tmp_path: Path
+) -> None:
+    done = Finished(0, "", "", tmp_path / "sweep")
+    seeds = f"seed={','.join(map(str, range(12)))}"
+    job = submit(cluster, tmp_path, "--nodes=2", "--array=1-3%1", *ASKED, seeds)
+    wait_for(lambda: len(done.rows) > 0)
+    # As Slurm does before the time is up; `scancel` goes on until the job is gone, and then says so.
+    cluster.run("sh", "-c", f"scancel --signal=INT {job}_1 || test $? = {_ALREADY_DONE}")
+    wait_for(lambda: cluster.state(f"{job}_3") == "COMPLETED", 300)
+    first, second, third = ((tmp_path / f"job-{number}.log").read_text() for number in (1, 2, 3))
+    (before,) = re.findall(r"interrupted: (\d+) of 12 cells have a row", first)
+    assert f"resume: {before} of 12 cells are done" in second
+    assert "resume: 12 of 12 cells are done" in third
+    assert [cluster.state(f"{job}_{number}") for number in (1, 2)] == ["FAILED", "COMPLETED"]
+    assert [row["status"] for row in done.rows] == ["pass"] * 12
+    assert len({row["cell"] for row in done.rows}) == 12
+    assert not (done.folder / "superseded.jsonl").exists()  # nothing was run twice
+
+
+def test_jobs_of_an_array_run_a_part_each_two_at_a_time(cluster: Slurm, tmp_path: Path) -> None:
+    done = Finished(0, "", "", tmp_path / "sweep")
+    job = submit(cluster, tmp_path, "--array=1-3%2", *ASKED, "seed=0,1,2,3,4,5", PARTS="3")
+    wait_for(lambda: all(cluster.state(f"{job}_{part}") == "COMPLETED" for part in (1, 2, 3)), 300)
+    assert [row["status"] for row in done.rows] == ["pass"] * 6
+    assert [row["seed"] for row in done.rows] == [*range(6)]
+    on = Counter(host["name"] for row in done.rows for host in row["details"]["hosts"])
+    assert sorted(on.values()) == [2, 4], "one part on one node, two on the other"
+    told = [(tmp_path / f"job-{part}.log").read_text() for part in (1, 2, 3)]
+    assert sum(f"6 of 6 cells of {done.folder} have a row" in one for one in told) == 1

@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from conftest import SMALL, Finished, alive_in, dcpbench, run
+from conftest import SMALL, Finished, alive_in, dcpbench, run, start, wait_for, words_of
+from dcpbench.config.errors import ConfigError
+from dcpbench.config.groups import ExecutorConfig
 from support.hosts import Hosts, hosts
 
 pytest.importorskip("ray", reason="make test-multinode installs it")
+from dcpbench.executors import ray_engine
+
 pytestmark = pytest.mark.multinode
 
 ON_CPU = (*SMALL, "device=cpu", "saves=1")
@@ -79,6 +83,24 @@ def test_every_cell_has_one_row(deaths: Finished) -> None:
     assert alive_in(deaths.folder) == []
 
 
+def test_a_cluster_is_waited_for_until_it_has_as_many_hosts_as_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = {"NodeName": "a"}
+    engine = ray_engine.RayEngine(ExecutorConfig("ray", "", hosts=2))
+    monkeypatch.setattr(ray_engine, "_connect", lambda _: None)
+    monkeypatch.setattr(engine, "_actors", list)
+    monkeypatch.setattr(ray_engine, "_HOSTS_S", 0.0)
+    monkeypatch.setattr(ray_engine, "_offering", lambda: [node])
+    with pytest.raises(ConfigError, match=r"executor\.hosts=2: not there within 0 s, only a"):
+        engine.begin([])
+    joining = iter([[], [node], [node, node], [node, node]])
+    monkeypatch.setattr(ray_engine, "_HOSTS_S", 60.0)
+    monkeypatch.setattr(ray_engine, "_offering", lambda: next(joining))
+    engine.begin([])
+    assert [*engine.agents] == [node, node]
+
+
 def test_a_sweep_goes_on_with_the_hosts_that_are_left_and_ends_where_there_is_no_room(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     asked = ("-m", *DIES, "scenario.options.phase=train", "timeouts.cell_s=60")
@@ -99,3 +121,18 @@ def test_a_sweep_goes_on_with_the_hosts_that_are_left_and_ends_where_there_is_no
     assert [row["status"] for row in resumed.rows] == ["crash", "pass"], resumed.err
     assert {host["name"] for host in resumed.rows[1]["details"]["hosts"]} == {"127.0.0.2", "127.0.0.5"}
     assert resumed.rows[0] == row
+
+
+def test_a_driver_whose_cluster_is_gone_ends_at_once(tmp_path: Path) -> None:
+    """As when a job of Slurm is cancelled: Ray would look for its head for a minute, and end the driver."""
+    folder = tmp_path / "sweep"
+    ways = ("scenario.options.phase=train", "scenario.options.how=not,sleeps")
+    done = Finished(0, "", "", folder)
+    with hosts(1) as one:
+        driver = start(*words_of(folder, "-m", *DIES, *ways, *one.words, "executor.hosts=1"), cwd=tmp_path)
+        wait_for(lambda: len([*folder.glob("*/rank3.log")]) == 2 and len(done.rows) == 1)
+        one.kill()
+        _, told = driver.communicate(40)
+    assert driver.returncode == 1
+    assert [row["status"] for row in done.rows] == ["pass", "crash"], told
+    assert "was lost with its host, which died" in done.rows[1]["reason"]

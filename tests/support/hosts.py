@@ -2,6 +2,7 @@
 daemons in network namespaces."""
 
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -11,6 +12,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from unittest import mock
+
+import psutil
 
 from conftest import wait_for
 from support.drivers import environment
@@ -45,6 +48,12 @@ class Hosts:
         """One more host, at the next address."""
         self._last += 1
         self._cluster.add_node(node_ip_address=f"127.0.0.{self._last}", **_SMALL)
+
+    def kill(self) -> None:
+        """Kill what Ray has started below this process."""
+        for process in psutil.Process().children(recursive=True):
+            if re.search(r"gcs_server|raylet|ray::", " ".join(process.cmdline())):
+                process.kill()
 
     def end(self) -> None:
         """End all of them."""

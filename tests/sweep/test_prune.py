@@ -15,6 +15,7 @@ from conftest import SMALL, run, start, words_of
 from dcpbench.records import lock
 from dcpbench.records.store import append_row, write_json
 from dcpbench.report.__main__ import main
+from dcpbench.sweep.folder.manifest import held
 from dcpbench.sweep.folder.prune import RUBBISH, StoredSweep, freed_by, kept
 from support.rows import row
 
@@ -71,6 +72,21 @@ def test_rows_are_the_same_before_and_after(tmp_path: Path) -> None:
     before = (old / "results.jsonl").read_bytes()
     assert main(["thin", str(tmp_path), "--yes"]) == 0
     assert (old / "results.jsonl").read_bytes() == before
+
+
+def test_what_the_cells_of_its_parts_have_left_goes_and_a_part_at_work_keeps_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = made(tmp_path / "old", 40)
+    part = made(old / "old-part-1-of-2", 40)
+    made(tmp_path / "new", 1)
+    with held(part):
+        assert main(["thin", str(tmp_path), "--yes"]) == 0
+    assert "running" in capsys.readouterr().out
+    assert {"a", "b"} <= names(old) & names(part)
+    assert main(["thin", str(tmp_path), "--yes"]) == 0
+    assert names(part) == {"sweep.json", "environment.json", "results.jsonl", "notes", ".lock"}
+    assert names(old) == names(part) | {part.name}
 
 
 def test_with_remove_a_sweep_goes_altogether(tmp_path: Path) -> None:

@@ -19,6 +19,13 @@ class ConfigError(Exception):
     """What the user asked for cannot be run as it stands: one line for the terminal, exit status 2."""
 
 
+def other_launcher(choice: str) -> ConfigError:
+    """What to say to who has another launcher chosen, or none."""
+    why = "dcpbench runs cells with its own launcher only, on ranks that stay up from cell to cell"
+    instead = "in jobs of Slurm with scripts/ray.sbatch, on several machines with part=1/4 or executor=ray"
+    return ConfigError(f"{choice}: {why}; {instead}")
+
+
 @contextmanager
 def told_null_choices(overrides: Sequence[str]) -> Iterator[None]:
     """Have Hydra compose these overrides, which refuses null as a value of a group without saying of which.

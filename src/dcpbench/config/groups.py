@@ -130,10 +130,12 @@ class ExecutorConfig(Group):
 
     `address` is that of what runs already, null starts something for this sweep alone. `ranks_per_host` is
     the most ranks of a cell that a host has; null: one for each of its GPUs, on the CPU as many as there are.
+    A Ray cluster is waited for until it has so many `hosts`; null: it is taken as it is.
     """
 
     address: str | None = None
     ranks_per_host: int | None = None
+    hosts: int | None = None
 
 
 @dataclass

@@ -17,6 +17,8 @@ REPEATS = "repeats"
 """How often a sweep runs each of its cells, which differ in `repeat` then; takes one value too."""
 MATRIX = "matrix"
 """How the values of a sweep's lists are combined; takes one value too."""
+PART = "part"
+"""Which of its cells are run here; takes one value too."""
 OWN_TRAINER = "dcpbench.checkpointers.trainer.TrainerCheckpointer"
 """The checkpointer of a trainer that saves and loads by itself."""
 SEED_STRIDE = 1_000_003
@@ -39,7 +41,7 @@ FRESH_TRAINER = groups.StageConfig("dcpbench.scenarios.fresh_process.load_by_tra
 
 def is_about_the_sweep(key: str) -> bool:
     """Whether a dotted key or a group, or what it lies below, is the sweep's and no cell's."""
-    return key.partition(".")[0] in (*OF_THE_SWEEP, REPEATS, MATRIX)
+    return key.partition(".")[0] in (*OF_THE_SWEEP, REPEATS, MATRIX, PART)
 
 
 @dataclass
@@ -97,6 +99,7 @@ class Config:
     repeat: int = how_run(0)
     repeats: int = how_run(1)
     matrix: groups.Matrix = how_run(groups.Matrix.product)
+    part: str | None = how_run(None)
     train_steps: int = 2
     resume_steps: int = 2
     saves: int = 3

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -28,6 +29,8 @@ from dcpbench.executors.hosts import Agent, HostsEngine
 from dcpbench.executors.hosts_executor import HostsExecutor
 
 _CONNECT_S = 1.0
+_HOSTS_S = 120.0
+"""How long the hosts of a cluster may take until all are there, from when its first one is."""
 _OBJECT_STORE_BYTES = 80 * 2**20
 
 
@@ -54,7 +57,8 @@ class _Actor(Agent):
 
     def give_up(self) -> None:
         with suppress(RayError):
-            ray.kill(self.actor)
+            if _is_up():
+                ray.kill(self.actor)
 
 
 class RayEngine(HostsEngine):
@@ -71,13 +75,20 @@ class RayEngine(HostsEngine):
     def begin(self, modules: Sequence[str]) -> None:
         self._modules = modules
         _connect(self.config.address)
+        wanted, deadline = self.config.hosts, time.monotonic() + _HOSTS_S
+        while wanted and len(there := _offering()) < wanted:
+            if time.monotonic() > deadline:
+                found = ", ".join(sorted(node["NodeName"] for node in there)) or "none"
+                late = f"not there within {_HOSTS_S:g} s, only {found}"
+                raise ConfigError(f"executor.hosts={wanted}: {late}")
+            time.sleep(0.2)
         self.refresh()
         if not self.agents:
             raise ConfigError(f"executor.address={self.config.address}: no host there has a CPU to offer")
 
     def refresh(self) -> None:
         with self._one_at_a_time:
-            self.agents = self._actors(_nodes())
+            self.agents = self._actors(_offering())
 
     def _actors(self, nodes: Sequence[dict[str, Any]]) -> list[_Actor]:
         known = {agent.node: agent for agent in self.agents if not agent.lost}
@@ -85,8 +96,6 @@ class RayEngine(HostsEngine):
         first_gpu = itertools.count()
         actors: list[_Actor] = []
         for node in sorted(nodes, key=lambda node: (node["NodeName"], node["NodeID"])):
-            if not node["Resources"].get("CPU"):  # the head of a cluster may be there for that alone
-                continue
             one, name = node["NodeID"], node["NodeName"]
             name = name if names.count(name) == 1 else f"{name}/{one[:8]}"
             gpus = tuple(next(first_gpu) for _ in range(int(node["Resources"].get("GPU", 0))))
@@ -108,17 +117,32 @@ class RayEngine(HostsEngine):
     def end(self) -> None:
         if not ray.is_initialized():
             return
-        for agent in self.agents:
+        for agent in self.agents if _is_up() else ():
             agent.ask("end")
             agent.give_up()
         self.agents = ()
-        ray.shutdown()
+        if _is_up():
+            ray.shutdown()
+
+
+def _offering() -> list[dict[str, Any]]:
+    """Those that may have ranks: the head of a cluster may be there for that alone."""
+    return [node for node in _nodes() if node["Resources"].get("CPU")]
 
 
 def _nodes() -> list[dict[str, Any]]:
     """The nodes of the cluster whose daemon can be reached: Ray itself takes 14 s to find one dead."""
+    if not _is_up():
+        return []
     alive = [node for node in ray.nodes() if node["Alive"]]
     return [node for node in alive if _reachable(node["NodeManagerAddress"], node["NodeManagerPort"])]
+
+
+def _is_up() -> bool:
+    """Whether the head of the cluster is there: asked for anything once it is gone, as when a job of Slurm is
+    cancelled, Ray waits for it for a minute, and then ends this process."""
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    return _reachable(host, int(port))
 
 
 def _reachable(address: str, port: int) -> bool:

@@ -39,6 +39,7 @@ _KEEP_ALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),  # in ms, where an answer is on its way
 )
 """Has a driver whose host cannot be reached be gone after half a minute: torchrun, which would end this
 process, may be gone too."""

@@ -202,9 +202,19 @@ def keep_measurements(folder: Path, cells: Collection[str]) -> None:
     Raises:
         ResultsError: it cannot be written.
     """
+    if os.path.lexists(folder / MEASUREMENTS_JSONL):
+        write_whole(folder / MEASUREMENTS_JSONL, measured_in(folder, cells))
+
+
+def measured_in(folder: Path, cells: Collection[str]) -> Iterator[bytes]:
+    """The lines of `measurements.jsonl` that are of these cells; none if there is no such file.
+
+    Raises:
+        ResultsError: it cannot be read.
+    """
     path = folder / MEASUREMENTS_JSONL
-    if os.path.lexists(path):
-        write_whole(path, (line for line in files.lines(path) if _cell_of(line) in cells))
+    with suppress(FileNotFoundError), _reading(path):
+        yield from (line for line in files.lines(path) if _cell_of(line) in cells)
 
 
 def _cell_of(line: bytes) -> Any:

@@ -96,6 +96,10 @@ def main(
         complain(f"no row of {len(read.frame)} meets every --where")
     if not format and not output:
         _write_beside(sweeps, read)
+    for folder in read.environments:
+        have = read.frame[read.frame["sweep"] == folder]
+        if owed := without_row(Path(folder), have):
+            complain(f"{folder}: {len(owed)} of {len(owed) + len(have)} cells have no row")
     if written_as in _ROWS_ALONE:
         for sentence in first_of(read.left_out):
             complain(sentence)

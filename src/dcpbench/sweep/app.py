@@ -17,7 +17,7 @@ from rich.console import Console
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig, Rerun
-from dcpbench.config.schema import MATRIX, REPEATS, is_about_the_sweep
+from dcpbench.config.schema import MATRIX, PART, REPEATS, is_about_the_sweep
 from dcpbench.config.text import counted
 from dcpbench.executors import fork_server
 from dcpbench.executors.base import Engine, HostsLostError, engine_of
@@ -25,9 +25,10 @@ from dcpbench.records.row import INTERRUPTED, exit_status
 from dcpbench.records.row_log import RowLog
 from dcpbench.records.store import ResultsError, write_csv
 from dcpbench.report.styles import text_of
-from dcpbench.sweep.folder import manifest, next_steps, resume
+from dcpbench.sweep.folder import manifest, next_steps, parts, resume
 from dcpbench.sweep.plan import cells as composing
 from dcpbench.sweep.plan import dry_run, job, pairwise
+from dcpbench.sweep.plan.part import Part
 from dcpbench.sweep.plan.runnable import Runnable
 from dcpbench.sweep.run import driver
 from dcpbench.sweep.run.progress import composing_shown
@@ -60,6 +61,9 @@ class SweepRun:
         self._base, self._own_sweeper = base, own_sweeper
         self.sweeper = str(base.hydra.runtime.choices["hydra/sweeper"])
         self._folder = Path(str(base.hydra.sweep.dir)).resolve()
+        self._part = Part.parse(base.part) if base.part else None
+        if self._part and self._folder != self._part.folder(self._folder.parent):
+            raise ConfigError(f"part={base.part}: must be said on the command line, just so")
         self._value_of = objective_of(base)
         self._cells = composing.CellMaker(loader, base)
         self._console = Console(stderr=True)
@@ -102,7 +106,7 @@ class SweepRun:
         jobs = self._next(self._driver, batch) if self._driver else self._first(batch, blocks)
         if self._driver:  # else it is only planned
             try:
-                self._driver.run(jobs)
+                self._driver.run(self._mine(jobs))
             except (ResultsError, HostsLostError) as error:
                 self._broken_off = error
                 sys.exit(1)
@@ -156,10 +160,15 @@ class SweepRun:
         engine = self._begun_engine(batch)
         with composing_shown(self._console):
             cells = self._cells.cells(batch)
-        if before is not None:
-            resume.same_matrix(folder, before, {cell.name for cell in cells})
         here = engine.probe()
-        jobs = job.plan(cells, here)
+        of_all = job.plan(cells, here)
+        jobs = self._mine(of_all)
+        if not jobs:
+            raise ConfigError(f"part={base.part}: has none of {counted(len(of_all), 'cell')}")
+        if before is not None:
+            resume.same_matrix(folder, before, {one.cell.name for one in jobs})
+        if before is not None and not base.plan and self._part is None:
+            parts.take_in(folder)
         found = resume.look(folder, jobs, base.rerun) if before else None
         log = RowLog(folder, found.standing if found else ())
         sweep = driver.Sweep(folder, list(jobs), here, engine, self._console, log)
@@ -168,8 +177,16 @@ class SweepRun:
             for root in self._new_roots(jobs):
                 manifest.refuse_unusable(root / folder.name, "storage.root")
             here.complete()
-            self._planned = dry_run.print_plan(folder, jobs, blocks, here.gpus, found, base.plan_as)
-            return jobs
+            mine = {one.cell.name for one in jobs}
+            named = [
+                block for block, one in zip(blocks, of_all, strict=bool(blocks)) if one.cell.name in mine
+            ]
+            self._planned = dry_run.print_plan(folder, jobs, named, here.gpus, found, base.plan_as)
+            return of_all
+        if self._part:
+            words = [word for word in self._record.arguments if not word.startswith(f"{PART}=")]
+            whole = manifest.Record(words, self._record.cwd, [one.cell.name for one in of_all], [])
+            parts.begin(folder, whole)
         if found:
             self._go_on(sweep, found)
         else:
@@ -178,7 +195,11 @@ class SweepRun:
         # pandas takes up to a second to import, which the driver has while the ranks are at work.
         threading.Thread(target=import_module, args=("dcpbench.report.show",), daemon=True).start()
         self._driver = sweep
-        return jobs
+        return of_all
+
+    def _mine(self, jobs: Sequence[job.Job]) -> Sequence[job.Job]:
+        """Those of all jobs that this driver runs."""
+        return self._part.jobs(jobs) if self._part else jobs
 
     def _begun_engine(self, batch: Sequence[Sequence[str]]) -> Engine:
         """Where ranks will live; it begins to import what they need."""
@@ -264,13 +285,35 @@ class SweepRun:
             self._show(write_csv)
             before = sweep_before(self._folder)
             self._show(partial(write_reports, place=before), print_report)
-            if all(row.status == "skip" for row in rows):
+            if not self._part and all(row.status == "skip" for row in rows):
                 self._print("every cell was skipped: nothing was measured")
             spent_s = time.monotonic() - self._started
             self._print(f"{counted(sweep.written, 'cell')} in {spent_s:.1f} s, written to {self._folder}")
             for sentence in next_steps.sentences(self._folder, before, whole):
                 self._print(sentence)
+            if self._part:
+                self._put_together(self._folder.parent)
+        if self._part:  # others may have what is no skip
+            return status or int(not whole or not all(row.is_ok for row in rows))
         return status or (exit_status(rows) if whole else 1)
+
+    def _put_together(self, folder: Path) -> None:
+        """Take the rows of this part into those of the whole sweep, and write its reports."""
+        from dcpbench.analysis.history_rows import sweep_before
+        from dcpbench.report.show import write_reports
+
+        try:
+            with manifest.held(folder, parts.WAIT_S):
+                rows, cells = parts.merge(folder)
+                write_csv(folder)
+                before = sweep_before(folder) if rows == cells else None
+                write_reports(folder, before)
+        except (ConfigError, ResultsError) as error:
+            self._print(f"the rows of this part are in its own folder alone: {error}")
+            return
+        self._print(f"part={self._base.part}: {rows} of {counted(cells, 'cell')} of {folder} have a row")
+        for sentence in next_steps.sentences(folder, before, whole=True):
+            self._print(sentence)
 
 
 def _of_the_cell(overrides: Sequence[str]) -> list[str]:
@@ -280,7 +323,7 @@ def _of_the_cell(overrides: Sequence[str]) -> list[str]:
 
 def _refuse_what_needs_all_cells(base: DictConfig, sweeper: str) -> None:
     """Refuse what another sweeper than dcpbench's own cannot do, or not without an objective."""
-    for key, null in (("resume", None), ("plan", False), (REPEATS, 1), (MATRIX, "product")):
+    for key, null in (("resume", None), ("plan", False), (REPEATS, 1), (MATRIX, "product"), (PART, None)):
         if base[key] != null:
             value = str(base[key]).lower() if key == "plan" else base[key]
             why = f"as with hydra/sweeper=dcpbench and not with hydra/sweeper={sweeper}"

@@ -5,9 +5,10 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from dcpbench.config.errors import ConfigError
+from dcpbench.config.errors import ConfigError, other_launcher
 from dcpbench.records.metrics import METRICS
 from dcpbench.records.row import Row
 
@@ -31,7 +32,8 @@ class SweepTask:
         Raises:
             ConfigError: always; cells are run by the launcher, which is given all of a batch.
         """
-        raise ConfigError("hydra.mode, hydra/launcher: dcpbench runs cells with its own launcher only")
+        launcher = HydraConfig.get().runtime.choices["hydra/launcher"]
+        raise other_launcher("hydra.mode=RUN" if launcher == "dcpbench" else f"hydra/launcher={launcher}")
 
 
 def objective_of(base: DictConfig) -> Callable[[Row | None], float | None]:

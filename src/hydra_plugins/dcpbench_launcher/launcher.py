@@ -22,7 +22,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from dcpbench.config.errors import ConfigError
+from dcpbench.config.errors import ConfigError, other_launcher
 from dcpbench.config.groups import Matrix
 from dcpbench.config.schema import MATRIX, REPEATS, is_about_the_sweep
 from dcpbench.config.text import instead
@@ -79,7 +79,7 @@ class DcpbenchSweeper(Sweeper):
             ConfigError: it is not dcpbench's own, or a key that is about the sweep is wrong.
         """
         if config.hydra.launcher.get("_target_") != LauncherConfig._target_:
-            raise ConfigError("hydra/launcher: dcpbench runs cells with its own launcher only")
+            raise other_launcher(f"hydra/launcher={config.hydra.runtime.choices['hydra/launcher']}")
         # A glob is to find faults too: the loader lists `hydra.searchpath` only of a config that it is told.
         loader = copy(hydra_context.config_loader)
         name = config.hydra.job.config_name

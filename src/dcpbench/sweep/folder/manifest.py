@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -19,13 +20,15 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.schema import OF_THE_SWEEP
+from dcpbench.config.schema import OF_THE_SWEEP, PART
 from dcpbench.records import files, lock
 from dcpbench.records.row_reader import parse
 from dcpbench.records.store import RESULTS_JSONL, SWEEP_JSON, write_json
 from dcpbench.sweep.folder.signature import is_own, sign
+from dcpbench.sweep.plan.part import Part
 
 _DIR = "hydra.sweep.dir"
+_LOOK_AGAIN_S = 0.1
 _FIELDS = ("arguments", "cwd", "cells", "storage")
 
 
@@ -98,28 +101,39 @@ def own_words(arguments: Sequence[str]) -> list[str]:
 
 def command_line(arguments: Sequence[str]) -> list[str]:
     """What Hydra is given: the command line, with the folder of a sweep that is resumed as its own, and
-    with what was asked for there if nothing else is said here.
+    with what was asked for there if nothing else is said here. A part of a sweep has a folder below that of
+    the whole one, whose words hold for it; one that has not begun yet begins.
 
     Raises:
         ConfigError, hydra.errors.HydraException: `resume` names no sweep, another one than `hydra.sweep.dir`,
             or one of somebody else's without `trust=true`; the folder in which it was asked for is gone.
     """
-    asked = _value_of("resume", arguments)
-    if asked is None:
+    asked, own = _value_of("resume", arguments), _value_of(_DIR, arguments)
+    part = _value_of(PART, arguments)
+    if asked is None and part is None:
         return list(arguments)
-    folder = Path(str(asked)).resolve()
-    own = _value_of(_DIR, arguments)
+    if asked is None and own is None:
+        raise ConfigError(
+            f"part={part}: name the folder of the whole sweep, {_DIR}=outputs/<sweep>, for all parts"
+        )
+    folder = Path(str(asked or own)).resolve()
     if own is not None and Path(str(own)).resolve() != folder:
         raise ConfigError(f"resume={asked}: {_DIR}={own} is another folder; leave one of them out")
+    place = folder if part is None else Part.parse(str(part)).folder(folder)
+    begun = asked is not None and (part is None or (place / SWEEP_JSON).exists())
     words = own_words(arguments)
-    here = [word for word in arguments if word not in words and not word.startswith(("resume=", _DIR))]
-    absolute = quoted(str(folder))  # since the words may be taken from another place
-    here += [f"resume={absolute}", f"{_DIR}={absolute}"]
-    if not set(words) - {"-m", "--multirun"}:
+    replaced = ["resume=", _DIR]
+    if asked is not None and not begun:  # of a part that begins no row could run again
+        replaced += ["rerun=", "trust="]
+    here = [word for word in arguments if word not in words and not word.startswith(tuple(replaced))]
+    absolute = quoted(str(place))  # since the words may be taken from another place
+    here += [*([f"resume={absolute}"] if begun else []), f"{_DIR}={absolute}"]
+    said = [word for word in words if word.startswith(f"{PART}=")]
+    if asked is not None and not {*words} - {"-m", "--multirun", *said}:
         record = read(folder)
         if _value_of("trust", arguments) is not True:
             record.refuse_foreign(folder)
-        words = record.arguments
+        words = [*record.arguments, *said]
         try:
             os.chdir(record.cwd)
         except OSError as error:
@@ -136,20 +150,27 @@ def quoted(text: str) -> str:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def held(folder: Path, wait_s: float = 0.0) -> Iterator[None]:
     """Make the folder and be the only driver in it; a folder in which no sweep has begun is taken back.
 
     The kernel gives the lock up when the driver ends, however it ends.
 
+    Args:
+        wait_s: how long another driver there is waited for.
+
     Raises:
         ConfigError: it cannot be made or written to, or another driver is at work there.
     """
-    try:
-        descriptor = lock.take(folder)
-    except BlockingIOError:
-        raise _at_work(folder) from None
-    except OSError as error:
-        raise ConfigError(f"{_DIR}={folder}: cannot be used: {error.strerror}") from None
+    descriptor, deadline = None, time.monotonic() + wait_s
+    while descriptor is None:
+        try:
+            descriptor = lock.take(folder)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise _at_work(folder) from None
+            time.sleep(_LOOK_AGAIN_S)
+        except OSError as error:
+            raise ConfigError(f"{_DIR}={folder}: cannot be used: {error.strerror}") from None
     try:
         yield
     finally:

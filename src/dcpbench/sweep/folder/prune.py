@@ -32,7 +32,7 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.records import lock
 from dcpbench.records.store import RESULTS_JSONL, SWEEP_JSON, ResultsError, stored_rows
 from dcpbench.report.styles import BAD, complain, print_table, text_of
-from dcpbench.sweep.folder import manifest
+from dcpbench.sweep.folder import manifest, parts
 
 RUBBISH = ".thinned"
 _BLOCK_BYTES = 512
@@ -54,7 +54,7 @@ class StoredSweep:
 
 @dataclass(frozen=True)
 class Fate:
-    """What becomes of a sweep: the folders that go, which lie right in one, and how many bytes that frees.
+    """What becomes of a sweep: the folders that go, and how many bytes that frees.
     Nothing goes of one that stays; `because` says why it does."""
 
     sweep: StoredSweep
@@ -209,7 +209,7 @@ def _fate(sweep: StoredSweep, stays: str | None, remove: bool, names_seen: Count
     if stays is not None:
         return Fate(sweep, stays)
     try:
-        if lock.is_held(sweep.folder):
+        if any(map(lock.is_held, (sweep.folder, *parts.folders(sweep.folder)))):
             return Fate(sweep, _RUNNING)
         goes = (sweep.folder,) if remove else tuple(_cell_folders(sweep))
         return Fate(sweep, "" if goes else "thinned already", goes, freed_by(goes, names_seen))
@@ -218,10 +218,11 @@ def _fate(sweep: StoredSweep, stays: str | None, remove: bool, names_seen: Count
 
 
 def _cell_folders(sweep: StoredSweep) -> list[Path]:
-    """The folders right in a sweep's that its cells have made, and what a removal has left; nothing that
-    somebody has put beside them."""
+    """The folders right in a sweep's, or in its parts', that its cells have made, and what a removal has
+    left; nothing that somebody has put beside them."""
     cells = {*sweep.cells, RUBBISH}
-    folders = (path for path in sweep.folder.iterdir() if path.is_dir() and not path.is_symlink())
+    inside = (path for place in (sweep.folder, *parts.folders(sweep.folder)) for path in place.iterdir())
+    folders = (path for path in inside if path.is_dir() and not path.is_symlink())
     return sorted(path for path in folders if path.name in cells or (path / ".hydra/overrides.yaml").exists())
 
 
@@ -241,7 +242,8 @@ def _do(fate: Fate) -> str | None:
     except OSError as error:
         return f"{fate.sweep.folder}: left as it is: {error}"
     try:
-        _discard([path for path in fate.goes if path.name != RUBBISH], fate.goes[0].parent)
+        for within in dict.fromkeys(path.parent for path in fate.goes):
+            _discard([path for path in fate.goes if path.parent == within and path.name != RUBBISH], within)
     except OSError as error:
         return f"{fate.sweep.folder}: not all of it was removed: {error}"
     finally:

@@ -49,8 +49,8 @@ class Found:
         return sentences
 
 
-def same_matrix(folder: Path, record: Record, here: set[str]) -> None:
-    """Refuse to go on in the folder of a sweep of other cells.
+def same_matrix(folder: Path, record: Record, here: set[str], key: str = "resume") -> None:
+    """Refuse to go on in the folder, which `key` of the configuration asks for, of a sweep of other cells.
 
     Raises:
         ConfigError: naming a cell that only one of the two has.
@@ -59,7 +59,7 @@ def same_matrix(folder: Path, record: Record, here: set[str]) -> None:
     for only, where in ((here - there, "it has no cell"), (there - here, "nobody asks now for its cell")):
         if only:
             counts = f"({len(there)} cells there, {len(here)} here)"
-            raise ConfigError(f"resume={folder}: is another matrix: {where} {min(only)} {counts}")
+            raise ConfigError(f"{key}={folder}: is another matrix: {where} {min(only)} {counts}")
 
 
 def look(folder: Path, jobs: Iterable[Job], rerun: Rerun) -> Found:
