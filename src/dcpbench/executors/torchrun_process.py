@@ -34,14 +34,15 @@ _LOOK_EVERY_S = 0.5
 _ENDS_S = 30.0
 """How long the driver may take over its reports once it wants nothing more."""
 _CONNECT_S = 5.0
+_STORE_S = 10.0
 _KEEP_ALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
-    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),  # in ms, where an answer is on its way
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20_000),  # in ms, where an answer is on its way
 )
-"""Has a driver whose host cannot be reached be gone after half a minute: torchrun, which would end this
+"""Has a driver whose host cannot be reached be gone after 20 s: torchrun, which would end this
 process, may be gone too."""
 
 
@@ -126,13 +127,16 @@ class _Store:
         """What the store has under a name, or None; for words, None once a driver was started with them.
 
         Raises:
-            ConfigError: the store is gone, as with torchrun on the host that has it.
+            ConfigError: the store is gone, as with torchrun on the host that has it, or cannot be reached.
         """
         try:
             self._connection.send(what)
-            return self._connection.recv()
+            if self._connection.poll(_STORE_S):
+                return self._connection.recv()
+            gone = f"does not answer within {_STORE_S:g} s"
         except (EOFError, OSError):
-            raise ConfigError("torchrun: its store is gone") from None
+            gone = "is gone"
+        raise ConfigError(f"torchrun: its store {gone}")
 
 
 def _answer(connection: Connection, run: ElasticRun) -> None:
