@@ -8,9 +8,9 @@ BIN := $(VENV)/bin
 run: $(VENV)/.ready
 	$(BIN)/python -m dcpbench -m parallel=ddp,fsdp,hsdp,fsdp_tp,fsdp2 compile=false,true save=sync,async
 
-# Two workers fill two cores: while the ranks of one wait for each other, the other has something to do.
+# Three workers fill two cores: while the ranks of one wait for each other, the others have something to do.
 # A file's tests share sweeps, so they stay together; the longest files begin first.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test: lint
 	$(PYTEST)
