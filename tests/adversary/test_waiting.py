@@ -17,7 +17,7 @@ def test_a_fork_server_that_is_stopped_is_replaced(sweep: Callable[..., Finished
     blocks = (f"{{{dies}, seed: 1}}", "{scenario: save_load, seed: 3}", f"{{{dies}, seed: 4}}")
     matrix = [f"+hydra.sweeper.matrix.b{number}={block}" for number, block in enumerate(blocks)]
     asked = ("parallel=ddp", "saves=1", "device=cpu", "world_size=2", "retry=0", *SMALL)
-    soon = partial(plant, "dcpbench.executors.fork_server", "_ANSWER_LIMIT_S", 20.0)
+    soon = partial(plant, "dcpbench.executors.fork_server", "_ANSWER_LIMIT_S", 60.0)
     ended = sweep(*matrix, *asked, prepare=soon)
     assert [row["status"] for row in ended.rows] == ["error", "pass", "error"], ended.out
     assert {row["reason"] for row in ended.rows if row["status"] == "error"} == {

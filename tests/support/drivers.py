@@ -15,6 +15,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -215,8 +216,13 @@ _exec = util.spawnv_passfds
 
 
 def _forked(path: str, arguments: list[str], kept: list[int]) -> int:
-    """What `multiprocessing.util.spawnv_passfds` does, without importing everything again for a helper."""
-    if any("spawn_main" in os.fsdecode(word) for word in arguments):  # its own groups would be in its way
+    """What `multiprocessing.util.spawnv_passfds` does, without importing everything again for a helper.
+
+    In any thread but the main one it is done as without this: what is forked while another thread holds a
+    lock, of a stream that it prints to or of a module that it imports, waits for that lock for ever.
+    """
+    in_group = any("spawn_main" in os.fsdecode(word) for word in arguments)  # its own would be in its way
+    if in_group or threading.current_thread() is not threading.main_thread():
         return _exec(path, arguments, kept)
     sys.stdout.flush()
     if pid := os.fork():
