@@ -42,7 +42,7 @@ def test_a_killed_rank_is_a_crash(broken: Finished) -> None:
 def test_a_hang_is_a_timeout_with_the_stack_of_each_rank(broken: Finished) -> None:
     row = broken.row(scenario="hangs")
     assert row["status"] == "timeout"
-    assert "verify (rank 0, 1, 2, 3)" in row["reason"]
+    assert "verify (rank 0-3)" in row["reason"]
     assert "timeouts.cell_s" in row["reason"]
     for rank in range(4):
         log = (broken.folder / row["cell"] / f"rank{rank}.log").read_text()

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from dcpbench.records.sentences import short_reason
+from dcpbench.records.findings import LimitReached
+from dcpbench.records.sentences import cause_sentence, rank_numbers, short_reason
 
 WORST = {"name": "net.weight", "problem": "differs", "max_abs_diff": 0.01234, "rank": 2}
 
@@ -35,3 +36,23 @@ def failed(worst: object = (WORST,), count: object = 12, **more: Any) -> dict[st
 )
 def test_a_reason_in_one_line(row: dict[str, Any], told: str) -> None:
     assert short_reason(row) == told
+
+
+def test_of_many_ranks_the_few_that_the_others_wait_for_come_first() -> None:
+    phases = dict.fromkeys(range(64), "train") | {23: "build"}
+    doing = dict.fromkeys(phases, "at all_gather (d.py:4)") | {23: "stopped by a signal at f (a.py:1)"}
+    hosts = {rank: f"10.0.0.{rank // 8}" for rank in phases}
+    limit = LimitReached("timeouts.cell_s", 15, None, phases, {}, doing, hosts)
+    assert cause_sentence(limit) == (
+        "after 15 s (timeouts.cell_s=15) still in build (rank 23 of host 10.0.0.2); "
+        "train (rank 0-22, 24-63); rank 23 of host 10.0.0.2 stopped by a signal at f (a.py:1), "
+        "rank 0-22, 24-63 at all_gather (d.py:4); stacks are in the ranks' logs"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "told"),
+    [([], ""), ([3], "3"), ([1, 0], "0, 1"), ([0, 1, 2, 4, 5, 7], "0-2, 4, 5, 7"), (range(64), "0-63")],
+)
+def test_numbers_of_ranks(ranks: list[int], told: str) -> None:
+    assert rank_numbers(ranks) == told

@@ -222,28 +222,47 @@ def _raised(error: RaisedError, before: Iterable[str]) -> str:
 
 def _late(limit: LimitReached) -> str:
     text = f"after {limit.limit_s:g} s ({limit.key}={limit.limit_s:g}) still in "
-    text += f"{limit.phase} ({_ranks(limit.late)})" if limit.phase else _phases(limit.late)
+    if limit.phase:
+        text += f"{limit.phase} ({_group(limit.late, limit.hosts)})"
+    else:
+        text += _phases(limit.late, limit.hosts)
     if limit.others:
-        text += f", others in {_phases(limit.others)}"
-    if limit.hosts:
-        text += f"; late on {_phases(limit.hosts)}"
+        text += f", others in {_phases(limit.others, {})}"
     if limit.doing:
-        places = [f"{_ranks(ranks)} {frame}" for frame, ranks in _by_value(limit.doing).items()]
+        places = [
+            f"{_group(ranks, limit.hosts)} {frame}" for frame, ranks in _fewest_first(limit.doing).items()
+        ]
         text += f"; {', '.join(places)}"
     return f"{text}; stacks are in the ranks' logs"
 
 
-def _phases(phases: Mapping[int, str]) -> str:
-    return "; ".join(f"{phase} ({_ranks(ranks)})" for phase, ranks in _by_value(phases).items())
+def _phases(phases: Mapping[int, str], hosts: Mapping[int, str]) -> str:
+    return "; ".join(f"{phase} ({_group(ranks, hosts)})" for phase, ranks in _fewest_first(phases).items())
 
 
-def _by_value(values: Mapping[int, str]) -> dict[str, list[int]]:
-    """The ranks that have the same value."""
+def _fewest_first(values: Mapping[int, str]) -> dict[str, list[int]]:
+    """The ranks that have the same value. Where a few are elsewhere than all others, they come first: the
+    others wait for them."""
     ranks: dict[str, list[int]] = {}
     for rank, value in values.items():
         ranks.setdefault(value, []).append(rank)
-    return ranks
+    return dict(sorted(ranks.items(), key=lambda one: len(one[1])))
 
 
-def _ranks(ranks: Iterable[int]) -> str:
-    return f"rank {', '.join(map(str, ranks))}"
+def _group(ranks: Iterable[int], hosts: Mapping[int, str]) -> str:
+    """Some ranks, and the host on which all of them are, if there are several and they are on one."""
+    ranks = list(ranks)
+    of_ranks = {hosts.get(rank) for rank in ranks}
+    host = next(iter(of_ranks)) if len(of_ranks) == 1 else None
+    return f"rank {rank_numbers(ranks)}" + (f" of host {host}" if host else "")
+
+
+def rank_numbers(ranks: Iterable[int]) -> str:
+    """The numbers of ranks, three or more that follow each other as one: `0-22, 24, 25`."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if not runs or rank != runs[-1][-1] + 1:
+            runs.append([])
+        runs[-1].append(rank)
+    told = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return ", ".join(told)

@@ -154,10 +154,20 @@ function mismatch(one) {
   const parts = [
     [one.name, one.where].filter(Boolean).join(" "),
     one.what,
-    ranks.length ? `rank ${ranks.join(", ")}` : null,
+    ranks.length ? `rank ${rankNumbers(ranks)}` : null,
     told ? null : `at most ${number(one.max_abs_diff)} apart`,
   ];
   return visible(parts.filter(Boolean).join("; "));
+}
+
+// Three or more that follow each other are one: 0-22, 24, 25.
+function rankNumbers(ranks) {
+  const runs = [];
+  for (const rank of ranks) {
+    if (runs.length && rank === runs.at(-1).at(-1) + 1) runs.at(-1).push(rank);
+    else runs.push([rank]);
+  }
+  return runs.map((run) => (run.length > 2 ? `${run[0]}-${run.at(-1)}` : run.join(", "))).join(", ");
 }
 
 function metricsIn(app, units) {

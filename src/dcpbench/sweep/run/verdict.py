@@ -18,6 +18,7 @@ from dcpbench.records.sentences import (
     known_sentence,
     place_sentence,
     powerless_sentence,
+    rank_numbers,
     rank_sentence,
 )
 from dcpbench.sweep.plan.job import Job
@@ -232,7 +233,7 @@ def _not_reported(stages: Sequence[Sequence[RankReport]], worlds: Sequence[int])
         reported = {report.rank for report in stages[number]} if number < len(stages) else set()
         missing = [rank for rank in range(world_size) if rank not in reported]
         if missing:
-            yield f"stage {number}: no report of rank {', '.join(map(str, missing))}"
+            yield f"stage {number}: no report of rank {rank_numbers(missing)}"
 
 
 def _worst(seen: Sequence[tuple[int, CheckReport]]) -> list[dict[str, Any]]:
