@@ -196,7 +196,9 @@ def driver(folder: Path, *words: str, prefix: Sequence[str] = ()) -> "subprocess
     """A driver of a sweep; what it prints goes to a file beside its folder."""
     with folder.with_suffix(".log").open("ab") as log:
         command = (*prefix, sys.executable, "-m", "dcpbench", "-m", *words)
-        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        # The tests' key is gone when they end; a sweep that goes on another day needs one that stays.
+        environment = {name: value for name, value in os.environ.items() if name != "XDG_STATE_HOME"}
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
 
 
 def name_of(process: psutil.Process) -> str:

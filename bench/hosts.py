@@ -207,6 +207,9 @@ def failures(arguments: argparse.Namespace) -> int:
         status = sweep.run()
         took_s = time.monotonic() - started
     rows = rows_in(arguments.folder)
+    if len(sweep.seen) < 2:
+        print(f"exit status {status}:", arguments.folder.with_suffix(".log").read_text()[-500:])
+        return 1
     wrong = [*judge(rows, sweep), *costs(sweep, arguments.cell_limit)]
     if status is None:
         print(f"ended after {took_s:.0f} s with {len(rows)} of {arguments.cells} rows")
