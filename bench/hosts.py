@@ -118,11 +118,14 @@ class Sweep:
     """When each row was (`time.monotonic`)."""
     failures: list[Failure] = field(default_factory=list)
     before: int = 0
+    """How many rows there were at the start."""
+    read: int = 0
+    """How many bytes of rows have been seen."""
     driver: Any = None
 
     def run(self) -> int | None:
         """Run it to its end; its exit status, or None where the time was over before."""
-        self.before = len(rows_in(self.folder))
+        self.before = self.new_rows()
         self.start()
         while (status := self.driver.poll()) is None or self.restarts(status):
             self.look()
@@ -149,13 +152,22 @@ class Sweep:
 
     def look(self) -> None:
         """Take note of new rows, and have something fail where it is time."""
-        path = self.folder / "results.jsonl"
-        count = path.read_bytes().count(b"\n") if path.exists() else 0
-        while self.before + len(self.seen) < count:
-            self.seen.append(time.monotonic())
+        self.seen += [time.monotonic()] * self.new_rows()
+        count = self.before + len(self.seen)
         self.hosts.mend()
-        if self.before + len(self.seen) in self.moments and (about := self.fail(self.moments[count])):
+        if count in self.moments and (about := self.fail(self.moments[count])):
             self.failures.append(Failure(self.moments.pop(count), about, count, time.monotonic()))
+
+    def new_rows(self) -> int:
+        """How many rows there are more than when this was last asked; the last line may be on its way."""
+        try:
+            with (self.folder / "results.jsonl").open("rb") as rows:
+                rows.seek(self.read)
+                whole, newline, _ = rows.read().rpartition(b"\n")
+        except FileNotFoundError:
+            return 0
+        self.read += len(whole + newline)
+        return (whole + newline).count(b"\n")
 
     def fail(self, kind: str) -> str | None:
         """Have something fail; about what, or None where it is not there yet."""
