@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 
-from conftest import SMALL, Finished, command, wait_for
+from conftest import SMALL, Finished, command, run, wait_for
 from support.drivers import environment
 from support.elastic import torchrun
 from support.hosts import ray_in
-from support.namespaces import Namespace, cut, namespaces, processes_in, up
+from support.namespaces import Namespace, cut, namespaces, processes_in, slowly_linked, up
 
 pytestmark = [pytest.mark.multinode, pytest.mark.timeout(600)]
 
 AHEAD_S = 3600
+DELAY_S = 0.02
+LOSSES = ("loss_at_save", "loss_resumed", "loss_continued", "loss_twin")
 ASKED = (*SMALL, "device=cpu", "saves=1", "parallel=hsdp2", "retry=0", "timeouts.save_s=6")
 
 
@@ -92,6 +94,21 @@ def test_processes_of_torchrun_end_where_nothing_is_left_that_would_end_them(
         wait_for(lambda: not processes_in(hosts[1]))
     finally:
         up(hosts[1])
+
+
+def test_a_link_that_is_slow_and_loses_packets_costs_no_verdict(tmp_path: Path) -> None:
+    asked = (*SMALL, "device=cpu", "saves=1", "parallel=fsdp2,hsdp2", "save=sync,async", "retry=0")
+    here = run(tmp_path / "here", "-m", *asked, "world_size=4")
+    with slowly_linked(DELAY_S, loss=0.02) as apart:
+        two = [(host.address, host.prefix) for host in apart]
+        with torchrun(tmp_path / "sweep", "-m", *asked, hosts=two) as driven:
+            ended = driven.ended()
+    assert [row["status"] for row in ended.rows] == ["pass"] * 4, ended.err
+    for row in ended.rows:
+        same = here.row(parallel=row["parallel"], save=row["save"])
+        assert {name: row[name] for name in LOSSES} == {name: same[name] for name in LOSSES}
+        (far,) = [host for host in row["details"]["hosts"] if host["clock_error_s"] > DELAY_S]
+        assert abs(far["clock_offset_s"]) <= far["clock_error_s"], "they have one clock"
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from conftest import SMALL, Finished, alive_in, dcpbench, run, start, wait_for, 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
 from support.hosts import Hosts, hosts
+from support.s3 import CREDENTIALS, s3_server
 
 pytest.importorskip("ray", reason="make test-multinode installs it")
 from dcpbench.executors import ray_engine
@@ -45,6 +46,23 @@ def test_cells_are_the_same_on_two_hosts(two: Hosts, tmp_path: Path) -> None:
         assert 0 < row["clock_offset_s"] < 1
     assert same["clock_offset_s"] is None
     assert alive_in(tmp_path) == []
+
+
+def test_checkpoints_in_a_store_are_seen_by_all_hosts(
+    two: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    with s3_server("tests") as server:
+        asked = ("-m", *ON_CPU, "parallel=fsdp2", "save=sync,async", "world_size=4", "storage=fsspec_s3")
+        spread = run(tmp_path / "spread", *asked, "keep_checkpoints=all", *server.words, *two.words)
+        kept = {name.rsplit("/", 1)[-1] for name in server.objects()}
+    assert [row["status"] for row in spread.rows] == ["pass"] * 2, spread.err
+    for row in spread.rows:
+        assert {rank["host"] for rank in row["details"]["ranks"]} == {"127.0.0.2", "127.0.0.3"}
+        checks = ("checkpoint_whole", "files_equal", "files_unchanged")
+        assert [row[check] for check in checks] == [True] * 3
+    assert kept == {".metadata", *(f"__{rank}_0.distcp" for rank in range(4))}
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,22 @@
 """Two hosts on this machine as two network namespaces with a link between them. Needs root."""
 
+import itertools
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
+from support import slow_link
+
 LINK = "link0"
 """The end of the link in each of them."""
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -29,24 +35,58 @@ class Namespace:
 @contextmanager
 def namespaces() -> Iterator[list[Namespace]]:
     """Two of them, until the end."""
-    hosts = [Namespace(f"dcpbench{os.getpid()}-{number}", f"10.77.0.{1 + number}") for number in range(2)]
+    with _unlinked() as hosts:
+        ends = ("netns", hosts[0].name, "type", "veth", "peer", "name", LINK, "netns", hosts[1].name)
+        with _where_it_may():
+            _ip("link", "add", LINK, *ends)
+        _addressed(hosts)
+        yield hosts
+
+
+@contextmanager
+def slowly_linked(delay_s: float, loss: float) -> Iterator[list[Namespace]]:
+    """Two of them, until the end; between them each packet takes so long, and such a part of all is lost."""
+    with _unlinked() as hosts:
+        asked = (*(host.name for host in hosts), LINK, str(delay_s), str(loss))
+        line = [sys.executable, str(Path(slow_link.__file__)), *asked]
+        with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as link:
+            assert link.stdout is not None
+            with _where_it_may():
+                if not link.stdout.readline():
+                    raise OSError("no TUN device")
+            _addressed(hosts)
+            yield hosts
+            assert link.poll() is None, "the link has ended"
+
+
+@contextmanager
+def _unlinked() -> Iterator[list[Namespace]]:
+    names = [f"dcpbench{os.getpid()}-{next(_numbers)}" for _ in range(2)]
+    hosts = [Namespace(name, f"10.77.0.{1 + number}") for number, name in enumerate(names)]
     try:
-        try:
+        with _where_it_may():
             for host in hosts:
                 _ip("netns", "add", host.name)
-            ends = ("netns", hosts[0].name, "type", "veth", "peer", "name", LINK, "netns", hosts[1].name)
-            _ip("link", "add", LINK, *ends)
-        except (OSError, subprocess.CalledProcessError) as error:
-            not_here(f"network namespaces cannot be made here; run as root, where that may: {error}")
-        for host in hosts:
-            _ip("-n", host.name, "address", "add", f"{host.address}/24", "dev", LINK)
-            for interface in ("lo", LINK):
-                up(host, interface)
         yield hosts
     finally:
         for host in hosts:
             with suppress(OSError, subprocess.CalledProcessError):
                 _ip("netns", "delete", host.name)
+
+
+@contextmanager
+def _where_it_may() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, subprocess.CalledProcessError) as error:
+        not_here(f"network namespaces cannot be made here; run as root, where that may: {error}")
+
+
+def _addressed(hosts: list[Namespace]) -> None:
+    for host in hosts:
+        _ip("-n", host.name, "address", "add", f"{host.address}/24", "dev", LINK)
+        for interface in ("lo", LINK):
+            up(host, interface)
 
 
 def not_here(why: str) -> NoReturn:
