@@ -1,7 +1,9 @@
 """Cells on several hosts, which are Ray's simulated nodes: real processes, sockets and deaths."""
 
 import re
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -99,6 +101,32 @@ def test_every_cell_has_one_row(deaths: Finished) -> None:
     (healthy,) = [row for row in deaths.rows if "how=not " in row["overrides"]]
     assert (healthy["status"], healthy["flaky"]) == ("pass", None)
     assert alive_in(deaths.folder) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("{other}", "what answers there is no Ray cluster, whose port is 6379"),
+        ("auto", "(RAY_ADDRESS={other}): what answers there is no Ray cluster, whose port is 6379"),
+        ("ray://{other}", "must be HOST:PORT, auto or null"),
+        ("127.0.0.1:1", "nothing answers there; must be that of a Ray cluster"),
+    ],
+)
+def test_what_is_no_cluster_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, told: str
+) -> None:
+    """Asked for a cluster, Ray waits for a server of HTTP/1.0 without an end."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        other = f"127.0.0.1:{server.server_port}"
+        monkeypatch.setenv("RAY_ADDRESS", other)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"executor.address={asked.format(other=other)}"
+        ended = run(tmp_path / "sweep", "parallel=ddp", "device=cpu", "executor=ray", address)
+        server.shutdown()
+    assert ended.status == 2
+    (line,) = ended.err.splitlines()
+    assert line.startswith(f"dcpbench: {address}")
+    assert told.format(other=other) in line
 
 
 def test_a_cluster_is_waited_for_until_it_has_as_many_hosts_as_are_asked_for(

@@ -29,6 +29,11 @@ from dcpbench.executors.hosts import Agent, HostsEngine
 from dcpbench.executors.hosts_executor import HostsExecutor
 
 _CONNECT_S = 1.0
+_ANSWER_S = 5.0
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
+"""What a client begins with, and an empty frame of settings."""
+_HTTP2_SETTINGS = 3
+"""At which byte of a frame its type stands; that of settings is 4."""
 _HOSTS_S = 120.0
 """How long the hosts of a cluster may take until all are there, from when its first one is."""
 _OBJECT_STORE_BYTES = 80 * 2**20
@@ -152,19 +157,52 @@ def _reachable(address: str, port: int) -> bool:
     return False
 
 
+def _speaks_grpc(address: str, port: int) -> bool:
+    """Whether a server answers the first bytes of HTTP/2 (RFC 9113, 3.4) with a frame of settings."""
+    with suppress(OSError), socket.create_connection((address, port), _CONNECT_S) as connection:
+        connection.settimeout(_ANSWER_S)
+        connection.sendall(_HTTP2_PREFACE)
+        frame = b""
+        while len(frame) < _HTTP2_SETTINGS + 1 and (more := connection.recv(64)):
+            frame += more
+        return len(frame) > _HTTP2_SETTINGS and frame[_HTTP2_SETTINGS] == 4
+    return False
+
+
+def _refuse_other_servers(key: str, address: str) -> None:
+    """Of an address that is no cluster's Ray goes on asking for minutes, or for ever.
+
+    Raises:
+        ConfigError: nothing answers there, or something else.
+    """
+    if "://" in address:
+        raise ConfigError(f"{key}: must be HOST:PORT, auto or null")
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        return
+    if not _reachable(host, int(port)):
+        raise ConfigError(f"{key}: nothing answers there; must be that of a Ray cluster")
+    if os.environ.get("RAY_USE_TLS", "0") == "0" and not _speaks_grpc(host, int(port)):
+        raise ConfigError(
+            f"{key}: what answers there is no Ray cluster, whose port is 6379 if nothing else was said to "
+            "`ray start`; that of its dashboard is 8265"
+        )
+
+
 def _connect(address: str | None) -> None:
     """Join a cluster, or start one on this host for this process alone."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     quiet = {"log_to_driver": False, "configure_logging": False, "logging_level": "error"}
     own = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
-    host, _, port = (address or "").rpartition(":")
-    if port.isdecimal() and not _reachable(host, int(port)):  # Ray would go on asking for minutes
-        raise ConfigError(f"executor.address={address}: nothing answers there; must be that of a Ray cluster")
+    key, named = f"executor.address={address}", os.environ.get("RAY_ADDRESS", "")
+    if address == "auto" and named:
+        _refuse_other_servers(f"{key} (RAY_ADDRESS={named})", named)
+    _refuse_other_servers(key, address or "")
     with _handlers_kept():
         try:
             ray.init(address=address or "local", **quiet, **({} if address else own))
         except (ConnectionError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"executor.address={address}: {' '.join(str(error).split())}") from None
+            raise ConfigError(f"{key}: {' '.join(str(error).split())}") from None
 
 
 @contextmanager
