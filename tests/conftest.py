@@ -149,7 +149,8 @@ def alive_in(folder: Path) -> list[str]:
             line = " ".join(process.cmdline())
         except psutil.Error:
             continue
-        if any(name.startswith(str(folder)) for name in names):
+        # One that is ending has given up its command line, and its files a moment later.
+        if line and any(name.startswith(str(folder)) for name in names):
             found.append(f"{process.pid}: {line}")
     return found
 
