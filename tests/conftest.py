@@ -149,8 +149,7 @@ def alive_in(folder: Path) -> list[str]:
             line = " ".join(process.cmdline())
         except psutil.Error:
             continue
-        # One that is ending has given up its command line, and its files a moment later.
-        if line and any(name.startswith(str(folder)) for name in names):
+        if any(name.startswith(str(folder)) for name in names):
             found.append(f"{process.pid}: {line}")
     return found
 

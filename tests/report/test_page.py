@@ -319,7 +319,7 @@ def test_what_differs_is_a_sentence_made_of_what_was_found(show: Callable[..., B
         "rank": 0,
         "ranks": [0],
     }
-    other = {"name": "net3.bias", "problem": "of a later version", "ranks": [2]}
+    other = {"name": "net3.bias", "problem": "of a later version", "ranks": [2, 4, 5, 6]}
     seen = {"held": False, "control": {"a": True}, "control_missed": [], "worst": [found, old, other]}
     rows = [cell("ddp", status="fail", model_equal=False, details={"checks": {"model_equal": seen}})]
     browser = show(rows)
@@ -330,4 +330,4 @@ def test_what_differs_is_a_sentence_made_of_what_was_found(show: Callable[..., B
     )
     assert "1 of 8 elements differ, by at most 0.5; rank 0, 1" in text
     assert "net2.bias; its dtype is another one; rank 0" in text
-    assert "net3.bias; of a later version; rank 2" in text
+    assert "net3.bias; of a later version; rank 2, 4-6" in text
