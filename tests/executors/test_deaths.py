@@ -24,6 +24,7 @@ CAUSES = {
     ("sys_exit", "save"): ("error", r"rank 0 in save: SystemExit: 3"),
     ("sys_exit", "upload"): ("error", r"rank 0 in upload: CheckpointException: on rank 0: SystemExit: 3"),
     ("os_exit", "upload"): ("crash", r"rank 1 exited with status 7 in .*upload.*"),
+    ("ends_late", "train"): ("crash", r"rank 1 exited with status 7 in train"),
     ("kill", "build"): ("crash", r"rank 1 was killed by SIGKILL in build"),
     ("kill", "upload"): ("crash", r"rank 0 was killed by SIGKILL in .*upload.*"),
     ("segv", "save"): ("crash", r"rank 1 was killed by SIGSEGV in save at .* \(support/deaths.py:\d+\)"),

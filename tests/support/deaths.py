@@ -4,6 +4,7 @@ collective."""
 import ctypes
 import multiprocessing
 import os
+import platform
 import resource
 import signal
 import socket
@@ -29,6 +30,7 @@ from dcpbench.scenarios.save_load import save_load
 
 _NOBODY = 65534
 _TOLD_S = 30.0
+_LATE_S = 3.0
 
 
 def dies(cell: Cell, how: str, phase: str, rank: int, once: bool = False) -> None:
@@ -115,6 +117,21 @@ def _waits_for_thread(cell: Cell) -> None:
     thread = threading.Thread(target=_sleeps, args=(cell,), daemon=True)
     thread.start()
     thread.join()
+
+
+def _ends_late(_: Cell) -> None:
+    """As a process whose memory takes a while to be given back, or whose main thread is not the last to end:
+    its connections are closed long before it is gone."""
+    exit_of_thread = {"x86_64": 60, "aarch64": 93}[platform.machine()]
+
+    def end() -> None:
+        for pipe in psutil.Process().net_connections("unix"):
+            os.close(pipe.fd)
+        time.sleep(_LATE_S)
+        os._exit(7)
+
+    threading.Thread(target=end).start()
+    ctypes.CDLL(None).syscall(exit_of_thread, 0)
 
 
 def _full_disk(cell: Cell) -> None:
@@ -211,6 +228,7 @@ WAYS: dict[str, Callable[[Cell], None]] = {
     "raises_end_of_file": _raises_end_of_file,
     "raises_unprintable": _raises_unprintable,
     "sys_exit": lambda _: sys.exit(3),
+    "ends_late": _ends_late,
     "os_exit": lambda _: os._exit(7),
     "kill": lambda _: os.kill(os.getpid(), signal.SIGKILL),
     "segv": lambda _: ctypes.memset(0, 0, 1) and None,

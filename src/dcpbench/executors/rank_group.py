@@ -195,7 +195,7 @@ class RankGroup:
             try:
                 message = rank.connection.recv()
             except (EOFError, OSError):
-                rank.process.join(_GRACE_S)
+                rank.wait_ended()
                 rank.gone_at = seen_at
                 continue
             except Exception as error:  # noqa: BLE001 - a cell may have put anything into its report

@@ -16,6 +16,12 @@ from dcpbench.worker.messages import CellSpec, Failed, Message, PhaseBegun, Uplo
 _REPORT_S = 1.0
 """How long after its end a process may be taken for alive."""
 
+_ENDING_S = 30.0
+"""How long a process may take to end whose connection is closed: it gives back all of its memory after that,
+and its threads end one by one."""
+
+_POLL_S = 0.05
+
 
 @dataclass
 class Rank:
@@ -79,12 +85,25 @@ class Rank:
         """Whether a signal has stopped its process."""
         return self._status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
+    def wait_ended(self) -> None:
+        """Wait until its process has ended, whose connection is closed, and no longer than that may take."""
+        deadline = time.monotonic() + _ENDING_S
+        while self.process.is_alive() and not self.unreported() and time.monotonic() < deadline:
+            self.process.join(_POLL_S)
+
     def unreported(self) -> bool:
         """Whether its process has ended, and the server that it was forked from does not say so."""
-        if not self.process.is_alive() or self._status() not in (None, psutil.STATUS_ZOMBIE):
+        if not self.process.is_alive() or self._runs():
             return False
         self.process.join(_REPORT_S)
         return self.process.is_alive()
+
+    def _runs(self) -> bool:
+        """Whether its process is there, or any thread of it: its main thread may be the first to end."""
+        with suppress(psutil.Error):
+            process = psutil.Process(self.process.pid)
+            return process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1
+        return False
 
     def _status(self) -> str | None:
         with suppress(psutil.Error):
