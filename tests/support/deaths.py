@@ -28,9 +28,11 @@ from dcpbench.checkpointers.base import PendingSave
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.save_load import save_load
 
+LATE_S = 2.0
+"""How long a process that `ends_late` takes to end."""
+
 _NOBODY = 65534
 _TOLD_S = 30.0
-_LATE_S = 3.0
 
 
 def dies(cell: Cell, how: str, phase: str, rank: int, once: bool = False) -> None:
@@ -127,7 +129,7 @@ def _ends_late(_: Cell) -> None:
     def end() -> None:
         for pipe in psutil.Process().net_connections("unix"):
             os.close(pipe.fd)
-        time.sleep(_LATE_S)
+        time.sleep(LATE_S)
         os._exit(7)
 
     threading.Thread(target=end).start()

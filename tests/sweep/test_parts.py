@@ -105,6 +105,9 @@ def test_rows_of_a_part_that_was_killed_are_taken_in_when_the_sweep_goes_on(
     for path in folder.glob("results.*"):  # as if it had come to no end
         path.unlink()
     before = Finished(0, "", "", _folder("1/2", folder)).rows
+    planned = dcpbench(f"resume={folder}", "plan=true", folder=folder)
+    assert f"{len(before)} are done" in planned.out
+    assert not (folder / "results.jsonl").exists()
     ended = dcpbench(f"resume={folder}", folder=folder)
     assert ended.status == 0, ended.err
     assert f"resume: {len(before)} of 4 cells are done" in ended.err

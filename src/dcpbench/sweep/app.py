@@ -169,7 +169,7 @@ class SweepRun:
             resume.same_matrix(folder, before, {one.cell.name for one in jobs})
         if before is not None and not base.plan and self._part is None:
             parts.take_in(folder)
-        found = resume.look(folder, jobs, base.rerun) if before else None
+        found = resume.look(folder, parts.lines(folder), jobs, base.rerun) if before else None
         log = RowLog(folder, found.standing if found else ())
         sweep = driver.Sweep(folder, list(jobs), here, engine, self._console, log)
         if base.plan:

@@ -5,7 +5,7 @@ parts from when the first one begins. A part that ends puts the rows of all of t
 lies there is read, compared and resumed as that of any sweep. What a part still owes are cells without a row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -73,26 +73,43 @@ def merge(whole: Path) -> tuple[int, int]:
     Raises:
         ConfigError, ResultsError: one of them cannot be read or written.
     """
-    parts = folders(whole)
-    cells = manifest.read(whole, "").cells
-    replaced = {line.content for part in parts for line in store.read_lines(part, store.SUPERSEDED_JSONL)}
-    lines = {place: [*store.read_lines(place)] for place in (*parts, whole)}
-    newest: dict[str, tuple[store.Line, Path]] = {}
-    for line, place in ((line, place) for place, found in lines.items() for line in found):
-        if line.row and line.content not in replaced:
-            before = newest.get(line.row.cell)
-            if not before or _began(line) > _began(before[0]):
-                newest[line.row.cell] = line, place
-    rows = {cell: newest[cell] for cell in cells if cell in newest}
+    places = [*folders(whole), whole]
+    rows = _newest(whole)
     kept = {line.content for line, _ in rows.values()}
     measured = (
-        store.measured_in(place, {cell for cell, (_, at) in rows.items() if at == place}) for place in lines
+        store.measured_in(place, {cell for cell, (_, at) in rows.items() if at == place}) for place in places
     )
     store.write_whole(whole / store.MEASUREMENTS_JSONL, chain.from_iterable(measured))
-    store.write_json(whole / store.ENVIRONMENT_JSON, _machines([*lines]))
-    gone = [line for line in lines[whole] if line.content not in kept and not line.torn]
+    store.write_json(whole / store.ENVIRONMENT_JSON, _machines(places))
+    gone = [line for line in store.read_lines(whole) if line.content not in kept and not line.torn]
     store.keep_lines(whole, [line for line, _ in rows.values()], gone)
-    return len(rows), len(cells)
+    return len(rows), len(manifest.read(whole, "").cells)
+
+
+def lines(folder: Path) -> Iterator[store.Line]:
+    """The rows that a sweep has; of one in parts, those that `merge` would leave.
+
+    Raises:
+        ConfigError, ResultsError: one of its files cannot be read.
+    """
+    if folders(folder):
+        yield from (line for line, _ in _newest(folder).values())
+    else:
+        yield from store.read_lines(folder)
+
+
+def _newest(whole: Path) -> dict[str, tuple[store.Line, Path]]:
+    """The newest row of each cell that has one, in the order of the cells, and where it lies."""
+    parts = folders(whole)
+    replaced = {line.content for part in parts for line in store.read_lines(part, store.SUPERSEDED_JSONL)}
+    newest: dict[str, tuple[store.Line, Path]] = {}
+    for place in (*parts, whole):
+        for line in store.read_lines(place):
+            if line.row and line.content not in replaced:
+                before = newest.get(line.row.cell)
+                if not before or _began(line) > _began(before[0]):
+                    newest[line.row.cell] = line, place
+    return {cell: newest[cell] for cell in manifest.read(whole, "").cells if cell in newest}
 
 
 def _began(line: store.Line) -> str:

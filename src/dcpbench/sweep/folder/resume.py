@@ -62,8 +62,8 @@ def same_matrix(folder: Path, record: Record, here: set[str], key: str = "resume
             raise ConfigError(f"{key}={folder}: is another matrix: {where} {min(only)} {counts}")
 
 
-def look(folder: Path, jobs: Iterable[Job], rerun: Rerun) -> Found:
-    """What a sweep's folder holds of these cells; writes nothing.
+def look(folder: Path, lines: Iterable[store.Line], jobs: Iterable[Job], rerun: Rerun) -> Found:
+    """What the lines of a sweep's folder hold of these cells; writes nothing.
 
     Raises:
         ConfigError: its rows cannot be read.
@@ -71,7 +71,7 @@ def look(folder: Path, jobs: Iterable[Job], rerun: Rerun) -> Found:
     by_name = {job.cell.name: job for job in jobs}
     found = Found([], [], Counter(), torn=False)
     try:
-        for line in store.read_lines(folder):
+        for line in lines:
             if line.torn:
                 found.torn = True
                 continue
