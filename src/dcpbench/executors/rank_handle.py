@@ -83,7 +83,10 @@ class Rank:
 
     def stopped(self) -> bool:
         """Whether a signal has stopped its process."""
-        return self._status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        with suppress(psutil.Error):
+            status = psutil.Process(self.process.pid).status()
+            return status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        return False
 
     def wait_ended(self) -> None:
         """Wait until its process has ended, whose connection is closed, and no longer than that may take."""
@@ -104,11 +107,6 @@ class Rank:
             process = psutil.Process(self.process.pid)
             return process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1
         return False
-
-    def _status(self) -> str | None:
-        with suppress(psutil.Error):
-            return psutil.Process(self.process.pid).status()
-        return None
 
     def ending(self) -> str:
         """How its process ended, in words."""

@@ -23,7 +23,7 @@ from dcpbench.executors import fork_server
 from dcpbench.executors.base import Engine, HostsLostError, engine_of
 from dcpbench.records.row import INTERRUPTED, exit_status
 from dcpbench.records.row_log import RowLog
-from dcpbench.records.store import ResultsError, write_csv
+from dcpbench.records.store import ResultsError, read_lines, write_csv
 from dcpbench.report.styles import text_of
 from dcpbench.sweep.folder import manifest, next_steps, parts, resume
 from dcpbench.sweep.plan import cells as composing
@@ -169,7 +169,8 @@ class SweepRun:
             resume.same_matrix(folder, before, {one.cell.name for one in jobs})
         if before is not None and not base.plan and self._part is None:
             parts.take_in(folder)
-        found = resume.look(folder, parts.lines(folder), jobs, base.rerun) if before else None
+        lines = parts.lines(folder) if base.plan else read_lines(folder)
+        found = resume.look(folder, lines, jobs, base.rerun) if before else None
         log = RowLog(folder, found.standing if found else ())
         sweep = driver.Sweep(folder, list(jobs), here, engine, self._console, log)
         if base.plan:

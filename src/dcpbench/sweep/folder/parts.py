@@ -5,7 +5,7 @@ parts from when the first one begins. A part that ends puts the rows of all of t
 lies there is read, compared and resumed as that of any sweep. What a part still owes are cells without a row.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -73,17 +73,17 @@ def merge(whole: Path) -> tuple[int, int]:
     Raises:
         ConfigError, ResultsError: one of them cannot be read or written.
     """
-    places = [*folders(whole), whole]
-    rows = _newest(whole)
+    found, cells = _read(whole), manifest.read(whole, "").cells
+    rows = _newest(found, cells)
     kept = {line.content for line, _ in rows.values()}
     measured = (
-        store.measured_in(place, {cell for cell, (_, at) in rows.items() if at == place}) for place in places
+        store.measured_in(place, {cell for cell, (_, at) in rows.items() if at == place}) for place in found
     )
     store.write_whole(whole / store.MEASUREMENTS_JSONL, chain.from_iterable(measured))
-    store.write_json(whole / store.ENVIRONMENT_JSON, _machines(places))
-    gone = [line for line in store.read_lines(whole) if line.content not in kept and not line.torn]
+    store.write_json(whole / store.ENVIRONMENT_JSON, _machines([*found]))
+    gone = [line for line in found[whole] if line.content not in kept and not line.torn]
     store.keep_lines(whole, [line for line, _ in rows.values()], gone)
-    return len(rows), len(manifest.read(whole, "").cells)
+    return len(rows), len(cells)
 
 
 def lines(folder: Path) -> Iterator[store.Line]:
@@ -93,23 +93,30 @@ def lines(folder: Path) -> Iterator[store.Line]:
         ConfigError, ResultsError: one of its files cannot be read.
     """
     if folders(folder):
-        yield from (line for line, _ in _newest(folder).values())
+        cells = manifest.read(folder, "").cells
+        yield from (line for line, _ in _newest(_read(folder), cells).values())
     else:
         yield from store.read_lines(folder)
 
 
-def _newest(whole: Path) -> dict[str, tuple[store.Line, Path]]:
-    """The newest row of each cell that has one, in the order of the cells, and where it lies."""
-    parts = folders(whole)
+def _read(whole: Path) -> dict[Path, list[store.Line]]:
+    """The lines of each part, and then those of the whole sweep's own."""
+    return {place: [*store.read_lines(place)] for place in (*folders(whole), whole)}
+
+
+def _newest(
+    found: Mapping[Path, Sequence[store.Line]], cells: Iterable[str]
+) -> dict[str, tuple[store.Line, Path]]:
+    """The newest row of each of the cells that has one, and where it lies."""
+    *parts, _ = found
     replaced = {line.content for part in parts for line in store.read_lines(part, store.SUPERSEDED_JSONL)}
     newest: dict[str, tuple[store.Line, Path]] = {}
-    for place in (*parts, whole):
-        for line in store.read_lines(place):
-            if line.row and line.content not in replaced:
-                before = newest.get(line.row.cell)
-                if not before or _began(line) > _began(before[0]):
-                    newest[line.row.cell] = line, place
-    return {cell: newest[cell] for cell in manifest.read(whole, "").cells if cell in newest}
+    for line, place in ((line, place) for place, lines_there in found.items() for line in lines_there):
+        if line.row and line.content not in replaced:
+            before = newest.get(line.row.cell)
+            if not before or _began(line) > _began(before[0]):
+                newest[line.row.cell] = line, place
+    return {cell: newest[cell] for cell in cells if cell in newest}
 
 
 def _began(line: store.Line) -> str:
