@@ -23,6 +23,8 @@ from support import drivers
 from support.drivers import Driver, environment
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
     from support.browser import Browser
     from support.gloo_ranks import Ask
 
@@ -175,6 +177,16 @@ def ask() -> "Iterator[Ask]":
 
     with gloo_ranks() as on_all:
         yield on_all
+
+
+@pytest.fixture
+def mesh() -> "Iterator[DeviceMesh]":
+    """Of this process alone, in a group of gloo."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="session")

@@ -1,16 +1,14 @@
 """What outlives its moment: copies of small parts, digests of large ones, and what can still be told."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -104,14 +102,6 @@ def test_a_moment_lies_as_its_parameter_does_and_a_counter_does_not(monkeypatch:
     leaves = snapshot_optimizer(model, optimizer)
     assert leaves["state.weight.exp_avg"].extent == snapshot_model(model)["weight"].extent == place
     assert leaves["state.weight.step"].extent == whole(torch.tensor(1.0))
-
-
-@pytest.fixture
-def mesh() -> Iterator[DeviceMesh]:
-    """Of this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
 
 
 def test_what_torch_wraps_has_the_names_and_the_parts_of_what_is_wrapped(mesh: DeviceMesh) -> None:

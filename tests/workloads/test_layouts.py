@@ -2,14 +2,12 @@
 the layout itself is seen by what it does."""
 
 import itertools
-from collections.abc import Iterator
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import _get_work_registry_size
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from conftest import Finished, run
 from dcpbench.config.mesh import dp_degree, dp_rank
@@ -54,17 +52,10 @@ def test_groups_of_stages_are_joined_where_they_have_nothing_in_common(
     assert _joined(held) == joined
 
 
-@pytest.fixture
-def one_rank() -> Iterator[DeviceMesh]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp_shard", "ep"))
-    dist.destroy_process_group()
-
-
-def test_experts_have_one_collective_under_way_at_a_time(one_rank: DeviceMesh) -> None:
+def test_experts_have_one_collective_under_way_at_a_time(mesh: DeviceMesh) -> None:
     """Two end the process on gloo, now and then: docs/findings/gloo-two-gathers.md."""
     samples, weights = torch.arange(6.0).reshape(2, 3), torch.arange(8.0).reshape(2, 4)
-    inputs = _to_all_experts(nn.Identity(), (samples, weights), one_rank["ep"])
+    inputs = _to_all_experts(nn.Identity(), (samples, weights), mesh)
     assert _get_work_registry_size() <= 1
     assert all(torch.equal(one, given) for one, given in zip(inputs, (samples, weights), strict=True))
 
