@@ -28,7 +28,7 @@ from dcpbench.checkpointers.base import PendingSave
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.save_load import save_load
 
-LATE_S = 2.0
+LATE_S = 3.0
 """How long a process that `ends_late` takes to end."""
 
 _NOBODY = 65534
@@ -125,9 +125,10 @@ def _ends_late(_: Cell) -> None:
     """As a process whose memory takes a while to be given back, or whose main thread is not the last to end:
     its connections are closed long before it is gone."""
     exit_of_thread = {"x86_64": 60, "aarch64": 93}[platform.machine()]
+    pipes = psutil.Process().net_connections("unix")  # which cannot be asked for once the main thread is gone
 
     def end() -> None:
-        for pipe in psutil.Process().net_connections("unix"):
+        for pipe in pipes:
             os.close(pipe.fd)
         time.sleep(LATE_S)
         os._exit(7)
