@@ -17,12 +17,14 @@ class CheckSpec:
         probe: for a check that no scenario makes: called on each rank as `probe(cell, target, checkpoint)`
             after each load that was verified; it records what it sees with `cell.check(name, findings, where,
             compared)` and its negative control with `cell.control(name, fired, where)`.
+        training: whether it is about training under a parallelism, and not about saving and resuming.
     """
 
     name: str
     label: str
     help: str
     probe: Callable[[Any, Any, Any], None] | None = None
+    training: bool = False
 
 
 CHECKS: dict[str, CheckSpec] = {}
@@ -41,9 +43,28 @@ for _spec in (
     CheckSpec("optim_equal", "optim=", "optimizer state and hyperparameters came back bit for bit"),
     CheckSpec("extra_equal", "extra=", "all else that was saved came back bit for bit"),
     CheckSpec("loss_resume_equal", "resume=", "resumed losses are the uninterrupted run's, bit for bit"),
-    CheckSpec("loss_twin_close", "twin loss~", "losses are close to the unwrapped twin's"),
-    CheckSpec("state_twin_close", "twin state~", "model and optimizer are close to the unwrapped twin's"),
     CheckSpec("loss_resume_close", "resume~", "under another layout, resumed losses are close"),
+    CheckSpec(
+        "gradient_close",
+        "gradient~",
+        "each step's gradients are the unwrapped twin's, within the bound of their rounding",
+        training=True,
+    ),
+    CheckSpec(
+        "step_equal",
+        "step=",
+        "each optimizer step is the twin's with the same gradients, bit for bit",
+        training=True,
+    ),
+    CheckSpec(
+        "replicas_equal", "replicas=", "ranks that have the same part have the same bits", training=True
+    ),
+    CheckSpec(
+        "batch_loss_close",
+        "batch loss~",
+        "each step's loss is the twin's loss of the whole batch, within its rounding",
+        training=True,
+    ),
     CheckSpec("contract_held", "contract", "what the scenario asks of DCP beside equality"),
     CheckSpec("checkpoint_whole", "whole", "the checkpoint has the keys, shapes, chunks and files it should"),
     CheckSpec("save_harmless", "harmless", "a run that saves ends in the state of one that never does"),

@@ -139,6 +139,9 @@ for _spec in (
     MetricSpec("crash_states_mixture", "those that load as a mixture of both", **_COUNTED),
     MetricSpec("crash_states_foreign", "those that load as values of neither", **_COUNTED),
     MetricSpec("clock_offset_s", "how far the clock of a host is from the driver's, the farthest", "max"),
+    MetricSpec(
+        "gradient_bound_used", "the largest part of its bound that a gradient's difference took", "max"
+    ),
     MetricSpec("ranks_hung", "ranks that hang after a peer died in a save", **_COUNTED),
 ):
     register_metric(_spec)

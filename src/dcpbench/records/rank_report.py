@@ -62,10 +62,11 @@ class RankReport:
 
     `losses` has those of the uninterrupted run and of the twin from step 1 on, `resumed` those of the
     steps after each checkpoint, by the checkpoint's step. `skip` says why there is nothing to report.
-    `not_applied` says of checks why they were not made here. Where a cell compiles, `not_compiled` says why
-    some of it ran as eager code, or all, and `graph_breaks` where Dynamo broke a graph, and why.
-    `left_behind` is what of its process is not as it was born. `late_files` says which files its host saw
-    later than another one did. `interpreter` is what it ran under, if that is not the driver's.
+    `not_applied` says of checks why they were not made here, `bounds` how gradients and optimizer steps were
+    compared with the twin's. Where a cell compiles, `not_compiled` says why some of it ran as eager code, or
+    all, and `graph_breaks` where Dynamo broke a graph, and why. `left_behind` says what is different in its
+    process than before the cell. `late_files` says which files its host saw later than another one did.
+    `interpreter` is what it ran under, if that is not the driver's.
     """
 
     rank: int
@@ -77,6 +78,7 @@ class RankReport:
     graph_breaks: list[str] = field(default_factory=list)
     skip: str | None = None
     not_applied: dict[str, str] = field(default_factory=dict)
+    bounds: dict[str, str] = field(default_factory=dict)
     left_behind: list[str] = field(default_factory=list)
     late_files: list[str] = field(default_factory=list)
     host: str | None = None

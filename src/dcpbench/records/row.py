@@ -9,7 +9,7 @@ from typing import Any, get_args, get_type_hints
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.metrics import METRICS
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 STATUS_HELP = {
     "crash": "a rank died, by a signal or its own exit",
@@ -32,7 +32,7 @@ INTERRUPTED = 130
 _ORDER = tuple(
     """
     cell status reason scenario parallel compile save model optimizer storage world_size device seed overrides
-    model_equal optim_equal extra_equal loss_resume_equal loss_twin_close state_twin_close powered
+    model_equal optim_equal extra_equal loss_resume_equal gradient_close step_equal powered
     max_abs_diff first_mismatch loss_at_save loss_resumed loss_continued loss_twin build_s train_s save_s
     save_stall_s load_s verify_s cell_s checkpoint_bytes peak_device_bytes peak_host_bytes torch_version
     git_commit started_at schema_version load_parallel loss_resume_close contract_held checkpoint_whole
@@ -42,7 +42,8 @@ _ORDER = tuple(
     optimizer_state activation_checkpointing crash_consistent crash_recoverable crash_durable
     crash_states_enumerated crash_states crash_states_s crash_states_new crash_states_old crash_states_refused
     crash_states_mixture crash_states_foreign clock_offset_s component ranks_hung python_version
-    load_torch_version load_python_version
+    load_torch_version load_python_version resume training replicas_equal batch_loss_close gradient_bound
+    step_bound gradient_bound_used
     """.split()  # noqa: SIM905
 )
 """The order of the columns, which never changes; others follow as they are declared."""
@@ -68,6 +69,10 @@ class Row:
     """One cell. Flat in a file: `checks` and `metrics` are columns of their own there, see `flat`.
 
     Times are seconds, sizes bytes. What was not measured, or does not apply, is null.
+
+    `resume` says whether all checks of saving and resuming held and were able to fail, `training` whether all
+    of training under the parallelism; null where none of these checks was made. `gradient_bound` and
+    `step_bound` say by which bound gradients and optimizer steps were compared with the twin's.
 
     `flaky` says whether a second try came to another status than the first one, null where there was
     none; the row is the second try's, `details` has the first. `overrides` are words as a shell has them;
@@ -106,6 +111,10 @@ class Row:
     checks: Mapping[str, bool | None] = field(default_factory=dict)
     metrics: Mapping[str, float | int | None] = field(default_factory=dict)
     powered: bool | None = None
+    resume: bool | None = None
+    training: bool | None = None
+    gradient_bound: str | None = None
+    step_bound: str | None = None
     max_abs_diff: float | None = None
     first_mismatch: str | None = None
     loss_at_save: float | None = None

@@ -25,6 +25,9 @@ _TEMPLATES: dict[Problem, tuple[str, ...]] = {
     Problem.differs: (
         "index {index}: saved {saved} ({saved_bits}), restored {restored} ({restored_bits}); "
         "{differing} of {elements} elements differ, by at most {max_abs_diff:.3g}",
+        "after step {step}, index {index}: twin {twin}, here {here}; {differing} of {elements} elements "
+        "differ, by at most {max_abs_diff:.3g}",
+        "differs",
     ),
     Problem.nan: (
         "index {index}: saved {saved} ({saved_bits}), restored {restored} ({restored_bits}); "
@@ -37,7 +40,11 @@ _TEMPLATES: dict[Problem, tuple[str, ...]] = {
         "digests differ in {differing} of {blocks} blocks, first between index {first} and {last}",
         "its digests differ",
     ),
-    Problem.value: ("saved {saved}, restored {restored}", "uninterrupted {uninterrupted}, resumed {resumed}"),
+    Problem.value: (
+        "saved {saved}, restored {restored}",
+        "after step {step}: twin {twin}, here {here}",
+        "uninterrupted {uninterrupted}, resumed {resumed}",
+    ),
     Problem.missing: ("saved, but missing after the load",),
     Problem.unexpected: ("there after the load, but never saved",),
     Problem.dtype: (
@@ -66,10 +73,19 @@ _TEMPLATES: dict[Problem, tuple[str, ...]] = {
     ),
     Problem.far: (
         "{reference} {expected}, here {actual}",
+        "in step {step}, {factor:.7g} times the twin's",
+        "in step {step}, {bounds:.3g} times its bound away from the twin's: by up to {max_abs_diff:.3g} "
+        "({share:.3g} of its largest magnitude)",
         "differs from the twin by up to {max_abs_diff:.3g} ({share:.3g} of its largest magnitude)",
     ),
-    Problem.only_twin: ("the twin has it, the parallel model does not",),
-    Problem.only_parallel: ("the parallel model has it, the twin does not",),
+    Problem.only_twin: (
+        "in step {step}, the twin has it, the parallel model does not",
+        "the twin has it, the parallel model does not",
+    ),
+    Problem.only_parallel: (
+        "in step {step}, the parallel model has it, the twin does not",
+        "the parallel model has it, the twin does not",
+    ),
     Problem.not_stored: ("to be saved, but not in the checkpoint",),
     Problem.not_asked_for: ("in the checkpoint, but not to be saved",),
     Problem.chunks: (
@@ -124,6 +140,13 @@ def check_sentence(check: str, rank: str, first: Finding, names: Sequence[str]) 
     more = f", and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     others = f" (differing: {', '.join(names[:_LISTED])}{more})" if len(names) > 1 else ""
     return f"{check}: {rank}: {finding_sentence(first)}{others}"
+
+
+def failed_sentence(resume: Sequence[str], training: Sequence[str]) -> str:
+    """Why checks did not hold; those of training apart, which say nothing against the resume."""
+    if not training:
+        return "; ".join(resume)
+    return f"{'; '.join(resume) or 'the resume is right'}; training: {'; '.join(training)}"
 
 
 def short_reason(row: Mapping[str, Any]) -> str:

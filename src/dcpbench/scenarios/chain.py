@@ -20,8 +20,7 @@ def chain(cell: Cell) -> None:
         raise Skip(f"saves={cell.config.saves}: a chain has at least two checkpoints")
     oracle = replace(steps.build(cell), ends=frozenset(plan[1:]))
     checkpoints = steps.train_and_save(cell, oracle, at=plan[:1])
-    checks.verify_twin(cell, oracle)
-    checks.verify_save_harmless(cell, oracle)
+    checks.verify_training(cell, oracle)
     for number, step in enumerate([*plan[1:], None]):
         saved = checkpoints[-1]
         run = steps.build_anew(cell, number, saved.step)

@@ -11,12 +11,13 @@ import torch
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.findings import Finding
 from dcpbench.records.rank_report import CheckReport
-from dcpbench.scenarios import contract, known_defects, steps
+from dcpbench.scenarios import contract, known_defects, lockstep, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import FLAGS, Checkpoint, State, live_state, retained_state
+from dcpbench.scenarios.lockstep import Lockstep
+from dcpbench.scenarios.plain_runs import copy_state, exchange_of
 from dcpbench.scenarios.steps import Losses, Oracle, other_seed
 from dcpbench.verify.compare import compare, same_value
-from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.files import compare_files, file_controls
 from dcpbench.verify.perturb import (
     all_different,
@@ -26,7 +27,6 @@ from dcpbench.verify.perturb import (
     perturb_optimizer,
     with_changed_constants,
     with_other_names,
-    without_constants,
 )
 from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaves, TensorLeaf, snapshot_nested
 from dcpbench.verify.tolerances import (
@@ -60,79 +60,52 @@ View = Callable[[TrainingRun], State]
 """What of a training run is compared: its live state, or a part of it."""
 
 
-def verify_twin(cell: Cell, oracle: Oracle) -> None:
-    """Train the twin on the same batches; the parallel run must have stayed close to it."""
+def verify_training(cell: Cell, oracle: Oracle, prepare: Callable[[TrainingRun], None] | None = None) -> None:
+    """Train once more, this time without a save and beside the unwrapped twin: every step must be right, and
+    the end the very state, by the same losses, of the run that saved.
+
+    Args:
+        prepare: brings a run that was just built to where the uninterrupted one began.
+    """
     trained = oracle.trained
-    tolerance = TOLERANCES[cell.config.tolerance.value]
-    with cell.phase("verify", "twin"):
-        losses = oracle.losses
-        cell.report.losses.update(continued=losses.continued, twin=losses.twin)
-        if _has_no_twin(cell, trained, ["loss_twin_close", "state_twin_close"]):
-            return
-        within = loss_tolerance(tolerance, trained.dtypes)
-        mark = known_defects.marked_by(cell, oracle)
-
-        def near(seen: list[float]) -> Findings:
-            close = partial(losses_close, actual=seen, first=1, tolerance=within)
-            return mark(close(losses.twin), lambda other: close(other.train_state.losses))
-
-        seen = losses.continued, trained.alive, losses, range(1, trained.train_state.step + 1)
-        _verify_losses(cell, {"loss_twin_close": near}, *seen, "in the uninterrupted run")
-        expected, actual = _tensors(oracle.twin), _tensors(trained)
-        mine = _of_this_stage(cell, trained, expected, actual)
-        found = compare_close(mine, actual, tolerance, trained.computes_in)
-        marked = mark(found, lambda other: compare_close(_tensors(other), actual, tolerance))
-        here = compared_names(actual)
-        compared = {name: here.get(name, False) for name in compared_names(expected)}
-        where = "after the uninterrupted run"
-        cell.check("state_twin_close", marked, where, compared)
-        plain = build_run.build_plain(cell.config, cell.world, other_seed(cell, 0))
-        plain.train(oracle.data, 1)
-        strangers = without_constants(expected, _tensors(plain))
-        control = compare_close(expected, strangers, tolerance, trained.computes_in)
-        cell.controlled("state_twin_close", compared, control, where)
-
-
-def _of_this_stage(cell: Cell, run: TrainingRun, twin: Leaves, actual: Leaves) -> Leaves:
-    """Of a twin's state what this rank has, or nobody: the rest is for the other stages of a pipeline."""
-    if not run.pipeline:
-        return twin
-    elsewhere = set[str]().union(*gathered({*actual}, cell.world.group)) - actual.keys()
-    return {name: leaf for name, leaf in twin.items() if name not in elsewhere}
-
-
-def _has_no_twin(cell: Cell, run: TrainingRun, checks: Iterable[str], why_before: str | None = None) -> bool:
-    """Whether `checks` of a run against its twin would say nothing, `why_before` those of the run that saved
-    what it has loaded; the report then says why."""
-    if (why := run.why_no_twin or why_before) is None:
-        return _draws_otherwise(cell, run, checks)
-    cell.report.not_applied |= dict.fromkeys(checks, why)
-    return True
-
-
-def _draws_otherwise(cell: Cell, run: TrainingRun, checks: Iterable[str]) -> bool:
-    """Whether a run draws random numbers as no plain model in one process does, so that `checks` of one
-    against the other say nothing; the report then says why they were not made."""
-    if not run.draws or not (run.sizes or cell.config.compile):
-        return False
-    why = "ranks draw others than one process" if run.sizes else "compiled code draws others than eager code"
-    cell.report.not_applied |= dict.fromkeys(checks, f"the model draws random numbers in training, and {why}")
-    return True
-
-
-def verify_save_harmless(cell: Cell, oracle: Oracle) -> None:
-    """A run that never saves must end up in the very state of the one that did, by the same losses."""
     with cell.phase("build"):
         unsaved = build_run.build(cell.config, cell.world, cell.config.seed)
-    trained = oracle.trained
-    unsaved.keeps_random = trained.keeps_random
-    steps.train(cell, unsaved, oracle.data, trained.train_state.step)
+        unsaved.keeps_random = trained.keeps_random
+        if prepare:
+            prepare(unsaved)
+    cell.report.losses["continued"] = trained.train_state.losses
+    until = trained.train_state.step
+    if trained.why_no_twin:
+        cell.report.not_applied |= dict.fromkeys(lockstep.CHECKS, trained.why_no_twin)
+        steps.train(cell, unsaved, oracle.data, until)
+    else:
+        with cell.phase("build"):
+            twin = build_run.build_twin(cell.config, cell.world, cell.config.seed)
+            if prepare:
+                copy_state(unsaved, twin, exchange_of(cell.world, unsaved))
+        beside = Lockstep(cell, unsaved, twin, "in the uninterrupted run")
+        beside.train(oracle.data, until)
+        cell.report.losses["twin"] = beside.twin_losses
     with cell.phase("verify", "harmless"):
         never, saved = live_state(unsaved), live_state(trained)
         for check, leaves in never.items():
             where = "in the run that saved"
             cell.check("save_harmless", compare(leaves, saved[check]), where, compared_names(leaves))
             control_changed(cell, "save_harmless", leaves, where)
+
+
+def _layout_matters(cell: Cell, run: TrainingRun, why_before: str | None) -> bool:
+    """Whether a run's losses need not be those of another layout, from `why_before` or by what it draws; the
+    report then says why."""
+    why = run.why_no_twin or run.why_layout_bound or why_before
+    if why is None and run.draws and (run.sizes or cell.config.compile):
+        otherwise = "ranks draw others than one process"
+        if not run.sizes:
+            otherwise = "compiled code draws others than eager code"
+        why = f"the model draws random numbers in training, and {otherwise}"
+    if why:
+        cell.report.not_applied["loss_resume_close"] = why
+    return why is not None
 
 
 def make_different(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, number: int = 0) -> None:
@@ -227,11 +200,19 @@ def resume(
         until: the last step, if not after `resume_steps`; the uninterrupted run's state there is known.
     """
     first, last = checkpoint.step + 1, until or checkpoint.step + cell.config.resume_steps
+    where = f"after the checkpoint of step {checkpoint.step}{checkpoint.how}"
     with cell.phase("verify", "known_defects"):
         mark = known_defects.resumed_by(cell, target, losses.data, last)
     recorded = [*target.train_state.losses]
-    recorded += (resumed := steps.train(cell, target, losses.data, last))
-    continued, twin = losses.continued[first - 1 : last], losses.twin[first - 1 : last]
+    if exactly or target.why_no_twin:
+        resumed = steps.train(cell, target, losses.data, last)
+    else:
+        with cell.phase("build"):
+            twin = build_run.build_twin(cell.config, cell.world, other_seed(cell, 0))
+            copy_state(target, twin, exchange_of(cell.world, target))
+        resumed = Lockstep(cell, target, twin, where).train(losses.data, last)
+    recorded += resumed
+    continued = losses.continued[first - 1 : last]
     tolerance = TOLERANCES[cell.config.tolerance.value]
     dtypes = target.dtypes | losses.computes_in
     near = partial(losses_close, first=first, tolerance=loss_tolerance(tolerance, dtypes))
@@ -244,13 +225,10 @@ def resume(
         )
 
     comparisons: dict[str, Comparison] = {}
-    if not _has_no_twin(cell, target, ["loss_twin_close"], losses.why_no_twin):
-        comparisons["loss_twin_close"] = marked(partial(near, twin))
     if exactly:
         comparisons["loss_resume_equal"] = marked(partial(losses_equal, continued, first=first))
-    elif not _has_no_twin(cell, target, ["loss_resume_close"], losses.why_no_twin):
+    elif not _layout_matters(cell, target, losses.why_layout_bound):
         comparisons["loss_resume_close"] = marked(partial(near, continued, reference="uninterrupted"))
-    where = f"after the checkpoint of step {checkpoint.step}{checkpoint.how}"
     with cell.phase("verify", "resumed"):
         taken = range(first, last + 1)
         _verify_losses(cell, comparisons, resumed, target.alive[-len(taken) :], losses, taken, where)

@@ -11,7 +11,7 @@ def train_and_save(cell: Cell) -> None:
     """The first stage: what `parallel` saves on `world_size` ranks."""
     oracle = steps.build(cell)
     checkpoints = steps.train_and_save(cell, oracle)
-    checks.verify_twin(cell, oracle)
+    checks.verify_training(cell, oracle)
     handover.hand_over(cell, checkpoints, oracle.losses)
 
 

@@ -29,7 +29,7 @@ def formats(cell: Cell) -> None:
     file brings it back, and training goes on from there."""
     oracle = steps.build(cell)
     saved = steps.train_and_save(cell, oracle)[-1]
-    checks.verify_twin(cell, oracle)
+    checks.verify_training(cell, oracle)
     file, again = f"{saved.checkpoint_id}.pt", f"{saved.checkpoint_id}-again"
     with cell.phase("save", "converted"):
         if cell.world.rank == 0:

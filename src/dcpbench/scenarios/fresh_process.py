@@ -84,7 +84,7 @@ def load_by_trainer(cell: Cell) -> None:
     target.keeps_random = keeps_random
     checks.load_and_verify(cell, target, saved)
     data = batches_of(cell.config, cell.world.device)
-    checks.resume(cell, target, saved, Losses(continued, [], data, states))
+    checks.resume(cell, target, saved, Losses(continued, data, states))
     own = [one for one in cell.report.measurements if (one.phase or "").startswith("verify")]
     cell.report.measurements[before:] = own
 

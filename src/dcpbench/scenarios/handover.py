@@ -46,8 +46,8 @@ def hand_over(cell: Cell, checkpoints: Sequence[Checkpoint], losses: Losses) -> 
         ]
         states = {step: whole(state) for step, state in losses.states.items()}
     if cell.world.rank == 0:
-        about = losses.why_no_twin, [*losses.computes_in], losses.torch_version
-        torch.save((left, losses.continued, losses.twin, states, *about), cell.folder / _HANDOVER)
+        about = losses.why_layout_bound, [*losses.computes_in], losses.torch_version
+        torch.save((left, losses.continued, states, *about), cell.folder / _HANDOVER)
 
 
 def take_over(cell: Cell, checkpointer: Checkpointer, same_layout: bool) -> tuple[list[Checkpoint], Losses]:
@@ -55,7 +55,7 @@ def take_over(cell: Cell, checkpointer: Checkpointer, same_layout: bool) -> tupl
     of its ranks' random generators if this one does not have the same layout."""
     with torch.serialization.safe_globals([DigestedLeaf, Extent]):
         loaded = torch.load(cell.folder / _HANDOVER, weights_only=True)
-    left, continued, twin, states, why_no_twin, computes_in, version = loaded
+    left, continued, states, why_layout_bound, computes_in, version = loaded
     for _, name, _, files, _ in left:
         if files:
             checkpoint_id = str(cell.folder / name)
@@ -67,5 +67,5 @@ def take_over(cell: Cell, checkpointer: Checkpointer, same_layout: bool) -> tupl
         for step, name, state, _, numbers in left
     ]
     data = batches_of(cell.config, cell.world.device)
-    about = why_no_twin, frozenset(computes_in), version
-    return checkpoints, Losses(continued, twin, data, states, {}, *about)
+    about = why_layout_bound, frozenset(computes_in), version
+    return checkpoints, Losses(continued, data, states, {}, *about)

@@ -16,7 +16,7 @@ def in_place(cell: Cell) -> None:
     them has the saved values, the learning rate too."""
     oracle = steps.build(cell)
     checkpoint = steps.train_and_save(cell, oracle)[-1]
-    checks.verify_twin(cell, oracle)
+    checks.verify_training(cell, oracle)
 
     target = steps.build_anew(cell)
     checks.make_different(cell, target, checkpoint)

@@ -1,15 +1,12 @@
 """Which known defects of torch a cell is subject to, and what they make of its state and of its losses."""
 
-import copy
 import fnmatch
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from dcpbench.checkpointers.dcp import stored_chunks
@@ -18,6 +15,7 @@ from dcpbench.config.save import Kept
 from dcpbench.records.findings import Finding
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, key_of, retained_state
+from dcpbench.scenarios.plain_runs import copy_state, exchange_of
 from dcpbench.verify.compare import compare
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.known_defects import (
@@ -27,7 +25,6 @@ from dcpbench.verify.known_defects import (
     OTHER_SAVE,
     TRAINED_ALONE,
     UNFROZEN,
-    assembled,
     mark_expected,
     mark_lists,
     mark_never_stepped,
@@ -36,21 +33,12 @@ from dcpbench.verify.known_defects import (
     mark_sliced,
 )
 from dcpbench.verify.plain_read import Stored, StoredChunk, compare_stored
-from dcpbench.verify.snapshot import (
-    Leaves,
-    below,
-    named_parameters,
-    persistent_tensors,
-    snapshot_model,
-    snapshot_optimizer,
-)
+from dcpbench.verify.snapshot import Leaves, named_parameters
+from dcpbench.verify.training import GradientPart, TwinGradient, compare_gradient
+from dcpbench.verify.whole_tensors import Exchange
 from dcpbench.workloads import build_run
 from dcpbench.workloads.batches import Batches
-from dcpbench.workloads.components import Ema
 from dcpbench.workloads.training_run import TrainingRun
-
-if TYPE_CHECKING:
-    from dcpbench.scenarios.steps import Oracle
 
 _FSDP1 = "dcpbench.workloads.parallelisms.fsdp"
 
@@ -122,26 +110,51 @@ def _mark_stored_replicas(
     return [*(one for one in every if of not in one.name), *marked]
 
 
-def marked_by(cell: Cell, oracle: "Oracle") -> Mark:
-    """A way to mark what of the trained run differs from the twin, where it does not differ from a twin that
-    is subject to what the cell is; collective."""
-    sizes, frozen = _sizes(cell), _frozen(oracle.twin.model)
-    if _never_averages(sizes):
-        by, other = TRAINED_ALONE, build_run.build_replica(cell.config, cell.world, cell.config.seed)
-        _copy(oracle.trained.model, other.model, frozen)
-    elif frozen and "tp" in sizes:
-        by, other = UNFROZEN, build_run.build_plain(cell.config, cell.world, cell.config.seed)
-        _copy(oracle.twin.model, other.model, frozen)
-        _unfreeze(other.model, cell.config.parallel.tp_plan)
-    elif cell.config.parallel.options.get("sums"):
-        by, other = DIVIDED_TWICE, build_run.build_plain(cell.config, cell.world, cell.config.seed)
-        for name in cell.config.parallel.ep_plan:
-            for parameter in other.model.get_submodule(name).parameters():
-                parameter.register_hook(lambda gradient: gradient / cell.world.size)
-    else:
-        return lambda found, beside: found
-    other.train(oracle.data, oracle.trained.train_state.step)
-    return lambda found, beside: mark_expected(found, by, lambda: beside(other))
+@dataclass(frozen=True)
+class GradientDefects:
+    """What known defects make of gradients: replicas that train `alone`, frozen parameters that are trained,
+    and gradients of experts that are divided by the number of ranks once more."""
+
+    alone: bool
+    unfrozen: frozenset[str]
+    divided: tuple[str, ...]
+    ranks: int
+
+    def expected(self, name: str, twin: TwinGradient | None) -> TwinGradient | None:
+        """Return the gradient that a parameter should have."""
+        return None if name in self.unfrozen else twin
+
+    def mark(
+        self,
+        finding: Finding,
+        step: int,
+        part: GradientPart,
+        twin: TwinGradient | None,
+        own: torch.Tensor | None,
+    ) -> Finding:
+        """Mark what was found of a gradient, if it is what a defect makes of the twin's; `own` is what the
+        twin has of this rank's share of the batch alone."""
+        name, others = finding.name, list[tuple[str, TwinGradient]]()
+        if twin and self.alone and own is not None:
+            others.append((TRAINED_ALONE, replace(twin, mean=own / self.ranks, factor_tolerance=None)))
+        if twin and name in self.unfrozen:
+            others.append((UNFROZEN, twin))
+        if twin and name.startswith(self.divided):
+            others.append((DIVIDED_TWICE, replace(twin, mean=twin.mean / self.ranks)))
+        by = (by for by, other in others if compare_gradient(name, step, part, other)[0] is None)
+        return replace(finding, by=next(by, None))
+
+
+def gradients_of(cell: Cell, twin: TrainingRun) -> GradientDefects:
+    """Which known defects of gradients a cell is subject to. The twin then has gradients of what they
+    train."""
+    sizes, frozen = _sizes(cell), _frozen(twin.model)
+    if "tp" in sizes:
+        _unfreeze(twin.model, cell.config.parallel.tp_plan)
+    sums = cell.config.parallel.options.get("sums")
+    divided = tuple(f"{name}." for name in cell.config.parallel.ep_plan) if sums else ()
+    unfrozen = frozenset(frozen) - {*_frozen(twin.model)}
+    return GradientDefects(_never_averages(sizes), unfrozen, divided, cell.world.size)
 
 
 def resumed_by(cell: Cell, target: TrainingRun, data: Batches, until: int) -> Mark:
@@ -160,43 +173,11 @@ def resumed_by(cell: Cell, target: TrainingRun, data: Batches, until: int) -> Ma
         return lambda found, beside: found
     make = build_run.build_replica if alone else build_run.build if local else build_run.build_plain
     other = make(cell.config, cell.world, cell.config.seed)
-    group = None if alone or local else cell.world.group
-    _set_model(other.model, assembled(snapshot_model(target.model), group))
-    _set_optimizer(other, assembled(snapshot_optimizer(target.model, target.optimizer), group), target)
+    exchange = Exchange(None) if alone or local else exchange_of(cell.world, target)
+    copy_state(target, other, exchange)
     _unfreeze(other.model, cell.config.parallel.tp_plan)
-    other.scheduler.load_state_dict(target.scheduler.state_dict())
-    other.noise.load_state_dict(target.noise.state_dict())
-    other.tensor_object.load_state_dict(copy.deepcopy(target.tensor_object.state_dict()))
-    _set_component(other, target, group)
-    other.train_state = replace(target.train_state, losses=[*target.train_state.losses])
-    other.random.states = dict(target.random.states)
     other.train(data, until)
     return lambda found, beside: mark_expected(found, AS_RESTORED, lambda: beside(other))
-
-
-@torch.no_grad()
-def _set_model(model: nn.Module, tensors: Leaves) -> None:
-    for name, value in persistent_tensors(model).items():
-        value.copy_(tensors[name])
-
-
-def _set_component(run: TrainingRun, target: TrainingRun, group: dist.ProcessGroup | None) -> None:
-    mine, theirs = run.component, target.component
-    if isinstance(mine, Ema) and isinstance(theirs, Ema):
-        _set_model(mine.average, assembled(snapshot_model(theirs.average), group))
-        return
-    state = theirs.state(target.options)
-    for name, one in mine.state(run.options).items():
-        one.load_state_dict(copy.deepcopy(state[name].state_dict()))
-
-
-def _set_optimizer(run: TrainingRun, tensors: Leaves, target: TrainingRun) -> None:
-    names = {id(value): name for name, value in reversed(named_parameters(run.model).items())}
-    parameters = (value for group in run.optimizer.param_groups for value in group["params"])
-    held = {number: below(tensors, f"state.{names[id(one)]}.") for number, one in enumerate(parameters)}
-    state = {number: of_one for number, of_one in held.items() if of_one}
-    groups = target.optimizer.state_dict()["param_groups"]
-    run.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 def _of_kind(kind: str, leaves: Leaves) -> Leaves:
@@ -234,14 +215,6 @@ def _has_local_experts(cell: Cell) -> bool:
 
 def _frozen(model: nn.Module) -> list[str]:
     return [name for name, value in named_parameters(model).items() if not value.requires_grad]
-
-
-@torch.no_grad()
-def _copy(source: nn.Module, model: nn.Module, names: list[str]) -> None:
-    """Give a plain model these parameters of another, which has the whole of them here."""
-    values, mine = named_parameters(source), named_parameters(model)
-    for name in names:
-        mine[name].copy_(values[name].view_as(mine[name]))
 
 
 def _unfreeze(model: nn.Module, tp_plan: Mapping[str, str]) -> None:

@@ -15,7 +15,7 @@ def model_only(cell: Cell) -> None:
     checkpoints = steps.train_and_save(
         cell, oracle, state=lambda: _model(oracle.trained), parts=["model_equal"]
     )
-    checks.verify_twin(cell, oracle)
+    checks.verify_training(cell, oracle)
 
     target = steps.build_anew(cell)
     for number, checkpoint in enumerate(reversed(checkpoints)):

@@ -31,7 +31,7 @@ def save_over_it(cell: Cell) -> None:
     saved = steps.save(other, oracle.trained, steps.open_checkpointer(other), _NAME)
     saved.pending.wait()
     steps.go_on(other, oracle, until=other.config.last_step)
-    checks.verify_twin(other, oracle)
+    checks.verify_training(other, oracle)
 
     target = steps.build_anew(other)
     checks.load_and_verify(other, target, saved)

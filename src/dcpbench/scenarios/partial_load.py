@@ -24,7 +24,7 @@ def partial_load(cell: Cell) -> None:
     goes on."""
     oracle = steps.build(cell)
     checkpoint = steps.train_and_save(cell, oracle)[-1]
-    checks.verify_twin(cell, oracle)
+    checks.verify_training(cell, oracle)
 
     _verify_below(cell, "model", "model_equal", checkpoint.state["model_equal"], checkpoint)
     moments = below(checkpoint.state["optim_equal"], "state.")

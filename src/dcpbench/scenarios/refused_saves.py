@@ -47,7 +47,7 @@ def overwrite(cell: Cell) -> None:
     # Without collectives nobody tells a rank of its peers' exceptions: each raises its own.
     kind = CheckpointException if cell.config.save.uses_collectives else RuntimeError
     contract.verify_refused(cell, kind, "Checkpoint already exists", again, elsewhere)
-    checks.verify_twin(cell, oracle)
+    checks.verify_training(cell, oracle)
 
     target = steps.build_anew(cell)
     checks.load_and_verify(cell, target, second)
@@ -82,7 +82,7 @@ def no_cpu_backend(cell: Cell) -> None:
     contract.verify(cell, "contract_held", left, broken, ["files", "threads"], "after the refusal")
     dist.destroy_process_group(device_only)
     steps.train(cell, oracle.trained, oracle.data, until=cell.config.last_step)
-    checks.verify_twin(cell, oracle)
+    checks.verify_training(cell, oracle)
 
 
 def _left_behind(checkpoint_id: str, threads: int) -> Iterator[Finding]:

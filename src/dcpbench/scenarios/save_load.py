@@ -15,8 +15,7 @@ def save_load(cell: Cell) -> None:
     """What was saved comes back bit for bit, and training goes on with the losses it would have had."""
     oracle = steps.build(cell)
     checkpoints = steps.train_and_save(cell, oracle)
-    checks.verify_twin(cell, oracle)
-    checks.verify_save_harmless(cell, oracle)
+    checks.verify_training(cell, oracle)
 
     # The newest first: it is the one that meets a model nothing was ever loaded into.
     target = steps.build_anew(cell)

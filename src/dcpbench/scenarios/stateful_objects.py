@@ -66,7 +66,7 @@ def key_order(cell: Cell) -> None:
 
     beside = {name: leaf for name, leaf in expected.items() if name.endswith(".data")}
     checkpoint = steps.train_and_save(cell, oracle, state=saved_state, beside=beside)[-1]
-    checks.verify_twin(cell, oracle)
+    checks.verify_training(cell, oracle)
 
     target = steps.build_anew(cell)
     checks.make_different(cell, target, checkpoint)
@@ -129,7 +129,7 @@ def stateful_or_not(cell: Cell) -> None:
     checkpoint = steps.train_and_save(
         cell, oracle, state=lambda: {**oracle.trained.state(), **saved}, beside=expected
     )[-1]
-    checks.verify_twin(cell, oracle)
+    checks.verify_training(cell, oracle)
 
     target = steps.build_anew(cell)
     checks.make_different(cell, target, checkpoint)
@@ -215,7 +215,7 @@ def other_keys(cell: Cell, saved: list[Any], loaded: list[Any]) -> None:
     checkpoint = steps.train_and_save(
         cell, oracle, state=lambda: {**oracle.trained.state(), "keyed": held}, beside=expected
     )[-1]
-    checks.verify_twin(cell, oracle)
+    checks.verify_training(cell, oracle)
 
     target = steps.build_anew(cell)
     checks.make_different(cell, target, checkpoint)
@@ -261,7 +261,7 @@ def other_dtype(cell: Cell, saved: str, loaded: str) -> None:
     checkpoint = steps.train_and_save(
         cell, oracle, state=lambda: {**oracle.trained.state(), "typed": held}, beside=beside
     )[-1]
-    checks.verify_twin(cell, oracle)
+    checks.verify_training(cell, oracle)
 
     def into(dtype: str) -> Callable[[], None]:
         state = {"typed": {"tensor": torch.zeros(8, dtype=getattr(torch, dtype), device=device)}}

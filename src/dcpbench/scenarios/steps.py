@@ -7,7 +7,7 @@ import pkgutil
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +38,16 @@ from dcpbench.workloads.training_run import TrainingRun
 
 @dataclass(frozen=True)
 class Losses:
-    """What a resumed run is held against: the losses, from step 1 on, of the uninterrupted run and of its
-    unwrapped twin; the batches; the uninterrupted run's state after each step at which a resume ends; the
-    losses of models of which nothing was restored, by number; why no twin can be held against the
-    uninterrupted run, what that computes in beside its parameters' dtypes, and by which torch."""
+    """The reference of a resumed run: the losses of the uninterrupted run from step 1 on; the batches; the
+    uninterrupted run's state after each step at which a resume ends; the losses of models of which nothing
+    was restored, by number; why the losses would be others under another layout, what the run computes in
+    beside its parameters' dtypes, and by which torch."""
 
     continued: list[float]
-    twin: list[float]
     data: Batches
     states: dict[int, State]
     strangers: dict[int, list[float]] = field(default_factory=dict)
-    why_no_twin: str | None = None
+    why_layout_bound: str | None = None
     computes_in: frozenset[torch.dtype] = frozenset()
     torch_version: str = str(torch.__version__)
 
@@ -56,7 +55,7 @@ class Losses:
 @dataclass(frozen=True)
 class Oracle:
     """The uninterrupted run, with its state after each step at which a resume ends, `ends` beside those that
-    the plan has; its unwrapped twin is built when a check asks for it."""
+    the plan has."""
 
     cell: Cell
     trained: TrainingRun
@@ -65,22 +64,12 @@ class Oracle:
     states: dict[int, State] = field(default_factory=dict)
     strangers: dict[int, list[float]] = field(default_factory=dict)
 
-    @cached_property
-    def twin(self) -> TrainingRun:
-        """The same model from the same seed, all of it on every rank, and not yet trained."""
-        with self.cell.phase("build"):
-            return build_run.build_plain(self.cell.config, self.cell.world, self.cell.config.seed)
-
     @property
     def losses(self) -> Losses:
-        """Of both runs up to the step at which the uninterrupted one is."""
-        twin: list[float] = []
-        if self.trained.why_no_twin is None:
-            self.twin.train(self.data, self.trained.train_state.step)
-            twin = self.twin.train_state.losses
+        """Those up to the step at which the run is, and what goes with them."""
         run = self.trained
-        about = run.why_no_twin, run.computes_in
-        return Losses(run.train_state.losses, twin, self.data, self.states, self.strangers, *about)
+        about = run.why_no_twin or run.why_layout_bound, run.computes_in
+        return Losses(run.train_state.losses, self.data, self.states, self.strangers, *about)
 
 
 def other_seed(cell: Cell, number: int) -> int:

@@ -26,7 +26,7 @@ def sub_groups(cell: Cell) -> None:
     saved before does too, and it can save again."""
     oracle = steps.build(cell)
     checkpoints = steps.train_and_save(cell, oracle)
-    checks.verify_twin(cell, oracle)
+    checks.verify_training(cell, oracle)
 
     number, half = _half(cell)
     _save_and_load(cell, number, half)

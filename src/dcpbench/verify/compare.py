@@ -110,10 +110,10 @@ def _compare_tensors(
     if expected.local.shape != actual.local.shape:
         shapes = {"saved": tuple(expected.local.shape), "restored": tuple(actual.local.shape)}
         return Finding(name, Problem.local_shape, expected.kind, facts=shapes)
-    return _compare_elements(name, expected.kind, expected.extent, expected.local, actual.local, closely)
+    return compare_elements(name, expected.kind, expected.extent, expected.local, actual.local, closely)
 
 
-def _compare_elements(
+def compare_elements(
     name: str,
     kind: str,
     extent: Extent,
@@ -185,7 +185,7 @@ def with_place(
         here = None
         if isinstance(actual, TensorLeaf):
             part = actual.extent.take(held).to(actual.local.device)
-            here = _compare_elements(finding.name, expected.kind, actual.extent, part, actual.local)
+            here = compare_elements(finding.name, expected.kind, actual.extent, part, actual.local)
         was = TensorLeaf(expected.extent.take(held), expected.extent, None)
         if add(*block_digests([was])[0]) == add(*expected.blocks):
             return here

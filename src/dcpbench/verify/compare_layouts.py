@@ -15,6 +15,7 @@ from dcpbench.records.findings import Finding, Problem
 from dcpbench.verify.compare import Recall, compare, same_value, with_place
 from dcpbench.verify.digest import Digest, add
 from dcpbench.verify.layout import Extent, whole
+from dcpbench.verify.perturb import all_different
 from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaf, Leaves, digested
 
 _BY_DIGEST = (Problem.digests_differ, Problem.replicas)
@@ -68,6 +69,35 @@ def digests(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, li
         together[name], finding = _add_up(name, held)
         wrong += [finding] if finding else []
     return together, wrong
+
+
+def compare_replicas(
+    leaves: Leaves, group: dist.ProcessGroup | None
+) -> tuple[dict[str, bool], list[Finding]]:
+    """Compare tensors of which several ranks have the same part; collective over `group`.
+
+    Returns:
+        the names of these tensors, and whether a change on one of the ranks was reported; and those of which
+        the ranks do not have the same bits.
+    """
+    everybody = gathered((digested(leaves), digested(all_different(leaves))), group)
+    fired, found = dict[str, bool](), list[Finding]()
+    for name in dict.fromkeys(name for theirs, _ in everybody for name in theirs):
+        held = {rank: theirs[name] for rank, (theirs, _) in enumerate(everybody) if name in theirs}
+        held = {rank: part for rank, part in held.items() if part.extent.numel}
+        ranks: dict[Extent, list[int]] = {}
+        for rank, part in held.items():
+            ranks.setdefault(part.extent, []).append(rank)
+        if several := next((some for some in ranks.values() if len(some) > 1), None):
+            found += _unlike(name, held)
+            fired[name] = bool(_unlike(name, {**held, several[-1]: everybody[several[-1]][1][name]}))
+    return fired, found
+
+
+def _unlike(name: str, held: Mapping[int, DigestedLeaf]) -> list[Finding]:
+    added = {rank: replace(part, blocks=(add(*part.blocks),)) for rank, part in held.items()}
+    _, finding = _add_up(name, added)
+    return [finding] if finding and finding.problem is Problem.replicas else []
 
 
 def _add_up(name: str, held: Mapping[int, Any]) -> tuple[Leaf, Finding | None]:

@@ -3,7 +3,6 @@ defect would have made of it says so (`Finding.by`): a failure that is known by 
 else. `docs/findings/` describes the defects.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +15,6 @@ from dcpbench.records.findings import Finding, Problem
 from dcpbench.verify.compare import Recall, bits, same_value
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.digest import Digest, add
-from dcpbench.verify.layout import Extent
 from dcpbench.verify.plain_read import StoredChunk, part_of
 from dcpbench.verify.snapshot import DigestedLeaf, Leaf, Leaves, TensorLeaf, block_digests
 
@@ -110,30 +108,6 @@ def mark_lists(found: Iterable[Finding], saved: Leaves, actual: Leaves) -> Itera
         was, became = saved.get(finding.name), actual.get(finding.name)
         same = isinstance(was, tuple) and same_value([*was], became)
         yield replace(finding, by=AS_LIST) if same else finding
-
-
-def assembled(leaves: Leaves, group: dist.ProcessGroup | None) -> dict[str, torch.Tensor]:
-    """Whole tensors, on the CPU, of the parts that the ranks have; one after the other, collective over
-    `group`. An element that no rank has is 0."""
-    names = gathered([name for name, leaf in leaves.items() if isinstance(leaf, TensorLeaf)], group)
-    tensors: dict[str, torch.Tensor] = {}
-    for name in dict.fromkeys(name for mine in names for name in mine):
-        parts = [*filter(None, gathered(_as_bytes(leaves.get(name)), group))]
-        shape, dtype = parts[0][0].shape, parts[0][1]
-        together = torch.zeros(math.prod(shape), dtype.itemsize, dtype=torch.uint8)
-        for extent, _, part in parts:
-            together[extent.take(torch.arange(len(together)).view(shape))] = part
-        tensors[name] = together.view(dtype).view(shape)
-    return tensors
-
-
-def _as_bytes(leaf: Leaf | None) -> tuple[Extent, torch.dtype, torch.Tensor] | None:
-    """A rank's part of a tensor, as it can be sent and put together: a row of bytes for each element, for
-    not every dtype can be pickled, or indexed."""
-    if not isinstance(leaf, TensorLeaf):
-        return None
-    part = leaf.local.cpu().reshape(-1, 1).contiguous()
-    return leaf.extent, part.dtype, part.view(torch.uint8)
 
 
 def mark_never_stepped(found: Iterable[Finding], actual: Leaves) -> Iterator[Finding]:

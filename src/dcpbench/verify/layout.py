@@ -39,6 +39,16 @@ class Extent:
             whole = whole.narrow(dimension, begin, size)
         return whole.reshape(-1)[self.start : self.start + self.numel]
 
+    def put(self, whole: torch.Tensor, part: torch.Tensor) -> None:
+        """Copy a part, of any shape, to its place in a tensor of shape `shape`."""
+        for dimension, (begin, size) in enumerate(zip(self.offset, self.box, strict=True)):
+            whole = whole.narrow(dimension, begin, size)
+        if self.numel < math.prod(self.box):
+            box = whole.reshape(-1)  # a copy, unless it is contiguous
+            box[self.start : self.start + self.numel] = part.reshape(-1)
+            part = box
+        whole.copy_(part.reshape(self.box))
+
 
 def whole(tensor: torch.Tensor) -> Extent:
     """The extent of a tensor that a rank has all of."""

@@ -44,6 +44,21 @@ def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int, saved: Leaves
 
 
 @torch.no_grad()
+def jitter(tensors: Iterable[torch.Tensor], share: float, seed: int) -> None:
+    """Multiply each element by 1 + `share` or 1 - `share`, in place; the same on every rank that draws the
+    same shapes. Integers stay."""
+    generators: dict[torch.device, torch.Generator] = {}
+    for tensor in tensors:
+        if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.element_size() == 1:
+            continue
+        if tensor.device not in generators:
+            generators[tensor.device] = torch.Generator(tensor.device).manual_seed(seed)
+        up = torch.rand(tensor.shape, generator=generators[tensor.device], device=tensor.device) < 0.5
+        precise = torch.complex128 if tensor.is_complex() else torch.float64
+        tensor.copy_(tensor.to(precise) * torch.where(up, 1 + share, 1 - share))
+
+
+@torch.no_grad()
 def _perturb(tensors: Iterable[torch.Tensor], seed: int) -> None:
     """Add random whole numbers of 16 to 32, drawn where a tensor lies, and the same on every rank that draws
     the same shapes. What is not finite, to which nothing can be added, starts from 0."""
@@ -131,20 +146,6 @@ def with_changed_constants(expected: Leaves, unrestored: Leaves, names: Iterable
     found = compare({name: expected[name] for name in held}, held, closely=False)
     same = held.keys() - {one.name for one in found}
     return {**unrestored, **all_different({name: held[name] for name in same})}
-
-
-def without_constants(expected: Leaves, stranger: Leaves) -> Leaves:
-    """A stranger's state, with another value for what neither seed nor data change: what has the same bits in
-    both (masks, tables), and an optimizer's scalars, which follow from the steps taken."""
-
-    def constant(name: str, leaf: TensorLeaf) -> bool:
-        scalar = name.startswith("state.") and not leaf.extent.shape
-        return scalar or not compare({name: expected[name]}, {name: leaf}, closely=False)
-
-    constants = {name: leaf for name, leaf in stranger.items() if name in expected and constant(name, leaf)}
-    far = {name: replace(leaf, local=leaf.local.clone()) for name, leaf in constants.items()}
-    _perturb([leaf.local for leaf in far.values()], seed=0)
-    return {**stranger, **far}
 
 
 def with_other_names(leaves: Leaves) -> Leaves:

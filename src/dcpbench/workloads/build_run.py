@@ -14,7 +14,14 @@ from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
 from dcpbench.verify.snapshot import local_part
 from dcpbench.workloads.components import Component, Surroundings
-from dcpbench.workloads.parallelisms import computes_in, lay_out_buckets, wrap_layers, wrap_model
+from dcpbench.workloads.optimizers import InBackward
+from dcpbench.workloads.parallelisms import (
+    cast_as_fsdp,
+    computes_in,
+    lay_out_buckets,
+    wrap_layers,
+    wrap_model,
+)
 from dcpbench.workloads.pipeline import Pipeline
 from dcpbench.workloads.stateful import Noise
 from dcpbench.workloads.trainer_run import TrainerRun
@@ -44,7 +51,7 @@ def build(config: Config, world: World, seed: int, scheduler: bool = True) -> Tr
         run.pipeline = Pipeline(model, stages, config.parallel, workload.loss)
     run.computes_in = computes_in(config.parallel)
     if dp_degree(sizes) > 1 and any(isinstance(one, _BATCH_NORM) for one in model.modules()):
-        run.why_no_twin = "batch normalisation sees a rank's share of each batch, and one process all of it"
+        run.why_layout_bound = "batch normalisation sees a rank's share of each batch"
     run.why_no_twin = getattr(workload.model, "why_no_twin", run.why_no_twin)
     run.options = StateDictOptions(**config.state_dict.options())
     run.optimizer_state = config.optimizer_state
@@ -58,16 +65,26 @@ def build_plain(config: Config, world: World, seed: int) -> TrainingRun:
     return TrainingRun(workload, alone, {}, workload.model, seed, component=component)
 
 
-def build_replica(config: Config, world: World, seed: int) -> TrainingRun:
-    """The same, trained on this rank's share of the batch, its gradients divided by the number of shares but
-    never summed; its losses are the ranks' mean."""
+def build_twin(config: Config, world: World, seed: int) -> TrainingRun:
+    """The same model from the same seed, unwrapped and uncompiled, trained on this rank's share of the batch,
+    in the dtypes of the parallelism. Its optimizer steps when it is told to."""
     sizes = config.parallel.mesh_sizes(world.size)
     workload = _workload(config, world.device, seed)
     component = _component(config, world, seed)
     run = TrainingRun(workload, world, sizes, workload.model, seed, component=component)
+    run.called = cast_as_fsdp(workload.model, config.parallel)
+    if isinstance(run.optimizer, InBackward):
+        run.optimizer.in_backward = False
+    return run
+
+
+def build_replica(config: Config, world: World, seed: int) -> TrainingRun:
+    """The same, its gradients divided by the number of shares but never summed; its losses are the ranks'
+    mean."""
+    run = build_twin(config, world, seed)
     for parameter in run.model.parameters():
         if parameter.requires_grad:
-            parameter.register_hook(lambda gradient: gradient / dp_degree(sizes))
+            parameter.register_hook(lambda gradient: gradient / dp_degree(run.sizes))
     return run
 
 

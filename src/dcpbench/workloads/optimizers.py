@@ -1,6 +1,7 @@
 """Optimizers that are no class of torch's with plain values."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,21 +43,36 @@ class Optimizers(torch.optim.Optimizer):
 
 class InBackward(Optimizers):
     """One for each parameter, which steps in the backward pass as soon as its gradient is there, and frees
-    that."""
+    that; or, where `in_backward` is turned off, all of them in `step`."""
+
+    in_backward = True
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         super().__init__(optimizers)
         for one in self.optimizers:
             for parameter in one.param_groups[0]["params"]:
-                parameter.register_post_accumulate_grad_hook(lambda _, one=one: one.step())
+                parameter.register_post_accumulate_grad_hook(partial(self._step_one, one))
+
+    def _step_one(self, one: torch.optim.Optimizer, _: torch.Tensor) -> None:
+        if self.in_backward:
+            one.step()
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """They have stepped already."""
+        """Step each, unless they have stepped already."""
+        if not self.in_backward:
+            super().step(closure)
 
 
 def each_of(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
     """The optimizers of which one is made."""
     return optimizer.optimizers if isinstance(optimizer, Optimizers) else [optimizer]
+
+
+def repeats_on_parts(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step with parts of tensors is, bit for bit, that with whole ones: an optimizer that is not
+    torch's may reduce over a tensor, as two of these do."""
+    of_torch = type(optimizer).__module__.startswith("torch.optim")
+    return of_torch and not isinstance(optimizer, torch.optim.Muon | torch.optim.Adafactor)
 
 
 def adam_tensor_lr(groups: Iterable[dict[str, Any]], lr: float, **options: Any) -> torch.optim.Adam:

@@ -7,7 +7,7 @@ parallelism has no mesh) and its configuration, and returns the module to train.
 import fnmatch
 import pkgutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 from unittest import mock
 
@@ -18,6 +18,7 @@ from torch.distributed._functional_collectives import (
     reduce_scatter_tensor_autograd,
 )
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -35,6 +36,7 @@ from dcpbench.config.mesh import SHARE_DATA
 from dcpbench.config.schema import Config
 from dcpbench.verify.snapshot import plain_fqn
 from dcpbench.workloads.pipeline import keep_stage
+from dcpbench.workloads.workload import each_tensor
 from dcpbench.workloads.world import World
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -170,6 +172,70 @@ def computes_in(config: ParallelConfig) -> frozenset[torch.dtype]:
     """The dtypes that a parallelism computes in, whichever the parameters have."""
     policy = config.options.get("mp_policy", {})
     return frozenset(getattr(torch, value) for name, value in policy.items() if name.endswith("_dtype"))
+
+
+_REDUCED_IN: dict[Callable[..., Any], torch.dtype | None] = {
+    default_hooks.allreduce_hook: None,
+    default_hooks.fp16_compress_hook: torch.float16,
+    default_hooks.bf16_compress_hook: torch.bfloat16,
+}
+"""The dtype that DDP's communication hooks reduce gradients in; None is their own."""
+
+
+def reduced_in(model: nn.Module, config: ParallelConfig) -> tuple[torch.dtype | None, str | None]:
+    """Return the dtype that gradients are reduced in, None if it is their own; and why they are not the mean
+    of what the ranks have, if they are not."""
+    for ddp in model.modules():
+        for hook, _ in getattr(ddp, "_comm_hooks", ()) if isinstance(ddp, DistributedDataParallel) else ():
+            if hook not in _REDUCED_IN:
+                name = getattr(hook, "__qualname__", type(hook).__qualname__)
+                return None, f"the communication hook {name} changes gradients"
+            return _REDUCED_IN[hook], None
+    policy = _fully_shard_options(config).get("mp_policy")
+    return (policy.reduce_dtype or policy.param_dtype if policy else None), None
+
+
+def broadcasts_buffers(model: nn.Module) -> bool:
+    """Whether each forward pass begins with the first rank's buffers."""
+    return any(isinstance(one, DistributedDataParallel) and one.broadcast_buffers for one in model.modules())
+
+
+def runs_other_kernels(config: Config, sizes: Mapping[str, int]) -> bool:
+    """Whether a plain model cannot run the kernels that the ranks run: where tensors, layers or samples of
+    experts are split, or code is compiled; where the kernels of one run differ from time to time; and under a
+    parallelism that is not known."""
+    split = {"pp", "ep", "tp"} & sizes.keys()
+    known = config.parallel.target.startswith(f"{__name__}.")
+    return bool(split or config.compile or not config.deterministic or not known)
+
+
+class _CastAsFsdp(nn.Module):
+    """A plain model that computes in the dtypes of FSDP's mixed precision: parameters and inputs are cast,
+    and the output."""
+
+    def __init__(self, model: nn.Module, policy: MixedPrecisionPolicy) -> None:
+        super().__init__()
+        self._model, self._policy = model, policy
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        policy = self._policy
+        parameters: dict[str, torch.Tensor] = dict(self._model.named_parameters())
+        if dtype := policy.param_dtype:
+            parameters = {name: one.to(dtype) for name, one in parameters.items()}
+            if policy.cast_forward_inputs:
+                inputs, options = _cast((inputs, options), dtype)
+        output = torch.func.functional_call(self._model, parameters, inputs, options)
+        return _cast(output, policy.output_dtype) if policy.output_dtype else output
+
+
+def _cast(tensors: Any, dtype: torch.dtype) -> Any:
+    return each_tensor(lambda one: one.to(dtype) if one.is_floating_point() else one, tensors)
+
+
+def cast_as_fsdp(model: nn.Module, config: ParallelConfig) -> nn.Module:
+    """Have a plain model compute in the dtypes of a parallelism."""
+    policy = _fully_shard_options(config).get("mp_policy")
+    return _CastAsFsdp(model, policy) if policy else model
 
 
 def wrap_layers(model: nn.Module, checkpointing: ActivationCheckpointing | None, compiled: bool) -> None:

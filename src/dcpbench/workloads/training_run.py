@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from dcpbench.config.groups import OptimizerStateAs
 from dcpbench.verify.perturb import perturbed
-from dcpbench.verify.snapshot import local_part, named_parameters
+from dcpbench.verify.snapshot import local_part, named_parameters, plain_fqn
 from dcpbench.workloads.batches import Batches
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.optimizers import Optimizers, each_of
@@ -27,7 +27,7 @@ from dcpbench.workloads.stateful import (
     SchedulerMadeByLoad,
     TrainState,
 )
-from dcpbench.workloads.workload import Workload, next_step
+from dcpbench.workloads.workload import Tensors, Workload, next_step
 from dcpbench.workloads.world import World
 
 _DP_STRIDE = 7919
@@ -58,6 +58,9 @@ class TrainingRun:
     """Of which its model is this rank's stage."""
     computes_in: frozenset[torch.dtype] = frozenset()
     """The dtypes that it computes in beside those of its parameters."""
+    why_layout_bound: str | None = None
+    """Why its losses depend on how many ranks share a batch."""
+    _recorded: dict[str, torch.Tensor] | None = None
     options = StateDictOptions()
     """What torch's state-dict functions are asked for when model and optimizer are saved and loaded."""
 
@@ -72,6 +75,7 @@ class TrainingRun:
         component: Component | None = None,
     ) -> None:
         self.model, self.world, self.sizes = model, world, sizes
+        self.called = model  # by the loss
         self.component = component or Component()
         self._loss_of, self._make_scheduler = workload.loss, workload.scheduler
         made = workload.optimizer(model)
@@ -134,19 +138,66 @@ class TrainingRun:
         """Train up to and including step `until`; the global batch's loss of each step taken here."""
         before = len(self.train_state.losses)
         while self.train_state.step < until:
-            self.component.prepare(self.model, self.train_state.step + 1)
             drawn = self.random.states
-            with self.random.drawn_from(), self._noting(each_of(self.optimizer)):
-                loss = self._forward_backward(batches)
-                self.component.step(self.optimizer)
-            self.component.follow(self.model)
+            with self._noting(each_of(self.optimizer)):
+                loss = self.backward(self.next_batch(batches))
+                self.step()
             self.draws |= any(not torch.equal(drawn[name], now) for name, now in self.random.states.items())
-            self.optimizer.zero_grad()
-            mean = self.world.mean(loss)
-            next_step(self.scheduler, mean)
-            self.tensor_object.advance()
-            self.train_state.record(mean)
+            self.finish_step(self.world.mean(loss))
         return self.train_state.losses[before:]
+
+    def next_batch(self, batches: Batches) -> Tensors:
+        """Prepare the model for the next step, and return the global batch of that."""
+        self.component.prepare(self.model, self.train_state.step + 1)
+        return self._batch_of_step(batches)
+
+    def backward(self, batch: Tensors) -> torch.Tensor:
+        """Compute the gradients of this rank's share of a global batch; return its loss, a scalar."""
+        with self.random.drawn_from():
+            share = self.world.share(self.sizes, batch)
+            if self.pipeline:
+                loss = self.pipeline.forward_backward(share)
+            else:
+                loss = self.loss_of(share)
+                self.component.backward(loss)
+        self._record()
+        return loss
+
+    def loss_of(self, samples: Tensors) -> torch.Tensor:
+        """Return the loss of these samples, a scalar."""
+        return self._loss_of(self.called, samples)
+
+    def step(self) -> None:
+        """Take an optimizer step with the gradients."""
+        with self.random.drawn_from():
+            self.component.step(self.optimizer)
+        self.component.follow(self.model)
+
+    def finish_step(self, loss: float) -> None:
+        """Clear the gradients, and move everything else on; `loss` is the global batch's."""
+        self.optimizer.zero_grad()
+        next_step(self.scheduler, loss)
+        self.tensor_object.advance()
+        self.train_state.record(loss)
+
+    @contextmanager
+    def recording(self) -> Iterator[dict[str, torch.Tensor]]:
+        """Context manager: copy the gradients of a step, by FQN, as they are after the backward pass."""
+        recorded: dict[str, torch.Tensor] = {}
+        self._recorded = recorded
+        try:
+            yield recorded
+        finally:
+            self._recorded = None
+
+    def _record(self) -> None:
+        if self._recorded is None:
+            return
+        trained = {id(value) for group in self.optimizer.param_groups for value in group["params"]}
+        for name, value in self.model.named_parameters():
+            fqn = plain_fqn(self.model, name)
+            if value.grad is not None and id(value) in trained and fqn not in self._recorded:
+                self._recorded[fqn] = value.grad.detach().clone()
 
     def forget(self, seed: int) -> None:
         """Start over with objects that hold other values; what it says of its steps is of none that was
@@ -162,8 +213,7 @@ class TrainingRun:
 
     def leave_gradients(self, batches: Batches) -> None:
         """Have gradients of the next step, and do not take it."""
-        with self.random.drawn_from():
-            self._forward_backward(batches)
+        self.backward(self._batch_of_step(batches))
 
     def fill_optimizer(self) -> None:
         """Give a fresh optimizer the state that DCP gives it."""
@@ -208,6 +258,7 @@ class TrainingRun:
         lives = [False]
 
         def note(*_: Any) -> None:
+            self._record()  # an optimizer that steps in the backward pass clears them
             lives[0] |= self._has_gradient()
 
         hooks = [one.register_step_pre_hook(note) for one in optimizers]
@@ -220,12 +271,7 @@ class TrainingRun:
         gradients = (local_part(p.grad) for p in self.model.parameters() if p.grad is not None)
         return any(bool(gradient.any().item()) for gradient in gradients)
 
-    def _forward_backward(self, batches: Batches) -> torch.Tensor:
-        """Compute the gradients of the next step; its loss."""
-        number = self.component.number_of_batch(self.train_state.step + 1)
-        share = self.world.share(self.sizes, self.noise.added(batches.at(number)))
-        if self.pipeline:
-            return self.pipeline.forward_backward(share)
-        loss = self._loss_of(self.model, share)
-        self.component.backward(loss)
-        return loss
+    def _batch_of_step(self, batches: Batches) -> Tensors:
+        with self.random.drawn_from():
+            number = self.component.number_of_batch(self.train_state.step + 1)
+            return self.noise.added(batches.at(number))

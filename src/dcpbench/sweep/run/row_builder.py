@@ -11,7 +11,16 @@ from dcpbench.records.row import Row, is_ok
 from dcpbench.sweep.plan.job import Job
 from dcpbench.sweep.run.verdict import Verdict
 
-_OF_VERDICT = ("status", "checks", "powered", "max_abs_diff", "first_mismatch", "fault_seen")
+_OF_VERDICT = (
+    "status",
+    "checks",
+    "powered",
+    "resume",
+    "training",
+    "max_abs_diff",
+    "first_mismatch",
+    "fault_seen",
+)
 _FIRST_CAUSE = ("rank", "host", "local_rank", "phase", "upload_under_way", "limit", "doing", "log_tail")
 
 
@@ -89,6 +98,7 @@ def row_of(job: Job, tries: Sequence[Try], shared: bool = False) -> Row:
         started_at=last.started_at,
         details=details,
         **_losses(last.reports),
+        **_bounds(last.reports),
     )
 
 
@@ -134,6 +144,11 @@ def _losses(reports: Sequence[RankReport]) -> dict[str, Any]:
         "loss_continued": _of_step(losses.get("continued", []), last),
         "loss_twin": _of_step(losses.get("twin", []), last),
     }
+
+
+def _bounds(reports: Sequence[RankReport]) -> dict[str, Any]:
+    """How gradients and steps were compared with the twin's, where that was done first."""
+    return next((report.bounds for report in reports if report.bounds), {})
 
 
 def _of_step(losses: list[float], step: int) -> float | None:

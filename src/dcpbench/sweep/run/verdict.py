@@ -1,7 +1,7 @@
 """From what each rank saw, in all stages of a try, to one verdict."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from dcpbench.records.sentences import (
     beside_known_sentence,
     cause_sentence,
     check_sentence,
+    failed_sentence,
     finding_sentence,
     known_sentence,
     place_sentence,
@@ -70,6 +71,8 @@ class Verdict:
     raised: tuple[RaisedError, ...] = ()
     powerless: tuple[str, ...] = ()
     powered: bool | None = None
+    resume: bool | None = None
+    training: bool | None = None
     max_abs_diff: float | None = None
     first_mismatch: str | None = None
     fault_seen: bool | None = None
@@ -135,13 +138,16 @@ def judge(stages: Sequence[Sequence[RankReport]], worlds: Sequence[int]) -> Verd
     powerless += _not_reported(stages, worlds)
     if not judged:
         powerless.append("no check applied")
+    sentences = [[one.sentence for one in failed if CHECKS[one.check].training is of] for of in (False, True)]
     return Verdict(
         status="fail" if failed else "vacuous" if powerless else "pass",
-        reason="; ".join(one.sentence for one in failed) or "; ".join(powerless) or None,
+        reason=failed_sentence(*sentences) or "; ".join(powerless) or None,
         checks=dict.fromkeys(CHECKS) | {check: one.failed is None for check, one in judged.items()},
         failed=tuple(failed),
         powerless=tuple(powerless),
         powered=not powerless,
+        resume=_held(judged, training=False),
+        training=_held(judged, training=True),
         max_abs_diff=max((one.max_abs_diff for one in judged.values()), default=None),
         first_mismatch=f"{failed[0].on_rank}: {finding_sentence(failed[0].first)}" if failed else None,
         details={
@@ -158,6 +164,12 @@ class _Judged(NamedTuple):
     gaps: list[Gap]
     max_abs_diff: float
     details: dict[str, Any]
+
+
+def _held(judged: Mapping[str, _Judged], training: bool) -> bool | None:
+    """Whether the checks of training, or all others, held and were able to fail; None where none was made."""
+    some = [one for check, one in judged.items() if CHECKS[check].training is training]
+    return all(one.failed is None and not one.gaps for one in some) if some else None
 
 
 def _judged(check: str, stages: Sequence[Sequence[RankReport]], ranks: Sequence[RankReport]) -> _Judged:

@@ -1,0 +1,253 @@
+"""One training step of a parallel run, compared with that of an unwrapped twin that stands at the same
+parameters: gradients within the rounding bound of their sum, the optimizer step bit for bit, the loss.
+
+A state that both have trained to cannot be compared closely: Adam makes a step of full size of a gradient
+that is nothing but rounding. So the optimizer is left out of the comparison of gradients, and then gets the
+same gradients on both sides.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from dcpbench.records.findings import Finding, Problem
+from dcpbench.verify.compare import compare_elements, same_value, share_of
+from dcpbench.verify.snapshot import Idle, Leaf, Leaves, TensorLeaf, kind_of
+from dcpbench.verify.tolerances import rounding
+from dcpbench.verify.whole_tensors import real_elements
+
+_TIMES_NOISE, _TIMES_FACTOR = 16, 8
+"""How many times the noise that two jittered twins show a healthy gradient's elements, and its factor, may be
+away: chosen on 39 healthy runs, in which at most 7.9 and 3.7 were needed."""
+_LOSS_EPS = 32 * torch.finfo(torch.float32).eps
+_LOSS_ROUNDINGS = 0.125
+"""How many roundings of its model's dtypes a loss, the mean of many elements, may be away."""
+
+
+@dataclass(frozen=True)
+class GradientBound:
+    """How far a gradient may be from its twin's: by the rounding of a sum of `parts` terms, in the dtype with
+    this `eps`; and, where the twin cannot run the same kernels, by `noise` that is measured."""
+
+    parts: int
+    eps: float
+    noise: bool
+
+    @property
+    def name(self) -> str:
+        """As a row has it."""
+        return "measured_noise" if self.noise else "rounding_of_sum"
+
+    @property
+    def control(self) -> float:
+        """The part of itself by which a gradient is made different in the negative control."""
+        return 1.0 if self.noise else min(1.0, max(2**-6, 8 * (self.parts + 1) * self.eps))
+
+
+@dataclass(frozen=True)
+class TwinGradient:
+    """A parameter's gradient by the twin, all of it, elements in float64, shape (elements,).
+
+    Args:
+        mean: the mean over the parts of the batch.
+        tolerance: how far each element may be away.
+        factor_tolerance: how far the whole may be away by a factor; None where that is not judged.
+    """
+
+    mean: torch.Tensor
+    tolerance: torch.Tensor
+    factor_tolerance: float | None = None
+
+    @classmethod
+    def of(
+        cls, bound: GradientBound, total: torch.Tensor, size: torch.Tensor, *others: torch.Tensor
+    ) -> "TwinGradient":
+        """Make it from sums over the parts: of the gradients, of their magnitudes, and of what jittered twins
+        had more than the twin."""
+        parts, eps = bound.parts, bound.eps
+        mean = total / parts
+        tolerance = (parts + 1) * (eps * size / parts + torch.finfo(torch.float32).smallest_normal * eps)
+        if not bound.noise:
+            return cls(mean, tolerance)
+        noises = [other / parts for other in others]
+        noise = torch.stack(noises).abs().amax(0)
+        rms = float(noise.square().mean().sqrt())
+        norm = float(mean.norm())
+        factors = [abs(_factor(one, mean)) for one in noises] if norm else []
+        least = (parts + 1) * torch.finfo(torch.float32).eps
+        factor = _TIMES_FACTOR * max(*factors, rms / norm, least) if norm else None
+        return cls(mean, tolerance + _TIMES_NOISE * noise.clamp(min=rms), factor)
+
+    def can_tell(self, share: float) -> bool:
+        """Whether a gradient that is off by this part of itself would be seen: one that is rounding alone
+        cannot be told from a wrong one."""
+        if not bool(self.mean.any()):
+            return True
+        by_factor = self.factor_tolerance is not None and share > 2 * self.factor_tolerance
+        return by_factor or bool((share * self.mean.abs() > 2 * self.tolerance).any())
+
+    def made_different(self, share: float) -> "TwinGradient":
+        """Another one, for the negative control: off by this part of itself; 1 for one of zeros."""
+        other = self.mean * (1 + share) if bool(self.mean.any()) else torch.ones_like(self.mean)
+        return replace(self, mean=other)
+
+
+def _factor(difference: torch.Tensor, reference: torch.Tensor) -> float:
+    return float(difference @ reference) / float(reference @ reference)
+
+
+@dataclass(frozen=True)
+class GradientPart:
+    """What a rank has of a parameter's gradient: `local`, None if it has none, where `leaf` says that the
+    parameter lies; `whole` is what all ranks have together."""
+
+    leaf: TensorLeaf
+    local: torch.Tensor | None
+    whole: torch.Tensor | None
+
+    def of(self, elements: torch.Tensor) -> torch.Tensor:
+        """What a whole tensor, as elements in float64, has at this part's place."""
+        extent = self.leaf.extent
+        if self.leaf.dtype.is_complex:
+            pairs = torch.view_as_complex(elements.reshape(*extent.shape, 2).contiguous())
+            return real_elements(extent.take(pairs))
+        return extent.take(elements.reshape(extent.shape))
+
+
+def compare_gradient(
+    name: str, step: int, part: GradientPart, twin: TwinGradient | None
+) -> tuple[Finding | None, float]:
+    """Compare a part of a gradient with the twin's, None where that has none. A gradient of zeros is as good
+    as none: parallelisms differ in that.
+
+    Returns:
+        what is wrong with it, if anything, and the largest part of its tolerance that a difference took.
+    """
+    facts: dict[str, Any] = {"step": step}
+    if twin is None:
+        wrong = part.local is not None and bool(part.local.any())
+        return Finding(name, Problem.only_parallel, "gradient", facts=facts) if wrong else None, 0.0
+    expected, tolerance = part.of(twin.mean), part.of(twin.tolerance)
+    if not expected.numel():
+        return None, 0.0
+    here = torch.zeros_like(expected) if part.local is None else real_elements(part.local).to(expected.device)
+    alike = (here == expected) | (here.isnan() & expected.isnan())  # also two infinities
+    distance = (here - expected).abs().masked_fill(alike, 0.0)
+    used = float((distance / tolerance.clamp(min=torch.finfo(torch.float64).tiny)).max())
+    if not used <= 1:
+        if part.local is None:
+            return Finding(name, Problem.only_twin, "gradient", facts=facts), used
+        farthest = float(distance.max())
+        facts |= {"bounds": used, "share": share_of(farthest, float(twin.mean.abs().nan_to_num(0.0).max()))}
+        problem = Problem.nan if math.isnan(farthest) else Problem.far
+        return Finding(name, problem, "gradient", farthest, facts), used
+    if twin.factor_tolerance is None or part.whole is None:
+        return None, used
+    factor = _factor(real_elements(part.whole).to(twin.mean.device) - twin.mean, twin.mean)
+    by_factor = abs(factor) / twin.factor_tolerance
+    if not by_factor <= 1:
+        facts |= {"factor": 1 + factor, "share": abs(factor)}
+        return Finding(name, Problem.far, "gradient", float(distance.max()), facts), by_factor
+    return None, max(used, by_factor)
+
+
+def compare_step(
+    step: int,
+    twin: Leaves,
+    actual: Leaves,
+    elsewhere: Collection[str] = (),
+    tolerances: Mapping[str, torch.Tensor] | None = None,
+) -> list[Finding]:
+    """Compare the state after a step with the twin's, bit for bit.
+
+    Args:
+        twin: all of it.
+        actual: this rank's parts. An optimizer's entry for a parameter of which it has no element says
+            nothing.
+        elsewhere: names that are on other ranks.
+        tolerances: whole tensors, by name, of how far each element may be from the twin's where the step
+            does not repeat exactly.
+    """
+    found = [
+        finding
+        for name, leaf in actual.items()
+        if not isinstance(leaf, Idle) and (finding := _compare_with_twin(name, twin, leaf, tolerances or {}))
+    ]
+    found += [
+        Finding(name, Problem.only_twin, kind_of(name, leaf))
+        for name, leaf in twin.items()
+        if name not in actual and name not in elsewhere and not _has_no_element(name, actual)
+    ]
+    return [replace(one, facts={"step": step, **one.facts}) for one in found]
+
+
+def _has_no_element(name: str, actual: Leaves) -> bool:
+    """Whether a name is an optimizer's entry for a parameter of which this rank holds no element."""
+    return any(
+        isinstance(leaf, TensorLeaf) and not leaf.extent.numel and name.startswith(f"state.{fqn}.")
+        for fqn, leaf in actual.items()
+    )
+
+
+def _compare_with_twin(
+    name: str, twin: Leaves, actual: Leaf, tolerances: Mapping[str, torch.Tensor]
+) -> Finding | None:
+    if name not in twin:
+        return Finding(name, Problem.only_parallel, kind_of(name, actual))
+    expected = twin[name]
+    if not (isinstance(expected, TensorLeaf) and isinstance(actual, TensorLeaf)):
+        facts = {"twin": repr(expected), "here": repr(actual)}
+        same = same_value(expected, actual)
+        return None if same else Finding(name, Problem.value, kind_of(name, actual), facts=facts)
+    if (expected.extent.shape, expected.dtype) != (actual.extent.shape, actual.dtype):
+        facts = {"twin": f"{expected.extent.shape} {expected.dtype}"}
+        facts["here"] = f"{actual.extent.shape} {actual.dtype}"
+        return Finding(name, Problem.shape, actual.kind, facts=facts)
+    part = actual.extent.take(expected.local)
+    finding = compare_elements(name, actual.kind, actual.extent, part, actual.local.reshape(-1))
+    if finding is None or (name in tolerances and _is_close(part, actual, tolerances[name])):
+        return None
+    facts = {key: value for key, value in finding.facts.items() if key not in ("saved", "restored")}
+    facts |= {"twin": finding.facts["saved"], "here": finding.facts["restored"]}
+    return replace(finding, facts=facts)
+
+
+def _is_close(expected: torch.Tensor, actual: TensorLeaf, tolerance: torch.Tensor) -> bool:
+    distance = (expected.double() - actual.local.reshape(-1).to(expected.device).double()).abs()
+    return bool((distance <= actual.extent.take(tolerance)).all())
+
+
+def step_tolerances(twin: Leaves, others: Iterable[Leaves]) -> dict[str, torch.Tensor]:
+    """How far each element may be after a step that does not repeat exactly, from the steps that `others`
+    took with gradients that were a little different."""
+    tolerances: dict[str, torch.Tensor] = {}
+    for other in others:
+        for name, leaf in other.items():
+            if isinstance(leaf, TensorLeaf) and leaf.dtype.is_floating_point:
+                noise = (leaf.local.double() - twin[name].local.double()).abs()
+                seen = tolerances.setdefault(name, torch.zeros_like(noise))
+                torch.maximum(seen, noise, out=seen)
+    return {
+        name: _TIMES_NOISE * noise.clamp(min=float(noise.square().mean().sqrt()))
+        for name, noise in tolerances.items()
+        if noise.numel()
+    }
+
+
+def changed_beyond(leaves: Leaves, tolerances: Mapping[str, torch.Tensor]) -> Leaves:
+    """The same leaves, those that have a tolerance changed by more than that."""
+    changed = {
+        name: replace(leaf, local=leaf.local + (4 * tolerances[name].max()).to(leaf.local))
+        for name, leaf in leaves.items()
+        if isinstance(leaf, TensorLeaf) and name in tolerances and leaf.extent.numel
+    }
+    return {**leaves, **changed}
+
+
+def loss_share(dtypes: Iterable[torch.dtype]) -> float:
+    """By what part of itself the ranks' loss may be away from the twin's, where it is computed in these
+    dtypes."""
+    return max(_LOSS_EPS, _LOSS_ROUNDINGS * rounding(dtypes))
