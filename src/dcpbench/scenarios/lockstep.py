@@ -348,7 +348,7 @@ class Lockstep:
             if name in gradients and gradients[name].is_sparse:
                 parameter.grad = gradients[name].clone()
             elif name in whole:
-                parameter.grad = whole[name].view_as(parameter).to(parameter.device)
+                parameter.grad = whole[name].view_as(parameter).to(parameter.device, copy=True)
 
     def _compare_state(self, step: int, tolerances: Mapping[str, torch.Tensor]) -> bool:
         """Compare the state after a step with the twin's; return whether this rank's is wrong."""
