@@ -1,6 +1,8 @@
 """Cells on several hosts, which are Ray's simulated nodes: real processes, sockets and deaths."""
 
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,7 +13,7 @@ import pytest
 from conftest import SMALL, Finished, alive_in, dcpbench, run, start, wait_for, words_of
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
-from support.hosts import Hosts, hosts
+from support.hosts import Hosts, copy_dcpbench, hosts
 from support.s3 import CREDENTIALS, s3_server
 
 pytest.importorskip("ray", reason="make test-multinode installs it")
@@ -167,6 +169,21 @@ def test_a_sweep_goes_on_with_the_hosts_that_are_left_and_ends_where_there_is_no
     assert [row["status"] for row in resumed.rows] == ["crash", "pass"], resumed.err
     assert {host["name"] for host in resumed.rows[1]["details"]["hosts"]} == {"127.0.0.2", "127.0.0.5"}
     assert resumed.rows[0] == row
+
+
+def test_ranks_of_another_dcpbench_do_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a host has a copy of its own, and the driver no PYTHONPATH that would hide it."""
+    folder = tmp_path / "sweep"
+    with hosts(1) as one:
+        one.add(environment=copy_dcpbench(tmp_path / "other", changed=True))
+        words = ("device=cpu", "saves=1", "parallel=ddp", "world_size=2", *one.words)
+        command = [sys.executable, "-m", "dcpbench", *words, f"hydra.sweep.dir={folder}"]
+        monkeypatch.delenv("PYTHONPATH", raising=False)
+        ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert ended.returncode == 2, ended.stdout
+    *_, line = ended.stderr.splitlines()
+    assert re.search(r"dcpbench is \w{16} on host 127\.0\.0\.3 and \w{16} on the driver's host", line), line
+    assert not folder.exists()
 
 
 def test_a_driver_whose_cluster_is_gone_ends_at_once(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from conftest import SMALL, TESTS, Finished, alive_in, dcpbench, run, start, wor
 from dcpbench.config.cell_key import CellKey
 from dcpbench.config.groups import ModelConfig, ScenarioConfig, StorageConfig
 from dcpbench.config.schema import Config
+from dcpbench.records.installation import package_digest
 from dcpbench.records.store import append_row, keep_lines, read_lines
 from dcpbench.sweep.folder import manifest
 from dcpbench.sweep.plan import job
@@ -281,7 +282,7 @@ def test_a_users_own_code_is_part_of_what_ran(tmp_path: Path, monkeypatch: pytes
     own = Config(model=ModelConfig(target="users_package.models.Mine"))
 
     def digest(config: Config) -> str:
-        job._package_digest.cache_clear()
+        package_digest.cache_clear()
         return job.code_digest(config)
 
     before = digest(own), digest(Config())

@@ -119,7 +119,7 @@ class HostsExecutor(Executor):
         none.
 
         Raises:
-            HostsLostError: there is no longer room for them.
+            HostsLostError: they have no room on the hosts that are left, or must not run there.
         """
         for _ in range(_STARTS):  # a host may die meanwhile
             placed = self._groups.get(kind) or self._started(kind)
@@ -145,6 +145,9 @@ class HostsExecutor(Executor):
             hosts = self.engine.names
             left = f"{', '.join(hosts)} are" if len(hosts) > 1 else f"{next(iter(hosts), 'none')} is"
             raise HostsLostError(f"{kind.world_size} ranks have no room on the hosts that are left: {left}")
+        for one in placed:
+            if differs := self.engine.difference(one.agent):
+                raise HostsLostError(differs)
         self._groups[kind] = placed
         key, first, at = (self.owner, kind), placed[0].agent, None
         if len(placed) > 1:
