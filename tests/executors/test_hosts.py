@@ -14,13 +14,16 @@ from typing import Any
 
 import pytest
 
+from conftest import SMALL, Finished, dcpbench, run
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
+from dcpbench.executors import hosts_executor
 from dcpbench.executors.base import HostsLostError
 from dcpbench.executors.host_agent import State
 from dcpbench.executors.hosts import Agent, HostsEngine
 from dcpbench.executors.hosts_executor import HostsExecutor
 from dcpbench.records.installation import installation, package_digest
+from dcpbench.report.__main__ import main as report
 from dcpbench.worker.messages import CellSpec, RunId, WorldKind
 from support.alone import config
 from support.hosts import copy_dcpbench
@@ -88,6 +91,21 @@ def placed(cluster: Cluster, kind: WorldKind = TWO_RANKS) -> dict[str, range]:
     return {one.agent.name: one.ranks for one in executor._groups[kind]}
 
 
+def test_cells_wait_for_the_hosts_they_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = host("a"), host("b")
+    assert placed(Cluster(ExecutorConfig("ray"), [a])) == {"a": range(2)}, "no number was asked for"
+    two = ExecutorConfig("ray", hosts=2)
+    assert placed(Cluster(two, [a], [a], [a, b])) == {"a": range(1), "b": range(1, 2)}
+    assert placed(Cluster(two, [a]), WorldKind(1, "cpu", True)) == {"a": range(1)}, "one rank is on one host"
+    monkeypatch.setattr(hosts_executor, "HOSTS_S", 0.3)
+    lost = "2 ranks have no room on the hosts that are left (executor.hosts=2): a is"
+    with pytest.raises(HostsLostError, match=re.escape(lost)):
+        placed(Cluster(two, [a]))
+    monkeypatch.setattr(hosts_executor, "HOSTS_S", 60.0)
+    with pytest.raises(HostsLostError, match=re.escape(lost.replace("a is", "none is"))):
+        placed(Cluster(two, []))
+
+
 @pytest.mark.parametrize(
     ("like", "differs"),
     [
@@ -142,3 +160,69 @@ def test_plugins_are_told_with_their_digests(tmp_path: Path, monkeypatch: pytest
         seen.add(installation()["plugins"])
     assert len(seen) == 2
     assert all(re.fullmatch(r"an_own_plugin \w{16}", one) for one in seen), seen
+
+
+HOSTS = ("executor.target=support.pretended_hosts.PretendedHosts", "executor.hosts=2")
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A sweep in two parts whose cells ask for two hosts."""
+    folder = tmp_path_factory.mktemp("hosts") / "night"
+    words = ("-m", *SMALL, "device=cpu", "parallel=none", "saves=1", "world_size=1,2", *HOSTS)
+    for part in ("1/2", "2/2"):
+        ended = run(folder, *words, f"part={part}")
+        assert ended.status == 0, ended.err
+    return Finished(0, "", "", folder)
+
+
+def test_the_hosts_asked_for_are_part_of_the_cell(
+    asked: Finished, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts = {row["world_size"]: row["config"].get("executor.hosts") for row in asked.rows}
+    assert hosts == {1: None, 2: 2}
+    other = asked.folder.parent / "other"
+    words = ("-m", *SMALL, "device=cpu", "parallel=none", "saves=1", "world_size=1,2")
+    assert run(other, *words).status == 0
+    compare = ["compare", str(other), str(asked.folder), "--fail-on", "vanished,new"]
+    assert report(compare) == 1
+    assert "No cell is in both" in capsys.readouterr().out
+    assert report([*compare, "--ignore", "executor.hosts"]) == 0
+    assert report(["history", str(other.parent)]) == 0
+    assert "2 cells not in the newest sweep" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (HOSTS[:1], "2 cells: 2 are done"),
+        ((*HOSTS, "part=2/2"), "1 cell: 1 are done"),
+        ((HOSTS[0], "executor.hosts=3"), "is another matrix: it has no cell"),
+        ((HOSTS[0], "part=1/2", "executor.ranks_per_host=1"), "is another matrix: it has no cell"),
+        ((), "executor.hosts=2: executor=local has this host alone; use executor=ray"),
+        (("executor.hosts=1",), "is another matrix: it has no cell"),
+    ],
+)
+def test_a_sweep_is_resumed_on_the_hosts_it_asked_for(
+    asked: Finished, words: tuple[str, ...], told: str
+) -> None:
+    ended = dcpbench(f"resume={asked.folder}", "plan=true", *words, folder=asked.folder)
+    assert told in ended.out + ended.err
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("executor.hosts=2", "executor=local has this host alone; use executor=ray"),
+        ("executor.ranks_per_host=1", "executor=local has this host alone; use executor=ray"),
+        ("executor.hosts=0", "must be at least 1"),
+        ("executor.hosts=1,2", "is about the whole sweep and takes one value"),
+    ],
+)
+def test_hosts_that_cannot_be_had_are_refused(tmp_path: Path, word: str, told: str) -> None:
+    ended = run(tmp_path / "sweep", "-m", "parallel=ddp", "device=cpu", word)
+    (line,) = ended.err.splitlines()
+    assert line.startswith("dcpbench: executor.")
+    assert told in line
+    assert ended.status == 2
+    assert not (tmp_path / "sweep").exists()

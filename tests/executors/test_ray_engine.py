@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from conftest import SMALL, Finished, alive_in, dcpbench, run, start, wait_for, words_of
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
+from support.drivers import plant
 from support.hosts import Hosts, copy_dcpbench, hosts
 from support.s3 import CREDENTIALS, s3_server
 
@@ -138,12 +140,12 @@ def test_a_cluster_is_waited_for_until_it_has_as_many_hosts_as_are_asked_for(
     engine = ray_engine.RayEngine(ExecutorConfig("ray", "", hosts=2))
     monkeypatch.setattr(ray_engine, "_connect", lambda _: None)
     monkeypatch.setattr(engine, "_actors", list)
-    monkeypatch.setattr(ray_engine, "_HOSTS_S", 0.0)
+    monkeypatch.setattr(ray_engine, "HOSTS_S", 0.0)
     monkeypatch.setattr(ray_engine, "_offering", lambda: [node])
     with pytest.raises(ConfigError, match=r"executor\.hosts=2: not there within 0 s, only a"):
         engine.begin([])
     joining = iter([[], [node], [node, node], [node, node]])
-    monkeypatch.setattr(ray_engine, "_HOSTS_S", 60.0)
+    monkeypatch.setattr(ray_engine, "HOSTS_S", 60.0)
     monkeypatch.setattr(ray_engine, "_offering", lambda: next(joining))
     engine.begin([])
     assert [*engine.agents] == [node, node]
@@ -169,6 +171,31 @@ def test_a_sweep_goes_on_with_the_hosts_that_are_left_and_ends_where_there_is_no
     assert [row["status"] for row in resumed.rows] == ["crash", "pass"], resumed.err
     assert {host["name"] for host in resumed.rows[1]["details"]["hosts"]} == {"127.0.0.2", "127.0.0.5"}
     assert resumed.rows[0] == row
+
+
+def test_cells_that_asked_for_two_hosts_never_run_on_one(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    asked = ("-m", *DIES, "scenario.options.phase=train", "scenario.options.once=true", "timeouts.cell_s=60")
+    with hosts(2) as two:
+        words = ("scenario.options.how=kills_host,not", *two.words, "executor.hosts=2")
+        soon = partial(plant, "dcpbench.executors.hosts_executor", "HOSTS_S", 2.0)
+        ended = run(folder, *asked, *words, prepare=soon)
+        left = "4 ranks have no room on the hosts that are left (executor.hosts=2): 127.0.0.2 is"
+        (row,) = ended.rows
+        assert (row["status"], row["details"]["no_second_try"]) == ("crash", left), row["reason"]
+        assert f"broken off: {left}; go on with resume={folder}" in ended.err
+        two.add(environment=copy_dcpbench(tmp_path / "other", changed=True))
+        refused = dcpbench(f"resume={folder}", *two.words, folder=folder)
+        assert refused.status == 2
+        *_, line = refused.err.splitlines()
+        differs = r"dcpbench is .*\w{16} on host 127\.0\.0\.4 and \w{16} on the driver's host"
+        assert re.fullmatch(rf"dcpbench: executor=ray: {differs}; must be the same on every host", line), line
+        two.remove_newest()
+        two.add()
+        resumed = dcpbench(f"resume={folder}", *two.words, folder=folder)
+    assert [row["status"] for row in resumed.rows] == ["crash", "pass"], resumed.err
+    assert {host["name"] for host in resumed.rows[1]["details"]["hosts"]} == {"127.0.0.2", "127.0.0.5"}
+    assert resumed.rows[1]["config"]["executor.hosts"] == 2
 
 
 def test_ranks_of_another_dcpbench_do_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,11 @@ class Hosts:
         """One more host, at the next address, with these variables in its environment."""
         self._last += 1
         address = f"127.0.0.{self._last}"
-        self._cluster.add_node(node_ip_address=address, env_vars=environment or {}, **_SMALL)
+        self._newest = self._cluster.add_node(node_ip_address=address, env_vars=environment or {}, **_SMALL)
+
+    def remove_newest(self) -> None:
+        """Remove the host that was added last."""
+        self._cluster.remove_node(self._newest)
 
     def kill(self) -> None:
         """Kill what Ray has started below this process."""

@@ -21,6 +21,8 @@ START_S = 60.0
 """How long an agent may take to start, and its host to import torch."""
 ANSWER_S = 10.0
 """How long it may take over a short call, or over the end of a stage that is over elsewhere."""
+HOSTS_S = 120.0
+"""How long to wait until as many hosts are there as were asked for, at the beginning or after one is lost."""
 
 _SAME = {"dcpbench": "dcpbench", "python": "Python", "torch": "torch", "plugins": "plug-ins"}
 """Keys of the description of a host whose values have to be the same on every host, and their names."""
@@ -137,9 +139,14 @@ class HostsEngine(Engine):
             for agent in self.agents
         }
         of_host = {name: sum(room[one] for one in room if one.name == name) for name in self.names}
-        most = self.config.ranks_per_host
-        parts = spread(ranks, {name: min(most or has, has) for name, has in of_host.items()})
+        most, hosts = self.config.ranks_per_host, self.hosts_of(ranks)
+        room_of = {name: min(most or has, has) for name, has in of_host.items()}
+        parts = spread(ranks, room_of, hosts if hosts > 1 else None)
         return None if parts is None else [one for name in parts for one in _split(name, parts[name], room)]
+
+    def hosts_of(self, ranks: int) -> int:
+        """Return how many hosts were asked for that this many ranks can be on; 1 if none were."""
+        return min(self.config.hosts or 1, ranks)
 
     def difference(self, agent: Agent) -> str | None:
         """Have an agent describe its host, and return how the code there differs from the driver's.
