@@ -29,6 +29,7 @@ from dcpbench.executors.hosts import Agent, HostsEngine
 from dcpbench.executors.hosts_executor import HostsExecutor
 from dcpbench.executors.local import LocalEngine
 from dcpbench.executors.outcome import RankEnd, StageEnd
+from dcpbench.records.installation import installation
 from dcpbench.records.rank_report import RankReport
 from dcpbench.worker.messages import CellSpec, WorldKind
 
@@ -43,12 +44,12 @@ CELL = ("parallel=fsdp2", "saves=1", "train_steps=1", "resume_steps=1", "keep_ch
 class Host:
     """What an agent is asked, and what it answers at once."""
 
-    def __init__(self, name: str, torch: str) -> None:
-        self.name, self.torch = name, torch
+    def __init__(self, name: str, described: dict[str, Any]) -> None:
+        self.name, self.described = name, described
         self.ranks: Sequence[int] = ()
 
     def describe(self) -> dict[str, Any]:
-        return {"host": self.name, "torch": self.torch, "gpu_count": 0}
+        return {**self.described, "host": self.name, "gpu_count": 0}
 
     def state(self, _: Any, __: Any) -> State:
         return State(time.time(), time.monotonic(), True, None)
@@ -159,8 +160,8 @@ class SimulatedEngine(HostsEngine):
         self.local.begin(modules)
 
     def probe(self) -> Machine:
-        described = self.local.probe().description
-        made = [Host(f"host{number:04}", described["torch"]) for number in range(int(os.environ[AGENTS]))]
+        described = {**self.local.probe().description, **installation()}
+        made = [Host(f"host{number:04}", described) for number in range(int(os.environ[AGENTS]))]
         most, actors = int(os.environ[RANKS]), int(os.environ[ACTORS])
         if actors:
             import ray

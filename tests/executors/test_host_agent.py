@@ -12,6 +12,7 @@ from dcpbench.config.schema import Config, TimeoutsConfig
 from dcpbench.executors import fork_server, host_agent
 from dcpbench.executors.host_agent import HostAgent, Surroundings
 from dcpbench.executors.torchrun_process import _to_go_on
+from dcpbench.records.installation import installation
 from dcpbench.records.store import SWEEP_JSON
 from dcpbench.worker.messages import CellSpec, RunId, StoreAddress, WorldKind
 from support.alone import config
@@ -56,6 +57,8 @@ def test_ranks_of_two_agents_run_a_stage_and_a_stage_that_was_given_up_never_sta
         (1, "host1", 0),
     ]
     assert all(agent.state(KEY, [str(tmp_path)]).usable for agent in agents)
+    described = agents[1].describe()
+    assert {name: described[name] for name in ("dcpbench", "plugins")} == installation()
 
     agents[1].conclude(2, dumps=False)
     again = _spec(tmp_path / "again", spec.config)

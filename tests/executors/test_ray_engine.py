@@ -1,8 +1,11 @@
 """Cells on several hosts, which are Ray's simulated nodes: real processes, sockets and deaths."""
 
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -11,7 +14,8 @@ import pytest
 from conftest import SMALL, Finished, alive_in, dcpbench, run, start, wait_for, words_of
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
-from support.hosts import Hosts, hosts
+from support.drivers import plant
+from support.hosts import Hosts, copy_dcpbench, hosts
 from support.s3 import CREDENTIALS, s3_server
 
 pytest.importorskip("ray", reason="make test-multinode installs it")
@@ -136,12 +140,12 @@ def test_a_cluster_is_waited_for_until_it_has_as_many_hosts_as_are_asked_for(
     engine = ray_engine.RayEngine(ExecutorConfig("ray", "", hosts=2))
     monkeypatch.setattr(ray_engine, "_connect", lambda _: None)
     monkeypatch.setattr(engine, "_actors", list)
-    monkeypatch.setattr(ray_engine, "_HOSTS_S", 0.0)
+    monkeypatch.setattr(ray_engine, "HOSTS_S", 0.0)
     monkeypatch.setattr(ray_engine, "_offering", lambda: [node])
     with pytest.raises(ConfigError, match=r"executor\.hosts=2: not there within 0 s, only a"):
         engine.begin([])
     joining = iter([[], [node], [node, node], [node, node]])
-    monkeypatch.setattr(ray_engine, "_HOSTS_S", 60.0)
+    monkeypatch.setattr(ray_engine, "HOSTS_S", 60.0)
     monkeypatch.setattr(ray_engine, "_offering", lambda: next(joining))
     engine.begin([])
     assert [*engine.agents] == [node, node]
@@ -167,6 +171,46 @@ def test_a_sweep_goes_on_with_the_hosts_that_are_left_and_ends_where_there_is_no
     assert [row["status"] for row in resumed.rows] == ["crash", "pass"], resumed.err
     assert {host["name"] for host in resumed.rows[1]["details"]["hosts"]} == {"127.0.0.2", "127.0.0.5"}
     assert resumed.rows[0] == row
+
+
+def test_cells_that_asked_for_two_hosts_never_run_on_one(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    asked = ("-m", *DIES, "scenario.options.phase=train", "scenario.options.once=true", "timeouts.cell_s=60")
+    with hosts(2) as two:
+        words = ("scenario.options.how=kills_host,not", *two.words, "executor.hosts=2")
+        soon = partial(plant, "dcpbench.executors.hosts_executor", "HOSTS_S", 2.0)
+        ended = run(folder, *asked, *words, prepare=soon)
+        left = "4 ranks have no room on the hosts that are left (executor.hosts=2): 127.0.0.2 is"
+        (row,) = ended.rows
+        assert (row["status"], row["details"]["no_second_try"]) == ("crash", left), row["reason"]
+        assert f"broken off: {left}; go on with resume={folder}" in ended.err
+        two.add(environment=copy_dcpbench(tmp_path / "other", changed=True))
+        refused = dcpbench(f"resume={folder}", *two.words, folder=folder)
+        assert refused.status == 2
+        *_, line = refused.err.splitlines()
+        differs = r"dcpbench is .*\w{16} on host 127\.0\.0\.4 and \w{16} on the driver's host"
+        assert re.fullmatch(rf"dcpbench: executor=ray: {differs}; must be the same on every host", line), line
+        two.remove_newest()
+        two.add()
+        resumed = dcpbench(f"resume={folder}", *two.words, folder=folder)
+    assert [row["status"] for row in resumed.rows] == ["crash", "pass"], resumed.err
+    assert {host["name"] for host in resumed.rows[1]["details"]["hosts"]} == {"127.0.0.2", "127.0.0.5"}
+    assert resumed.rows[1]["config"]["executor.hosts"] == 2
+
+
+def test_ranks_of_another_dcpbench_do_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a host has a copy of its own, and the driver no PYTHONPATH that would hide it."""
+    folder = tmp_path / "sweep"
+    with hosts(1) as one:
+        one.add(environment=copy_dcpbench(tmp_path / "other", changed=True))
+        words = ("device=cpu", "saves=1", "parallel=ddp", "world_size=2", *one.words)
+        command = [sys.executable, "-m", "dcpbench", *words, f"hydra.sweep.dir={folder}"]
+        monkeypatch.delenv("PYTHONPATH", raising=False)
+        ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert ended.returncode == 2, ended.stdout
+    *_, line = ended.stderr.splitlines()
+    assert re.search(r"dcpbench is \w{16} on host 127\.0\.0\.3 and \w{16} on the driver's host", line), line
+    assert not folder.exists()
 
 
 def test_a_driver_whose_cluster_is_gone_ends_at_once(tmp_path: Path) -> None:

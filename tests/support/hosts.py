@@ -4,6 +4,7 @@ daemons in network namespaces."""
 import os
 import re
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,9 @@ from unittest import mock
 
 import psutil
 
+import dcpbench
 from conftest import wait_for
+from dcpbench.config.schema import conf_folder
 from support.drivers import environment
 from support.namespaces import Namespace
 
@@ -25,6 +28,16 @@ _ENDS_S = 60.0
 _RAY = (sys.executable, "-m", "ray.scripts.scripts")
 _NO_DELAY = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
 _NO_DASHBOARD = "--include-dashboard=false"
+
+
+def copy_dcpbench(place: Path, changed: bool = False) -> dict[str, str]:
+    """Copy dcpbench to a folder; the variables with which another process imports that copy."""
+    ours = Path(dcpbench.__file__).parent
+    shutil.copytree(ours.parent, place / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(conf_folder(), place / "conf")
+    if changed:
+        (place / "src" / "dcpbench" / "changed.py").touch()
+    return {"PYTHONPATH": str(place / "src")}
 
 
 class Hosts:
@@ -44,10 +57,15 @@ class Hosts:
         """What has a sweep run on them."""
         return "executor=ray", f"executor.address={self._cluster.address}"
 
-    def add(self) -> None:
-        """One more host, at the next address."""
+    def add(self, environment: dict[str, str] | None = None) -> None:
+        """One more host, at the next address, with these variables in its environment."""
         self._last += 1
-        self._cluster.add_node(node_ip_address=f"127.0.0.{self._last}", **_SMALL)
+        address = f"127.0.0.{self._last}"
+        self._newest = self._cluster.add_node(node_ip_address=address, env_vars=environment or {}, **_SMALL)
+
+    def remove_newest(self) -> None:
+        """Remove the host that was added last."""
+        self._cluster.remove_node(self._newest)
 
     def kill(self) -> None:
         """Kill what Ray has started below this process."""

@@ -14,8 +14,9 @@ import pytest
 
 from conftest import SMALL, TESTS, Finished, alive_in, dcpbench, run, start, words_of
 from dcpbench.config.cell_key import CellKey
-from dcpbench.config.groups import ModelConfig, ScenarioConfig, StorageConfig
+from dcpbench.config.groups import ExecutorConfig, ModelConfig, ScenarioConfig, StorageConfig
 from dcpbench.config.schema import Config
+from dcpbench.records.installation import package_digest
 from dcpbench.records.store import append_row, keep_lines, read_lines
 from dcpbench.sweep.folder import manifest
 from dcpbench.sweep.plan import job
@@ -250,16 +251,20 @@ def test_digests_are_of_all_that_decides_a_row_and_of_nothing_else() -> None:
     def but(**parts: Any) -> str:
         return CellKey.of(Config(**{**vars(config), **parts})).digest
 
+    assert but() == "901692209e31f6fe", "rows of earlier versions are of the same cell"
     how_run = {"resume": "x", "plan": True, "known_failures": "y", "retry": 0, "raw": True, "repeat": 3}
     assert but(**how_run) == but()
+    assert but(executor=ExecutorConfig("ray", "x.y", address="a:1")) == but()
     assert but(storage=StorageConfig(root="x", needs_bytes=3)) == but()
     others = [
         but(model=ModelConfig(options={"size": 4})),
         but(seed=1),
         but(storage=StorageConfig(thread_count=2)),
         but(load_world_size=2),
+        but(executor=ExecutorConfig(hosts=2)),
+        but(executor=ExecutorConfig(ranks_per_host=2)),
     ]
-    assert len({but(), *others}) == 5
+    assert len({but(), *others}) == 7
     assert expected_digest(config, [failure]) != expected_digest(config, [])
 
 
@@ -281,7 +286,7 @@ def test_a_users_own_code_is_part_of_what_ran(tmp_path: Path, monkeypatch: pytes
     own = Config(model=ModelConfig(target="users_package.models.Mine"))
 
     def digest(config: Config) -> str:
-        job._package_digest.cache_clear()
+        package_digest.cache_clear()
         return job.code_digest(config)
 
     before = digest(own), digest(Config())

@@ -43,6 +43,12 @@ def test_cells_run_at_once_where_each_has_its_own_gpus(
     assert len(places([job(size, sharing, skip="no"), job(size, sharing)], gpus=4)) == 1
 
 
+def test_cells_that_ask_for_several_hosts_run_one_by_one() -> None:
+    several = job(2, "disjoint")
+    several.config.executor.hosts = 2
+    assert places([several] * 5, gpus=4) == [(0, 1, 2, 3)]
+
+
 def test_cells_of_which_only_the_verdict_matters_share() -> None:
     found = places([job(4, "correctness"), job(1, "correctness")] * 9, gpus=4)
     assert len(found) >= 2

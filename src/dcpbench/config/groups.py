@@ -130,10 +130,14 @@ class ExecutorConfig(Group):
 
     `address` is that of what runs already, null starts something for this sweep alone. `ranks_per_host` is
     the most ranks of a cell that a host has; null: one for each of its GPUs, on the CPU as many as there are.
-    A Ray cluster is waited for until it has so many `hosts`; null: it is taken as it is.
+    Cells run on exactly `hosts` hosts, or on as many as they have ranks; a Ray cluster is waited for until it
+    has that many. null: the hosts of the cluster are used as they are. Only these two are part of a cell.
     """
 
-    address: str | None = None
+    name: str = how_run(MISSING)
+    target: str = how_run(MISSING)
+    options: dict[str, Any] = how_run(dict)
+    address: str | None = how_run(None)
     ranks_per_host: int | None = None
     hosts: int | None = None
 

@@ -13,6 +13,8 @@ from dcpbench.config.state_dict import StateDictConfig
 
 OF_THE_SWEEP = ("resume", "trust", "rerun", "plan", "plan_as", "objective", "executor")
 """Keys that say what to do with a sweep, with those below them: they take one value, and no cell has them."""
+OF_ITS_CELLS = ("executor.hosts", "executor.ranks_per_host")
+"""Keys below these that every cell has nevertheless; they take one value too."""
 REPEATS = "repeats"
 """How often a sweep runs each of its cells, which differ in `repeat` then; takes one value too."""
 MATRIX = "matrix"
@@ -41,7 +43,7 @@ FRESH_TRAINER = groups.StageConfig("dcpbench.scenarios.fresh_process.load_by_tra
 
 def is_about_the_sweep(key: str) -> bool:
     """Whether a dotted key or a group, or what it lies below, is the sweep's and no cell's."""
-    return key.partition(".")[0] in (*OF_THE_SWEEP, REPEATS, MATRIX, PART)
+    return key.partition(".")[0] in (*OF_THE_SWEEP, REPEATS, MATRIX, PART) and key not in OF_ITS_CELLS
 
 
 @dataclass
@@ -120,7 +122,7 @@ class Config:
     plan: bool = how_run(False)
     plan_as: groups.PlanAs = how_run(groups.PlanAs.auto)
     objective: str | None = how_run(None)
-    executor: groups.ExecutorConfig = how_run(groups.ExecutorConfig)
+    executor: groups.ExecutorConfig = field(default_factory=groups.ExecutorConfig)
 
     @property
     def own_trainer(self) -> bool:
@@ -186,7 +188,8 @@ class Config:
         """
         at_least_1 = ("train_steps", "resume_steps", "saves", "load_world_size", "model.batch_size")
         at_least_0 = ("save_at", "storage.keep_free_bytes", "storage.needs_bytes")
-        least = dict.fromkeys((*at_least_1, "storage.thread_count"), 1) | dict.fromkeys(at_least_0, 0)
+        least = dict.fromkeys((*at_least_1, "storage.thread_count", *OF_ITS_CELLS), 1)
+        least |= dict.fromkeys(at_least_0, 0)
         for key, lowest in least.items():
             value = attrgetter(key)(self)
             if value is not None and value < lowest:

@@ -18,7 +18,8 @@ OnPhase = Callable[[int, str], None]
 
 
 class HostsLostError(Exception):
-    """The hosts that are left have no room for the ranks of a cell: the sweep ends, and can be resumed."""
+    """The ranks of a cell have no room on the hosts that are left, or must not run there: the sweep ends, and
+    can be resumed."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Executor(Protocol):
         """Run a stage on ranks of this kind, fresh ones if there are none, and wait for its end.
 
         Raises:
-            HostsLostError: there is no longer room for such ranks.
+            HostsLostError: such ranks have no room on the hosts that are left, or must not run there.
         """
 
     def keep_only(self, kinds: set[WorldKind]) -> None:

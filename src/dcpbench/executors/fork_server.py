@@ -158,15 +158,16 @@ def _fixed_addresses() -> Iterator[None]:
         personality(before)
 
 
-def probe(context: ForkServerContext) -> Machine:
-    """Ask a process forked from the server; the server then is warm for the ranks.
+def probe(context: ForkServerContext, also: Callable[[], dict[str, Any]] = dict) -> Machine:
+    """Ask a process forked from the server; the server then is warm for the ranks. `also` returns what else
+    is to be in the description, and is called there.
 
     Raises:
         ConfigError: the process ended or went silent before it had answered.
     """
     here, there = context.Pipe()
     try:
-        start(context.Process(target=_probe, args=(there,), daemon=True))  # it does not outlive this one
+        start(context.Process(target=_probe, args=(there, also), daemon=True))  # it does not outlive this one
         there.close()
         if not here.poll(_ANSWER_LIMIT_S):
             raise ConfigError(f"torch did not answer within {_ANSWER_LIMIT_S:.0f} s of its import")
@@ -176,7 +177,7 @@ def probe(context: ForkServerContext) -> Machine:
     return Machine(description["gpu_count"], description, here)
 
 
-def _probe(connection: Connection) -> None:
+def _probe(connection: Connection, also: Callable[[], dict[str, Any]]) -> None:
     from dcpbench.worker.machine_probe import main
 
-    main(connection)
+    main(connection, also)

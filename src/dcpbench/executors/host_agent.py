@@ -25,6 +25,7 @@ from dcpbench.executors import cleanup, fork_server
 from dcpbench.executors.local import devices_of
 from dcpbench.executors.outcome import StageEnd
 from dcpbench.executors.rank_group import Conclusion, Part, RankGroup, store_file
+from dcpbench.records.installation import installation
 from dcpbench.worker.messages import CellSpec, Descriptor, StoreAddress, WorldKind
 
 _CARRIED = ("DCPBENCH_", "TORCH", "PYTORCH_", "PYTHONPATH", "NCCL_", "GLOO_", "CUBLAS_", "AWS_", "CXX")
@@ -95,10 +96,12 @@ class HostAgent:
         self._context = fork_server.fork_server(modules)
 
     def describe(self) -> dict[str, Any]:
-        """This host, as it goes into `environment.json`."""
-        machine = fork_server.probe(self._context)
+        """This host, and the code that its ranks would run, as it goes into `environment.json`."""
+        machine = fork_server.probe(self._context, installation)
         machine.complete()
-        return {"host": self._name, "address": self._address, **machine.description}
+        # The ranks of a host where Ray runs in another environment may import another copy than this agent.
+        copies = " and ".join(sorted({machine.description["dcpbench"], installation()["dcpbench"]}))
+        return {"host": self._name, "address": self._address, **machine.description, "dcpbench": copies}
 
     def state(self, key: Key, folders: Sequence[str]) -> State:
         """Its clocks, and what it says of a group and of folders, which a file system may show late."""

@@ -2,6 +2,7 @@
 those gets, and what it answers."""
 
 import itertools
+import platform
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
@@ -13,12 +14,18 @@ from dcpbench.config.groups import ExecutorConfig
 from dcpbench.executors.base import Engine
 from dcpbench.executors.fork_server import Machine
 from dcpbench.executors.placement import spread
+from dcpbench.records.installation import installation
 from dcpbench.records.sentences import place_sentence
 
 START_S = 60.0
 """How long an agent may take to start, and its host to import torch."""
 ANSWER_S = 10.0
 """How long it may take over a short call, or over the end of a stage that is over elsewhere."""
+HOSTS_S = 120.0
+"""How long to wait until as many hosts are there as were asked for, at the beginning or after one is lost."""
+
+_SAME = {"dcpbench": "dcpbench", "python": "Python", "torch": "torch", "plugins": "plug-ins"}
+"""Keys of the description of a host whose values have to be the same on every host, and their names."""
 
 
 class AgentError(Exception):
@@ -44,6 +51,8 @@ class Agent(ABC):
     """Whether what has brought it up has ended it, as with its whole job."""
     lost_at: float | None = None
     """When it was seen to be (`time.monotonic`), where that was not when it was asked."""
+    description: dict[str, Any] | None = None
+    """Its host, as `HostsEngine.difference` has had it described."""
 
     @abstractmethod
     def call(self, method: str, *arguments: Any) -> Future[Any]:
@@ -102,6 +111,7 @@ class HostsEngine(Engine):
         self.config = config
         self.agents: Sequence[Agent] = ()
         self._numbers = itertools.count(1)
+        self._same: dict[str, tuple[str, str]] = {}
 
     @abstractmethod
     def refresh(self) -> None:
@@ -129,24 +139,48 @@ class HostsEngine(Engine):
             for agent in self.agents
         }
         of_host = {name: sum(room[one] for one in room if one.name == name) for name in self.names}
-        most = self.config.ranks_per_host
-        parts = spread(ranks, {name: min(most or has, has) for name, has in of_host.items()})
+        most, hosts = self.config.ranks_per_host, self.hosts_of(ranks)
+        room_of = {name: min(most or has, has) for name, has in of_host.items()}
+        parts = spread(ranks, room_of, hosts if hosts > 1 else None)
         return None if parts is None else [one for name in parts for one in _split(name, parts[name], room)]
 
+    def hosts_of(self, ranks: int) -> int:
+        """Return how many hosts were asked for that this many ranks can be on; 1 if none were."""
+        return min(self.config.hosts or 1, ranks)
+
+    def difference(self, agent: Agent) -> str | None:
+        """Have an agent describe its host, and return how the code there differs from the driver's.
+
+        Torch is compared with that of the first host: the driver imports none, and may have another build.
+        None if nothing differs, or if the agent is lost.
+        """
+        agent.description = agent.description or agent.ask("describe", wait_s=START_S)
+        if agent.description is None:
+            return None
+        if not self._same:
+            here = {"python": platform.python_version(), **installation()}
+            self._same = {what: (value, "the driver's host") for what, value in here.items()}
+        differs: list[str] = []
+        for what, name in _SAME.items():
+            there = str(agent.description.get(what, "not known"))
+            expected, where = self._same.setdefault(what, (there, f"host {agent.name}"))
+            if there != expected:
+                differs.append(f"{name} is {there} on host {agent.name} and {expected} on {where}")
+        return f"{', '.join(differs)}; must be the same on every host" if differs else None
+
     def probe(self) -> Machine:
-        described = [agent.ask("describe", wait_s=START_S) for agent in self.agents]
-        name = self.config.name
-        for agent, one in zip(self.agents, described, strict=True):
-            if one is None:
+        described: list[dict[str, Any]] = []
+        for agent in self.agents:
+            differs, name = self.difference(agent), self.config.name
+            if agent.description is None:
                 raise ConfigError(f"executor={name}: host {agent.name} did not start: {agent.lost}")
-            if one["torch"] != described[0]["torch"]:
-                raise ConfigError(
-                    f"executor={name}: torch is {one['torch']} on host {agent.name} and "
-                    f"{described[0]['torch']} on {described[0]['host']}; must be the same on every host"
-                )
+            if differs:
+                raise ConfigError(f"executor={name}: {differs}")
+            described.append(agent.description)
         of_hosts = list({one["host"]: one for one in described}.values())
         gpus = sum(len(agent.gpus) for agent in self.agents)
-        of_first = {name: value for name, value in described[0].items() if name not in ("host", "address")}
+        own = ("host", "address", "dcpbench", "plugins")
+        of_first = {name: value for name, value in described[0].items() if name not in own}
         return Machine(gpus, {**of_first, "gpu_count": gpus, "hosts": of_hosts}, hosts=self._hosts_of)
 
     def _hosts_of(self, ranks: int, device: str) -> int:

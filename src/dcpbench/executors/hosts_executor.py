@@ -11,7 +11,7 @@ from typing import Any
 from dcpbench.config.schema import TimeoutsConfig
 from dcpbench.executors.base import Executor, HostsLostError, HostUsed, OnPhase, Outcome
 from dcpbench.executors.host_agent import Key, State
-from dcpbench.executors.hosts import ANSWER_S, START_S, Agent, AgentError, HostsEngine, Placed
+from dcpbench.executors.hosts import ANSWER_S, HOSTS_S, START_S, Agent, AgentError, HostsEngine, Placed
 from dcpbench.executors.outcome import RankEnd, StageEnd, outcome_of
 from dcpbench.records.findings import LimitReached
 from dcpbench.worker.messages import CellSpec, StoreAddress, WorldKind
@@ -119,7 +119,7 @@ class HostsExecutor(Executor):
         none.
 
         Raises:
-            HostsLostError: there is no longer room for them.
+            HostsLostError: they have no room on the hosts that are left, or must not run there.
         """
         for _ in range(_STARTS):  # a host may die meanwhile
             placed = self._groups.get(kind) or self._started(kind)
@@ -140,11 +140,20 @@ class HostsExecutor(Executor):
 
     def _started(self, kind: WorldKind) -> list[Placed]:
         self.engine.refresh()
+        wanted, deadline = self.engine.hosts_of(kind.world_size), time.monotonic() + HOSTS_S
+        while 0 < len(self.engine.names) < wanted and time.monotonic() < deadline and not self.interrupted:
+            time.sleep(_LOOK_EVERY_S)
+            self.engine.refresh()
         placed = self.engine.placed(kind.world_size, kind.device, self.gpus)
         if placed is None:
             hosts = self.engine.names
             left = f"{', '.join(hosts)} are" if len(hosts) > 1 else f"{next(iter(hosts), 'none')} is"
-            raise HostsLostError(f"{kind.world_size} ranks have no room on the hosts that are left: {left}")
+            asked = f" (executor.hosts={self.engine.config.hosts})" if wanted > 1 else ""
+            no_room = f"{kind.world_size} ranks have no room on the hosts that are left{asked}"
+            raise HostsLostError(f"{no_room}: {left}")
+        for one in placed:
+            if differs := self.engine.difference(one.agent):
+                raise HostsLostError(differs)
         self._groups[kind] = placed
         key, first, at = (self.owner, kind), placed[0].agent, None
         if len(placed) > 1:

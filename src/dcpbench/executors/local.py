@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.context import ForkServerContext
 
+from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
 from dcpbench.config.schema import TimeoutsConfig
 from dcpbench.executors import cleanup, fork_server
@@ -19,8 +20,17 @@ from dcpbench.worker.messages import CellSpec, WorldKind
 class LocalEngine(Engine):
     """This host."""
 
-    def __init__(self, _: ExecutorConfig) -> None:
-        """Nothing is started yet."""
+    def __init__(self, config: ExecutorConfig) -> None:
+        """Refuse what needs several hosts. Nothing is started yet.
+
+        Raises:
+            ConfigError: a number of hosts, or of ranks on each, is asked for.
+        """
+        one_host = {"hosts": (config.hosts or 1) <= 1, "ranks_per_host": config.ranks_per_host is None}
+        for key, is_enough in one_host.items():
+            if not is_enough:
+                asked = f"executor.{key}={getattr(config, key)}"
+                raise ConfigError(f"{asked}: executor={config.name} has this host alone; use executor=ray")
 
     def begin(self, modules: Sequence[str]) -> None:
         self._modules = modules

@@ -5,13 +5,16 @@ them."""
 from collections.abc import Mapping
 
 
-def spread(world_size: int, room: Mapping[str, int]) -> dict[str, range] | None:
+def spread(world_size: int, room: Mapping[str, int], exactly: int | None = None) -> dict[str, range] | None:
     """The ranks that each host has: on as many hosts as there are for which they divide evenly, the roomiest
     first where not all are needed; None if there is no room.
 
     Args:
         room: how many ranks each host has room for.
+        exactly: on how many hosts they have to be, evenly or not; at most one for each rank.
     """
+    if exactly:
+        return _shared_out(world_size, room, exactly)
     roomiest = sorted(room, key=lambda host: -room[host])
     for count in range(min(len(room), world_size), 0, -1):
         each, over = divmod(world_size, count)
@@ -20,6 +23,16 @@ def spread(world_size: int, room: Mapping[str, int]) -> dict[str, range] | None:
             hosts = [host for host in room if host in chosen]  # in the order in which they are known
             return {host: range(number * each, (number + 1) * each) for number, host in enumerate(hosts)}
     return _packed(world_size, room)
+
+
+def _shared_out(world_size: int, room: Mapping[str, int], hosts: int) -> dict[str, range] | None:
+    """On that many hosts, the roomiest, as evenly as their room allows."""
+    share: dict[str, int] = {}
+    for host in reversed(sorted(room, key=lambda host: -room[host])[:hosts]):
+        share[host] = min(room[host], (world_size - sum(share.values())) // (hosts - len(share)))
+    if len(share) < hosts or not all(share.values()):
+        return None
+    return _packed(world_size, {host: share[host] for host in room if host in share})
 
 
 def _packed(world_size: int, room: Mapping[str, int]) -> dict[str, range] | None:

@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
 from dcpbench.executors.host_agent import CALLS, HostAgent, Surroundings
-from dcpbench.executors.hosts import Agent, HostsEngine
+from dcpbench.executors.hosts import HOSTS_S, Agent, HostsEngine
 from dcpbench.executors.hosts_executor import HostsExecutor
 
 _CONNECT_S = 1.0
@@ -34,8 +34,6 @@ _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + byte
 """What a client begins with, and an empty frame of settings."""
 _HTTP2_SETTINGS = 3
 """At which byte of a frame its type stands; that of settings is 4."""
-_HOSTS_S = 120.0
-"""How long the hosts of a cluster may take until all are there, from when its first one is."""
 _OBJECT_STORE_BYTES = 80 * 2**20
 
 
@@ -80,11 +78,11 @@ class RayEngine(HostsEngine):
     def begin(self, modules: Sequence[str]) -> None:
         self._modules = modules
         _connect(self.config.address)
-        wanted, deadline = self.config.hosts, time.monotonic() + _HOSTS_S
+        wanted, deadline = self.config.hosts, time.monotonic() + HOSTS_S
         while wanted and len(there := _offering()) < wanted:
             if time.monotonic() > deadline:
                 found = ", ".join(sorted(node["NodeName"] for node in there)) or "none"
-                late = f"not there within {_HOSTS_S:g} s, only {found}"
+                late = f"not there within {HOSTS_S:g} s, only {found}"
                 raise ConfigError(f"executor.hosts={wanted}: {late}")
             time.sleep(0.2)
         self.refresh()

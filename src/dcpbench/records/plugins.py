@@ -14,18 +14,24 @@ class PluginError(Exception):
     """A plug-in cannot be imported: one line that names it."""
 
 
+def plugin_names() -> list[str]:
+    """Return the names of the modules that are plug-ins here, each once."""
+    named = [name.strip() for name in os.environ.get("DCPBENCH_PLUGINS", "").split(",")]
+    modules = [*(entry.module for entry in entry_points(group="dcpbench")), *filter(None, named)]
+    return list(dict.fromkeys(modules))
+
+
 def load_plugins() -> list[str]:
     """Import every plug-in; the names of the modules.
 
     Raises:
         PluginError: one of them cannot be imported.
     """
-    named = [name.strip() for name in os.environ.get("DCPBENCH_PLUGINS", "").split(",")]
-    modules = [*(entry.module for entry in entry_points(group="dcpbench")), *filter(None, named)]
+    modules = plugin_names()
     for name in modules:
         try:
             importlib.import_module(name)
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
             raise PluginError(f"plug-in {name} cannot be imported: {text}") from error
-    return list(dict.fromkeys(modules))
+    return modules

@@ -3,14 +3,17 @@ touches CUDA cannot be forked from afterwards."""
 
 import os
 import platform
+from collections.abc import Callable
 from multiprocessing.connection import Connection
+from typing import Any
 
 import psutil
 import torch
 
 
-def main(connection: Connection) -> None:
-    """Send what a sweep must know to begin, as it goes into `environment.json`; then the rest, and end."""
+def main(connection: Connection, also: Callable[[], dict[str, Any]]) -> None:
+    """Send what a sweep must know to begin, as it goes into `environment.json`, with what `also` returns;
+    then the rest, and end."""
     gpu_count = torch.cuda.device_count()
     connection.send(
         {
@@ -22,6 +25,7 @@ def main(connection: Connection) -> None:
             "memory_bytes": psutil.virtual_memory().total,
             "gpu_count": gpu_count,
             "cuda": torch.version.cuda,
+            **also(),
         }
     )
     # This starts CUDA, which takes more than a second.

@@ -20,7 +20,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.schema import OF_THE_SWEEP, PART
+from dcpbench.config.schema import OF_ITS_CELLS, OF_THE_SWEEP, PART
 from dcpbench.records import files, lock
 from dcpbench.records.row_reader import parse
 from dcpbench.records.store import RESULTS_JSONL, SWEEP_JSON, write_json
@@ -95,8 +95,8 @@ def read(folder: Path, key: str = "resume=") -> Record:
 
 def own_words(arguments: Sequence[str]) -> list[str]:
     """The words of a command line that say what the cells are."""
-    keys = "|".join((*OF_THE_SWEEP, re.escape(_DIR)))
-    return [word for word in arguments if not re.match(rf"[+]*({keys})(\.\w+)*=", word)]
+    keys, cells = "|".join((*OF_THE_SWEEP, re.escape(_DIR))), "|".join(map(re.escape, OF_ITS_CELLS))
+    return [word for word in arguments if not re.match(rf"[+]*(?!({cells})=)({keys})(\.\w+)*=", word)]
 
 
 def command_line(arguments: Sequence[str]) -> list[str]:
@@ -128,7 +128,7 @@ def command_line(arguments: Sequence[str]) -> list[str]:
     here = [word for word in arguments if word not in words and not word.startswith(tuple(replaced))]
     absolute = quoted(str(place))  # since the words may be taken from another place
     here += [*([f"resume={absolute}"] if begun else []), f"{_DIR}={absolute}"]
-    said = [word for word in words if word.startswith(f"{PART}=")]
+    said = [word for word in words if word.startswith(tuple(f"{key}=" for key in (PART, *OF_ITS_CELLS)))]
     if asked is not None and not {*words} - {"-m", "--multirun", *said}:
         record = read(folder)
         if _value_of("trust", arguments) is not True:

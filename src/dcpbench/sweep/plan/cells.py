@@ -13,7 +13,8 @@ from hydra.core.config_loader import ConfigLoader
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.schema import Config
+from dcpbench.config.groups import ExecutorConfig
+from dcpbench.config.schema import OF_ITS_CELLS, Config
 from dcpbench.sweep.plan.composition import Choices, Compositions
 from dcpbench.sweep.plan.configurations import Configurations, leave_out_hydra
 
@@ -63,6 +64,7 @@ class CellMaker:
         self._begun: dict[Choices, tuple[str, DictConfig]] = {}
         self._roots: dict[str, Path] = {}
         sources = base.hydra.runtime.config_sources
+        self._of_all = _asked_hosts(base.executor)
         self._config_dir = next((str(one.path) for one in sources if one.provider == "command-line"), None)
         self._names: Counter[str] = Counter()
         self._folders: dict[Path, str] = {}
@@ -126,11 +128,19 @@ class CellMaker:
     def _cell(self, asked: _Asked) -> SweepCell:
         config = self._configurations.of(asked.overrides)
         config.check()
+        if (own := _asked_hosts(config.executor)) != self._of_all:
+            key, value = next(item for item in own.items() if item not in self._of_all.items())
+            raise ConfigError(f"{key}={value}: is about the whole sweep and takes one value")
         folder = self._folder(asked)
         if (other := self._folders.setdefault(folder, asked.name)) != asked.name:
             raise ConfigError(f"hydra.sweep.subdir: {other} and {asked.name} would share {folder}")
         composed = partial(self._composed, asked)
         return SweepCell(asked.name, _own(asked.overrides), config, folder, self._config_dir, composed)
+
+
+def _asked_hosts(executor: DictConfig | ExecutorConfig) -> dict[str, int | None]:
+    """The hosts that are asked for, by key."""
+    return {key: getattr(executor, key.partition(".")[2]) for key in OF_ITS_CELLS}
 
 
 def _folder_text(job: DictConfig) -> str:

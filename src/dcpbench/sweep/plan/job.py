@@ -1,12 +1,9 @@
 """What a sweep has to do, decided before it starts: for each cell whether it runs, and on what."""
 
-import hashlib
 import shlex
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
-from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Device, StageConfig, StageWorld
 from dcpbench.config.schema import Config, conf_folder
 from dcpbench.executors.fork_server import Machine
+from dcpbench.records.installation import OURS, package_digest
 from dcpbench.sweep.plan import known_failures, validity
 from dcpbench.sweep.plan.cells import SweepCell
 from dcpbench.sweep.plan.known_failures import KnownFailure
@@ -42,7 +40,6 @@ _COLUMNS = (
     "optimizer_state",
     "activation_checkpointing",
 )
-_OURS = ("dcpbench", "hydra_plugins.dcpbench_launcher")
 
 
 @dataclass(frozen=True)
@@ -147,7 +144,7 @@ def code_digest(config: Config) -> str:
     """
     packages = {target.partition(".")[0] for target in _targets(config)}
     packages -= {"torch", "dcpbench", "hydra_plugins"}
-    return digest_of([_package_digest(name) for name in (*_OURS, *sorted(packages))])
+    return digest_of([package_digest(name) for name in (*OURS, *sorted(packages))])
 
 
 def _targets(node: Any) -> Iterator[str]:
@@ -160,21 +157,6 @@ def _targets(node: Any) -> Iterator[str]:
     for item in items if isinstance(items, list) else ():
         if not isinstance(item, str | int | float | None):
             yield from _targets(item)
-
-
-@cache
-def _package_digest(name: str) -> str:
-    """A package or module is found without being imported, as the driver has no torch; there may be none."""
-    found = find_spec(name)
-    roots = [Path(place) for place in found.submodule_search_locations or []] if found else []
-    if found and not roots and found.origin and found.has_location:
-        roots = [Path(found.origin)]
-    sources = hashlib.sha256()
-    for root in roots:
-        for path in sorted(root.rglob("*.py") if root.is_dir() else [root]):
-            sources.update(f"{path.relative_to(root)}\0".encode())
-            sources.update(hashlib.sha256(path.read_bytes()).digest())
-    return sources.hexdigest()
 
 
 def _git_commit() -> str | None:

@@ -57,8 +57,9 @@ def stretches(jobs: Iterable[Job]) -> list[list[Job]]:
 def places(jobs: Sequence[Job], gpus: int) -> list[tuple[int, ...]]:
     """For each worker that the cells of a stretch run in the GPUs that are its own, or that it shares.
 
-    Cells on GPUs run at once where each has its own, with `sharing=none` never. With
-    `sharing=correctness` as many workers share the GPUs, or the CPU, as are worth it.
+    Cells on GPUs run at once where each has its own, with `sharing=none` never, nor where they ask for
+    several hosts, on each of which they need GPUs. With `sharing=correctness` as many workers share the GPUs,
+    or the CPU, as are worth it.
     """
     device, sharing = jobs[0].kinds[0].device, jobs[0].config.sharing
     size = max(job.world_size for job in jobs)
@@ -66,7 +67,7 @@ def places(jobs: Sequence[Job], gpus: int) -> list[tuple[int, ...]]:
     if sharing is Sharing.correctness:
         at_once = max(2, min(_AT_ONCE[device], (os.cpu_count() or 1) // size))
         found = [everywhere[worker:] + everywhere[:worker] for worker in range(at_once)]
-    elif everywhere and sharing is Sharing.disjoint:
+    elif everywhere and sharing is Sharing.disjoint and not any(job.config.executor.hosts for job in jobs):
         found = [everywhere[first : first + size] for first in range(0, gpus - size + 1, size)]
     else:
         found = [everywhere]

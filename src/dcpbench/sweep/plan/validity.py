@@ -39,8 +39,8 @@ _LIMITED = (
 
 
 def resolve(config: Config, machine: Machine) -> Config:
-    """The configuration with its device and world size decided; model and optimizer are what a workload of
-    one's own makes of them, if there is one.
+    """The configuration with its device, its world size and its number of hosts (null for one) decided;
+    model and optimizer are what a workload of one's own makes of them, if there is one.
 
     Raises:
         ConfigError: it asks for GPUs, and there are none.
@@ -62,6 +62,7 @@ def resolve(config: Config, machine: Machine) -> Config:
         hosts = machine.hosts(ranks, device.value)
         return parallel.replicated_on(hosts if hosts < ranks else 1)  # else nothing is sharded
 
+    asked_hosts = min(config.executor.hosts or 1, max(int(world_size), config.load_world_size or 1))
     decided = replace(
         config,
         device=device,
@@ -69,6 +70,7 @@ def resolve(config: Config, machine: Machine) -> Config:
         parallel=on_hosts(config.parallel, int(world_size)),
         load_parallel=config.load_parallel
         and on_hosts(config.load_parallel, config.load_world_size or int(world_size)),
+        executor=replace(config.executor, hosts=asked_hosts if asked_hosts > 1 else None),
     )
     if not (own := config.workload.target):
         return decided

@@ -1,0 +1,51 @@
+"""Digests of the code that a process runs: of dcpbench, of plug-ins, and of packages that a cell names."""
+
+import hashlib
+from contextlib import suppress
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from dcpbench.config.cell_key import digest_of
+from dcpbench.config.schema import conf_folder
+from dcpbench.records.plugins import plugin_names
+
+OURS = ("dcpbench", "hydra_plugins.dcpbench_launcher")
+"""The packages of dcpbench."""
+
+
+def installation() -> dict[str, str]:
+    """Return digests of the dcpbench and the plug-ins that this process imports, for `environment.json`.
+
+    Two hosts whose digests differ may come to different verdicts about the same cell.
+    """
+    plugins = {name: digest_of(package_digest(name.partition(".")[0])) for name in plugin_names()}
+    return {
+        "dcpbench": digest_of([*map(package_digest, OURS), _files_digest(conf_folder(), pattern="*.yaml")]),
+        "plugins": ", ".join(f"{name} {digest}" for name, digest in sorted(plugins.items())) or "none",
+    }
+
+
+@cache
+def package_digest(name: str) -> str:
+    """Return a digest of the sources of a package or module; an empty one if it does not exist.
+
+    The package is found without being imported, as the driver has no torch.
+    """
+    found = None
+    with suppress(ModuleNotFoundError):  # the package that it would be in
+        found = find_spec(name)
+    roots = [Path(place) for place in found.submodule_search_locations or []] if found else []
+    if found and not roots and found.origin and found.has_location:
+        roots = [Path(found.origin)]
+    return _files_digest(*roots)
+
+
+def _files_digest(*roots: Path, pattern: str = "*.py") -> str:
+    """Return a digest of the files below these folders whose names match, and of their names."""
+    sources = hashlib.sha256()
+    for root in roots:
+        for path in sorted(root.rglob(pattern) if root.is_dir() else [root]):
+            sources.update(f"{path.relative_to(root)}\0".encode())
+            sources.update(hashlib.sha256(path.read_bytes()).digest())
+    return sources.hexdigest()
