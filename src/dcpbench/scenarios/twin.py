@@ -1,0 +1,215 @@
+"""The unwrapped twin of a parallel run: its passes over this rank's share of a batch, the noise of its
+kernels, and its optimizer steps on the ranks' gradients."""
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dcpbench.verify.perturb import jitter
+from dcpbench.verify.snapshot import (
+    Leaves,
+    TensorLeaf,
+    named_parameters,
+    plain_fqn,
+    retained,
+    snapshot_model,
+    snapshot_optimizer,
+)
+from dcpbench.verify.training import step_tolerances
+from dcpbench.verify.whole_tensors import real_elements
+from dcpbench.workloads.optimizers import each_of, repeats_on_parts
+from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.workload import Tensors, each_tensor
+
+_JITTERED = 2
+"""How many passes, or steps, that are a little different measure noise."""
+_STEP_SHARE, _OTHER_DEVICE_SHARE = 2**-9, 2**-22
+"""By what part of themselves gradients are made different to measure a step that does not repeat exactly:
+of an optimizer that reduces over tensors, maybe in bfloat16; on another device than the twin's."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A forward and backward pass over this rank's share of a batch: its loss; the gradients by FQN, elements
+    in float64; the buffers after it."""
+
+    loss: float
+    gradients: dict[str, torch.Tensor]
+    buffers: Leaves
+
+
+class Twin:
+    """A plain run that is in the state of a parallel one.
+
+    Args:
+        run: from `build_run.build_twin`.
+        dtypes: those that the parallel run computes in.
+
+    Attributes:
+        computes_in: these, and those that modules return, as under autocast.
+        steps_in_backward: whether its optimizer has stepped in a backward pass.
+    """
+
+    def __init__(self, run: TrainingRun, dtypes: Iterable[torch.dtype]) -> None:
+        self.run, self.model = run, run.model
+        self.computes_in = set(dtypes)
+        self.steps_in_backward = False
+        self._batch: Tensors = None
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Parameters by FQN, tied ones under the first of their names."""
+        return {plain_fqn(self.model, name): value for name, value in self.model.named_parameters()}
+
+    def begin(self, batch: Tensors, group: dist.ProcessGroup | None) -> None:
+        """Begin a step with this batch; collective over `group`, if there is one: with the buffers of its
+        first rank."""
+        self._batch, self._drawn = batch, dict(self.run.random.states)
+        for buffer in self.model.buffers() if group else ():
+            received = buffer.to(torch.device("cpu"))
+            dist.broadcast(received, 0, group=group)
+            buffer.copy_(received)
+
+    def loss_of_whole(self) -> float:
+        """Return the loss of the whole batch."""
+        with self._undone(), torch.no_grad(), self.run.random.drawn_from():
+            return float(self.run.loss_of(self._batch))
+
+    def passed(self) -> Pass:
+        """Pass over this rank's share of the batch."""
+
+        def stepped(*_: Any) -> None:
+            self.steps_in_backward = True
+
+        hooks = [one.register_step_pre_hook(stepped) for one in each_of(self.run.optimizer)]
+        hooks += [module.register_forward_hook(self._note_dtype) for module in self.model.modules()]
+        made = self._passed(self._batch)
+        for hook in hooks:
+            hook.remove()
+        return made
+
+    def jittered(self) -> list[Pass]:
+        """Pass over it again, with parameters and inputs that are different by a rounding."""
+        share = max((_unit(one) for one in self.computes_in), default=0.0)
+        passes = []
+        for number in range(_JITTERED):
+            other = each_tensor(torch.clone, self._batch)
+            each_tensor(lambda one: jitter([one], share, seed=_JITTERED) or one, other)
+            with self._undone():
+                self.run.random.states = dict(self._drawn)
+                jitter(self.model.parameters(), share, seed=number)
+                passes.append(self._passed(other))
+        return passes
+
+    def step(
+        self, gradients: Mapping[str, torch.Tensor], whole: Mapping[str, torch.Tensor], inexact: "Inexact"
+    ) -> dict[str, torch.Tensor]:
+        """Step on the ranks' gradients.
+
+        Args:
+            gradients: this rank's.
+            whole: those of all ranks, whole.
+            inexact: the parameters whose step does not repeat exactly.
+
+        Returns:
+            how far each element of these, and of their state, may be away.
+        """
+        others = list[Leaves]()
+        for number in range(_JITTERED if inexact.names else 0):
+            optimizer = copy.deepcopy(self.run.optimizer.state_dict())
+            with self._undone():
+                self._set_gradients(gradients, whole)
+                mine = [one.grad for one in self.model.parameters() if one.grad is not None]
+                jitter(mine, inexact.share, seed=number)
+                self.run.optimizer.step()
+                others.append(retained(state_of(self.run)))
+            self.run.optimizer.load_state_dict(optimizer)
+        self._set_gradients(gradients, whole)
+        self.run.step()
+        tolerances = step_tolerances(state_of(self.run), others)
+        return {name: one for name, one in tolerances.items() if inexact.has(name)}
+
+    def _passed(self, batch: Tensors) -> Pass:
+        self.model.zero_grad()
+        with self.run.recording() as gradients:
+            loss = float(self.run.backward(batch))
+        elements = {name: real_elements(dense(value)) for name, value in gradients.items()}
+        return Pass(loss, elements, retained(of_kind("buffer", snapshot_model(self.model))))
+
+    def _note_dtype(self, _: nn.Module, __: Any, output: Any) -> None:
+        if isinstance(output, torch.Tensor) and output.is_floating_point():
+            self.computes_in.add(output.dtype)
+
+    @contextmanager
+    def _undone(self) -> Iterator[None]:
+        """Context manager: undo what becomes of parameters, buffers and generators."""
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        states, held = dict(self.run.random.states), [one.detach().clone() for one in tensors]
+        yield
+        self.run.random.states = states
+        with torch.no_grad():
+            for tensor, was in zip([*self.model.parameters(), *self.model.buffers()], held, strict=True):
+                tensor.copy_(was)
+
+    def _set_gradients(
+        self, gradients: Mapping[str, torch.Tensor], whole: Mapping[str, torch.Tensor]
+    ) -> None:
+        for name, parameter in self.parameters.items():
+            parameter.grad = None
+            if name in gradients and gradients[name].is_sparse:
+                parameter.grad = gradients[name].clone()
+            elif name in whole:
+                parameter.grad = whole[name].view_as(parameter).to(parameter.device, copy=True)
+
+
+@dataclass(frozen=True)
+class Inexact:
+    """The parameters whose optimizer step does not repeat, bit for bit, on whole tensors what it does on
+    parts; and by what part gradients are made different to measure by how much it may differ."""
+
+    names: frozenset[str]
+    share: float
+
+    def has(self, name: str) -> bool:
+        """Whether a piece of state is of one of these."""
+        return name in self.names or name.startswith(tuple(f"state.{one}." for one in self.names))
+
+
+def inexact_steps(run: TrainingRun, twin: TrainingRun, split: bool) -> Inexact:
+    """Find what does not repeat: by optimizers that are not known to go by elements, where tensors are
+    `split`; everything, where the parameters of the run are on another device than the twin's."""
+    names = named_parameters(twin.model)
+    if any(value.device.type != twin.world.device.type for value in run.model.parameters()):
+        return Inexact(frozenset(names), _OTHER_DEVICE_SHARE)
+    reducing = [one for one in each_of(twin.optimizer) if split and not repeats_on_parts(one)]
+    theirs = {id(value) for one in reducing for group in one.param_groups for value in group["params"]}
+    return Inexact(frozenset(name for name, value in names.items() if id(value) in theirs), _STEP_SHARE)
+
+
+def state_of(run: TrainingRun) -> Leaves:
+    """Tensors of model and component; state and hyperparameters of the optimizer."""
+    held = {**snapshot_model(run.model), **run.component.leaves()}
+    tensors = {name: leaf for name, leaf in held.items() if isinstance(leaf, TensorLeaf)}
+    optimizer = snapshot_optimizer(run.model, run.optimizer)
+    return {**tensors, **{name: leaf for name, leaf in optimizer.items() if not name.endswith(".params")}}
+
+
+def of_kind(kind: str, leaves: Leaves) -> dict[str, TensorLeaf]:
+    """The tensors of a kind of state."""
+    return {name: leaf for name, leaf in leaves.items() if isinstance(leaf, TensorLeaf) and leaf.kind == kind}
+
+
+def dense(gradient: torch.Tensor) -> torch.Tensor:
+    """The same gradient, not sparse."""
+    return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+def _unit(dtype: torch.dtype) -> float:
+    """A rounding in a dtype: the distance of 1 to the next number; half of it in those of 16 bits."""
+    return torch.finfo(dtype).eps * (0.5 if dtype.itemsize == 2 else 1.0)
