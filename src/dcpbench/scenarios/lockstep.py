@@ -218,7 +218,7 @@ class Lockstep:
         self._cell.measure("gradient_bound_used", self._bound_used)
         report.bounds = {
             "gradient_bound": self._bound(torch.float32).name,
-            "step_bound": "measured" if self._inexact.names else "bits",
+            "step_bound": self._inexact.bound,
         }
         report.not_applied |= self._why_not
         if not self._alive:

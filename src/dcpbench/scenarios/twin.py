@@ -121,7 +121,7 @@ class Twin:
             how far each element of these, and of their state, may be away.
         """
         others = list[Leaves]()
-        for number in range(_JITTERED if inexact.names else 0):
+        for number in range(_JITTERED if inexact.measured else 0):
             optimizer = copy.deepcopy(self.run.optimizer.state_dict())
             with self._undone():
                 self._set_gradients(gradients, whole)
@@ -132,8 +132,14 @@ class Twin:
             self.run.optimizer.load_state_dict(optimizer)
         self._set_gradients(gradients, whole)
         self.run.step()
-        tolerances = step_tolerances(state_of(self.run), others)
-        return {name: one for name, one in tolerances.items() if inexact.has(name)}
+        state = state_of(self.run)
+        rounded = {
+            name: torch.finfo(leaf.dtype).eps * leaf.local.double().abs()
+            for name, leaf in state.items()
+            if isinstance(leaf, TensorLeaf) and _is_narrow(leaf.local) and _is_of(name, inexact.rounded)
+        }
+        measured = step_tolerances(state, others).items()
+        return rounded | {name: one for name, one in measured if _is_of(name, inexact.measured)}
 
     def _passed(self, batch: Tensors) -> Pass:
         self.model.zero_grad()
@@ -170,31 +176,54 @@ class Twin:
 
 @dataclass(frozen=True)
 class Inexact:
-    """The parameters whose optimizer step does not repeat, bit for bit, on whole tensors what it does on
-    parts; and by what part gradients are made different to measure by how much it may differ."""
+    """The parameters whose optimizer step does not do, bit for bit, on whole tensors what it does on parts.
 
-    names: frozenset[str]
-    share: float
+    Args:
+        measured: those where it may differ by as much as it does for other gradients.
+        share: by what part of themselves gradients are made different for that.
+        rounded: those where it may differ by a rounding.
+    """
 
-    def has(self, name: str) -> bool:
-        """Whether a piece of state is of one of these."""
-        return name in self.names or name.startswith(tuple(f"state.{one}." for one in self.names))
+    measured: frozenset[str] = frozenset()
+    share: float = 0.0
+    rounded: frozenset[str] = frozenset()
+
+    @property
+    def bound(self) -> str:
+        """How steps are compared, as a row has it."""
+        return "measured" if self.measured else "rounding" if self.rounded else "bits"
 
 
 def inexact_steps(run: TrainingRun, twin: TrainingRun, split: bool) -> Inexact:
-    """Find what does not repeat: by optimizers that are not known to go by elements, where tensors are
-    `split`; everything, where the parameters of the run are on another device than the twin's."""
+    """Find the steps that do not repeat exactly. Where tensors are `split` these are steps of optimizers that
+    are not known to go by elements, and, by a rounding, of 16 bits: torch computes the elements at the end of
+    a tensor, which do not fill a vector, with other roundings. Where the run's parameters are on another
+    device than the twin's, all are."""
     names = named_parameters(twin.model)
     if any(value.device.type != twin.world.device.type for value in run.model.parameters()):
         return Inexact(frozenset(names), _OTHER_DEVICE_SHARE)
-    reducing = [one for one in each_of(twin.optimizer) if split and not repeats_on_parts(one)]
+    if not split:
+        return Inexact()
+    reducing = [one for one in each_of(twin.optimizer) if not repeats_on_parts(one)]
     theirs = {id(value) for one in reducing for group in one.param_groups for value in group["params"]}
-    return Inexact(frozenset(name for name, value in names.items() if id(value) in theirs), _STEP_SHARE)
+    measured = frozenset(name for name, value in names.items() if id(value) in theirs)
+    narrow = {name for name, value in names.items() if _is_narrow(value)}
+    return Inexact(measured, _STEP_SHARE, frozenset(narrow) - measured)
+
+
+def _is_narrow(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.element_size() == 2
+
+
+def _is_of(name: str, parameters: Iterable[str]) -> bool:
+    """Whether a piece of state is one of these parameters, or what an optimizer has of one."""
+    return name in parameters or name.startswith(tuple(f"state.{one}." for one in parameters))
 
 
 def state_of(run: TrainingRun) -> Leaves:
     """Tensors of model and component; state and hyperparameters of the optimizer."""
-    held = {**snapshot_model(run.model), **run.component.leaves()}
+    model = snapshot_model(run.model)
+    held = {**of_kind("param", model), **of_kind("buffer", model), **run.component.leaves()}
     tensors = {name: leaf for name, leaf in held.items() if isinstance(leaf, TensorLeaf)}
     optimizer = snapshot_optimizer(run.model, run.optimizer)
     return {**tensors, **{name: leaf for name, leaf in optimizer.items() if not name.endswith(".params")}}
