@@ -29,9 +29,9 @@ from dcpbench.workloads.workload import Tensors, each_tensor
 
 _JITTERED = 2
 """How many passes, or steps, that are a little different measure noise."""
-_STEP_SHARE, _OTHER_DEVICE_SHARE = 2**-9, 2**-22
-"""By what part of themselves gradients are made different to measure a step that does not repeat exactly:
-of an optimizer that reduces over tensors, maybe in bfloat16; on another device than the twin's."""
+_STEP_SHARE = 2**-9
+"""By what part of themselves gradients are made different to measure a step that does not repeat exactly: its
+optimizer may compute in bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -126,18 +126,21 @@ class Twin:
             with self._undone():
                 self._set_gradients(gradients, whole)
                 mine = [one.grad for one in self.model.parameters() if one.grad is not None]
-                jitter(mine, inexact.share, seed=number)
+                jitter(mine, _STEP_SHARE, seed=number)
                 self.run.optimizer.step()
                 others.append(retained(state_of(self.run)))
             self.run.optimizer.load_state_dict(optimizer)
         self._set_gradients(gradients, whole)
         self.run.step()
         state = state_of(self.run)
-        rounded = {
-            name: torch.finfo(leaf.dtype).eps * leaf.local.double().abs()
-            for name, leaf in state.items()
-            if isinstance(leaf, TensorLeaf) and _is_narrow(leaf.local) and _is_of(name, inexact.rounded)
-        }
+        rounded: dict[str, torch.Tensor] = {}
+        for name, leaf in state.items():
+            if isinstance(leaf, TensorLeaf) and _is_of(name, inexact.rounded) and leaf.extent.numel:
+                size = leaf.local.double().abs()
+                if inexact.other_kernels and leaf.dtype.is_floating_point:
+                    rounded[name] = torch.full_like(size, torch.finfo(leaf.dtype).eps * float(size.max()))
+                elif _is_narrow(leaf.local):
+                    rounded[name] = torch.finfo(leaf.dtype).eps * size
         measured = step_tolerances(state, others).items()
         return rounded | {name: one for name, one in measured if _is_of(name, inexact.measured)}
 
@@ -180,13 +183,13 @@ class Inexact:
 
     Args:
         measured: those where it may differ by as much as it does for other gradients.
-        share: by what part of themselves gradients are made different for that.
-        rounded: those where it may differ by a rounding.
+        rounded: those where it may differ by a rounding: of 16 bits, or of any type, in relation to the
+            largest element, on `other_kernels`.
     """
 
     measured: frozenset[str] = frozenset()
-    share: float = 0.0
     rounded: frozenset[str] = frozenset()
+    other_kernels: bool = False
 
     @property
     def bound(self) -> str:
@@ -198,17 +201,17 @@ def inexact_steps(run: TrainingRun, twin: TrainingRun, split: bool) -> Inexact:
     """Find the steps that do not repeat exactly. Where tensors are `split` these are steps of optimizers that
     are not known to go by elements, and, by a rounding, of 16 bits: torch computes the elements at the end of
     a tensor, which do not fill a vector, with other roundings. Where the run's parameters are on another
-    device than the twin's, all are."""
+    device than the twin's, all may differ by a rounding."""
     names = named_parameters(twin.model)
     if any(value.device.type != twin.world.device.type for value in run.model.parameters()):
-        return Inexact(frozenset(names), _OTHER_DEVICE_SHARE)
+        return Inexact(rounded=frozenset(names), other_kernels=True)
     if not split:
         return Inexact()
     reducing = [one for one in each_of(twin.optimizer) if not repeats_on_parts(one)]
     theirs = {id(value) for one in reducing for group in one.param_groups for value in group["params"]}
     measured = frozenset(name for name, value in names.items() if id(value) in theirs)
     narrow = {name for name, value in names.items() if _is_narrow(value)}
-    return Inexact(measured, _STEP_SHARE, frozenset(narrow) - measured)
+    return Inexact(measured, frozenset(narrow) - measured)
 
 
 def _is_narrow(tensor: torch.Tensor) -> bool:
