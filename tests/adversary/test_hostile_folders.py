@@ -14,7 +14,7 @@ import pytest
 from dcpbench.records import files, store
 from dcpbench.records.metrics import Measurement
 from dcpbench.report.__main__ import main
-from dcpbench.sweep.folder import manifest, prune, resume
+from dcpbench.sweep.folder import manifest, resume
 from dcpbench.sweep.plan.resources import Costs, Estimated
 from dcpbench.sweep.run import worker
 from report.sweeps import cell, folder_of_lines, folder_with, line
@@ -23,10 +23,10 @@ from support.jobs import job
 pytestmark = pytest.mark.timeout(60)
 
 READ_BY = {
-    "results.jsonl": ("", "compare", "history", "thin"),
+    "results.jsonl": ("", "compare", "history"),
     "results.csv": ("history",),
     "environment.json": ("", "compare"),
-    "sweep.json": ("thin",),
+    "sweep.json": ("",),
 }
 WRITTEN = (*READ_BY, "report.html", "junit.xml", "measurements.jsonl", "superseded.jsonl")
 
@@ -133,7 +133,7 @@ def test_what_stands_in_place_of_a_file_is_told_in_a_line_and_never_followed(
         sweeps = tmp_path / f"sweeps-{name}"
         bad = hostile(sweeps, name, plant, outside)
         for command in commands:
-            places = {"": [bad], "compare": [sweeps / "good", bad], "history": [sweeps], "thin": [sweeps]}
+            places = {"": [bad], "compare": [sweeps / "good", bad], "history": [sweeps]}
             words = [command, *map(str, places[command])] if command else [str(bad)]
             status = main(words)
             out, err = capsys.readouterr()
@@ -257,7 +257,6 @@ def test_a_sweep_beside_it_breaks_no_plan(
 ) -> None:
     bad = hostile(tmp_path / "sweeps", "results.jsonl", plant, outside)
     assert Costs().learn_beside(bad.parent / "new", [Estimated(["a"], 1)]) == []
-    assert list(prune._stored_sweeps(bad.parent))
 
 
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
