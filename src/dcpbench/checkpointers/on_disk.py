@@ -15,6 +15,7 @@ from dcpbench.checkpointers.dcp_metadata import (
     foreign_manifest,
     joined,
     metadata_in,
+    unfinished_rank,
 )
 from dcpbench.checkpointers.safetensors_headers import SUFFIX, names_in, safetensors_manifest
 from dcpbench.records.findings import Finding, Problem
@@ -30,7 +31,7 @@ class FolderState(StrEnum):
 
     whole = "whole"
     damaged = "damaged"
-    torn = "torn"  # its save never ended
+    torn = "torn"  # its save did not end, on all ranks or on one
     none = "none"  # no checkpoint
 
 
@@ -71,6 +72,8 @@ def audited(folder: Path, data: bool = False, required: Sequence[str] = ()) -> A
     if not own and any(map(_UNFINISHED.fullmatch, files)):
         because = f"no {METADATA}, which is written last: its save did not end"
         return Audited(folder, FolderState.torn, because, files=files)
+    if own and METADATA not in own and (because := unfinished_rank(files)):
+        return Audited(folder, FolderState.torn, because, files=files)
     if not own and not names_in(files):
         because = f"holds no checkpoint of torch.distributed.checkpoint (no {METADATA}), nor safetensors"
         return Audited(folder, FolderState.none, because)
@@ -95,6 +98,8 @@ def audited(folder: Path, data: bool = False, required: Sequence[str] = ()) -> A
     if data and own:
         told += _damaged_data(folder, manifest)
     state = FolderState.damaged if told else FolderState.whole
+    if told and own and METADATA not in own and {one.problem for one in told} == {Problem.uncovered}:
+        state = FolderState.torn  # nothing is left of the ranks above those that are there
     named = {*own, *manifest.named, *manifest.own}
     beside = {path: size for path, size in files.items() if path not in named}
     return Audited(folder, state, "", {**manifest.entries}, told, files, beside)
