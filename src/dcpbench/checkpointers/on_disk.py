@@ -72,8 +72,8 @@ def audited(folder: Path, data: bool = False, required: Sequence[str] = ()) -> A
     if not own and any(map(_UNFINISHED.fullmatch, files)):
         because = f"no {METADATA}, which is written last: its save did not end"
         return Audited(folder, FolderState.torn, because, files=files)
-    if own and METADATA not in own and (because := unfinished_rank(files)):
-        return Audited(folder, FolderState.torn, because, files=files)
+    if own and METADATA not in own and (unfinished := unfinished_rank(files)):
+        return Audited(folder, FolderState.torn, unfinished, files=files)
     if not own and not names_in(files):
         because = f"holds no checkpoint of torch.distributed.checkpoint (no {METADATA}), nor safetensors"
         return Audited(folder, FolderState.none, because)
