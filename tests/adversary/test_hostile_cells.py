@@ -9,7 +9,10 @@ from support.adversary import ESCAPES
 
 pytestmark = pytest.mark.slow
 
-SCENARIOS = ["leaves_folder", "looks_around", "speaks_for_others", "tells_escapes", "removes_rows"]
+SCENARIOS = [
+    *("leaves_folder", "looks_around", "speaks_for_others", "tells_escapes"),
+    *("reports_odd_values", "breaks_its_report", "removes_rows"),
+]
 CONTROLS = [sign for sign in ESCAPES if not sign.isprintable()]
 
 
@@ -56,8 +59,44 @@ def test_nothing_that_a_rank_says_reaches_the_terminal_as_more_than_text(sweep: 
         assert not any(line.startswith("[9/9]") for line in text.splitlines())
 
 
+def test_odd_values_are_text_or_null(sweep: Finished) -> None:
+    """Of what a rank reports, in the row of that cell, which says so."""
+    row = sweep.row(scenario="reports_odd_values")
+    assert (row["status"], row["contract_held"]) == ("fail", False)
+    assert row["max_abs_diff"] == 0, "it is no number"
+    assert row["load_s"] > 0, "the scenario's own, without those that are no numbers"
+    (worst,) = row["details"]["checks"]["contract_held"]["worst"]
+    assert worst["text"] == "odd"
+    assert worst["fits"] == [1, "a"]
+    assert worst["value 0"] in ("np.float32(0.5)", "0.5")
+    assert worst["value 1"] == "tensor(0.5000)"
+    assert worst["value 2"] == "torch.float32"
+    assert worst["value 5"] == "{1}"
+    assert worst["value 6"] == "b'\\xff'"
+    assert worst["mine"].startswith("<Mine instance at")
+    assert worst["value 7"] == ["[[[[[[[...]]]]]]]"]
+    names = row["details"]["replaced"]
+    for name in (
+        "value 0 (numpy.float32)",
+        "value 4 (int)",
+        "value 8 (list)",
+        "mine (support.adversary.Mine)",
+    ):
+        assert f"rank 1: contract_held: w.{name}" in names
+    assert "rank 0: load_s (torch.Tensor)" in names
+    assert "rank 0: losses.mine (torch.Tensor)" in names
+    replaced = "replaced by text or null, since JSON cannot hold it: rank 0: load_s (numpy.float32),"
+    assert replaced in row["reason"]
+
+
+def test_a_report_that_fits_no_row_costs_no_other(sweep: Finished) -> None:
+    row = sweep.row(scenario="breaks_its_report")
+    assert row["status"] == "error"
+    assert row["reason"].startswith("the ranks' reports cannot be put into a row: AttributeError: ")
+
+
 def test_rows_that_a_cell_has_removed_are_written_again_and_count(sweep: Finished) -> None:
     assert [row["scenario"] for row in sweep.rows] == SCENARIOS
     assert sweep.rows[-1]["status"] == "pass"
-    assert "4 rows of this sweep had vanished from results.jsonl" in sweep.err
+    assert "6 rows of this sweep had vanished from results.jsonl" in sweep.err
     assert sweep.status == 1, "one of those that had vanished is an error"

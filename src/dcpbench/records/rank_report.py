@@ -65,7 +65,8 @@ class RankReport:
     `not_applied` says of checks why they were not made here. Where a cell compiles, `not_compiled` says why
     some of it ran as eager code, or all, and `graph_breaks` where Dynamo broke a graph, and why.
     `left_behind` is what of its process is not as it was born. `late_files` says which files its host saw
-    later than another one did. `interpreter` is what it ran under, if that is not the driver's.
+    later than another one did. `interpreter` is what it ran under, if that is not the driver's. `replaced`
+    names what JSON cannot hold and was replaced by text or null.
     """
 
     rank: int
@@ -82,8 +83,9 @@ class RankReport:
     host: str | None = None
     local_rank: int | None = None
     interpreter: str | None = None
+    replaced: list[str] = field(default_factory=list)
 
     def plain(self) -> dict[str, Any]:
         """What of it stands in a row's details; checks and measurements have their own places."""
-        elsewhere = ("checks", "measurements", "skip")
+        elsewhere = ("checks", "measurements", "skip", "replaced")
         return {name: value for name, value in vars(self).items() if name not in elsewhere}

@@ -63,7 +63,14 @@ class Worker:
         """Run a cell, once more if it did not come out as it should."""
         self.display.begin(job.cell.name)
         tries = self._tries(job)
-        return Finished(job, row_of(job, tries, self.shared), tries[-1].measurements)
+        try:
+            row = row_of(job, tries, self.shared)
+        except Exception as error:  # noqa: BLE001 - as above
+            text = f"the ranks' reports cannot be put into a row: {type(error).__name__}: {error}"
+            tries = [replace(one, outcomes=()) for one in tries]
+            tries[-1] = replace(tries[-1], verdict=Verdict("error", text))
+            row = row_of(job, tries, self.shared)
+        return Finished(job, row, tries[-1].measurements)
 
     def _tries(self, job: Job) -> list[Try]:
         checkpoints, of_second = job.checkpoints(self.folder)
