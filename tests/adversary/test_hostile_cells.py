@@ -1,5 +1,7 @@
 """What a cell does to its own process changes neither where its files go, nor what is told of it."""
 
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,19 +13,20 @@ pytestmark = pytest.mark.slow
 
 SCENARIOS = [
     *("leaves_folder", "looks_around", "speaks_for_others", "tells_escapes"),
-    *("reports_odd_values", "breaks_its_report", "removes_rows"),
+    *("reports_odd_values", "breaks_its_report", "nests_folders", "removes_rows"),
 ]
 CONTROLS = [sign for sign in ESCAPES if not sign.isprintable()]
 
 
 @pytest.fixture(scope="module")
-def sweep(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
     """Into a folder that is named relative to the one that the driver is started in."""
     place = tmp_path_factory.mktemp("hostile")
     scenarios = f"scenario={','.join(SCENARIOS)}"
     few = ("parallel=ddp", "world_size=2", "device=cpu", "saves=1", "retry=0", "keep_checkpoints=all", *SMALL)
     ended = run(Path("sweep"), "-m", scenarios, "storage.root=root", *few, cwd=place)
-    return Finished(ended.status, ended.out, ended.err, place / "sweep")
+    yield Finished(ended.status, ended.out, ended.err, place / "sweep")
+    subprocess.run(["rm", "-rf", place / "root"], check=True)  # pytest does not come to the end of it
 
 
 def test_checkpoints_of_a_cell_that_changes_its_folder_are_where_they_were_asked_for(sweep: Finished) -> None:
@@ -95,8 +98,14 @@ def test_a_report_that_fits_no_row_costs_no_other(sweep: Finished) -> None:
     assert row["reason"].startswith("the ranks' reports cannot be put into a row: AttributeError: ")
 
 
+def test_folders_nested_deeply_are_walked_through(sweep: Finished) -> None:
+    row = sweep.row(scenario="nests_folders")
+    assert "RecursionError" not in sweep.err
+    assert (row["status"], row["reason"]) == ("pass", None)
+
+
 def test_rows_that_a_cell_has_removed_are_written_again_and_count(sweep: Finished) -> None:
     assert [row["scenario"] for row in sweep.rows] == SCENARIOS
     assert sweep.rows[-1]["status"] == "pass"
-    assert "6 rows of this sweep had vanished from results.jsonl" in sweep.err
+    assert "7 rows of this sweep had vanished from results.jsonl" in sweep.err
     assert sweep.status == 1, "one of those that had vanished is an error"

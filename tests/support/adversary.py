@@ -105,6 +105,28 @@ def breaks_its_report(cell: Cell) -> None:
     cell.report.losses = 5
 
 
+def nest(folder: Path, depth: int = 1500, name: str = "d") -> None:
+    """Folders in a folder, so deep that a function which calls itself does not come to the end; a link out of
+    them in the innermost."""
+    at = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    for _ in range(depth):
+        os.mkdir(name, dir_fd=at)
+        inner = os.open(name, os.O_PATH | os.O_DIRECTORY, dir_fd=at)
+        os.close(at)
+        at = inner
+    os.symlink("/", "link", dir_fd=at)
+    os.close(at)
+
+
+def nests_folders(cell: Cell) -> None:
+    """It leaves deeply nested folders among its checkpoints, and in one of them."""
+    if cell.world.rank == 0:
+        (cell.folder / "step-0002").mkdir()
+        nest(cell.folder)
+        nest(cell.folder / "step-0002")
+    save_load(cell)
+
+
 def close_descriptors() -> None:
     """What `<&- >&- 2>&-` does to a process before it begins."""
     for number in range(3):

@@ -18,6 +18,7 @@ from dcpbench.checkpointers.dcp_metadata import (
     unfinished_rank,
 )
 from dcpbench.checkpointers.safetensors_headers import SUFFIX, names_in, safetensors_manifest
+from dcpbench.records.files import files_below, walk
 from dcpbench.records.findings import Finding, Problem
 from dcpbench.records.sentences import finding_sentence
 from dcpbench.verify.audit import Entry, Manifest, audit
@@ -124,13 +125,8 @@ def lengths(folder: Path) -> dict[str, int]:
     Raises:
         OSError: the folder is none, or cannot be looked into.
     """
-    found: dict[str, int] = {}
-    for item in sorted(folder.iterdir()):
-        if item.is_dir() and not item.is_symlink():
-            found |= {f"{item.name}/{name}": size for name, size in lengths(item).items()}
-        elif item.is_file():
-            found[item.name] = item.stat().st_size
-    return found
+    found = files_below(folder, strict=True)
+    return {str(path.relative_to(folder)): stat.st_size for path, stat in found.items()}
 
 
 def newest_first(folders: Iterable[Path], look: Callable[[Path], Audited] = audited) -> Iterator[Audited]:
@@ -150,9 +146,9 @@ def _numbers(place: Path) -> list[int]:
 def _checkpoints_below(folder: Path) -> Iterator[tuple[Path, float]]:
     """The folders below one that are checkpoints, or what a broken save leaves, and when they were written;
     what lies within a checkpoint is part of it."""
-    for place, below, names in os.walk(folder):
+    for place, below, names in walk(folder):
         written = [*metadata_in(names)]
         written = written or [name for name in names if _UNFINISHED.fullmatch(name) or name.endswith(SUFFIX)]
         if written:
             below.clear()
-            yield Path(place), max((Path(place) / name).lstat().st_mtime for name in written)
+            yield place, max((place / name).lstat().st_mtime for name in written)

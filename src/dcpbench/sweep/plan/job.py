@@ -15,6 +15,7 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Device, StageConfig, StageWorld
 from dcpbench.config.schema import Config, conf_folder
 from dcpbench.executors.fork_server import Machine
+from dcpbench.records.files import files_below
 from dcpbench.sweep.plan import known_failures, validity
 from dcpbench.sweep.plan.cells import SweepCell
 from dcpbench.sweep.plan.known_failures import KnownFailure
@@ -171,7 +172,8 @@ def _package_digest(name: str) -> str:
         roots = [Path(found.origin)]
     sources = hashlib.sha256()
     for root in roots:
-        for path in sorted(root.rglob("*.py") if root.is_dir() else [root]):
+        inside = files_below(root) if root.is_dir() else [root]
+        for path in (path for path in inside if path == root or path.name.endswith(".py")):
             sources.update(f"{path.relative_to(root)}\0".encode())
             sources.update(hashlib.sha256(path.read_bytes()).digest())
     return sources.hexdigest()
