@@ -78,6 +78,7 @@ def test_odd_values_are_text_or_null(sweep: Finished) -> None:
     assert worst["value 6"] == "b'\\xff'"
     assert worst["mine"].startswith("<Mine instance at")
     assert worst["value 7"] == ["[[[[[[[...]]]]]]]"]
+    assert worst["long"].endswith("aaa… (100,000,000 characters)")
     names = row["details"]["replaced"]
     for name in (
         "value 0 (numpy.float32)",

@@ -294,6 +294,13 @@ def test_no_command_stops_at_deeply_nested_folders(deep: Path, capsys: pytest.Ca
     assert not (places[0] / "cell").exists()
 
 
+def test_lines_that_no_driver_wrote_are_taken_out_of_measurements(tmp_path: Path) -> None:
+    deep, own = b"[" * 200_000 + b"\n", b'{"cell": "a"}\n'
+    (tmp_path / "measurements.jsonl").write_bytes(deep + own + b'{"cell": ["a"]}\n{"cell": "b"}\n[]\n')
+    store.keep_measurements(tmp_path, {"a": 1})
+    assert (tmp_path / "measurements.jsonl").read_bytes() == own
+
+
 def test_going_on_removes_no_file_that_is_not_its_own(outside: Path, tmp_path: Path) -> None:
     sweep = folder_with(tmp_path / "sweep", cell())
     (sweep / "notes.tmp").write_text("somebody's")

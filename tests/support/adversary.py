@@ -73,6 +73,7 @@ def odd_values() -> dict[str, object]:
     return {f"value {number}": value for number, value in enumerate(values)} | {
         "mine": Mine(),
         "fits": (1, "a"),
+        "long": "a" * 10**8,
     }
 
 

@@ -20,6 +20,8 @@ _DEEPEST = 20
 """Values of a report may be nested this deep; a row is a few levels deeper, and its reader stops at 200."""
 _DEEPEST_IN_ROW = 60
 _INTEGERS = range(-(2**63), 2**64)
+_LONGEST = 2**16
+"""So many characters a text may have; a longer one is cut to half of them."""
 _NAMED = 100
 """How many replaced values a report names."""
 _NUMBER, _FLAG = ColumnType(float), ColumnType(bool)
@@ -40,7 +42,7 @@ class _Replacing:
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, str):
-            return str.__str__(value)
+            return self.text(value, at)
         if isinstance(value, float):
             return float.__float__(value)
         if isinstance(value, int) and int.__int__(value) in _INTEGERS:
@@ -54,8 +56,14 @@ class _Replacing:
         return self.instead(value, at)
 
     def text(self, value: Any, at: str) -> str:
-        """The value, where it has to be a text."""
-        return str.__str__(value) if isinstance(value, str) else str(self.instead(value, at))
+        """The value, where it has to be a text; one that would make the line of its row too long is cut."""
+        if not isinstance(value, str):
+            return str(self.instead(value, at))
+        text = str.__str__(value)
+        if len(text) <= _LONGEST:
+            return text
+        self._note(value, at)
+        return f"{text[: _LONGEST // 2]}… ({len(text):,} characters)"
 
     def column(self, value: Any, kind: ColumnType, at: str) -> Any:
         """The value, or None where a column of this kind cannot hold it; NaN and the infinities stay."""
