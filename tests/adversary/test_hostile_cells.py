@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 SCENARIOS = [
     *("leaves_folder", "looks_around", "speaks_for_others", "tells_escapes"),
-    *("reports_odd_values", "breaks_its_report", "nests_folders", "removes_rows"),
+    *("reports_odd_values", "raises_with_odd_values", "breaks_its_report", "nests_folders", "removes_rows"),
 ]
 CONTROLS = [sign for sign in ESCAPES if not sign.isprintable()]
 
@@ -59,7 +59,7 @@ def test_nothing_that_a_rank_says_reaches_the_terminal_as_more_than_text(sweep: 
     for text in (sweep.out, sweep.err):
         assert "owned" in text
         assert not [sign for sign in CONTROLS if sign in text.replace("\n", "")]
-        assert not any(line.startswith("[9/9]") for line in text.splitlines())
+        assert not any(line.startswith("[9/9] pass every cell") for line in text.splitlines())
 
 
 def test_odd_values_are_text_or_null(sweep: Finished) -> None:
@@ -93,6 +93,13 @@ def test_odd_values_are_text_or_null(sweep: Finished) -> None:
     assert replaced in row["reason"]
 
 
+def test_odd_values_before_an_error_are_text(sweep: Finished) -> None:
+    row = sweep.row(scenario="raises_with_odd_values")
+    assert row["status"] == "error"
+    assert "ValueError: no more (before that contract_held: rank 0: w: {1})" in row["reason"]
+    assert "rank 0: contract_held: w.text (set)" in row["details"]["replaced"]
+
+
 def test_a_report_that_fits_no_row_costs_no_other(sweep: Finished) -> None:
     row = sweep.row(scenario="breaks_its_report")
     assert row["status"] == "error"
@@ -108,5 +115,5 @@ def test_folders_nested_deeply_are_walked_through(sweep: Finished) -> None:
 def test_rows_that_a_cell_has_removed_are_written_again_and_count(sweep: Finished) -> None:
     assert [row["scenario"] for row in sweep.rows] == SCENARIOS
     assert sweep.rows[-1]["status"] == "pass"
-    assert "7 rows of this sweep had vanished from results.jsonl" in sweep.err
+    assert "8 rows of this sweep had vanished from results.jsonl" in sweep.err
     assert sweep.status == 1, "one of those that had vanished is an error"

@@ -100,6 +100,12 @@ def reports_odd_values(cell: Cell) -> None:
     cell.report.losses["mine"] = [torch.tensor(1.0)]
 
 
+def raises_with_odd_values(cell: Cell) -> None:
+    """It has found something odd when it raises."""
+    cell.check("contract_held", [Finding("w", Problem.contract, facts={"text": {1}})], "", ["w"])
+    raise ValueError("no more")
+
+
 def breaks_its_report(cell: Cell) -> None:
     """A field of its report is of another type."""
     save_load(cell)

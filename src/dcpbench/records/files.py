@@ -176,7 +176,8 @@ def everything_below(folder: Path, strict: bool = False) -> list[Path]:
 def files_below(folder: Path, strict: bool = False) -> dict[Path, os.stat_result]:
     """The state of each file below a folder by its path, in order; links to files are followed, those to
     folders are not. Raises what `walk` does."""
-    return {path: path.stat() for path in everything_below(folder, strict) if path.is_file()}
+    paths = (place / name for place, _, names in walk(folder, strict) for name in names)
+    return {path: path.stat() for path in sorted(filter(Path.is_file, paths))}
 
 
 def remove_tree(folder: Path) -> None:
