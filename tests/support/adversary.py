@@ -126,10 +126,9 @@ def nest(folder: Path, depth: int = 1500, name: str = "d") -> None:
 
 
 def nests_folders(cell: Cell) -> None:
-    """It leaves deeply nested folders among its checkpoints, and in one of them."""
+    """It leaves deeply nested folders in a checkpoint."""
     if cell.world.rank == 0:
         (cell.folder / "step-0002").mkdir()
-        nest(cell.folder)
         nest(cell.folder / "step-0002")
     save_load(cell)
 
