@@ -21,7 +21,6 @@ _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _AS_TYPED = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 _PATH = click.Path(path_type=Path)
 _SHARE = click.FloatRange(0, 1, max_open=True)
-_NUMBER = click.IntRange(0)
 
 
 def main(words: Sequence[str]) -> int:
@@ -314,32 +313,6 @@ _add(
         show_default=True,
         help="The project (wandb), experiment (mlflow) or folder (tensorboard) of the runs.",
     ),
-)
-_add(
-    "thin",
-    "dcpbench.sweep.folder.prune",
-    """Remove the cells' folders (logs, checkpoints) of old sweeps in FOLDER; rows and pages stay. The newest
-    sweep, and one that is running, always stay whole. Prints only, without --yes.""",
-    click.Argument(["folder"], type=_PATH),
-    click.Option(
-        ["--keep-days"],
-        type=_NUMBER,
-        default=30,
-        show_default=True,
-        metavar="D",
-        help="Every sweep of D days.",
-    ),
-    click.Option(
-        ["--keep-weekly"],
-        type=_NUMBER,
-        default=0,
-        show_default=True,
-        metavar="N",
-        help="Before that the newest of each of N weeks that have any.",
-    ),
-    _flag("--keep-failed", "Also those with a cell that did not come out as it should."),
-    _flag("--remove", "Remove the sweeps altogether, rows included."),
-    _flag("--yes", "Do it."),
 )
 _add(
     "audit",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dcpbench.config.cell_key import digest_of
 from dcpbench.config.schema import conf_folder
+from dcpbench.records.files import files_below
 from dcpbench.records.plugins import plugin_names
 
 OURS = ("dcpbench", "hydra_plugins.dcpbench_launcher")
@@ -45,7 +46,8 @@ def _files_digest(*roots: Path, pattern: str = "*.py") -> str:
     """Return a digest of the files below these folders whose names match, and of their names."""
     sources = hashlib.sha256()
     for root in roots:
-        for path in sorted(root.rglob(pattern) if root.is_dir() else [root]):
+        inside = files_below(root) if root.is_dir() else [root]
+        for path in (path for path in inside if path == root or path.match(pattern)):
             sources.update(f"{path.relative_to(root)}\0".encode())
             sources.update(hashlib.sha256(path.read_bytes()).digest())
     return sources.hexdigest()

@@ -120,13 +120,17 @@ _TEMPLATES: dict[Problem, tuple[str, ...]] = {
 def describe(finding: Finding) -> str:
     """What is wrong with one piece of state, without its name."""
     known = {**finding.facts, "max_abs_diff": finding.max_abs_diff}
-    template = next(
+    fitting = (
         one
         for one in _TEMPLATES[finding.problem]
         if all(name in known for _, name, _, _ in Formatter().parse(one) if name)
     )
+    try:
+        text = next(fitting).format(**known)
+    except (StopIteration, TypeError, ValueError):  # a check of a plug-in may give any facts
+        text = ", ".join([finding.problem.value, *(f"{name}: {one}" for name, one in finding.facts.items())])
     corrupt = "; what the checkpoint holds is not what was saved" if known.get("checkpoint_differs") else ""
-    return f"{template.format(**known)}{corrupt}"
+    return f"{text}{corrupt}"
 
 
 def finding_sentence(finding: Finding) -> str:
@@ -221,6 +225,12 @@ def cause_sentence(cause: Cause, before: Iterable[str] = ()) -> str:
         at = f" at {cause.frame}" if cause.frame else ""
         return f"{rank_sentence(cause.rank, cause.place)} {cause.ending} in {cause.phase}{upload}{at}"
     return _late(cause)
+
+
+def replaced_sentence(replaced: Sequence[str]) -> str:
+    """Which reported values a row cannot hold."""
+    more = f", and {len(replaced) - _LISTED} more" if len(replaced) > _LISTED else ""
+    return f"replaced by text or null, since JSON cannot hold it: {', '.join(replaced[:_LISTED])}{more}"
 
 
 def rank_sentence(rank: int, place: str | None) -> str:

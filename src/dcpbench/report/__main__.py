@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-_COMMANDS = ("compare", "history", "log", "thin")
+_COMMANDS = ("compare", "history", "log")
 
 
 def main(arguments: list[str]) -> int:

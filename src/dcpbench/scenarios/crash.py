@@ -54,7 +54,7 @@ def save_and_die(cell: Cell, kill: Kill, at: str, folder: str) -> None:
                     pending.wait()
             except (Exception, CheckpointException) as error:
                 (killing.marks / f"{cell.world.rank}.told").write_text(f"{type(error).__name__}: {error}")
-                if not killing.uploader:
+                if not killing.uploader or not killing.arrived:  # the save failed before anybody was killed
                     raise
     if killing.uploader and killing.arrived:  # the job ends, by what its ranks were told
         cell.world.meet()

@@ -19,7 +19,7 @@ import threading
 import time
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.records.findings import RaisedError
+from dcpbench.records.plain_values import plain_report
 from dcpbench.records.plugins import load_plugins
 from dcpbench.records.rank_report import RankReport
 from dcpbench.records.sentences import place_sentence, rank_sentence
@@ -131,6 +132,10 @@ class _Rank:
     def tell(self, content: PhaseBegun | UploadsUnderWay | Failed | RankReport) -> None:
         """Send a message about the running stage."""
         run = self.cell.run if self.cell else None
+        if isinstance(content, RankReport):
+            content = plain_report(content)
+        elif isinstance(content, Failed) and content.report:
+            content = replace(content, report=plain_report(content.report))
         with self._one_at_a_time:  # an upload ends in a thread of its own
             self.connection.send(Message(run, self.number, content))
 

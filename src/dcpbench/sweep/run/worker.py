@@ -7,10 +7,7 @@ second try has repeated once is no matter of chance: cells that fail alike after
 """
 
 import datetime
-import os
-import shutil
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +18,7 @@ from dcpbench.checkpointers.object_store import ObjectStore
 from dcpbench.config.groups import Ending, Isolation, KeepCheckpoints, StageConfig, StorageConfig
 from dcpbench.config.schema import Config
 from dcpbench.executors.base import Executor, HostsLostError, Outcome
+from dcpbench.records import files
 from dcpbench.records.findings import Problem
 from dcpbench.records.metrics import Measurement
 from dcpbench.records.row import Row
@@ -63,7 +61,14 @@ class Worker:
         """Run a cell, once more if it did not come out as it should."""
         self.display.begin(job.cell.name)
         tries = self._tries(job)
-        return Finished(job, row_of(job, tries, self.shared), tries[-1].measurements)
+        try:
+            row = row_of(job, tries, self.shared)
+        except Exception as error:  # noqa: BLE001 - as above
+            text = f"the ranks' reports cannot be put into a row: {type(error).__name__}: {error}"
+            tries = [replace(one, outcomes=()) for one in tries]
+            tries[-1] = replace(tries[-1], verdict=Verdict("error", text))
+            row = row_of(job, tries, self.shared)
+        return Finished(job, row, tries[-1].measurements)
 
     def _tries(self, job: Job) -> list[Try]:
         checkpoints, of_second = job.checkpoints(self.folder)
@@ -198,31 +203,13 @@ def remove(folder: Path) -> str | None:
     try:
         if folder.is_symlink():  # a cell has put it there: it goes, what it points to stays
             folder.unlink()
-            return None
-        shutil.rmtree(folder, ignore_errors=True)
-        _unlock(folder.name, os.open(folder.parent, os.O_PATH))
-        shutil.rmtree(folder)
+        else:
+            files.remove_tree(folder)
     except FileNotFoundError:
         pass
     except OSError as error:
         return f"{folder} could not be removed: {error}"
     return None
-
-
-def _unlock(name: str, within: int) -> None:
-    """Make a folder, and all in it, one that can be emptied; follows no link. Closes `within`."""
-    try:
-        folder = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=within)
-    except OSError:
-        return
-    finally:
-        os.close(within)
-    with suppress(OSError):
-        Path(f"/proc/self/fd/{folder}").chmod(0o700)  # which is the folder itself, whatever has its name now
-        for item in list(os.scandir(f"/proc/self/fd/{folder}")):
-            if item.is_dir(follow_symlinks=False):
-                _unlock(item.name, os.dup(folder))
-    os.close(folder)
 
 
 def _as_expected(stage: StageConfig, outcome: Outcome) -> Outcome:
