@@ -32,10 +32,10 @@ from dcpbench.records.findings import RaisedError
 from dcpbench.records.plugins import load_plugins
 from dcpbench.records.rank_report import RankReport
 from dcpbench.records.sentences import place_sentence, rank_sentence
+from dcpbench.records.user_code import import_from_current_folder
 from dcpbench.worker.left_behind import Fingerprint
 from dcpbench.worker.messages import (
     OF_RANK,
-    SAFE_PATH,
     CellSpec,
     Failed,
     Message,
@@ -89,6 +89,7 @@ def main(spec: RankSpec, connection: Connection) -> None:
             if world is None:
                 load_plugins()
                 world = _join(spec)
+                import_from_current_folder()
             born = born or Fingerprint(world.device)
             rank.announce("start")
             run_cell(cell, world, report, rank.announce, lambda since: rank.tell(UploadsUnderWay(since)))
@@ -179,9 +180,6 @@ def _detach() -> None:
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
     let_server_go()
     os.environ[OF_RANK] = str(os.getpid())
-    name, value = SAFE_PATH
-    if os.environ.get(name) == value:  # what a cell starts finds its modules as the driver does
-        del os.environ[name]
     # The driver asks for every thread's stack this way before it ends a rank that hangs.
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)

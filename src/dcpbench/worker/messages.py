@@ -11,10 +11,6 @@ from dcpbench.records.rank_report import RankReport
 OF_RANK = "DCPBENCH_RANK_PID"
 """The variable in the environment of whatever a rank starts that says whose it is, once the rank is dead."""
 
-SAFE_PATH = ("PYTHONSAFEPATH", "dcpbench")
-"""A variable and its value in the environment of the fork server alone: it imports nothing from the folder in
-which the driver was started, or in which a sweep that is resumed was."""
-
 DRIVER_OF_TORCHRUN = "DCPBENCH_DRIVER_OF_TORCHRUN"
 """The variable in the environment of a driver that has torchrun's processes: its `ElasticRun`, the key that
 those have, and the descriptor of the socket at which it listens to them."""
