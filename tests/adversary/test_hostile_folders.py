@@ -16,7 +16,6 @@ from dcpbench.records.metrics import Measurement
 from dcpbench.report.__main__ import main
 from dcpbench.sweep.folder import manifest, prune, resume
 from dcpbench.sweep.plan.resources import Costs, Estimated
-from dcpbench.sweep.run import worker
 from report.sweeps import cell, folder_of_lines, folder_with, line
 from support.jobs import job
 
@@ -221,11 +220,11 @@ def test_removing_a_folder_changes_nothing_that_it_points_to(outside: Path, tmp_
         if locked:
             (folder / "part").chmod(0)
             folder.chmod(0o500)
-        assert worker.remove(folder) is None
+        assert files.remove(folder, tmp_path) is None
         assert not folder.exists()
     link = tmp_path / "link"
     link.symlink_to(outside.parent)
-    assert worker.remove(link) is None
+    assert files.remove(link, tmp_path) is None
     assert not link.is_symlink()
 
 

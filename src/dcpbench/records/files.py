@@ -1,4 +1,4 @@
-"""Every file of a sweep's folder is opened here: the folder may come from somebody else.
+"""Every file of a sweep's folder is opened here, every folder in it removed: it may come from another user.
 
 No link is followed, only regular files are opened, and none that is larger than what a sweep writes. What is
 written whole first has a name beside it that cannot be guessed, so that nobody can have put a link there.
@@ -8,6 +8,7 @@ import errno
 import os
 import re
 import secrets
+import shutil
 import stat
 import sys
 from collections.abc import Iterable, Iterator
@@ -138,6 +139,44 @@ def remove_temporary(folder: Path) -> None:
     for item in folder.iterdir():
         if is_temporary(item.name) and (item.is_symlink() or item.is_file()):
             item.unlink()
+
+
+def remove(folder: Path, within: Path) -> str | None:
+    """Remove a folder that is in another one, also where parts of it are read-only; a sentence if not.
+
+    No link is followed: one in place of the folder is removed, and the folder that it points to stays.
+    """
+    around = folder.parent.resolve()
+    if folder.name in ("", "..") or not around.is_relative_to(within.resolve()):
+        return f"{folder} was not removed: it is not in {within}"
+    try:
+        if folder.is_symlink():
+            folder.unlink()
+            return None
+        shutil.rmtree(folder, ignore_errors=True)
+        _unlock(folder.name, os.open(folder.parent, os.O_PATH))
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        return f"{folder} could not be removed: {error}"
+    return None
+
+
+def _unlock(name: str, within: int) -> None:
+    """Make a folder, and all in it, one that can be emptied; follows no link. Closes `within`."""
+    try:
+        folder = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=within)
+    except OSError:
+        return
+    finally:
+        os.close(within)
+    with suppress(OSError):
+        Path(f"/proc/self/fd/{folder}").chmod(0o700)  # which is the folder itself, whatever has its name now
+        for item in list(os.scandir(f"/proc/self/fd/{folder}")):
+            if item.is_dir(follow_symlinks=False):
+                _unlock(item.name, os.dup(folder))
+    os.close(folder)
 
 
 def _regular(path: Path, flags: int) -> int:

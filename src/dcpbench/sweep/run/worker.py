@@ -7,10 +7,7 @@ second try has repeated once is no matter of chance: cells that fail alike after
 """
 
 import datetime
-import os
-import shutil
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +18,7 @@ from dcpbench.checkpointers.object_store import ObjectStore
 from dcpbench.config.groups import Ending, Isolation, KeepCheckpoints, StageConfig, StorageConfig
 from dcpbench.config.schema import Config
 from dcpbench.executors.base import Executor, HostsLostError, Outcome
+from dcpbench.records import files
 from dcpbench.records.findings import Problem
 from dcpbench.records.metrics import Measurement
 from dcpbench.records.row import Row
@@ -180,7 +178,8 @@ def clear(config: Config, failed: bool, checkpoints: Path) -> list[str]:
 def _remove_all(storage: StorageConfig, checkpoints: Path) -> list[str]:
     """Remove the checkpoints of a try, in their folder and in their store; a sentence for each of these if
     they would not go."""
-    return [*filter(None, (remove(checkpoints), remove_objects(storage, checkpoints)))]
+    in_folder = files.remove(checkpoints, within=checkpoints.parent)
+    return [*filter(None, (in_folder, remove_objects(storage, checkpoints)))]
 
 
 def remove_objects(storage: StorageConfig, checkpoints: Path) -> str | None:
@@ -191,38 +190,6 @@ def remove_objects(storage: StorageConfig, checkpoints: Path) -> str | None:
         except Exception as error:  # noqa: BLE001 - whatever a client raises
             return f"{objects.place(str(checkpoints))} could not be removed: {type(error).__name__}: {error}"
     return None
-
-
-def remove(folder: Path) -> str | None:
-    """Remove a folder, also where a cell has made parts of it read-only; a sentence if it would not go."""
-    try:
-        if folder.is_symlink():  # a cell has put it there: it goes, what it points to stays
-            folder.unlink()
-            return None
-        shutil.rmtree(folder, ignore_errors=True)
-        _unlock(folder.name, os.open(folder.parent, os.O_PATH))
-        shutil.rmtree(folder)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        return f"{folder} could not be removed: {error}"
-    return None
-
-
-def _unlock(name: str, within: int) -> None:
-    """Make a folder, and all in it, one that can be emptied; follows no link. Closes `within`."""
-    try:
-        folder = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=within)
-    except OSError:
-        return
-    finally:
-        os.close(within)
-    with suppress(OSError):
-        Path(f"/proc/self/fd/{folder}").chmod(0o700)  # which is the folder itself, whatever has its name now
-        for item in list(os.scandir(f"/proc/self/fd/{folder}")):
-            if item.is_dir(follow_symlinks=False):
-                _unlock(item.name, os.dup(folder))
-    os.close(folder)
 
 
 def _as_expected(stage: StageConfig, outcome: Outcome) -> Outcome:
