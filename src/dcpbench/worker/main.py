@@ -10,6 +10,7 @@ import datetime
 import faulthandler
 import gc
 import multiprocessing.forkserver
+import multiprocessing.shared_memory
 import multiprocessing.util
 import os
 import shutil
@@ -43,6 +44,8 @@ from dcpbench.worker.messages import (
     RankSpec,
     StoreFile,
     UploadsUnderWay,
+    segments_of,
+    semaphores_of,
 )
 from dcpbench.worker.run_cell import run_cell
 from dcpbench.workloads.world import World
@@ -76,6 +79,10 @@ def main(spec: RankSpec, connection: Connection) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ.update(spec.kind.environment)
     _detach()
+    # Else what Python leaves in shared memory when it is killed has a name as any other program's.
+    multiprocessing.shared_memory._SHM_NAME_PREFIX = f"/{segments_of(spec.token)}"  # type: ignore[attr-defined]
+    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    config["semprefix"] = f"/{semaphores_of(spec.token)}"
     rank = _Rank(spec.rank, connection)
     world: World | None = None
     born: Fingerprint | None = None

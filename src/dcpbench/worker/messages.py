@@ -85,8 +85,8 @@ class StoreAddress:
 
 @dataclass(frozen=True)
 class RankSpec:
-    """What a rank is born with: its number, in the world and on its host, its device, and where the ranks
-    meet."""
+    """What a rank is born with: its number, in the world and on its host, its device, where the ranks meet,
+    and a token that no other program has, by which they name shared memory."""
 
     kind: WorldKind
     rank: int
@@ -94,6 +94,17 @@ class RankSpec:
     store: StoreFile | StoreAddress
     host: str
     local_rank: int
+    token: str
+
+
+def segments_of(token: str) -> str:
+    """How Python's names of segments begin in the ranks of a token: it lets that have nine letters."""
+    return f"d{token}_"
+
+
+def semaphores_of(token: str) -> str:
+    """How Python's names of semaphores begin in the ranks of a token, and in what they start."""
+    return f"mp-dcpbench-{token}"
 
 
 @dataclass(frozen=True)
