@@ -1,6 +1,7 @@
 """What a driver is started in, or writes to, makes no verdict: one true line where something is wrong."""
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -80,6 +81,7 @@ def test_going_on_with_what_somebody_else_made_is_refused_and_imports_nothing(tm
 
 READ_ONLY = {
     "-m dcpbench.report {folder}": 0,
+    "-m dcpbench.bisect {folder} --good 2.13 --bad 2.14 --no-install": 2,
     "-m dcpbench compare {folder} {folder}": 0,
     "-m dcpbench history {folder}": 0,
     "-m dcpbench log {folder} --to tensorboard": 0,
@@ -154,6 +156,7 @@ def test_completion_imports_nothing_from_the_current_folder(folder_of_modules: P
 def test_a_plan_names_the_targets_that_no_file_defines(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "model.py").write_text("raise SystemExit\n")
+    os.mkfifo(tmp_path / "mine" / "pipe.py")
     for target, told, status in (
         ("mine.model.Net", f"mine.model.Net: in {tmp_path}/mine/model.py", 0),
         ("mine.modle.Net", f"mine.modle.Net: no such file, in {tmp_path} or installed", 1),

@@ -39,8 +39,8 @@ def seen_with(folder: Path) -> str:
 
 def _digest_in(run: Path) -> str:
     try:
-        return (run / _DIGEST).read_text(encoding="utf-8")
-    except OSError:
+        return files.read(run / _DIGEST).decode()
+    except (OSError, ValueError):
         return ""
 
 

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -181,7 +180,7 @@ def held(folder: Path, wait_s: float = 0.0) -> Iterator[None]:
     finally:
         with suppress(OSError):
             if not _used(folder):
-                shutil.rmtree(folder)
+                files.remove(folder, within=folder.parent)
         os.close(descriptor)
 
 

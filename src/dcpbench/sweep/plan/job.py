@@ -181,7 +181,8 @@ def _package_digest(name: str) -> str:
         roots = [Path(found.origin)]
     sources = hashlib.sha256()
     for root in roots:
-        for path in sorted(root.rglob("*.py") if root.is_dir() else [root]):
+        found_in = root.rglob("*.py") if root.is_dir() else [root]
+        for path in sorted(filter(Path.is_file, found_in)):  # a pipe of that name would never end
             sources.update(f"{path.relative_to(root)}\0".encode())
             sources.update(hashlib.sha256(path.read_bytes()).digest())
     return sources.hexdigest()
