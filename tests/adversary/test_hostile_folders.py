@@ -20,7 +20,6 @@ from dcpbench.records.metrics import Measurement
 from dcpbench.report.__main__ import main
 from dcpbench.sweep.folder import manifest, resume
 from dcpbench.sweep.plan.resources import Costs, Estimated
-from dcpbench.sweep.run import worker
 from report.sweeps import cell, folder_of_lines, folder_with, line
 from support.adversary import nest
 from support.jobs import job
@@ -226,11 +225,11 @@ def test_removing_a_folder_changes_nothing_that_it_points_to(outside: Path, tmp_
         if locked:
             (folder / "part").chmod(0)
             folder.chmod(0o500)
-        assert worker.remove(folder) is None
+        assert files.remove(folder, tmp_path) is None
         assert not folder.exists()
     link = tmp_path / "link"
     link.symlink_to(outside.parent)
-    assert worker.remove(link) is None
+    assert files.remove(link, tmp_path) is None
     assert not link.is_symlink()
 
 
@@ -248,7 +247,7 @@ def test_a_deeply_nested_folder_is_removed(name: str, outside: Path, deep: Path)
     nest(deep / "cell", name=name)
     (deep / "cell" / name / "link").symlink_to(outside.parent)
     (deep / "cell" / name).chmod(0)
-    assert worker.remove(deep / "cell") is None
+    assert files.remove(deep / "cell", deep) is None
     assert not (deep / "cell").exists()
 
 
@@ -267,10 +266,10 @@ def test_the_rest_of_a_folder_is_removed(tmp_path: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "rmdir", rmdir)
-        sentence = worker.remove(folder)
+        sentence = files.remove(folder, folder.parent)
     assert sentence == f"{folder} could not be removed: [Errno {errno.EBUSY}] Device or resource busy: '1'"
     assert [str(path.relative_to(folder)) for path in sorted(folder.rglob("*"))] == ["1"]
-    assert worker.remove(folder) is None
+    assert files.remove(folder, folder.parent) is None
 
 
 def test_no_command_stops_at_deeply_nested_folders(deep: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -247,7 +247,8 @@ _add(
     "bisect",
     "dcpbench.cli.bisect",
     """Find the first torch, from a good one to a bad one, in which a cell comes to another status, or is
-    slower. CELL is the overrides of one cell, or the folder of a sweep and the name of a cell in it.
+    slower. CELL is the overrides of one cell, or the folder of a sweep and the name of a cell in it; add
+    trust=true to run what another user's sweep names.
 
     Each version has an environment of its own: one that --python names, else one that is made. Ends with 0
     when the first bad one is found, with 1 when none is, with 2 when what was asked for is wrong.""",

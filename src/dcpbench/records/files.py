@@ -180,6 +180,26 @@ def files_below(folder: Path, strict: bool = False) -> dict[Path, os.stat_result
     return {path: path.stat() for path in sorted(filter(Path.is_file, paths))}
 
 
+def remove(folder: Path, within: Path) -> str | None:
+    """Remove a folder that is in another one, also where parts of it are read-only; a sentence if not.
+
+    No link is followed: one in place of the folder is removed, and the folder that it points to stays.
+    """
+    around = folder.parent.resolve()
+    if folder.name in ("", "..") or not around.is_relative_to(within.resolve()):
+        return f"{folder} was not removed: it is not in {within}"
+    try:
+        if folder.is_symlink():
+            folder.unlink()
+            return None
+        remove_tree(folder)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        return f"{folder} could not be removed: {error}"
+    return None
+
+
 def remove_tree(folder: Path) -> None:
     """Remove a folder with all that is in it, also in parts that are read-only; no link is followed. All that
     can be removed is.

@@ -3,13 +3,13 @@
 import hashlib
 from contextlib import suppress
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 from dcpbench.config.cell_key import digest_of
 from dcpbench.config.schema import conf_folder
 from dcpbench.records.files import files_below
 from dcpbench.records.plugins import plugin_names
+from dcpbench.records.user_code import find_package
 
 OURS = ("dcpbench", "hydra_plugins.dcpbench_launcher")
 """The packages of dcpbench."""
@@ -35,7 +35,7 @@ def package_digest(name: str) -> str:
     """
     found = None
     with suppress(ModuleNotFoundError):  # the package that it would be in
-        found = find_spec(name)
+        found = find_package(name)
     roots = [Path(place) for place in found.submodule_search_locations or []] if found else []
     if found and not roots and found.origin and found.has_location:
         roots = [Path(found.origin)]

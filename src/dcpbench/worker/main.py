@@ -10,6 +10,7 @@ import datetime
 import faulthandler
 import gc
 import multiprocessing.forkserver
+import multiprocessing.shared_memory
 import multiprocessing.util
 import os
 import shutil
@@ -33,10 +34,10 @@ from dcpbench.records.plain_values import plain_report
 from dcpbench.records.plugins import load_plugins
 from dcpbench.records.rank_report import RankReport
 from dcpbench.records.sentences import place_sentence, rank_sentence
+from dcpbench.records.user_code import import_from_current_folder
 from dcpbench.worker.left_behind import Fingerprint
 from dcpbench.worker.messages import (
     OF_RANK,
-    SAFE_PATH,
     CellSpec,
     Failed,
     Message,
@@ -44,6 +45,8 @@ from dcpbench.worker.messages import (
     RankSpec,
     StoreFile,
     UploadsUnderWay,
+    segments_of,
+    semaphores_of,
 )
 from dcpbench.worker.run_cell import run_cell
 from dcpbench.workloads.world import World
@@ -77,6 +80,10 @@ def main(spec: RankSpec, connection: Connection) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ.update(spec.kind.environment)
     _detach()
+    # Else what Python leaves in shared memory when it is killed has a name as any other program's.
+    multiprocessing.shared_memory._SHM_NAME_PREFIX = f"/{segments_of(spec.token)}"  # type: ignore[attr-defined]
+    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    config["semprefix"] = f"/{semaphores_of(spec.token)}"
     rank = _Rank(spec.rank, connection)
     world: World | None = None
     born: Fingerprint | None = None
@@ -90,6 +97,7 @@ def main(spec: RankSpec, connection: Connection) -> None:
             if world is None:
                 load_plugins()
                 world = _join(spec)
+                import_from_current_folder()
             born = born or Fingerprint(world.device)
             rank.announce("start")
             run_cell(cell, world, report, rank.announce, lambda since: rank.tell(UploadsUnderWay(since)))
@@ -184,9 +192,6 @@ def _detach() -> None:
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
     let_server_go()
     os.environ[OF_RANK] = str(os.getpid())
-    name, value = SAFE_PATH
-    if os.environ.get(name) == value:  # what a cell starts finds its modules as the driver does
-        del os.environ[name]
     # The driver asks for every thread's stack this way before it ends a rank that hangs.
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)

@@ -18,7 +18,6 @@ from dcpbench.records.row import Row
 from dcpbench.records.row_reader import parse
 from dcpbench.sweep.folder.manifest import Record
 from dcpbench.sweep.plan.job import Job
-from dcpbench.sweep.run.worker import remove
 
 _VERSIONS = {"torch_version": "torch", "load_torch_version": "torch of load_python"}
 """Columns that have to be as they were, and what they are of."""
@@ -125,7 +124,7 @@ def _clear(folder: Path, within: Path) -> None:
     """Remove a folder, if there is one; refuses one that does not lie within the other."""
     if within.resolve() not in folder.resolve().parents:
         raise ConfigError(f"{folder}: does not lie in {within}, and is not removed")
-    if sentence := remove(folder):
+    if sentence := files.remove(folder, within):
         raise ConfigError(f"{sentence} (of a cell that broke off)")
 
 
