@@ -28,7 +28,7 @@ from dcpbench.verify.training import (
     loss_share,
     step_tolerances,
 )
-from dcpbench.verify.whole_tensors import Parts, any_rank, summed
+from dcpbench.verify.whole_tensors import Parts, any_rank, summed, summed_numbers
 from dcpbench.workloads.batches import Batches
 from dcpbench.workloads.parallelisms import broadcasts_buffers, reduced_in, runs_other_kernels
 from dcpbench.workloads.training_run import TrainingRun
@@ -74,7 +74,8 @@ class Lockstep:
         self._losses: dict[int, _Losses] = {}
         self._exchange = exchange_of(cell.world, run)
         self._defects = known_defects.gradients_of(cell, twin)
-        self._parts = Parts.of(of_kind("param", snapshot_model(run.model)), self._exchange)
+        self._leaves = of_kind("param", snapshot_model(run.model))
+        self._parts = Parts.of(self._leaves, self._exchange)
         self._noise = runs_other_kernels(cell.config, run.sizes)
         self._reduced_in, why_no_gradient = reduced_in(run.model, cell.config.parallel)
         if why_no_gradient:
@@ -106,9 +107,9 @@ class Lockstep:
         """Have the twin take the step that the run has taken with these gradients, and compare."""
         cell, run, twin, step = self._cell, self._run, self._twin, self._run.train_state.step
         twin.begin(twin.run.next_batch(batches), cell.world.group if broadcasts_buffers(run.model) else None)
-        whole_loss = self._loss_of_whole() if cell.world.rank == 0 else None
+        whole_loss = self._loss_of_whole() if cell.world.rank == 0 else 0.0
         own = twin.passed()
-        if any_rank(twin.steps_in_backward, self._exchange):
+        if self._note_losses(step, whole_loss, own.loss):
             self._why_not |= dict.fromkeys((GRADIENT, STEP, LOSS), _IN_BACKWARD)
             return
         if self._noise and run.draws:
@@ -118,7 +119,6 @@ class Lockstep:
         here = {name: _local(value) for name, value in gradients.items()}
         whole = self._parts.gather(here)
         self._alive |= any(bool(value.any()) for value in whole.values())
-        self._note_loss(step, whole_loss, own.loss)
         if GRADIENT not in self._why_not:
             self._compare_gradients(step, here, whole, own, others)
         tolerances = step_tolerances(own.buffers, [other.buffers for other in others])
@@ -128,13 +128,13 @@ class Lockstep:
         if any_rank(wrong or bool(tolerances), self._exchange):
             copy_tensors(run, twin.run, self._exchange)
 
-    def _loss_of_whole(self) -> float | None:
+    def _loss_of_whole(self) -> float:
         try:
             return self._twin.loss_of_whole()
         except Exception as error:  # noqa: BLE001 - a workload's, which need not take more than a share
             why = f"the loss of a whole batch cannot be computed: {type(error).__name__}: {error}"
             self._cell.report.not_applied[_OF_WHOLE] = why
-            return None
+            return math.nan
 
     def _compare_gradients(
         self,
@@ -145,7 +145,7 @@ class Lockstep:
         others: list[Pass],
     ) -> None:
         seen, twins = self._seen[GRADIENT], self._twin.parameters
-        leaves = of_kind("param", snapshot_model(self._run.model))
+        leaves = self._leaves
         names = [name for name, value in twins.items() if value.numel()]
         mine: dict[str, list[torch.Tensor]] = {}
         if self._counts:
@@ -185,18 +185,19 @@ class Lockstep:
             counts &= coordinate == 0 or name not in SHARE_DATA
         return counts and rest == 0
 
-    def _note_loss(self, step: int, whole: float | None, own: float) -> None:
+    def _note_losses(self, step: int, whole: float, own: float) -> bool:
         """Note the losses of a step: the twin's of the whole batch or, where the loss of a batch is not the
-        mean of the losses of its shares, their mean."""
-        group, count = self._cell.world.group, dp_degree(self._run.sizes)
-        everybody = gathered((whole, own if self._counts else None), group)
-        shares = [loss for _, loss in everybody if loss is not None]
-        twin, mean, size = everybody[0][0], sum(shares) / count, sum(map(abs, shares)) / count
-        if twin is None or not abs(twin - mean) <= loss_share(self._twin.computes_in) * max(abs(twin), size):
+        mean of the losses of its shares, their mean. Return whether any rank's twin stepped meanwhile."""
+        share = own if self._counts else 0.0
+        numbers = (whole, share, abs(share), float(self._twin.steps_in_backward))
+        twin, mean, size, stepped = summed_numbers(numbers, self._exchange)
+        mean, size = mean / dp_degree(self._run.sizes), size / dp_degree(self._run.sizes)
+        if not abs(twin - mean) <= loss_share(self._twin.computes_in) * max(abs(twin), size):
             why = "the loss of a batch is not the mean of its shares' losses: these are compared"
             self._cell.report.not_applied.setdefault(_OF_WHOLE, why)
             twin = mean
         self._losses[step] = _Losses(self._run.train_state.losses[-1], twin, size)
+        return stepped > 0
 
     def _compare_state(self, step: int, tolerances: Mapping[str, torch.Tensor]) -> bool:
         """Compare the state after a step with the twin's; return whether this rank's is wrong."""
@@ -237,8 +238,8 @@ class Lockstep:
         alive = self._run.alive[-len(self._losses) :]
         found, fired = list[Finding](), dict[str, bool]()
         others = self.twin_losses
-        if len(others) == 1 and (after := self._loss_of_whole()) is not None:
-            others = [*others, after]
+        if len(others) == 1:
+            others = [*others, self._loss_of_whole()]
         for (step, one), lives in zip(self._losses.items(), alive, strict=True):
             found += self._far(step, one.twin)
             means = math.isfinite(one.ranks) and one.ranks != 0.0 and lives

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dcpbench.verify.layout import parameter_extents
 from dcpbench.verify.perturb import jitter
 from dcpbench.verify.snapshot import (
     Leaves,
@@ -132,6 +133,8 @@ class Twin:
             self.run.optimizer.load_state_dict(optimizer)
         self._set_gradients(gradients, whole)
         self.run.step()
+        if not (inexact.measured or inexact.rounded):
+            return {}
         state = state_of(self.run)
         rounded: dict[str, torch.Tensor] = {}
         for name, leaf in state.items():
@@ -147,9 +150,11 @@ class Twin:
     def _passed(self, batch: Tensors) -> Pass:
         self.model.zero_grad()
         with self.run.recording() as gradients:
-            loss = float(self.run.backward(batch))
+            loss = float(self.run.backward(batch).detach())
         elements = {name: real_elements(dense(value)) for name, value in gradients.items()}
-        return Pass(loss, elements, retained(of_kind("buffer", snapshot_model(self.model))))
+        has_buffers = next(self.model.buffers(), None) is not None
+        buffers = of_kind("buffer", snapshot_model(self.model)) if has_buffers else {}
+        return Pass(loss, elements, retained(buffers))
 
     def _note_dtype(self, _: nn.Module, __: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor) and output.is_floating_point():
@@ -225,10 +230,11 @@ def _is_of(name: str, parameters: Iterable[str]) -> bool:
 
 def state_of(run: TrainingRun) -> Leaves:
     """Tensors of model and component; state and hyperparameters of the optimizer."""
-    model = snapshot_model(run.model)
+    extents = parameter_extents(run.model)
+    model = snapshot_model(run.model, extents)
     held = {**of_kind("param", model), **of_kind("buffer", model), **run.component.leaves()}
     tensors = {name: leaf for name, leaf in held.items() if isinstance(leaf, TensorLeaf)}
-    optimizer = snapshot_optimizer(run.model, run.optimizer)
+    optimizer = snapshot_optimizer(run.model, run.optimizer, extents)
     return {**tensors, **{name: leaf for name, leaf in optimizer.items() if not name.endswith(".params")}}
 
 

@@ -160,12 +160,18 @@ def summed(
             yield name, bool(part[-1].item()), [*part[:-1].chunk(count)] if shapes[name] else []
 
 
+def summed_numbers(numbers: Sequence[float], exchange: Exchange) -> list[float]:
+    """Sum numbers over the ranks, each with its counterparts; collective."""
+    total = torch.tensor(numbers, dtype=torch.float64, device=exchange.device)
+    if exchange.group:
+        dist.all_reduce(total, group=exchange.group)
+    found: list[float] = total.tolist()
+    return found
+
+
 def any_rank(value: bool, exchange: Exchange) -> bool:
     """Whether this is true of any rank; collective."""
-    flag = torch.tensor([value], dtype=torch.float64, device=exchange.device)
-    if exchange.group:
-        dist.all_reduce(flag, group=exchange.group)
-    return bool(flag.item())
+    return summed_numbers([value], exchange) != [0.0]
 
 
 def real_elements(tensor: torch.Tensor) -> torch.Tensor:
