@@ -76,6 +76,7 @@ class Twin:
             received = buffer.to(torch.device("cpu"))
             dist.broadcast(received, 0, group=group)
             buffer.copy_(received)
+        self._buffers = [buffer.detach().clone() for buffer in self.model.buffers()]
 
     def loss_of_whole(self) -> float:
         """Return the loss of the whole batch."""
@@ -104,6 +105,7 @@ class Twin:
             each_tensor(lambda one: jitter([one], share, seed=_JITTERED) or one, other)
             with self._undone():
                 self.run.random.states = dict(self._drawn)
+                _copy(self._buffers, self.model.buffers())  # a forward pass may have changed them
                 jitter(self.model.parameters(), share, seed=number)
                 passes.append(self._passed(other))
         return passes
@@ -167,9 +169,7 @@ class Twin:
         states, held = dict(self.run.random.states), [one.detach().clone() for one in tensors]
         yield
         self.run.random.states = states
-        with torch.no_grad():
-            for tensor, was in zip([*self.model.parameters(), *self.model.buffers()], held, strict=True):
-                tensor.copy_(was)
+        _copy(held, [*self.model.parameters(), *self.model.buffers()])
 
     def _set_gradients(
         self, gradients: Mapping[str, torch.Tensor], whole: Mapping[str, torch.Tensor]
@@ -246,6 +246,12 @@ def of_kind(kind: str, leaves: Leaves) -> dict[str, TensorLeaf]:
 def dense(gradient: torch.Tensor) -> torch.Tensor:
     """The same gradient, not sparse."""
     return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+@torch.no_grad()
+def _copy(values: Iterable[torch.Tensor], tensors: Iterable[torch.Tensor]) -> None:
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(value)
 
 
 def _unit(dtype: torch.dtype) -> float:
