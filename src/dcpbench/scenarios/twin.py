@@ -76,6 +76,7 @@ class Twin:
             received = buffer.to(torch.device("cpu"))
             dist.broadcast(received, 0, group=group)
             buffer.copy_(received)
+        self._buffers = [buffer.clone() for buffer in self.model.buffers()]
 
     def loss_of_whole(self) -> float:
         """Return the loss of the whole batch."""
@@ -96,7 +97,8 @@ class Twin:
         return made
 
     def jittered(self) -> list[Pass]:
-        """Pass over it again, with parameters and inputs that are different by a rounding."""
+        """Pass over it again from where the step began, with parameters and inputs that are different by a
+        rounding."""
         share = max((_unit(one) for one in self.computes_in), default=0.0)
         passes = []
         for number in range(_JITTERED):
@@ -104,6 +106,8 @@ class Twin:
             each_tensor(lambda one: jitter([one], share, seed=_JITTERED) or one, other)
             with self._undone():
                 self.run.random.states = dict(self._drawn)
+                for buffer, began in zip(self.model.buffers(), self._buffers, strict=True):
+                    buffer.copy_(began)
                 jitter(self.model.parameters(), share, seed=number)
                 passes.append(self._passed(other))
         return passes
