@@ -69,7 +69,7 @@ def verify_training(cell: Cell, oracle: Oracle, prepare: Callable[[TrainingRun],
     """
     trained = oracle.trained
     with cell.phase("build"):
-        unsaved = build_run.build(cell.config, cell.world, cell.config.seed)
+        unsaved = steps.parallel_run(cell, cell.config.seed)
         unsaved.keeps_random = trained.keeps_random
         if prepare:
             prepare(unsaved)

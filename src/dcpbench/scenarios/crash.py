@@ -25,7 +25,6 @@ from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, live_state, retained_state
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.files import FileDigests, digest_files
-from dcpbench.workloads import build_run
 from dcpbench.workloads.training_run import TrainingRun
 
 Kill = str | list[int]
@@ -100,7 +99,7 @@ def _train_and_save(cell: Cell, folder: str) -> tuple[TrainingRun, Checkpointer]
     oracle = replace(steps.build(plan), ends=frozenset(plan.config.save_steps))
     steps.go_on(plan, oracle, until=plan.config.last_step)
     with cell.phase("build"):
-        run = build_run.build(cell.config, cell.world, cell.config.seed)
+        run = steps.parallel_run(cell, cell.config.seed)
     checkpointer = steps.open_checkpointer(cell)
     *whole, last = plan.config.save_steps
     for step in whole:
