@@ -60,6 +60,31 @@ def test_every_name_is_reported_after_a_perturbation() -> None:
     assert {"param_groups.0.lr", "param_groups.0.betas", "param_groups.0.amsgrad"} <= set(before[1])
 
 
+def test_values_in_optimizer_state_are_reported_after_each_perturbation() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    model, optimizer = nn.Module(), torch.optim.SGD([parameter])
+    model.weight = parameter
+    history = [None, torch.ones(2), {"of": 1}]
+    values = {
+        "step": 1,
+        "on": True,
+        "off": False,
+        "none": None,
+        "nones": [None],
+        "pair": (1, False),
+        "rate": 0.5,
+    }
+    optimizer.state = {parameter: {**values, "inner": {"history": history}}, "all": {"steps": 3}, "one": 4}
+    saved = retained(snapshot_optimizer(model, optimizer))
+    of_history = {f"state.weight.inner.history.{name}" for name in ("0", "1", "2.of")}
+    of_values = {f"state.weight.{name}" for name in values}
+    names = {*of_history, *of_values, "state.all.steps", "state.one"}
+    assert names == {name for name in saved if name.startswith("state.")}
+    for _ in range(3):
+        perturb_optimizer(optimizer, seed=1)
+        assert names <= {found.name for found in compare(saved, snapshot_optimizer(model, optimizer))}
+
+
 def test_hyperparameters_are_changed_wherever_they_stand() -> None:
     optimizer = torch.optim.SGD([{"of": 1, "params": [nn.Parameter(torch.ones(1))]}], lr=0.5)
     perturb_optimizer(optimizer, seed=1)

@@ -2,7 +2,7 @@
 comparison does not report then, it could not have reported after a load that restored nothing."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from dcpbench.verify.snapshot import (
     Leaves,
     TensorLeaf,
     has_extra_state,
+    has_parts,
     local_part,
     persistent_tensors,
 )
@@ -32,15 +33,28 @@ def perturb_model(model: nn.Module, seed: int) -> None:
 
 
 def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int, saved: Leaves | None = None) -> None:
-    """Change every element of every state tensor and every hyperparameter, in place; this to what it is not
-    in what was `saved`, for a flag that no load has restored would be what it was after two changes."""
-    values = (value for entries in optimizer.state.values() for value in entries.values())
-    _perturb((value for value in values if isinstance(value, torch.Tensor)), seed)
+    """Change every element of every state tensor, every other value in the state and every hyperparameter, in
+    place; this to what it is not in what was `saved`, for a flag that no load has restored would be what it
+    was after two changes."""
+    for one in getattr(optimizer, "optimizers", None) or [optimizer]:
+        _perturb(_change_values(one.state), seed)
     for number, group in enumerate(optimizer.param_groups):
         for key in group.keys() - {"params"}:
             group[key] = perturbed(group[key])
             if same_value(group[key], (saved or {}).get(f"param_groups.{number}.{key}", group)):
                 group[key] = perturbed(group[key])
+
+
+def _change_values(held: Any) -> Iterator[torch.Tensor]:
+    """Change every value in nested dictionaries and lists; returns the tensors among them instead. No step is
+    taken with these values, so that a flag or None becomes a number, which neither of them ever is."""
+    for key, value in [*(enumerate(held) if isinstance(held, list) else held.items())]:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, dict) or has_parts(value):
+            yield from _change_values(value)
+        else:
+            held[key] = _PART if value is None or isinstance(value, bool) else _another(value)
 
 
 @torch.no_grad()
@@ -114,9 +128,14 @@ def made_different(leaf: Any) -> Any:
     if isinstance(leaf, DigestedLeaf):
         (one, other), *rest = leaf.blocks
         return replace(leaf, blocks=((one ^ 1, other), *rest))
-    changed = perturbed(leaf)
-    # A list in which nothing can be: of the parameters of a group that has none, of functions.
-    return [leaf] if same_value(changed, leaf) else changed
+    return _another(leaf)
+
+
+def _another(value: Any) -> Any:
+    """Another value, also of a list in which nothing can be: of the parameters of a group that has none, of
+    functions."""
+    changed = perturbed(value)
+    return [value] if same_value(changed, value) else changed
 
 
 def all_different(leaves: Leaves) -> Leaves:
