@@ -148,6 +148,23 @@ def test_every_element_of_every_dtype_becomes_another_one_again_and_again() -> N
             assert (bits(value) != bits(before[name])).all(), name
 
 
+def test_shared_buffers_of_one_byte_are_changed() -> None:
+    model, flags = nn.Module(), torch.arange(12) % 3 > 0
+    tables = [
+        (flags, 2),
+        (flags[2:8], 1),
+        (flags.reshape(3, 4), 1),
+        (torch.arange(12, dtype=torch.uint8), 16),
+    ]
+    for number, (table, names) in enumerate(tables):
+        for name in range(names):
+            model.register_buffer(f"table{number}_{name}", table)
+    before = retained(snapshot_model(model))
+    perturb_model(model, seed=1)
+    for name, leaf in snapshot_model(model).items():
+        assert bool((bits(leaf.local) != bits(before[name].local)).all()), name
+
+
 def test_elements_go_far_each_its_own_way_and_alike_on_every_rank_but_step_counters_together() -> None:
     """FSDP1 refuses steps of ranks and parameters that are not the same."""
     model, optimizer = trained()

@@ -62,12 +62,19 @@ def _perturb(tensors: Iterable[torch.Tensor], seed: int) -> None:
     """Add random whole numbers of 16 to 32, drawn where a tensor lies, and the same on every rank that draws
     the same shapes. What is not finite, to which nothing can be added, starts from 0."""
     generators: dict[torch.device, torch.Generator] = {}
+    flags: list[tuple[torch.Tensor, torch.Tensor]] = []
+    changed = set()
     for tensor in tensors:
         local = _addable(local_part(tensor))
-        local.nan_to_num_(0.0, 0.0, 0.0)
+        place = local.data_ptr(), local.dtype, local.shape, local.stride()
+        if local.numel() and place in changed:
+            continue  # it has several names: elements of one byte would come back to what they were
+        changed.add(place)
         if local.dtype == torch.bool:
-            local.logical_not_()
-        elif local.ndim:
+            flags.append((local, ~local))
+            continue
+        local.nan_to_num_(0.0, 0.0, 0.0)
+        if local.ndim:
             device = local.device
             if device not in generators:
                 generators[device] = torch.Generator(device).manual_seed(seed)
@@ -76,6 +83,8 @@ def _perturb(tensors: Iterable[torch.Tensor], seed: int) -> None:
         else:
             # Step counters must stay alike: FSDP1 refuses ranks and parameters out of step.
             local.add_(16)
+    for local, others in flags:  # together: what lies in two of them must not be turned twice
+        local.copy_(others)
 
 
 def _addable(local: torch.Tensor) -> torch.Tensor:
