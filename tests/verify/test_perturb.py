@@ -1,7 +1,9 @@
 """The perturbation must reach everything, or a control would have nothing to report."""
 
+import copy
 import math
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
@@ -34,6 +36,16 @@ from dcpbench.verify.snapshot import (
 from dcpbench.verify.tolerances import compare_close
 from dcpbench.workloads.models import Mlp
 from support.models import Adversarial
+
+
+class Rule:
+    """A hyperparameter that is an object, of a class without an equality."""
+
+    def __init__(self, power: float) -> None:
+        self.power = power
+
+    def __call__(self, value: float) -> float:
+        return value**self.power
 
 
 def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -105,6 +117,8 @@ def test_what_is_retained_stays_as_it_was() -> None:
     [
         *(0, 0.0, -0.0, 0.5, 1, 0.9, True, False, None, "mean", "min", (0.5, 0), [1e-3]),
         *(math.inf, -math.inf, math.nan, Counter({3: 1, "5": 2}), [{"end_step": 4.0}]),
+        *(torch.Size([2, 3]), torch.bfloat16, torch.float64, torch.device("cpu"), torch.device("cuda", 1)),
+        *(math.sqrt, nn.ReLU, partial(math.pow, 2.0), Rule(0.5), {1, 2}, 1j),
     ],
 )
 def test_a_changed_value_is_another_and_turns_nothing_on(value: object) -> None:
@@ -134,9 +148,27 @@ def test_a_flag_stays_one_that_a_fused_kernel_takes() -> None:
     assert perturbed(False) is None
 
 
+def test_changed_functions_do_the_same() -> None:
+    assert perturbed(math.sqrt)(4.0) == 2.0
+    assert isinstance(perturbed(perturbed(nn.ReLU))(), nn.ReLU)
+
+
+@pytest.mark.parametrize("value", [Rule(0.5), partial(math.pow, 2.0), Counter("aab"), math.sqrt, {1, 2}])
+def test_copies_have_the_same_value(value: object) -> None:
+    assert same_value(value, copy.deepcopy(value))
+
+
+def test_objects_with_other_attributes_are_others() -> None:
+    assert not same_value(Rule(0.5), Rule(0.25))
+    assert not same_value(partial(math.pow, 2.0), partial(math.pow, 3.0))
+    assert not same_value(math.sqrt, math.exp)
+    assert not same_value(trained, test_objects_with_other_attributes_are_others)
+    assert not same_value(nn.ReLU, nn.Tanh)
+
+
 def test_what_has_no_other_value_is_refused() -> None:
-    with pytest.raises(TypeError, match="of type set has no negative control yet"):
-        perturbed({1, 2})
+    with pytest.raises(TypeError, match="of type object cannot be compared with a copy of it"):
+        perturbed(object())
 
 
 def test_every_element_of_every_dtype_becomes_another_one_again_and_again() -> None:

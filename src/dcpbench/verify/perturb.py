@@ -1,9 +1,10 @@
 """Negative controls: before a load its target is made different in everything that is loaded. What a
 comparison does not report then, it could not have reported after a load that restored nothing."""
 
+import copy
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -97,6 +98,16 @@ def _addable(local: torch.Tensor) -> torch.Tensor:
     return local
 
 
+@dataclass(frozen=True)
+class _Same:
+    """Another object that does the same when it is called."""
+
+    call: Callable[..., Any]
+
+    def __call__(self, *values: Any, **named: Any) -> Any:
+        return self.call(*values, **named)
+
+
 def perturbed(value: Any) -> Any:
     """Another value that a step can still be taken with: DCP takes one to fill an empty optimizer.
 
@@ -104,7 +115,8 @@ def perturbed(value: Any) -> Any:
     everywhere (`capturable` on the CPU), and one that is on becomes 1: what state an optimizer has depends on
     its flags (`amsgrad`). Nothing is turned on by 0 either, which becomes -0.0: with a momentum an SGD that
     has no state would get some. Other numbers become 7/16 of themselves, which no schedule of halves and
-    quarters comes to. The words that a `ReduceLROnPlateau` knows become its other ones.
+    quarters comes to. The words that a `ReduceLROnPlateau` knows become its other ones. A function or a class
+    becomes another object that does the same.
     None in a list is no flag and stays: a `LambdaLR` has it for each of its functions.
     """
     if value is None:
@@ -120,10 +132,19 @@ def perturbed(value: Any) -> Any:
     if isinstance(value, dict):
         return type(value)({key: perturbed(item) for key, item in value.items()})
     if isinstance(value, tuple | list):
-        return type(value)(None if item is None else perturbed(item) for item in value)
+        make: Any = getattr(value, "_make", tuple if isinstance(value, tuple) else list)
+        return make(None if item is None else perturbed(item) for item in value)
     if isinstance(value, torch.Tensor):  # a learning rate, say
         return torch.where(value != 0, value * _PART, -value)
-    raise TypeError(f"a hyperparameter of type {type(value).__name__} has no negative control yet")
+    if isinstance(value, torch.dtype):
+        return torch.float32 if value == torch.float64 else torch.float64
+    if isinstance(value, torch.device):
+        return torch.device(f"{value.type}:0" if value.index is None else value.type)
+    if callable(value):
+        return _Same(value)
+    if same_value(value, copy.deepcopy(value)):
+        return [value]
+    raise TypeError(f"a hyperparameter of type {type(value).__name__} cannot be compared with a copy of it")
 
 
 def made_different(leaf: Any) -> Any:
