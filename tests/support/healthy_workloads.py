@@ -267,6 +267,20 @@ def cyclic_lr_function() -> Workload:
     return of_net(scheduler=partial(cyclic, scale_fn=lambda turn: 0.5**turn, scale_mode="cycle"))
 
 
+class Falling:
+    """A scale that is an object, whose attributes `CyclicLR` saves."""
+
+    def __init__(self) -> None:
+        self.base, self.floor = 0.5, None
+
+    def __call__(self, turn: float) -> float:
+        return self.base**turn
+
+
+def cyclic_lr_object() -> Workload:
+    return of_net(scheduler=partial(cyclic, scale_fn=Falling(), scale_mode="cycle"))
+
+
 def cyclic_lr_exponential() -> Workload:
     return of_net(scheduler=partial(cyclic, mode="exp_range", gamma=0.9))
 

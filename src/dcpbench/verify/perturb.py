@@ -23,6 +23,8 @@ from dcpbench.verify.snapshot import (
 )
 
 _PART = 0.4375
+FUNCTION_IF_NONE = "_scale_fn_custom"
+"""What a `CyclicLR` has None for where its scale is a function, or no function of the user's."""
 _OTHER_WORDS = {"min": "max", "max": "min", "rel": "abs", "abs": "rel"}
 
 
@@ -117,7 +119,8 @@ def perturbed(value: Any) -> Any:
     has no state would get some. Other numbers become 7/16 of themselves, which no schedule of halves and
     quarters comes to. The words that a `ReduceLROnPlateau` knows become its other ones. A function or a class
     becomes another object that does the same.
-    None in a list is no flag and stays: a `LambdaLR` has it for each of its functions.
+    None in a list is no flag and stays: a `LambdaLR` has it for each of its functions, and a `CyclicLR` for
+    its own.
     """
     if value is None:
         return False
@@ -130,7 +133,8 @@ def perturbed(value: Any) -> Any:
     if isinstance(value, str):
         return _OTHER_WORDS.get(value, f"{value}'")
     if isinstance(value, dict):
-        return type(value)({key: perturbed(item) for key, item in value.items()})
+        kept = {key for key, item in value.items() if item is None and key == FUNCTION_IF_NONE}
+        return type(value)({key: None if key in kept else perturbed(item) for key, item in value.items()})
     if isinstance(value, tuple | list):
         make: Any = getattr(value, "_make", tuple if isinstance(value, tuple) else list)
         return make(None if item is None else perturbed(item) for item in value)

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions
 from torch.optim.lr_scheduler import LRScheduler
 
 from dcpbench.config.groups import OptimizerStateAs
-from dcpbench.verify.perturb import perturbed
+from dcpbench.verify.perturb import FUNCTION_IF_NONE, perturbed
 from dcpbench.verify.snapshot import local_part, named_parameters
 from dcpbench.workloads.batches import Batches
 from dcpbench.workloads.components import Component
@@ -157,8 +157,7 @@ class TrainingRun:
         if self._scheduled_later:
             self._scheduler = None
         else:
-            other = {key: perturbed(value) for key, value in self.scheduler.state_dict().items()}
-            self.scheduler.load_state_dict(other)
+            self.scheduler.load_state_dict(perturbed(self.scheduler.state_dict()))
 
     def leave_gradients(self, batches: Batches) -> None:
         """Have gradients of the next step, and do not take it."""
@@ -188,9 +187,10 @@ class TrainingRun:
 
     def may_be_constant(self, name: str) -> bool:
         """Whether what its `objects` have by this name may be what a run that is built anew has as well: of
-        the functions of a `LambdaLR` only that they are some, of a data loader how it is laid out."""
+        the functions of a scheduler only that they are some, of a data loader how it is laid out."""
         first, *rest = name.split(".")
-        return first == "data_loader" or (first == "scheduler" and "lr_lambdas" in rest)
+        functions = first == "scheduler" and not {"lr_lambdas", FUNCTION_IF_NONE}.isdisjoint(rest)
+        return first == "data_loader" or functions
 
     @property
     def needs_random(self) -> frozenset[str] | None:
