@@ -11,6 +11,7 @@ holds has the retained digests.
 """
 
 import copy
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -111,7 +112,7 @@ def snapshot_optimizer(
             leaves |= snapshot_nested({parameter: entries}, "state.")
             continue
         local_shape = local_part(parameter).shape
-        idle = local_shape.numel() == 0
+        idle = local_shape.numel() == 0 and math.prod(extents[id(parameter)].shape) > 0
         for path, entry, value in _flattened(entries):
             # A moment lies as its parameter does; a step counter or a factored moment does not.
             like = isinstance(value, torch.Tensor) and local_part(value).shape == local_shape
