@@ -46,10 +46,11 @@ def snapshot_flags(
 
 
 def snapshot_gradients(model: nn.Module) -> Leaves:
-    """The gradients that there are, as `gradients.<FQN>`."""
+    """The gradients that there are, as `gradients.<FQN>`; sparse ones with their zeros."""
     parameters = named_parameters(model)
     left = {name: value.grad for name, value in parameters.items() if value.grad is not None}
-    return snapshot_nested(left, "gradients.")
+    dense = {name: value.to_dense() if value.is_sparse else value for name, value in left.items()}
+    return snapshot_nested(dense, "gradients.")
 
 
 def _hooks(name: str, owner: object) -> Iterator[str]:

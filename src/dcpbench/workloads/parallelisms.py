@@ -7,7 +7,8 @@ parallelism has no mesh) and its configuration, and returns the module to train.
 import fnmatch
 import pkgutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -28,6 +29,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor import parallel as tp
+from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel
 
 from dcpbench.config.groups import ActivationCheckpointing, ParallelConfig
@@ -110,9 +112,23 @@ def lay_out_buckets(model: nn.Module) -> None:
     for ddp in model.modules():
         if isinstance(ddp, DistributedDataParallel):
             trained = [one for one in ddp.module.parameters() if one.requires_grad]
-            with mock.patch.object(ddp.module, "forward", lambda own=trained: sum(map(torch.sum, own))):
+            tables = [one for one in ddp.modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag)]
+            sparse = {id(one.weight) for one in tables if one.sparse}
+            with mock.patch.object(ddp.module, "forward", partial(_sum, trained, sparse)):
                 ddp().backward()
             ddp.zero_grad()
+
+
+def _sum(parameters: Iterable[torch.Tensor], sparse: Container[int]) -> Any:
+    """A real number that has a gradient for each parameter, a sparse one for those whose `id` is among
+    `sparse`."""
+
+    def real_sum(parameter: torch.Tensor) -> torch.Tensor:
+        if id(parameter) in sparse:
+            parameter = F.embedding(parameter.new_empty(0, dtype=torch.int64), parameter, sparse=True)
+        return torch.view_as_real(parameter).sum() if parameter.is_complex() else parameter.sum()
+
+    return sum(map(real_sum, parameters))
 
 
 def layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:

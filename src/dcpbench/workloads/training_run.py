@@ -11,8 +11,9 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions
 from torch.optim.lr_scheduler import LRScheduler
 
 from dcpbench.config.groups import OptimizerStateAs
+from dcpbench.verify.flags import snapshot_gradients
 from dcpbench.verify.perturb import FUNCTION_IF_NONE, perturbed
-from dcpbench.verify.snapshot import local_part, named_parameters
+from dcpbench.verify.snapshot import named_parameters
 from dcpbench.workloads.batches import Batches
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.optimizers import Optimizers, each_of
@@ -141,7 +142,7 @@ class TrainingRun:
                 self.component.step(self.optimizer)
             self.component.follow(self.model)
             self.draws |= any(not torch.equal(drawn[name], now) for name, now in self.random.states.items())
-            self.optimizer.zero_grad()
+            self.model.zero_grad()  # some may be of parameters that the optimizer does not have
             mean = self.world.mean(loss)
             next_step(self.scheduler, mean)
             self.tensor_object.advance()
@@ -217,8 +218,7 @@ class TrainingRun:
         self.alive.append(lives[0] or self._has_gradient())
 
     def _has_gradient(self) -> bool:
-        gradients = (local_part(p.grad) for p in self.model.parameters() if p.grad is not None)
-        return any(bool(gradient.any().item()) for gradient in gradients)
+        return any(bool(leaf.local.any().item()) for leaf in snapshot_gradients(self.model).values())
 
     def _forward_backward(self, batches: Batches) -> torch.Tensor:
         """Compute the gradients of the next step; its loss."""
