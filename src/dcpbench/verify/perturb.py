@@ -20,6 +20,7 @@ from dcpbench.verify.snapshot import (
     has_parts,
     local_part,
     persistent_tensors,
+    plain_fqn,
 )
 
 _PART = 0.4375
@@ -28,11 +29,13 @@ FUNCTION_IF_NONE = "_scale_fn_custom"
 _OTHER_WORDS = {"min": "max", "max": "min", "rel": "abs", "abs": "rel"}
 
 
-def perturb_model(model: nn.Module, seed: int) -> None:
-    """Change every element of every parameter and persistent buffer, in place, and all extra state."""
-    _perturb(persistent_tensors(model).values(), seed)
-    for module in filter(has_extra_state, model.modules()):
-        module.set_extra_state(perturbed(module.get_extra_state()))
+def perturb_model(model: nn.Module, seed: int, kept: Callable[[str], bool] = lambda name: False) -> None:
+    """Change every element of every parameter and persistent buffer, in place, and all extra state, but for
+    what is `kept`, by FQN."""
+    _perturb((value for name, value in persistent_tensors(model).items() if not kept(name)), seed)
+    for name, module in model.named_modules():
+        if has_extra_state(module) and not kept(plain_fqn(model, f"{name}._extra_state".lstrip("."))):
+            module.set_extra_state(perturbed(module.get_extra_state()))
 
 
 def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int, saved: Leaves | None = None) -> None:

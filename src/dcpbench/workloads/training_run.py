@@ -1,6 +1,6 @@
 """A model with its optimizer and what else a checkpoint holds, and the training loop."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -55,6 +55,8 @@ class TrainingRun:
     """How its optimizer's state is saved."""
     not_looked_at: Mapping[str, str] = MappingProxyType({})
     """What of its `objects` cannot be looked at, and of which type that is."""
+    left_out: Collection[str] = ()
+    """The parts of the model that no checkpoint has, by FQN."""
     pipeline: Pipeline | None = None
     """Of which its model is this rank's stage."""
     computes_in: frozenset[torch.dtype] = frozenset()
@@ -192,6 +194,11 @@ class TrainingRun:
         first, *rest = name.split(".")
         functions = first == "scheduler" and not {"lr_lambdas", FUNCTION_IF_NONE}.isdisjoint(rest)
         return first == "data_loader" or functions
+
+    def is_left_out(self, name: str) -> bool:
+        """Whether no checkpoint has what the model has by this name, so that it has to be the same in each
+        run that is built."""
+        return any(name == one or name.startswith(f"{one}.") for one in self.left_out)
 
     @property
     def needs_random(self) -> frozenset[str] | None:
