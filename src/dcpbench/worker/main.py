@@ -178,6 +178,9 @@ def _detach() -> None:
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
     let_server_go()
+    # What a cell starts is started by Python's default, as in a program of the user's: a process that was
+    # forked from a server has another server as its default, which imports everything again.
+    multiprocessing.set_start_method(None, force=True)
     os.environ[OF_RANK] = str(os.getpid())
     name, value = SAFE_PATH
     if os.environ.get(name) == value:  # what a cell starts finds its modules as the driver does
