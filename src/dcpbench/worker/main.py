@@ -154,7 +154,8 @@ def _join(spec: RankSpec) -> World:
         world_size=kind.world_size,
         timeout=_COLLECTIVE_TIMEOUT,
     )
-    groups: list[Any] = [dist.new_group(backend="gloo", timeout=_COLLECTIVE_TIMEOUT) for _ in range(2)]
+    number = 3 if device.type == "cpu" else 2
+    groups: list[Any] = [dist.new_group(backend="gloo", timeout=_COLLECTIVE_TIMEOUT) for _ in range(number)]
     return World(spec.rank, kind.world_size, device, *groups)
 
 
