@@ -103,7 +103,7 @@ def _addable(local: torch.Tensor) -> torch.Tensor:
     return local
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Same:
     """Another object that does the same when it is called."""
 
