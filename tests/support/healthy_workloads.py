@@ -150,6 +150,17 @@ def dtype_and_function() -> Workload:
     return of_net(optimizer=lambda model: Plain(model.parameters(), **options))
 
 
+class Handle:
+    """It has neither an equality nor attributes."""
+
+    __slots__ = ()
+
+
+def opaque() -> Workload:
+    """A hyperparameter of which nothing tells whether it came back."""
+    return of_net(optimizer=lambda model: Plain(model.parameters(), handle=Handle()))
+
+
 def autocast() -> Workload:
     def loss(model: nn.Module, share: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         with torch.autocast(share[0].device.type, torch.bfloat16):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dcpbench.records.rank_report import Skip
 from dcpbench.verify.compare import BITS, bits, compare, same_value
 from dcpbench.verify.snapshot import (
     DigestedLeaf,
@@ -124,6 +125,9 @@ def perturbed(value: Any) -> Any:
     becomes another object that does the same.
     None in a list is no flag and stays: a `LambdaLR` has it for each of its functions, and a `CyclicLR` for
     its own.
+
+    Raises:
+        Skip: nothing tells whether a copy of it is the same.
     """
     if value is None:
         return False
@@ -151,7 +155,7 @@ def perturbed(value: Any) -> Any:
         return _Same(value)
     if same_value(value, copy.deepcopy(value)):
         return [value]
-    raise TypeError(f"a hyperparameter of type {type(value).__name__} cannot be compared with a copy of it")
+    raise Skip(f"a hyperparameter of type {type(value).__name__} cannot be compared with a copy of it")
 
 
 def made_different(leaf: Any) -> Any:
