@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.checkpoint import DefaultLoadPlanner, state_dict_loader
 
 from dcpbench.checkpointers.dcp import DcpCheckpointer
-from dcpbench.records.rank_report import CheckReport
+from dcpbench.records.rank_report import CheckReport, Skip
 from dcpbench.scenarios import (
     fine_tune,
     handover,
@@ -26,7 +26,6 @@ from dcpbench.scenarios import (
     stateful_objects,
     steps,
 )
-from dcpbench.scenarios.cell import Skip
 from dcpbench.verify.perturb import controllable
 from dcpbench.verify.snapshot import snapshot_nested
 from dcpbench.workloads.build_run import build

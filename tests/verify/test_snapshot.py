@@ -16,7 +16,7 @@ from dcpbench.records.sentences import describe
 from dcpbench.verify import snapshot
 from dcpbench.verify.compare import compare
 from dcpbench.verify.compare_layouts import compare_across
-from dcpbench.verify.layout import Extent, whole
+from dcpbench.verify.layout import Extent, parameter_extents, whole
 from dcpbench.verify.perturb import made_different
 from dcpbench.verify.snapshot import (
     DigestedLeaf,
@@ -90,6 +90,10 @@ def test_of_an_optimizer_it_has_each_entry_by_the_first_name_of_its_parameter() 
     keys = {f"param_groups.0.{key}" for key in optimizer.param_groups[0]}
     assert leaves.keys() == entries | keys
     assert leaves["param_groups.0.params"] == names
+    assert not any(isinstance(leaf, Idle) for leaf in leaves.values()), "of a parameter without elements too"
+    elsewhere = Extent((4,), (4,), (0,), 0, 0)
+    extents = parameter_extents(model) | {id(model.nothing): elsewhere}
+    leaves = snapshot_optimizer(model, optimizer, extents)
     idle = {name for name, leaf in leaves.items() if isinstance(leaf, Idle)}
     assert idle == {name for name in entries if name.startswith("state.nothing.")}
 

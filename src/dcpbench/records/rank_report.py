@@ -56,6 +56,10 @@ def badness(finding: Finding) -> float:
     return math.inf if distance is None or math.isnan(distance) else distance
 
 
+class Skip(Exception):  # noqa: N818 - it is no error
+    """This torch or this machine cannot do what the cell is about, which only a rank can find out."""
+
+
 @dataclass
 class RankReport:
     """What one rank saw and measured in one stage of a cell; `local_rank` is its number on its `host`.

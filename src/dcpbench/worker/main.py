@@ -167,7 +167,8 @@ def _join(spec: RankSpec) -> World:
         world_size=kind.world_size,
         timeout=_COLLECTIVE_TIMEOUT,
     )
-    groups: list[Any] = [dist.new_group(backend="gloo", timeout=_COLLECTIVE_TIMEOUT) for _ in range(2)]
+    number = 3 if device.type == "cpu" else 2
+    groups: list[Any] = [dist.new_group(backend="gloo", timeout=_COLLECTIVE_TIMEOUT) for _ in range(number)]
     return World(spec.rank, kind.world_size, device, *groups)
 
 
@@ -191,6 +192,9 @@ def _detach() -> None:
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
     let_server_go()
+    # What a cell starts is started by Python's default, as in a program of the user's: a process that was
+    # forked from a server has another server as its default, which imports everything again.
+    multiprocessing.set_start_method(None, force=True)
     os.environ[OF_RANK] = str(os.getpid())
     # The driver asks for every thread's stack this way before it ends a rank that hangs.
     faulthandler.enable()
