@@ -396,7 +396,7 @@ class Lockstep:
             found += self._far(step, one.twin)
             means = math.isfinite(one.ranks) and one.ranks != 0.0 and lives
             fired[loss_name(step)] = means and any(self._far(step, other) for other in others)
-        self._cell.check(LOSS, found, self._where, fired)
+        self._cell.check(LOSS, found, self._where, [*fired])
         self._cell.control(LOSS, fired, self._where)
 
     def _far(self, step: int, twin: float) -> list[Finding]:
@@ -411,7 +411,7 @@ class Lockstep:
         leaves = {name: leaf for name, leaf in state.items() if leaf.kind != "buffer"}
         fired, found = compare_replicas(leaves, cell.world.group)
         if fired:
-            cell.check(REPLICAS, found, self._where, fired)
+            cell.check(REPLICAS, found, self._where, [*fired])
             cell.control(REPLICAS, fired, self._where)
         else:
             cell.report.not_applied[REPLICAS] = "no two ranks have the same part of anything"
