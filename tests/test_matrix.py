@@ -52,7 +52,7 @@ def test_fsdp1_with_tp_is_an_xfail_that_names_the_tensors(matrix: Finished, save
     assert row["status"] == "xfail"
     assert row["model_equal"] is True
     assert row["extra_equal"] is True
-    assert row["state_twin_close"] is True
+    assert row["training"] is True
     assert row["optim_equal"] is False
     assert "fsdp1-tp-optimizer-state" in row["reason"]
     assert "state.net1.weight.exp_avg" in row["reason"]

@@ -186,7 +186,7 @@ def test_check_by_cell_shows_which_check_failed_where(show: Callable[..., Browse
         failing(seed=1, cell="a"),
         cell("hsdp", status="vacuous", powered=False, details=vacuous),
         cell("ddp", seed=2, status="xfail", reason="known failure x: y", extra_equal=False, cell="b"),
-        cell("ddp", seed=3, fault="lr", fault_seen=True, status="fail", loss_twin_close=False, cell="c"),
+        cell("ddp", seed=3, fault="lr", fault_seen=True, status="fail", gradient_close=False, cell="c"),
     ]
     browser = show(rows)
     head = [one.text.replace("\n", " ") for one in browser.all("#checks thead th")]
