@@ -108,6 +108,18 @@ def test_of_replicas_a_rank_gets_its_own(ask: Ask) -> None:
     assert ask(own_replica) == [(True, float(rank), float(rank)) for rank in range(WORLD_SIZE)]
 
 
+def named_alike() -> dict[str, tuple[int, ...]]:
+    """As stages of a pipeline that each name their layers from 1 on."""
+    mine = torch.ones(2 if dist.get_rank() < 2 else 3, 5)
+    parts = {"w": mine, "b": EXPECTED}
+    leaves = {name: TensorLeaf(value, whole(value), None) for name, value in parts.items()}
+    return {name: tuple(value.shape) for name, value in assembled(leaves, here()).items()}
+
+
+def test_of_tensors_of_other_shapes_with_one_name_nothing_is_made(ask: Ask) -> None:
+    assert ask(named_alike) == [{"b": SHAPE}] * WORLD_SIZE
+
+
 def sums(names: list[str], absent: str) -> list[tuple[str, bool, list[list[float]]]]:
     """Of each name two terms on each rank; of one on one rank alone, of one on none."""
     rank = dist.get_rank()

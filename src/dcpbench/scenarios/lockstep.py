@@ -272,7 +272,7 @@ class Lockstep:
                 mine[name] = [one, one.abs(), *noise]
         elements = {name: twins[name].numel() * (1 + twins[name].is_complex()) for name in names}
         for name, present, sums in summed(names, mine, elements, 2 + len(others), self._exchange):
-            if name not in leaves:
+            if name not in leaves or leaves[name].extent.shape != tuple(twins[name].shape):
                 continue  # of another stage of a pipeline
             bound = self._bound(leaves[name].dtype)
             twin = TwinGradient.of(bound, *sums) if present else None
