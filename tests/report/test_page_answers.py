@@ -201,6 +201,33 @@ def test_check_by_cell_shows_which_check_failed_where(show: Callable[..., Browse
     assert browser.text("#cell-title") == "a"
 
 
+def test_resume_and_training_are_told_apart(show: Callable[..., Browser]) -> None:
+    """Of a cell whose checks are of both, and of a row from before there were two verdicts."""
+    bounds = {"gradient_bound": "rounding_of_sum", "step_bound": "bits"}
+    wrong = {"gradient_close": False, "step_equal": True, "resume": True, "training": False, **bounds}
+    rows = [cell("ddp", status="fail", reason="the resume is right", **wrong), cell("fsdp", resume=None)]
+    browser = show(rows)
+    head = [one.text.replace("\n", " ") for one in browser.all("#checks thead th")]
+    assert head == ["cell", "training: gradient_close 1 of 1"]
+    browser.one("#checks .s-fail").click()
+    lines = [one.text for one in browser.all("#cell .checks tbody th")]
+    training = "Training, each step compared with an unwrapped twin"
+    assert lines == [
+        "Resume: passed",
+        "model_equal",
+        "optim_equal",
+        f"{training}: not passed",
+        "gradient_close",
+        "step_equal",
+    ]
+    for said in ("gradient_bound", "rounding_of_sum", "step_bound", "bits"):
+        assert said in browser.text("#cell")
+    browser.one("#cell .close").click()
+    browser.all("#matrix .square")[1].click()
+    assert browser.text("#cell .checks tbody th") == "Resume"
+    assert "Training" not in [one.text for one in browser.all("#cell .checks tbody th")]
+
+
 def test_where_all_checks_held_they_are_named(show: Callable[..., Browser]) -> None:
     browser = show([cell("ddp")])
     assert (

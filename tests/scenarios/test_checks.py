@@ -321,7 +321,7 @@ def test_what_makes_losses_those_of_a_layout_says_so_before_and_after_a_load(
     assert cell.report.not_applied == ({"loss_resume_close": told} if told else {})
 
 
-@pytest.mark.parametrize(("parallel", "sees"), [("none", False), ("ddp", True), ("fsdp2", True)])
+@pytest.mark.parametrize(("parallel", "sees"), [("none", False), ("fsdp2", True)])
 def test_batch_normalisation_sees_a_rank_s_share_of_each_batch(parallel: str, sees: bool) -> None:
     given = config(**{**ONCE, "model": "batch_norm"}, parallel=parallel)
     size = 2 if sees else 1
