@@ -10,7 +10,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "dcpbench"
 
-_CHECKS, _STEPS = "scenarios/checks.py", "scenarios/steps.py"
+_CHECKS, _LOCKSTEP, _STEPS = "scenarios/checks.py", "scenarios/lockstep.py", "scenarios/steps.py"
 PLANTED: dict[str, tuple[str, str, str]] = {
     "controls always true": (
         "scenarios/cell.py",
@@ -25,18 +25,33 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     ),
     "resumed losses with themselves": (
         _CHECKS,
-        "continued, twin = losses.continued[",
-        "continued, twin = resumed, resumed ##",
+        "continued = losses.continued[",
+        "continued = resumed ##",
     ),
-    "twin with itself": (
-        _CHECKS,
-        "_tensors(oracle.twin), _tensors(trained)",
-        "_tensors(trained), _tensors(trained)",
+    "gradients with themselves": (
+        _LOCKSTEP,
+        "part, self._defects.expected(name, twin))",
+        "part, twin and TwinGradient(real_elements(whole.get(name, twin.mean)), twin.tolerance))",
+    ),
+    "states after a step with themselves": (
+        _LOCKSTEP,
+        "compare_step(step, twin, actual, elsewhere, tolerances)",
+        "compare_step(step, actual, actual, elsewhere, tolerances)",
     ),
     "losses of the twin with themselves": (
-        _CHECKS,
-        "mark(close(losses.twin)",
-        "mark(close(losses.continued)",
+        _LOCKSTEP,
+        "found += self._far(step, one.twin)",
+        "found += self._far(step, one.ranks)",
+    ),
+    "the twin steps on its own gradients": (
+        _LOCKSTEP,
+        "        self._set_gradients(gradients, whole)\n        twin.step()",
+        "        twin.step()",
+    ),
+    "replicas of rank 0 alone": (
+        _LOCKSTEP,
+        "compare_replicas(leaves, cell.world.group)",
+        "compare_replicas(leaves if cell.world.rank == 0 else {}, cell.world.group)",
     ),
     "rank 0 skipped": (
         _CHECKS,

@@ -33,7 +33,10 @@ def test_state_comes_back_and_training_goes_on(matrix: Finished, parallel: str, 
     # Of other scenarios.
     others = ("loss_resume_close", "crash_consistent", "crash_recoverable", "crash_durable")
     assert all(row[check] is True for check in CHECKS if check not in others)
-    assert row["powered"] is True
+    assert (row["powered"], row["resume"], row["training"]) == (True, True, True)
+    bound = "measured_noise" if "tp" in parallel else "rounding_of_sum"
+    assert (row["gradient_bound"], row["step_bound"]) == (bound, "bits")
+    assert 0 <= row["gradient_bound_used"] <= 1
     assert row["max_abs_diff"] < 1e-6
     assert row["loss_resumed"] == row["loss_continued"] > 0
     assert row["world_size"] == 4
