@@ -13,6 +13,7 @@ from dcpbench.verify import audit
 from dcpbench.workloads import build_run
 from dcpbench.workloads.batches import batches_of
 from dcpbench.workloads.build_run import build_plain, build_stranger
+from dcpbench.workloads.models import Mlp
 from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.world import World
 from support.alone import alone, config
@@ -132,6 +133,25 @@ def test_training_that_is_wrong_from_the_first_step_on_says_nothing_against_the_
     first = next(iter(report.checks[check].distinct.values()))
     assert (first.name, first.where) == (name, "in the uninterrupted run")
     assert str(verdict.reason).startswith(f"the resume is right; training: {check}: rank 0: {name} ")
+
+
+@pytest.mark.parametrize("other_kernels", [False, True])
+def test_a_model_that_counts_its_steps_in_a_plain_attribute_trains_rightly(
+    other_kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint does not bring the counter back; the twin's passes beside its step do not count."""
+    honest = Mlp.forward
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        self.count = getattr(self, "count", 0) + 1
+        out: torch.Tensor = honest(self, x) * self.count
+        return out
+
+    monkeypatch.setattr(Mlp, "forward", forward)
+    monkeypatch.setattr(lockstep, "runs_other_kernels", lambda *_: other_kernels)
+    verdict, _ = alone(saves=1)
+    assert (verdict.resume, verdict.training) == (False, True), verdict.reason
+    assert {one.check for one in verdict.failed} == {"loss_resume_equal", "state_resume_equal"}
 
 
 def nothing(*_: Any, **__: Any) -> list[Any]:

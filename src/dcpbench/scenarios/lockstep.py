@@ -3,7 +3,7 @@ computes its own gradients of the same batch, and then steps on the ranks' gradi
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -154,7 +154,7 @@ class Lockstep:
         run, twin, step = self._run, self._twin, self._run.train_state.step
         self._begin_with_same_buffers()
         self._batch = batch = twin.next_batch(batches)
-        drawn = dict(twin.random.states)
+        begin = self._kept()
         whole_loss = self._loss_of_whole(batch) if self._cell.world.rank == 0 else 0.0
         with self._stopped_by_steps():
             own = self._pass(batch)
@@ -162,7 +162,7 @@ class Lockstep:
             self._stopped = _IN_BACKWARD
             return
         draws_otherwise = self._noise and run.draws
-        others = self._jittered(batch, drawn) if self._noise and not draws_otherwise else []
+        others = self._jittered(batch, begin) if self._noise and not draws_otherwise else []
         here = {name: _local(value) for name, value in gradients.items()}
         whole = self._parts.gather(here)
         self._alive |= any(bool(value.any()) for value in whole.values())
@@ -226,29 +226,43 @@ class Lockstep:
         for hook in hooks:
             hook.remove()
 
-    @contextmanager
-    def _undone(self) -> Iterator[None]:
-        """Context manager: undo what becomes of the twin's parameters, buffers and generators."""
+    def _kept(self) -> Callable[[], None]:
+        """Return what brings back the twin's parameters, buffers and generators as they are now, and its
+        modules' attributes, such as a counter of steps."""
         twin = self._twin
         states, held = dict(twin.random.states), [one.detach().clone() for one in _tensors(twin.model)]
+        attributes = [(module, dict(vars(module))) for module in twin.model.modules()]
+
+        def bring_back() -> None:
+            twin.random.states = dict(states)
+            for module, before in attributes:
+                vars(module).clear()
+                vars(module).update(before)
+            with torch.no_grad():
+                for tensor, was in zip(_tensors(twin.model), held, strict=True):
+                    tensor.copy_(was)
+
+        return bring_back
+
+    @contextmanager
+    def _undone(self) -> Iterator[None]:
+        """Context manager: undo what becomes of the twin."""
+        bring_back = self._kept()
         yield
-        twin.random.states = states
-        with torch.no_grad():
-            for tensor, was in zip(_tensors(twin.model), held, strict=True):
-                tensor.copy_(was)
+        bring_back()
 
     def _loss_of_whole(self, batch: Tensors) -> float:
         with self._undone(), torch.no_grad(), self._twin.random.drawn_from():
             return float(self._twin.loss_of(batch))
 
-    def _jittered(self, batch: Tensors, drawn: dict[str, torch.Tensor]) -> list[_Pass]:
-        """Passes of twins whose parameters and inputs are different by a rounding."""
+    def _jittered(self, batch: Tensors, begin: Callable[[], None]) -> list[_Pass]:
+        """Passes of twins that `begin` as the twin did, parameters and inputs different by a rounding."""
         share = max((_unit(one) for one in self._computes_in), default=0.0)
         passes = []
         for number in range(_JITTERED):
             other = each_tensor(torch.clone, batch)
             with self._undone():
-                self._twin.random.states = dict(drawn)
+                begin()
                 jitter(self._twin.model.parameters(), share, seed=number)
                 each_tensor(lambda one: jitter([one], share, seed=_JITTERED) or one, other)
                 passes.append(self._pass(other))
