@@ -55,7 +55,7 @@ PLANTED: dict[str, tuple[str, str, str]] = {
         "        self._set_gradients(gradients, whole)\n        self.run.step()\n",
         "        self.run.step()\n",
     ),
-    "jittered passes begin where the twin's own ended": (_TWIN, "buffer.copy_(began)", "pass"),
+    "jittered passes begin where the twin's own ended": (_TWIN, "self._begin_again()", "pass"),
     "batch losses with themselves": (
         _LOCKSTEP,
         "losses_close([twin], [one.ranks]",

@@ -154,7 +154,7 @@ class Lockstep:
                 mine[name] = [one, one.abs(), *noise]
         elements = {name: twins[name].numel() * (1 + twins[name].is_complex()) for name in names}
         for name, present, sums in summed(names, mine, elements, 2 + len(others), self._exchange):
-            if name not in leaves:
+            if name not in leaves or leaves[name].extent.shape != tuple(twins[name].shape):
                 continue  # of another stage of a pipeline
             bound = self._bound(leaves[name].dtype)
             twin = TwinGradient.of(bound, *sums) if present else None
@@ -244,7 +244,7 @@ class Lockstep:
             found += self._far(step, one.twin)
             means = math.isfinite(one.ranks) and one.ranks != 0.0 and lives
             fired[loss_name(step)] = means and any(self._far(step, other) for other in others)
-        self._cell.check(LOSS, found, self._where, fired)
+        self._cell.check(LOSS, found, self._where, [*fired])
         self._cell.control(LOSS, fired, self._where)
 
     def _far(self, step: int, twin: float) -> list[Finding]:
@@ -259,7 +259,7 @@ class Lockstep:
         leaves = {name: leaf for name, leaf in state.items() if leaf.kind != "buffer"}
         fired, found = compare_replicas(leaves, cell.world.group)
         if fired:
-            cell.check(REPLICAS, found, self._where, fired)
+            cell.check(REPLICAS, found, self._where, [*fired])
             cell.control(REPLICAS, fired, self._where)
         else:
             cell.report.not_applied[REPLICAS] = "no two ranks have the same part of anything"

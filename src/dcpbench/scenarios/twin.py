@@ -2,7 +2,7 @@
 kernels, and its optimizer steps on the ranks' gradients."""
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -71,12 +71,12 @@ class Twin:
     def begin(self, batch: Tensors, group: dist.ProcessGroup | None) -> None:
         """Begin a step with this batch; collective over `group`, if there is one: with the buffers of its
         first rank."""
-        self._batch, self._drawn = batch, dict(self.run.random.states)
+        self._batch = batch
         for buffer in self.model.buffers() if group else ():
             received = buffer.to(torch.device("cpu"))
             dist.broadcast(received, 0, group=group)
             buffer.copy_(received)
-        self._buffers = [buffer.detach().clone() for buffer in self.model.buffers()]
+        self._begin_again = self._kept()
 
     def loss_of_whole(self) -> float:
         """Return the loss of the whole batch."""
@@ -104,8 +104,7 @@ class Twin:
             other = each_tensor(torch.clone, self._batch)
             each_tensor(lambda one: jitter([one], share, seed=_JITTERED) or one, other)
             with self._undone():
-                self.run.random.states = dict(self._drawn)
-                _copy(self._buffers, self.model.buffers())  # a forward pass may have changed them
+                self._begin_again()
                 jitter(self.model.parameters(), share, seed=number)
                 passes.append(self._passed(other))
         return passes
@@ -162,14 +161,30 @@ class Twin:
         if isinstance(output, torch.Tensor) and output.is_floating_point():
             self.computes_in.add(output.dtype)
 
+    def _kept(self) -> Callable[[], None]:
+        """Return what restores parameters, buffers and generators as they are now, and the attributes of
+        modules, such as a counter of steps."""
+        model, states = self.model, dict(self.run.random.states)
+        held = [one.detach().clone() for one in (*model.parameters(), *model.buffers())]
+        attributes = [(module, dict(vars(module))) for module in model.modules()]
+
+        @torch.no_grad()
+        def restore() -> None:
+            self.run.random.states = dict(states)
+            for module, before in attributes:
+                vars(module).clear()
+                vars(module).update(before)
+            for tensor, was in zip((*model.parameters(), *model.buffers()), held, strict=True):
+                tensor.copy_(was)
+
+        return restore
+
     @contextmanager
     def _undone(self) -> Iterator[None]:
-        """Context manager: undo what becomes of parameters, buffers and generators."""
-        tensors = [*self.model.parameters(), *self.model.buffers()]
-        states, held = dict(self.run.random.states), [one.detach().clone() for one in tensors]
+        """Context manager: restore what changes within."""
+        restore = self._kept()
         yield
-        self.run.random.states = states
-        _copy(held, [*self.model.parameters(), *self.model.buffers()])
+        restore()
 
     def _set_gradients(
         self, gradients: Mapping[str, torch.Tensor], whole: Mapping[str, torch.Tensor]
@@ -246,12 +261,6 @@ def of_kind(kind: str, leaves: Leaves) -> dict[str, TensorLeaf]:
 def dense(gradient: torch.Tensor) -> torch.Tensor:
     """The same gradient, not sparse."""
     return gradient.to_dense() if gradient.is_sparse else gradient
-
-
-@torch.no_grad()
-def _copy(values: Iterable[torch.Tensor], tensors: Iterable[torch.Tensor]) -> None:
-    for tensor, value in zip(tensors, values, strict=True):
-        tensor.copy_(value)
 
 
 def _unit(dtype: torch.dtype) -> float:

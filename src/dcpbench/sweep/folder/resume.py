@@ -14,7 +14,7 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Rerun
 from dcpbench.config.text import counted
 from dcpbench.records import files, store
-from dcpbench.records.row import Row
+from dcpbench.records.row import SCHEMA_VERSION, Row
 from dcpbench.records.row_reader import parse
 from dcpbench.sweep.folder.manifest import Record
 from dcpbench.sweep.plan.job import Job
@@ -130,6 +130,8 @@ def _clear(folder: Path, within: Path) -> None:
 
 def _why_again(job: Job, row: Row, rerun: Rerun) -> str | None:
     now = job.columns
+    if row.schema_version != SCHEMA_VERSION:
+        return f"its row is of schema version {row.schema_version}, and rows are of {SCHEMA_VERSION} now"
     for version, what in _VERSIONS.items():
         if row[version] != (is_now := now.get(version)):
             return f"{what} was {row[version]} and is {is_now}"
