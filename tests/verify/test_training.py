@@ -211,6 +211,15 @@ def test_noise_averages_out_and_a_factor_does_not() -> None:
     assert seen(mean(terms) * 1.001, twin, extent=rows) is not None
 
 
+def test_the_factor_of_noise_says_nothing() -> None:
+    """A gradient that is mostly noise has any factor: of a vision transformer's first key projection -0.7."""
+    terms = gradients()
+    total = sum(terms)
+    assert isinstance(total, torch.Tensor)
+    assert twin_of(terms, NOISE, 0.05 * total, -0.05 * total).factor_tolerance == pytest.approx(0.4, rel=0.2)
+    assert twin_of(terms, NOISE, 0.2 * total, -0.2 * total).factor_tolerance is None
+
+
 def test_of_zeros_there_is_no_factor() -> None:
     twin = twin_of([torch.zeros(2, 3)] * PARTS, NOISE, torch.zeros(2, 3), torch.zeros(2, 3))
     assert twin.factor_tolerance is None
