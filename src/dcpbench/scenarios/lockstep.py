@@ -38,6 +38,10 @@ CHECKS = (GRADIENT, STEP, REPLICAS, LOSS)
 """The checks of this module."""
 
 _OF_WHOLE = f"{LOSS} of whole batches"
+_NOT_A_MEAN = (
+    "the loss of a batch is not the mean of its shares' losses, as with random numbers, batch statistics or "
+    "weights: the mean is compared"
+)
 _IN_BACKWARD = "the optimizer steps in the backward pass, and the twin cannot step on other gradients"
 
 
@@ -193,8 +197,8 @@ class Lockstep:
         twin, mean, size, stepped = summed_numbers(numbers, self._exchange)
         mean, size = mean / dp_degree(self._run.sizes), size / dp_degree(self._run.sizes)
         if not abs(twin - mean) <= loss_share(self._twin.computes_in) * max(abs(twin), size):
-            why = "the loss of a batch is not the mean of its shares' losses: these are compared"
-            self._cell.report.not_applied.setdefault(_OF_WHOLE, why)
+            if LOSS not in self._why_not:
+                self._cell.report.not_applied.setdefault(_OF_WHOLE, _NOT_A_MEAN)
             twin = mean
         self._losses[step] = _Losses(self._run.train_state.losses[-1], twin, size)
         return stepped > 0
