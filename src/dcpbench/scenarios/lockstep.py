@@ -341,8 +341,13 @@ class Lockstep:
             optimizer = copy.deepcopy(twin.optimizer.state_dict())
             with self._undone():
                 self._set_gradients(gradients, whole)
-                mine = [one.grad for one in twin.model.parameters() if one.grad is not None]
-                jitter(mine, self._step_share, seed=number)
+                mine = []
+                for parameter in twin.model.parameters():
+                    if parameter.grad is not None:
+                        parameter.grad = parameter.grad.clone()  # not what the twin steps on
+                        mine.append(parameter.grad)
+                share = max([self._step_share, *(_unit(one.dtype) for one in mine)])  # less is rounded away
+                jitter(mine, share, seed=number)
                 twin.optimizer.step()
                 others.append(retained(_state(twin)))
             twin.optimizer.load_state_dict(optimizer)
