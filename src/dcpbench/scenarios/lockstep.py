@@ -386,11 +386,10 @@ class Lockstep:
 
     def _record(self) -> None:
         cell = self._cell
-        cell.measure("gradient_bound_used", self._bound_used)
-        cell.report.bounds |= {
-            "gradient_bound": self._bound(torch.float32).name,
-            "step_bound": "measured" if self._inexact else "bits",
-        }
+        if self._seen[GRADIENT].compared:
+            cell.measure("gradient_bound_used", self._bound_used)
+            cell.report.bounds["gradient_bound"] = self._bound(torch.float32).name
+        cell.report.bounds["step_bound"] = "measured" if self._inexact else "bits"
         if self._stopped:
             cell.report.not_applied |= dict.fromkeys((GRADIENT, STEP, LOSS), self._stopped)
         else:
