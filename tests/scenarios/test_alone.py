@@ -135,6 +135,32 @@ def test_training_that_is_wrong_from_the_first_step_on_says_nothing_against_the_
     assert str(verdict.reason).startswith(f"the resume is right; training: {check}: rank 0: {name} ")
 
 
+@pytest.mark.parametrize("model", ["short", "bf16"])
+def test_a_step_that_is_measured_is_taken_with_the_ranks_gradients(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an optimizer of which a part does not repeat exactly, the rest does, bit for bit; and something is
+    measured in bfloat16 too."""
+    names, measured = {"net1.weight", "net2.weight"}, list[float]()
+    honest = lockstep.step_tolerances
+
+    def steps_that_do_not_repeat(self: lockstep.Lockstep) -> tuple[set[str], float]:
+        return names, lockstep._STEP_SHARE
+
+    def tolerances(twin: Any, others: Any) -> Any:
+        found = honest(twin, others)
+        measured.extend(float(found[name].max()) for name in found if name == "state.net1.weight.exp_avg")
+        return found
+
+    monkeypatch.setattr(lockstep.Lockstep, "_steps_that_do_not_repeat", steps_that_do_not_repeat)
+    monkeypatch.setattr(lockstep, "step_tolerances", tolerances)
+    verdict, report = alone(saves=1, model=model)
+    assert verdict.status == "pass", verdict.reason
+    assert report.bounds["step_bound"] == "measured"
+    assert measured
+    assert all(measured)
+
+
 @pytest.mark.parametrize("other_kernels", [False, True])
 def test_a_model_that_counts_its_steps_in_a_plain_attribute_trains_rightly(
     other_kernels: bool, monkeypatch: pytest.MonkeyPatch

@@ -153,11 +153,13 @@ def test_what_is_measured_of_each_save_and_load(name: str) -> None:
     (report,) = run_alone(**SMALL, scenario="stateful_or_not", **values).reports
     phases = {"save_stall_s": "save", "raw_write_s": "raw", "raw_read_s": "raw"}
     expected = {(metric, phases.get(metric, phase), save) for metric in metrics for save in (0, 1)}
-    expected |= {("load_s", "load", 0), ("peak_host_bytes", None, None)}
+    expected |= {("load_s", "load", 0), ("peak_host_bytes", None, None), ("gradient_bound_used", None, None)}
     seen = [(one.metric, one.phase, one.save) for one in report.measurements if one.metric != PHASE_S]
     assert set(seen) == expected
     assert len(seen) == len(expected)
-    assert all(one.value > 0 for one in report.measurements)
+    used = {one.value for one in report.measurements if one.metric == "gradient_bound_used"}
+    assert used == {0.0}, "on one rank nothing is rounded otherwise"
+    assert all(one.value > 0 for one in report.measurements if one.metric != "gradient_bound_used")
 
 
 def large(*names: str) -> Callable[[str], torch.Tensor]:

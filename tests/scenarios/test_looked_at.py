@@ -241,3 +241,5 @@ def test_losses_of_ranks_that_draw_otherwise_are_held_against_none_but_their_own
     assert loading.not_applied.keys() == {"loss_resume_close", "replicas_equal", *apart}
     for report in ran.reports:
         assert not report.not_applied.keys() & report.checks.keys()
+        assert ("gradient_bound" in report.bounds) is not compiled, "nothing is said of what was not compared"
+        assert any(one.metric == "gradient_bound_used" for one in report.measurements) is not compiled

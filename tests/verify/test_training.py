@@ -361,6 +361,23 @@ def test_a_step_that_does_not_repeat_may_be_as_far_off_as_others_are() -> None:
     assert [one.name for one in compare_step(1, twin, control, tolerances=allowed)] == ["w"]
 
 
+def test_a_step_that_does_not_repeat_may_round_the_other_way() -> None:
+    """In bfloat16, where steps with other gradients happened to round alike."""
+    coarse = {"w": leaf(WHOLE.bfloat16())}
+    tolerances = step_tolerances(coarse, [coarse, coarse])
+
+    def other(ulps: int) -> Leaves:
+        bits = coarse["w"].local.view(torch.int16) + ulps
+        return {"w": leaf(bits.view(torch.bfloat16))}
+
+    assert compare_step(1, coarse, other(1), tolerances=tolerances) == []
+    assert compare_step(1, coarse, other(-1), tolerances=tolerances) == []
+    assert compare_step(1, coarse, other(3), tolerances=tolerances) != []
+    assert compare_step(1, coarse, other(1)) != []
+    control = changed_beyond(coarse, tolerances)
+    assert compare_step(1, coarse, control, tolerances=tolerances) != []
+
+
 def test_a_loss_is_a_mean_and_may_round_less_than_an_element() -> None:
     assert loss_share([torch.float32]) == 32 * EPS
     assert loss_share([torch.float32, torch.bfloat16]) == 2**-10

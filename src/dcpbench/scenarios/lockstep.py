@@ -220,11 +220,10 @@ class Lockstep:
 
     def _record(self) -> None:
         report = self._cell.report
-        self._cell.measure("gradient_bound_used", self._bound_used)
-        report.bounds = {
-            "gradient_bound": self._bound(torch.float32).name,
-            "step_bound": self._inexact.bound,
-        }
+        if self._seen[GRADIENT].compared:
+            self._cell.measure("gradient_bound_used", self._bound_used)
+            report.bounds["gradient_bound"] = self._bound(torch.float32).name
+        report.bounds["step_bound"] = self._inexact.bound
         report.not_applied |= self._why_not
         if not self._alive:
             self._seen[GRADIENT].fired = dict.fromkeys(self._seen[GRADIENT].fired, False)

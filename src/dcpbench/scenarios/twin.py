@@ -128,7 +128,8 @@ class Twin:
             with self._undone():
                 self._set_gradients(gradients, whole)
                 mine = [one.grad for one in self.model.parameters() if one.grad is not None]
-                jitter(mine, _STEP_SHARE, seed=number)
+                share = max([_STEP_SHARE, *(_unit(one.dtype) for one in mine)])  # less is rounded away
+                jitter(mine, share, seed=number)
                 self.run.optimizer.step()
                 others.append(retained(state_of(self.run)))
             self.run.optimizer.load_state_dict(optimizer)
