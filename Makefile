@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run check test test-all test-multinode test-slurm lint docs samples bench mutants fuzz soak setup clean
+.PHONY: run check test test-exhaustive test-multinode test-slurm lint docs samples bench mutants fuzz soak setup clean
 
 run: $(VENV)/.ready
 	$(BIN)/python -m dcpbench -m parallel=ddp,fsdp,hsdp,fsdp_tp,fsdp2 compile=false,true save=sync,async
@@ -15,9 +15,9 @@ PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 test: lint
 	$(PYTEST)
 
-# Also what takes most of an hour: every cell of models that others have a few of.
-test-all: lint
-	$(PYTEST) -m "not multinode and not slurm" --timeout=7200
+# Every cell of models of which the other tests have a few: most of an hour.
+test-exhaustive: $(VENV)/.ready
+	$(BIN)/python -m pytest --timeout=7200 -m exhaustive
 
 check: lint
 	$(PYTEST) -m "not slow and not browser and not multinode and not slurm and not exhaustive"

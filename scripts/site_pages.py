@@ -69,6 +69,7 @@ _PLACES = {
     "staged": "in what is staged to be saved",
     "written": "in the files of a checkpoint",
     "live": "in the live state, right after a save",
+    "training": "in how a parallel run trains",
     "both": "in what is staged, and in what is restored",
 }
 

@@ -80,7 +80,7 @@ def test_what_hundreds_of_ranks_write_others_can_read(
 
     written = Counter(item.index for plan in plans for item in plan.items)
     assert set(written.values()) == {1}, "what several ranks have is written once"
-    metadata.storage_data = {item.index: _StorageInfo("0", 0, 0) for plan in plans for item in plan.items}
+    metadata.storage_data = {item.index: _StorageInfo("0", 0, 8) for plan in plans for item in plan.items}
     manifest = manifest_of(metadata, {"0": 0})
     assert audit(manifest, manifest.entries) == []
 

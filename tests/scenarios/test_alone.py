@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from dcpbench.scenarios import checkpoint, checks, lockstep, partial_load, steps
+from dcpbench.scenarios import checkpoint, checks, lockstep, partial_load, steps, twin
 from dcpbench.sweep.run.verdict import Verdict
 from dcpbench.verify import audit
 from dcpbench.workloads import build_run
@@ -141,19 +141,16 @@ def test_a_step_that_is_measured_is_taken_with_the_ranks_gradients(
 ) -> None:
     """Of an optimizer of which a part does not repeat exactly, the rest does, bit for bit; and something is
     measured in bfloat16 too."""
-    names, measured = {"net1.weight", "net2.weight"}, list[float]()
-    honest = lockstep.step_tolerances
+    names, measured = frozenset(["net1.weight", "net2.weight"]), list[float]()
+    honest = twin.step_tolerances
 
-    def steps_that_do_not_repeat(self: lockstep.Lockstep) -> tuple[set[str], float]:
-        return names, lockstep._STEP_SHARE
-
-    def tolerances(twin: Any, others: Any) -> Any:
-        found = honest(twin, others)
+    def tolerances(state: Any, others: Any) -> Any:
+        found = honest(state, others)
         measured.extend(float(found[name].max()) for name in found if name == "state.net1.weight.exp_avg")
         return found
 
-    monkeypatch.setattr(lockstep.Lockstep, "_steps_that_do_not_repeat", steps_that_do_not_repeat)
-    monkeypatch.setattr(lockstep, "step_tolerances", tolerances)
+    monkeypatch.setattr(lockstep, "inexact_steps", lambda *_, **__: twin.Inexact(measured=names))
+    monkeypatch.setattr(twin, "step_tolerances", tolerances)
     verdict, report = alone(saves=1, model=model)
     assert verdict.status == "pass", verdict.reason
     assert report.bounds["step_bound"] == "measured"

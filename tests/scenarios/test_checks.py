@@ -85,7 +85,7 @@ def test_a_control_differs_in_values_and_not_in_what_there_is(monkeypatch: pytes
 
 
 def test_what_no_rank_has_of_the_twins_state_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest, build_twin = lockstep._state, build_run.build_twin
+    honest, build_twin = lockstep.state_of, build_run.build_twin
     missing = "state.net1.bias.exp_avg"
     twins: list[TrainingRun] = []
 
@@ -97,7 +97,7 @@ def test_what_no_rank_has_of_the_twins_state_is_found(monkeypatch: pytest.Monkey
         return {name: leaf for name, leaf in honest(run).items() if run in twins or name != missing}
 
     monkeypatch.setattr(build_run, "build_twin", build)
-    monkeypatch.setattr(lockstep, "_state", state)
+    monkeypatch.setattr(lockstep, "state_of", state)
     (report,) = run_alone(**ONCE).reports
     seen = report.checks["step_equal"]
     assert {(one.name, one.problem) for one in seen.distinct.values()} == {(missing, Problem.only_twin)}

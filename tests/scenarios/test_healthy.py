@@ -42,7 +42,7 @@ def test_what_draws_random_numbers_is_held_against_a_twin_only_where_both_draw_t
     assert row["step_equal"] is True, "its gradients are the ranks'"
     held = parallel != "fsdp2_tp"
     assert [row[check] for check in TWIN] == [True if held else None] * 2
-    why = "the model draws random numbers in training, and not as the twin does"
+    why = "the model draws random numbers in training, and the twin draws others"
     told = {} if held else dict.fromkeys(TWIN, why)
     for rank in row["details"]["ranks"]:
         assert {name: one for name, one in rank["not_applied"].items() if name in TWIN} == told

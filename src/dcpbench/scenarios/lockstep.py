@@ -12,7 +12,7 @@ from dcpbench.config.mesh import SHARE_DATA, dp_degree
 from dcpbench.records.findings import Finding
 from dcpbench.scenarios import known_defects
 from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.plain_runs import copy_tensors, exchange_of
+from dcpbench.scenarios.plain_runs import exchange_of
 from dcpbench.scenarios.twin import Pass, Twin, dense, inexact_steps, of_kind, state_of
 from dcpbench.verify.compare_layouts import compare_replicas, gathered
 from dcpbench.verify.perturb import all_different, compared_names, controllable
@@ -130,7 +130,7 @@ class Lockstep:
         twin.run.finish_step(run.train_state.losses[-1])
         wrong = self._compare_state(step, tolerances)
         if any_rank(wrong or bool(tolerances), self._exchange):
-            copy_tensors(run, twin.run, self._exchange)
+            twin.take_over(run, self._exchange)
 
     def _loss_of_whole(self) -> float:
         try:

@@ -2,7 +2,9 @@
 
 import copy
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,19 +37,14 @@ def exchange_of(world: World, run: TrainingRun) -> Exchange:
 
 def copy_state(run: TrainingRun, other: TrainingRun, exchange: Exchange) -> None:
     """Give an unwrapped run the state of another one, whose parts are on the ranks; collective."""
-    copy_tensors(run, other, exchange)
+    _set_model(other.model, assembled(snapshot_model(run.model), exchange))
+    _set_optimizer(other, assembled(snapshot_optimizer(run.model, run.optimizer), exchange), run)
     other.scheduler.load_state_dict(run.scheduler.state_dict())
     other.noise.load_state_dict(run.noise.state_dict())
     other.tensor_object.load_state_dict(copy.deepcopy(run.tensor_object.state_dict()))
     _copy_component(run, other, exchange)
     other.train_state = replace(run.train_state, losses=[*run.train_state.losses])
     other.random.states = dict(run.random.states)
-
-
-def copy_tensors(run: TrainingRun, other: TrainingRun, exchange: Exchange) -> None:
-    """Give an unwrapped run model and optimizer of another one; collective."""
-    _set_model(other.model, assembled(snapshot_model(run.model), exchange))
-    _set_optimizer(other, assembled(snapshot_optimizer(run.model, run.optimizer), exchange), run)
 
 
 @torch.no_grad()
@@ -67,11 +64,26 @@ def _copy_component(run: TrainingRun, other: TrainingRun, exchange: Exchange) ->
         one.load_state_dict(copy.deepcopy(state[name].state_dict()))
 
 
+def _with_tensors(entries: Mapping[str, Any], tensors: Leaves, prefix: str) -> dict[str, Any]:
+    """Copy what an optimizer has for a parameter, with whole tensors in place of this rank's parts."""
+    return {
+        key: _with_tensors(value, tensors, f"{prefix}{key}.")
+        if isinstance(value, dict)
+        else tensors.get(f"{prefix}{key}", copy.deepcopy(value))
+        for key, value in entries.items()
+    }
+
+
 def _set_optimizer(other: TrainingRun, tensors: Leaves, run: TrainingRun) -> None:
     names = {id(value): name for name, value in reversed(named_parameters(other.model).items())}
     parameters = (value for group in other.optimizer.param_groups for value in group["params"])
-    held = {number: below(tensors, f"state.{names[id(one)]}.") for number, one in enumerate(parameters)}
-    state = {number: of_one for number, of_one in held.items() if of_one}
+    values = {fqn: run.optimizer.state.get(value) for fqn, value in named_parameters(run.model).items()}
+    state: dict[int, Any] = {}
+    for number, one in enumerate(parameters):
+        prefix = f"state.{names[id(one)]}."
+        of_tensors = below(tensors, prefix)
+        if of_one := _with_tensors(values.get(names[id(one)]) or of_tensors, tensors, prefix):
+            state[number] = of_one
     own = other.optimizer.state_dict()["param_groups"]
     theirs = run.optimizer.state_dict()["param_groups"]
     groups = [{**one, "params": mine["params"]} for mine, one in zip(own, theirs, strict=True)]

@@ -23,7 +23,7 @@ from dcpbench.verify.snapshot import (
     snapshot_optimizer,
 )
 from dcpbench.verify.training import step_tolerances
-from dcpbench.verify.whole_tensors import real_elements
+from dcpbench.verify.whole_tensors import Exchange, assembled, real_elements
 from dcpbench.workloads.optimizers import each_of, repeats_on_parts
 from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.workload import Tensors, each_tensor
@@ -148,6 +148,14 @@ class Twin:
                     rounded[name] = torch.finfo(leaf.dtype).eps * size
         measured = step_tolerances(state, others).items()
         return rounded | {name: one for name, one in measured if _is_of(name, inexact.measured)}
+
+    @torch.no_grad()
+    def take_over(self, run: TrainingRun, exchange: Exchange) -> None:
+        """Take the values of tensors from a run, whose step this one has repeated; collective."""
+        tensors = assembled(state_of(run), exchange)
+        for name, leaf in state_of(self.run).items():
+            if name in tensors:
+                leaf.local.copy_(tensors[name])
 
     def _passed(self, batch: Tensors) -> Pass:
         self.model.zero_grad()

@@ -69,7 +69,7 @@ class Parts:
             own = [_Part(name, *theirs[name]) for name in theirs if name in names]
             own = [part for part in own if (part.name, part.extent) not in taken]
             taken |= {(part.name, part.extent) for part in own}
-            self._sent.append([part for part in own if part.extent.numel])
+            self._sent.append([part for part in own if _has_all_or_some(part.extent)])
 
     @classmethod
     def of(cls, leaves: Leaves, exchange: Exchange) -> "Parts":
@@ -86,7 +86,7 @@ class Parts:
         """
         tensors = {} if self.complete else self._gather_of_others(mine)
         for name, part in mine.items():
-            if name in self._mine and (extent := self._mine[name][0]).numel:
+            if name in self._mine and _has_all_or_some(extent := self._mine[name][0]):
                 into = tensors.setdefault(name, part.new_empty(extent.shape))
                 extent.put(into, part.to(into.device))
         return tensors
@@ -111,6 +111,11 @@ class Parts:
                     # A view of another dtype has to begin where one of its elements may.
                     part.extent.put(tensors.setdefault(part.name, empty), elements.clone().view(part.dtype))
         return tensors
+
+
+def _has_all_or_some(extent: Extent) -> bool:
+    """Whether a rank with this part has an element, or all of a tensor without elements."""
+    return extent.numel > 0 or math.prod(extent.shape) == 0
 
 
 def _places(
