@@ -16,7 +16,7 @@ from dcpbench.records.sentences import describe
 from dcpbench.verify import snapshot
 from dcpbench.verify.compare import compare
 from dcpbench.verify.compare_layouts import compare_across
-from dcpbench.verify.layout import Extent, whole
+from dcpbench.verify.layout import Extent, ParameterPart, whole
 from dcpbench.verify.perturb import made_different
 from dcpbench.verify.snapshot import (
     DigestedLeaf,
@@ -98,7 +98,8 @@ def test_a_moment_lies_as_its_parameter_does_and_a_counter_does_not(monkeypatch:
     model = nn.Linear(2, 3, bias=False)
     optimizer = stepped(model)
     place = Extent((6, 2), (3, 0), (3, 2), 0, 6)
-    monkeypatch.setattr(snapshot, "parameter_extents", lambda model: {id(model.weight): place})
+    parts = {"weight": ParameterPart(model.weight, place)}
+    monkeypatch.setattr(snapshot, "parameter_parts", lambda model: parts)
     leaves = snapshot_optimizer(model, optimizer)
     assert leaves["state.weight.exp_avg"].extent == snapshot_model(model)["weight"].extent == place
     assert leaves["state.weight.step"].extent == whole(torch.tensor(1.0))

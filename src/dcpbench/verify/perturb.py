@@ -26,7 +26,8 @@ _OTHER_WORDS = {"min": "max", "max": "min", "rel": "abs", "abs": "rel"}
 
 def perturb_model(model: nn.Module, seed: int) -> None:
     """Change every element of every parameter and persistent buffer, in place, and all extra state."""
-    _perturb(persistent_tensors(model).values(), seed)
+    live = {id(tensor): tensor for tensor in persistent_tensors(model).values()}
+    _perturb(live.values(), seed)
     for module in filter(has_extra_state, model.modules()):
         module.set_extra_state(perturbed(module.get_extra_state()))
 
