@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run check test test-multinode test-slurm lint docs samples bench mutants fuzz soak setup clean
+.PHONY: run check test test-all test-multinode test-slurm lint docs samples bench mutants fuzz soak setup clean
 
 run: $(VENV)/.ready
 	$(BIN)/python -m dcpbench -m parallel=ddp,fsdp,hsdp,fsdp_tp,fsdp2 compile=false,true save=sync,async
@@ -15,8 +15,12 @@ PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 test: lint
 	$(PYTEST)
 
+# Also what takes most of an hour: every cell of models that others have a few of.
+test-all: lint
+	$(PYTEST) -m "not multinode and not slurm" --timeout=7200
+
 check: lint
-	$(PYTEST) -m "not slow and not browser and not multinode and not slurm"
+	$(PYTEST) -m "not slow and not browser and not multinode and not slurm and not exhaustive"
 
 # Cells on several hosts: those that Ray simulates, torchrun's, and, as root, network namespaces. Installs Ray,
 # which nothing else wants.

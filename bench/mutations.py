@@ -10,7 +10,8 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "dcpbench"
 
-_CHECKS, _STEPS = "scenarios/checks.py", "scenarios/steps.py"
+_CHECKS, _STEPS, _LOCKSTEP = "scenarios/checks.py", "scenarios/steps.py", "scenarios/lockstep.py"
+_TRAINING, _TWIN = "verify/training.py", "scenarios/twin.py"
 PLANTED: dict[str, tuple[str, str, str]] = {
     "controls always true": (
         "scenarios/cell.py",
@@ -25,19 +26,42 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     ),
     "resumed losses with themselves": (
         _CHECKS,
-        "continued, twin = losses.continued[",
-        "continued, twin = resumed, resumed ##",
+        "continued = losses.continued[",
+        "continued = resumed ##",
     ),
-    "twin with itself": (
-        _CHECKS,
-        "_tensors(oracle.twin), _tensors(trained)",
-        "_tensors(trained), _tensors(trained)",
+    "gradients with themselves": (
+        _TRAINING,
+        "here = torch.zeros_like(expected) if part.local is None else",
+        "here = expected if True else",
     ),
-    "losses of the twin with themselves": (
-        _CHECKS,
-        "mark(close(losses.twin)",
-        "mark(close(losses.continued)",
+    "gradients within no bound": (_TRAINING, "    if not used <= 1:\n", "    if False:\n"),
+    "factors within no bound": (_TRAINING, "    if not by_factor <= 1:\n", "    if False:\n"),
+    "gradients of parts not divided": (_TRAINING, "mean = total / parts", "mean = total"),
+    "controls of gradients always true": (_LOCKSTEP, "= control[0] is not None", "= True"),
+    "controls of steps always true": (_LOCKSTEP, "{name: name in reported for", "{name: True for"),
+    "controls of batch losses always true": (
+        _LOCKSTEP,
+        "means and any(self._far(step, other) for other in others)",
+        "True",
     ),
+    "controls of dead gradients": (_LOCKSTEP, "if not self._alive:", "if False:"),
+    "steps with themselves": (
+        _LOCKSTEP,
+        "found = compare_step(step, twin, actual,",
+        "found = compare_step(step, actual, actual,",
+    ),
+    "the twin steps on its own gradients": (
+        _TWIN,
+        "        self._set_gradients(gradients, whole)\n        self.run.step()\n",
+        "        self.run.step()\n",
+    ),
+    "jittered passes begin where the twin's own ended": (_TWIN, "self._begin_again()", "pass"),
+    "batch losses with themselves": (
+        _LOCKSTEP,
+        "losses_close([twin], [one.ranks]",
+        "losses_close([twin], [twin]",
+    ),
+    "replicas not compared": (_LOCKSTEP, "cell.check(REPLICAS, found,", "cell.check(REPLICAS, [],"),
     "rank 0 skipped": (
         _CHECKS,
         "        actual = view(target)\n",

@@ -10,6 +10,7 @@
 #
 #   NIGHTLY_DIR   where the nights lie       (outputs/nightly in the checkout)
 #   NIGHTLY_DATE  the name of this night     (the date, UTC)
+#   KEEP_NIGHTS   how many nights stay       (30; older ones are removed after a finished night)
 #   PYTHON        what has dcpbench          (.venv/bin/python in the checkout, else python3)
 set -uo pipefail
 
@@ -18,8 +19,14 @@ nights=${NIGHTLY_DIR:-outputs/nightly}
 tonight=${NIGHTLY_DATE:-$(date -u +%F)}
 python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
 folder=$nights/$tonight
+keep=${KEEP_NIGHTS:-30}
 
 say() { printf 'nightly: %s\n' "$*" >&2; }
+
+if [[ ! $keep =~ ^[1-9][0-9]{0,5}$ ]]; then
+    say "KEEP_NIGHTS=$keep: not a number of nights; give 1 or more"
+    exit 2
+fi
 
 # Whether every cell that a sweep was asked for has a row.
 finished() {
@@ -50,6 +57,27 @@ before() {
     done
 }
 
+# Remove the oldest nights, all but the newest $keep: folders of this user's directly in $nights, named by a date,
+# with a sweep in them. Follows no link, and leaves tonight's, and one whose lock a driver holds.
+keep_newest() {
+    local own=() place
+    for place in "$nights"/[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]; do
+        if [[ -d $place && ! -L $place && -O $place && -f $place/sweep.json && ! -L $place/sweep.json ]] &&
+            [[ -f $place/.lock && ! -L $place/.lock ]]; then
+            own+=("$place")
+        fi
+    done
+    ((${#own[@]} > keep)) || return 0
+    for place in "${own[@]:0:${#own[@]}-keep}"; do
+        [[ $place == "$folder" ]] && continue
+        if flock --nonblock "$place/.lock" rm -rf --one-file-system -- "$place"; then
+            say "$place: removed; the newest $keep nights stay (KEEP_NIGHTS)"
+        else
+            say "$place: not removed: a driver is running in it, or not all of it can be removed"
+        fi
+    done
+}
+
 words=("$@" "hydra.sweep.dir=\"$folder\"")
 [[ " $*" == *" experiment="* ]] || words=(experiment=nightly "${words[@]}")
 [[ -e $folder/sweep.json ]] && words+=("resume=\"$folder\"")
@@ -68,6 +96,7 @@ fi
 mapfile -t nights_before < <(before)
 if ((${#nights_before[@]} == 0)); then
     say "$folder: the sweep ended with $swept; no finished night before it to compare with"
+    keep_newest
     exit "$swept"
 fi
 last=${nights_before[0]} earlier=("${nights_before[@]:1}")
@@ -75,4 +104,5 @@ last=${nights_before[0]} earlier=("${nights_before[@]:1}")
     --fail-on regressions,newly-failing | tee "$folder/compare.txt"
 compared=${PIPESTATUS[0]}
 say "$folder: the sweep ended with $swept, its comparison with $last with $compared"
+keep_newest
 exit $((compared > swept ? compared : swept))

@@ -278,18 +278,20 @@ def test_an_interrupt_within_the_cleanup_of_a_library_is_one() -> None:
         raise AttributeError("of its own")
 
 
-def test_the_console_script_finds_modules_in_the_folder_it_is_started_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_folder_of_python_m_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What PYTHONPATH names stays, also where that is the current folder."""
     seen: list[list[str]] = []
     monkeypatch.setattr(commands, "main", lambda words: seen.append([*sys.path]) or 0)
-    monkeypatch.setattr(sys, "path", ["/usr/bin", "/installed"])
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     monkeypatch.chdir(tmp_path)
+    here = str(tmp_path)
     interrupted = signal.getsignal(signal.SIGINT)
     try:
-        for _ in range(2):
+        for path in ([here, "/installed"], [here, here, "/installed"], ["/usr/bin", here]):
+            monkeypatch.setattr(sys, "path", path)
             with pytest.raises(SystemExit):
                 __main__.main()
     finally:
         signal.signal(signal.SIGINT, interrupted)
-    assert seen == [["/usr/bin", "/installed", str(tmp_path)]] * 2
+    assert seen == [["/installed"], [here, "/installed"], ["/usr/bin", here]]
+    assert os.environ["PYTHONSAFEPATH"] == "dcpbench"

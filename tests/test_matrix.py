@@ -33,7 +33,10 @@ def test_state_comes_back_and_training_goes_on(matrix: Finished, parallel: str, 
     # Of other scenarios.
     others = ("loss_resume_close", "crash_consistent", "crash_recoverable", "crash_durable")
     assert all(row[check] is True for check in CHECKS if check not in others)
-    assert row["powered"] is True
+    assert (row["powered"], row["resume"], row["training"]) == (True, True, True)
+    bound = "measured_noise" if "tp" in parallel else "rounding_of_sum"
+    assert (row["gradient_bound"], row["step_bound"]) == (bound, "bits")
+    assert 0 <= row["gradient_bound_used"] <= 1
     assert row["max_abs_diff"] < 1e-6
     assert row["loss_resumed"] == row["loss_continued"] > 0
     assert row["world_size"] == 4
@@ -52,7 +55,7 @@ def test_fsdp1_with_tp_is_an_xfail_that_names_the_tensors(matrix: Finished, save
     assert row["status"] == "xfail"
     assert row["model_equal"] is True
     assert row["extra_equal"] is True
-    assert row["state_twin_close"] is True
+    assert row["training"] is True
     assert row["optim_equal"] is False
     assert "fsdp1-tp-optimizer-state" in row["reason"]
     assert "state.net1.weight.exp_avg" in row["reason"]

@@ -16,6 +16,7 @@ import yaml
 from conftest import environment
 from dcpbench.config.schema import conf_folder
 from dcpbench.faults.registry import load_faults
+from dcpbench.records import lock
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "scripts").glob("nightly.*"))
@@ -94,9 +95,9 @@ class Nights:
         """Its code changes and its configuration does not: it stays the same cell."""
         (self.folder.parent / "changing_scenario.py").write_text(f"from {module} import {function} as run\n")
 
-    def start(self, date: str, *overrides: str) -> "subprocess.Popen[str]":
+    def start(self, date: str, *overrides: str, **names: str) -> "subprocess.Popen[str]":
         modules = f"{self.folder.parent}{os.pathsep}{environment()['PYTHONPATH']}"
-        names = {"NIGHTLY_DIR": str(self.folder), "NIGHTLY_DATE": date, "PYTHON": sys.executable}
+        names = {"NIGHTLY_DIR": str(self.folder), "NIGHTLY_DATE": date, "PYTHON": sys.executable, **names}
         return subprocess.Popen(
             [ROOT / "scripts/nightly.sh", "--config-dir", self.conf, *(overrides or ("experiment=tiny",))],
             stdout=subprocess.PIPE,
@@ -106,8 +107,8 @@ class Nights:
             start_new_session=True,
         )
 
-    def run(self, date: str, *overrides: str) -> tuple[int, str]:
-        night = self.start(date, *overrides)
+    def run(self, date: str, *overrides: str, **names: str) -> tuple[int, str]:
+        night = self.start(date, *overrides, **names)
         out, err = night.communicate(timeout=240)
         return night.returncode, out + err
 
@@ -125,6 +126,48 @@ def test_what_cannot_be_started_says_so(nights: Nights) -> None:
     status, told = nights.run("2026-11-20", "experiment=tiny", "parallel=unknown")
     assert status == 2, told
     assert "the sweep ended with 2" in told
+
+
+@pytest.mark.parametrize("count", ["0", "-3", "some", "010", "9999999999999999999999"])
+def test_a_wrong_number_of_nights_starts_nothing(count: str, nights: Nights) -> None:
+    status, message = nights.run("2026-11-20", KEEP_NIGHTS=count)
+    assert status == 2, message
+    assert message.endswith(f"KEEP_NIGHTS={count}: not a number of nights; give 1 or more\n"), message
+    assert not nights.folder.exists()
+
+
+def old_night(folder: Path) -> Path:
+    (folder / "a" / "checkpoints").mkdir(parents=True)
+    (folder / "sweep.json").write_text("{}\n")
+    (folder / ".lock").touch()
+    return folder
+
+
+def test_only_the_newest_nights_are_kept(nights: Nights) -> None:
+    """Beside them, folders that look like nights and are not: links, names, files of another program."""
+    elsewhere = old_night(nights.folder.parent / "elsewhere")
+    oldest, running, newer = (old_night(nights.folder / f"2026-10-0{day}") for day in (1, 2, 3))
+    (oldest / "a" / "link").symlink_to(elsewhere)
+    (nights.folder / "2026-09-01").symlink_to(elsewhere)
+    old_night(nights.folder / "2026-09-02-copy")
+    (nights.folder / "2026-09-03").mkdir()
+    no_sweep, no_lock = (old_night(nights.folder / f"2026-09-0{day}") for day in (4, 5))
+    for file in (no_sweep / "sweep.json", no_lock / ".lock"):
+        file.unlink()
+        file.symlink_to(elsewhere / file.name)
+    stay = {path.name for path in nights.folder.iterdir()} - {oldest.name}
+    nights.second_cell("dcpbench.scenarios.save_load", "save_load")
+    held = lock.take(running)
+    try:
+        status, message = nights.run("2026-11-20", KEEP_NIGHTS="2")
+    finally:
+        os.close(held)
+    assert status == 0, message
+    assert f"{oldest}: removed; the newest 2 nights stay" in message
+    assert f"{running}: not removed: a driver is running in it" in message
+    assert newer.name in stay
+    assert {path.name for path in nights.folder.iterdir()} == {*stay, "2026-11-20"}
+    assert {path.name for path in elsewhere.iterdir()} == {"a", "sweep.json", ".lock"}
 
 
 @pytest.mark.slow

@@ -117,7 +117,7 @@ def test_a_planted_fault_fails_the_right_check(faulty: Finished, fault: str) -> 
     if fault not in ("stale_stage", "save_takes_step"):  # which other checks see as well
         assert all(row[other] for other in BESIDE if other != check)
     if check in ("state_resume_equal", "flags_equal", "side_effect_free"):
-        others = (*AFTERWARDS, "loss_resume_equal", "loss_twin_close")
+        others = (*AFTERWARDS, "loss_resume_equal", "gradient_close", "step_equal", "batch_loss_close")
         assert all(row[other] for other in others if other != check)
 
 

@@ -1,3 +1,22 @@
 """dcpbench: an experiment matrix for PyTorch Distributed Checkpoint, one trustworthy row per cell."""
 
 __version__ = "0.1.0"
+
+SAFE_PATH = ("PYTHONSAFEPATH", "dcpbench")
+"""A variable and its value in the environment of every Python that dcpbench starts: it imports nothing from
+the current folder. Ranks alone do, later (`dcpbench.records.user_code`). Another value is the user's, and
+stays."""
+
+
+def leave_out_current_folder() -> None:
+    """Take the folder that `python -m` puts first off `sys.path`; called before anything else is imported."""
+    import os
+    import sys
+
+    if not sys.flags.safe_path:
+        try:
+            if sys.path[:1] == [os.getcwd()]:  # noqa: PTH109 - pathlib would be imported from there
+                del sys.path[0]
+        except OSError:  # it was removed
+            pass
+    os.environ.setdefault(SAFE_PATH[0], "1" if sys.flags.safe_path else SAFE_PATH[1])

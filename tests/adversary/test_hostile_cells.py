@@ -1,5 +1,7 @@
 """What a cell does to its own process changes neither where its files go, nor what is told of it."""
 
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,18 +11,23 @@ from support.adversary import ESCAPES
 
 pytestmark = pytest.mark.slow
 
-SCENARIOS = ["leaves_folder", "looks_around", "speaks_for_others", "tells_escapes", "removes_rows"]
+SCENARIOS = [
+    *("leaves_folder", "looks_around", "speaks_for_others", "tells_escapes", "reports_odd_values"),
+    *("breaks_its_report", "nests_folders", "raises_with_odd_values", "removes_rows"),
+]
+"""The last one but one raises: ranks are started anew for the last one, when all earlier rows are written."""
 CONTROLS = [sign for sign in ESCAPES if not sign.isprintable()]
 
 
 @pytest.fixture(scope="module")
-def sweep(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
     """Into a folder that is named relative to the one that the driver is started in."""
     place = tmp_path_factory.mktemp("hostile")
     scenarios = f"scenario={','.join(SCENARIOS)}"
     few = ("parallel=ddp", "world_size=2", "device=cpu", "saves=1", "retry=0", "keep_checkpoints=all", *SMALL)
     ended = run(Path("sweep"), "-m", scenarios, "storage.root=root", *few, cwd=place)
-    return Finished(ended.status, ended.out, ended.err, place / "sweep")
+    yield Finished(ended.status, ended.out, ended.err, place / "sweep")
+    subprocess.run(["rm", "-rf", place / "root"], check=True)  # pytest does not come to the end of it
 
 
 def test_checkpoints_of_a_cell_that_changes_its_folder_are_where_they_were_asked_for(sweep: Finished) -> None:
@@ -53,11 +60,61 @@ def test_nothing_that_a_rank_says_reaches_the_terminal_as_more_than_text(sweep: 
     for text in (sweep.out, sweep.err):
         assert "owned" in text
         assert not [sign for sign in CONTROLS if sign in text.replace("\n", "")]
-        assert not any(line.startswith("[9/9]") for line in text.splitlines())
+        assert not any(line.startswith("[9/9] pass every cell") for line in text.splitlines())
+
+
+def test_odd_values_are_text_or_null(sweep: Finished) -> None:
+    """Of what a rank reports, in the row of that cell, which says so."""
+    row = sweep.row(scenario="reports_odd_values")
+    assert (row["status"], row["contract_held"]) == ("fail", False)
+    assert row["max_abs_diff"] == 0, "it is no number"
+    assert row["load_s"] > 0, "the scenario's own, without those that are no numbers"
+    (worst,) = row["details"]["checks"]["contract_held"]["worst"]
+    assert worst["text"] == "odd"
+    assert worst["fits"] == [1, "a"]
+    assert worst["value 0"] in ("np.float32(0.5)", "0.5")
+    assert worst["value 1"] == "tensor(0.5000)"
+    assert worst["value 2"] == "torch.float32"
+    assert worst["value 5"] == "{1}"
+    assert worst["value 6"] == "b'\\xff'"
+    assert worst["mine"].startswith("<Mine instance at")
+    assert worst["value 7"] == ["[[[[[[[...]]]]]]]"]
+    assert worst["long"].endswith("aaa… (100,000,000 characters)")
+    names = row["details"]["replaced"]
+    for name in (
+        "value 0 (numpy.float32)",
+        "value 4 (int)",
+        "value 8 (list)",
+        "mine (support.adversary.Mine)",
+    ):
+        assert f"rank 1: contract_held: w.{name}" in names
+    assert "rank 0: load_s (torch.Tensor)" in names
+    assert "rank 0: losses.mine (torch.Tensor)" in names
+    replaced = "replaced by text or null, since JSON cannot hold it: rank 0: load_s (numpy.float32),"
+    assert replaced in row["reason"]
+
+
+def test_odd_values_before_an_error_are_text(sweep: Finished) -> None:
+    row = sweep.row(scenario="raises_with_odd_values")
+    assert row["status"] == "error"
+    assert "ValueError: no more (before that contract_held: rank 0: w: {1})" in row["reason"]
+    assert "rank 0: contract_held: w.text (set)" in row["details"]["replaced"]
+
+
+def test_a_report_that_fits_no_row_costs_no_other(sweep: Finished) -> None:
+    row = sweep.row(scenario="breaks_its_report")
+    assert row["status"] == "error"
+    assert row["reason"].startswith("the ranks' reports cannot be put into a row: AttributeError: ")
+
+
+def test_folders_nested_deeply_are_walked_through(sweep: Finished) -> None:
+    row = sweep.row(scenario="nests_folders")
+    assert "RecursionError" not in sweep.err
+    assert (row["status"], row["reason"]) == ("pass", None)
 
 
 def test_rows_that_a_cell_has_removed_are_written_again_and_count(sweep: Finished) -> None:
     assert [row["scenario"] for row in sweep.rows] == SCENARIOS
     assert sweep.rows[-1]["status"] == "pass"
-    assert "4 rows of this sweep had vanished from results.jsonl" in sweep.err
+    assert "8 rows of this sweep had vanished from results.jsonl" in sweep.err
     assert sweep.status == 1, "one of those that had vanished is an error"

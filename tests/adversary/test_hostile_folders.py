@@ -4,29 +4,33 @@ import errno
 import json
 import os
 import stat
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
 
+from dcpbench.cli.commands import main as dcpbench
 from dcpbench.records import files, store
 from dcpbench.records.metrics import Measurement
 from dcpbench.report.__main__ import main
-from dcpbench.sweep.folder import manifest, prune, resume
+from dcpbench.sweep.folder import manifest, resume
 from dcpbench.sweep.plan.resources import Costs, Estimated
-from dcpbench.sweep.run import worker
 from report.sweeps import cell, folder_of_lines, folder_with, line
+from support.adversary import nest
 from support.jobs import job
 
 pytestmark = pytest.mark.timeout(60)
 
 READ_BY = {
-    "results.jsonl": ("", "compare", "history", "thin"),
+    "results.jsonl": ("", "compare", "history"),
     "results.csv": ("history",),
     "environment.json": ("", "compare"),
-    "sweep.json": ("thin",),
+    "sweep.json": ("",),
 }
 WRITTEN = (*READ_BY, "report.html", "junit.xml", "measurements.jsonl", "superseded.jsonl")
 
@@ -133,7 +137,7 @@ def test_what_stands_in_place_of_a_file_is_told_in_a_line_and_never_followed(
         sweeps = tmp_path / f"sweeps-{name}"
         bad = hostile(sweeps, name, plant, outside)
         for command in commands:
-            places = {"": [bad], "compare": [sweeps / "good", bad], "history": [sweeps], "thin": [sweeps]}
+            places = {"": [bad], "compare": [sweeps / "good", bad], "history": [sweeps]}
             words = [command, *map(str, places[command])] if command else [str(bad)]
             status = main(words)
             out, err = capsys.readouterr()
@@ -221,12 +225,79 @@ def test_removing_a_folder_changes_nothing_that_it_points_to(outside: Path, tmp_
         if locked:
             (folder / "part").chmod(0)
             folder.chmod(0o500)
-        assert worker.remove(folder) is None
+        assert files.remove(folder, tmp_path) is None
         assert not folder.exists()
     link = tmp_path / "link"
     link.symlink_to(outside.parent)
-    assert worker.remove(link) is None
+    assert files.remove(link, tmp_path) is None
     assert not link.is_symlink()
+
+
+@pytest.fixture
+def deep(tmp_path: Path) -> Iterator[Path]:
+    """A folder for deeply nested ones, which pytest could not remove either."""
+    (tmp_path / "deep").mkdir()
+    yield tmp_path / "deep"
+    subprocess.run(["rm", "-rf", tmp_path / "deep"], check=True)
+
+
+@pytest.mark.parametrize("name", ["d", "d" * 200], ids=["long path", "path beyond PATH_MAX"])
+def test_a_deeply_nested_folder_is_removed(name: str, outside: Path, deep: Path) -> None:
+    (deep / "cell").mkdir()
+    nest(deep / "cell", name=name)
+    (deep / "cell" / name / "link").symlink_to(outside.parent)
+    (deep / "cell" / name).chmod(0)
+    assert files.remove(deep / "cell", deep) is None
+    assert not (deep / "cell").exists()
+
+
+def test_the_rest_of_a_folder_is_removed(tmp_path: Path) -> None:
+    """Where one thing in it cannot be: here what a file is mounted on, or else what is not empty again."""
+    folder = tmp_path / "cell"
+    for number in range(3):
+        (folder / str(number) / "inside").mkdir(parents=True)
+        (folder / str(number) / "inside" / "file").write_text("")
+    real = os.rmdir
+
+    def rmdir(name: str, dir_fd: int) -> None:
+        if name == "1":
+            raise OSError(errno.EBUSY, "Device or resource busy", name)
+        real(name, dir_fd=dir_fd)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "rmdir", rmdir)
+        sentence = files.remove(folder, folder.parent)
+    assert sentence == f"{folder} could not be removed: [Errno {errno.EBUSY}] Device or resource busy: '1'"
+    assert [str(path.relative_to(folder)) for path in sorted(folder.rglob("*"))] == ["1"]
+    assert files.remove(folder, folder.parent) is None
+
+
+def test_no_command_stops_at_deeply_nested_folders(deep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    places = [deep / name for name in ("one", "two")]
+    for place in places:
+        folder_with(place, cell(started_at=f"2026-01-0{places.index(place) + 1}T00:00:00+00:00"))
+        checkpoint = place / "cell" / "step-1"
+        checkpoint.mkdir(parents=True)
+        dcp.save({"w": torch.ones(2)}, checkpoint_id=checkpoint, no_dist=True)
+    nest(places[0])
+    nest(places[0] / "cell" / "step-1")
+    one, two = map(str, places)
+    for words in ([one], ["compare", one, two], ["history", str(deep)]):
+        assert main(words) == 0, words
+    for words in (["audit", f"{one}/cell/step-1"], ["audit", "--newest", one, two]):
+        assert dcpbench(words) == 0, words
+    assert capsys.readouterr().out.endswith(f"{two}/cell/step-1\n")
+    again = job()
+    object.__setattr__(again.cell, "folder", places[0] / "cell")
+    resume.take_up(places[0], [again], resume.Found([], [], {}, torn=False))  # type: ignore[arg-type]
+    assert not (places[0] / "cell").exists()
+
+
+def test_lines_that_no_driver_wrote_are_taken_out_of_measurements(tmp_path: Path) -> None:
+    deep, own = b"[" * 200_000 + b"\n", b'{"cell": "a"}\n'
+    (tmp_path / "measurements.jsonl").write_bytes(deep + own + b'{"cell": ["a"]}\n{"cell": "b"}\n[]\n')
+    store.keep_measurements(tmp_path, {"a": 1})
+    assert (tmp_path / "measurements.jsonl").read_bytes() == own
 
 
 def test_going_on_removes_no_file_that_is_not_its_own(outside: Path, tmp_path: Path) -> None:
@@ -257,7 +328,6 @@ def test_a_sweep_beside_it_breaks_no_plan(
 ) -> None:
     bad = hostile(tmp_path / "sweeps", "results.jsonl", plant, outside)
     assert Costs().learn_beside(bad.parent / "new", [Estimated(["a"], 1)]) == []
-    assert list(prune._stored_sweeps(bad.parent))
 
 
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)

@@ -1,16 +1,25 @@
 """What a driver is started in, or writes to, makes no verdict: one true line where something is wrong."""
 
 import json
+import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
 
 from conftest import ONE_STEP, dcpbench, run
 from dcpbench.sweep.folder import manifest
+from report.sweeps import cell, folder_with
 from support.adversary import close_descriptors, fill_output, remove_folder
+from support.drivers import environment
 
 pytestmark = pytest.mark.slow
 
@@ -68,3 +77,106 @@ def test_going_on_with_what_somebody_else_made_is_refused_and_imports_nothing(tm
     alone = run(tmp_path / "new", *ONE, "trust=true")
     assert alone.status == 2
     assert "trust=true: says what to do with resume=<folder>" in alone.err
+
+
+READ_ONLY = {
+    "-m dcpbench.report {folder}": 0,
+    "-m dcpbench.bisect {folder} --good 2.13 --bad 2.14 --no-install": 2,
+    "-m dcpbench compare {folder} {folder}": 0,
+    "-m dcpbench history {folder}": 0,
+    "-m dcpbench log {folder} --to tensorboard": 0,
+    "-m dcpbench log {folder} --to mlflow": 0,
+    "-m dcpbench log {folder} --to wandb": 0,
+    "-m dcpbench audit {folder}/checkpoint": 0,
+    "-m dcpbench resume {folder}": 2,
+    "-m dcpbench plan parallel=none world_size=1 device=cpu model.target=planted.Model": 0,
+    "-m dcpbench plan parallel=none world_size=1 device=cpu load_python={python}": 1,
+    "-m dcpbench doctor": None,
+    "-m dcpbench run --help": 0,
+    "{script} report {folder}": 0,
+    "{script} plan parallel=none world_size=1 device=cpu model.target=planted.Model": 0,
+}
+"""Commands that only read, each with its exit status where that depends on no machine."""
+
+
+@pytest.fixture(scope="module")
+def folder_of_modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep's folder with a module for each that is installed or might be, a plug-in of dcpbench and one of
+    Hydra; each of them adds its name to the file `ran`. Those that Python imports before a line of dcpbench's
+    is run are not among them."""
+    folder = folder_with(tmp_path_factory.mktemp("hostile") / "sweep", cell())
+    record = {"arguments": ["parallel=none"], "cwd": str(folder), "cells": ["a"], "storage": []}
+    (folder / "sweep.json").write_text(json.dumps(record))
+    dcp.save({"a": torch.ones(1)}, checkpoint_id=folder / "checkpoint", no_dist=True)
+    listed = [sys.executable, "-c", "import runpy, sys; print(*sys.modules)"]
+    before = subprocess.check_output(listed, text=True).split()
+    others = ("planted", "pyarrow", "numexpr", "bottleneck")
+    known = {*sys.stdlib_module_names, *packages_distributions(), *others}
+    names = {name for name in known if name.isidentifier()} - {*before, "dcpbench", "hydra_plugins"}
+    plugin = folder / "hydra_plugins" / "planted"
+    plugin.mkdir(parents=True)
+    body = f"open({str(folder / 'ran')!r}, 'a').write(__name__ + chr(10))\n"
+    for path in [*(folder / f"{name}.py" for name in names), plugin / "__init__.py"]:
+        path.write_text(body)
+    (folder / "planted.dist-info").mkdir()
+    (folder / "planted.dist-info" / "METADATA").write_text("Name: planted\nVersion: 1\n")
+    (folder / "planted.dist-info" / "entry_points.txt").write_text("[dcpbench]\nplanted = planted\n")
+    return folder
+
+
+def started(words: str, folder: Path, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """Start a Python there with these words, as a shell does."""
+    script = folder.parent / "dcpbench"
+    script.write_text("from dcpbench.__main__ import main\nif __name__ == '__main__':\n    main()\n")
+    given = words.format(folder=folder, script=script, python=sys.executable)
+    unset = ("PYTHONSAFEPATH", "DCPBENCH_PLUGINS")
+    around = {name: value for name, value in environment().items() if name not in unset} | variables
+    program = [sys.executable, *shlex.split(given)]
+    return subprocess.run(program, cwd=folder, env=around, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("words", READ_ONLY)
+def test_commands_that_read_import_nothing_from_the_current_folder(
+    words: str, folder_of_modules: Path
+) -> None:
+    ended = started(words, folder_of_modules)
+    ran = folder_of_modules / "ran"
+    assert not ran.exists(), ran.read_text()
+    assert READ_ONLY[words] in (ended.returncode, None), ended.stderr
+    if "planted" in words:
+        assert f"planted.Model: in {folder_of_modules / 'planted.py'}" in ended.stdout.replace("\n", "")
+
+
+def test_completion_imports_nothing_from_the_current_folder(folder_of_modules: Path) -> None:
+    asked = {"_DCPBENCH_COMPLETE": "zsh_complete", "COMP_WORDS": "dcpbench parallel=", "COMP_CWORD": "1"}
+    assert "fsdp2" in started("{script}", folder_of_modules, **asked).stdout
+    assert not (folder_of_modules / "ran").exists()
+
+
+def test_a_plan_names_the_targets_that_no_file_defines(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "model.py").write_text("raise SystemExit\n")
+    os.mkfifo(tmp_path / "mine" / "pipe.py")
+    for target, told, status in (
+        ("mine.model.Net", f"mine.model.Net: in {tmp_path}/mine/model.py", 0),
+        ("mine.modle.Net", f"mine.modle.Net: no such file, in {tmp_path} or installed", 1),
+        ("theirs.Net", f"theirs.Net: no such file, in {tmp_path} or installed", 1),
+    ):
+        planned = run(tmp_path / "sweep", *ONE, f"workload.target={target}", "plan=true", cwd=tmp_path)
+        assert (planned.status, told in planned.out) == (status, True), (planned.out, planned.err)
+
+
+def test_ranks_import_the_users_module_and_prefer_what_is_installed(tmp_path: Path) -> None:
+    """By another interpreter too; the user can forbid it."""
+    ran = tmp_path / "ran"
+    (tmp_path / "mine.py").write_text("import json\nfrom dcpbench.workloads.models import Mlp as Mine\n")
+    (tmp_path / "json.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    words = f"-m dcpbench {shlex.join([*ONE])} model.target=mine.Mine scenario=convert verify=deep"
+    words += " load_python={python} -m save=sync,async_process hydra.sweep.dir="
+    ended = started(f"{words}{tmp_path}/sweep", tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "sweep/results.jsonl").read_text().splitlines()]
+    assert [row["status"] for row in rows] == ["pass"] * 2, ended.stderr
+    assert not ran.exists()
+    started(f"{words}{tmp_path}/safe", tmp_path, PYTHONSAFEPATH="1")
+    rows = [json.loads(line) for line in (tmp_path / "safe/results.jsonl").read_text().splitlines()]
+    assert ["No module named 'mine'" in row["reason"] for row in rows] == [True] * 2

@@ -62,14 +62,9 @@ def test_nothing_in_a_report_is_obeyed_by_a_terminal(
         assert not any(line.startswith("[9/9]") for line in text.splitlines()) or "csv" in str(words)
 
 
-@pytest.mark.parametrize("command", ["compare", "history", "thin"])
+@pytest.mark.parametrize("command", ["compare", "history"])
 def test_nor_in_the_other_commands(command: str, sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(
-        [
-            command,
-            *{"compare": [str(sweep)] * 2, "history": [str(sweep)], "thin": [str(sweep.parent)]}[command],
-        ]
-    )
+    main([command, *{"compare": [str(sweep)] * 2, "history": [str(sweep)]}[command]])
     for text in capsys.readouterr():
         assert not [sign for sign in CONTROLS if sign in text.replace("\n", "")]
 

@@ -314,6 +314,33 @@ def test_rows_without_a_digest_compare_by_their_address(
     assert [line["verdict"] for line in statuses(capsys, old, other)] == ["vanished", "new"]
 
 
+def test_checks_that_only_one_side_has_are_no_change(
+    sweep: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows of schema version 2 have other checks of training."""
+    then = {"state_twin_close": False, "loss_twin_close": True, "schema_version": 2}
+    why = "state_twin_close: rank 0: net.bias (param): differs from the twin"
+    (tmp_path / "old").mkdir()
+    for item, more in ((asked("ddp"), {}), (asked("fsdp", status="fail", reason=why), then)):
+        flat = {name: value for name, value in item.flat().items() if name not in ("training", "step_equal")}
+        with (tmp_path / "old" / "results.jsonl").open("a") as out:
+            out.write(json.dumps({**flat, "schema_version": 2, **more}) + "\n")
+    now = {"gradient_close": True, "step_equal": True, "training": True, "resume": True}
+    new = sweep("new", asked("ddp", **now), asked("fsdp", **now))
+    found = lines(capsys, tmp_path / "old", new, "--all")
+    assert [(line["parallel"], line["verdict"]) for line in found if line["metric"] == "status"] == [
+        ("fsdp", "newly passing"),
+        ("ddp", "same"),
+    ]
+    assert {line["metric"] for line in found if line["verdict"] not in ("same", "newly passing")} <= {
+        line["metric"] for line in found if line["verdict"] == "not measured"
+    }
+    back = statuses(capsys, new, tmp_path / "old")
+    assert [(line["verdict"], line["reason"]) for line in back if line["verdict"] != "same"] == [
+        ("newly failing", why)
+    ]
+
+
 def test_how_a_cell_is_run_does_not_make_it_another(
     sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

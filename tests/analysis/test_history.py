@@ -274,3 +274,21 @@ def test_a_history_goes_on_from_rows_of_version_1(tmp_path: Path) -> None:
     assert {name: letters(one) for name, one in by_name(tmp_path).items()} == {"parallel=ddp": "PPPP"}
     (tmp_path / "night-01" / RESULTS_CSV).unlink()
     assert {name: letters(one) for name, one in by_name(tmp_path).items()} == {"parallel=ddp": "PPPP"}
+
+
+def test_a_history_goes_on_from_rows_of_version_2(tmp_path: Path) -> None:
+    """By their digests, from either file; their checks of training are gone, and nothing changed by that."""
+    for number in range(4):
+        old = {"schema_version": 2, "checkpointer": None} if number < 2 else {"gradient_close": True}
+        night(tmp_path, number, cell(**{"config": {"seed": 0}, "checkpointer": None, **old}))
+        if number < 2:
+            path = tmp_path / f"night-{number:02}" / RESULTS_CSV
+            path.write_text(path.read_text().replace("gradient_close", "loss_twin_close"))
+    rows = read_history([tmp_path], METRICS)
+    assert rows.remarks == []
+    assert rows.frame["config_digest"].notna().all()
+    (made,) = history(rows, METRICS).cells
+    assert (letters(made), made.reconfigured, made.turn) == ("PPPP", None, None)
+    for number in range(2):
+        (tmp_path / f"night-{number:02}" / RESULTS_CSV).unlink()
+    assert letters(history(read_history([tmp_path], METRICS), METRICS).cells[0]) == "PPPP"

@@ -125,6 +125,14 @@ def compressed(folder: Path) -> None:
     placed(MetadataIndex(STEP), length=path.stat().st_size)(folder)
 
 
+def without_data(folder: Path) -> None:
+    """An archive of a tensor whose record of data was never added."""
+    path = file_of(folder, WEIGHT)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", bytes(2000))
+    placed(length=path.stat().st_size)(folder)
+
+
 def looped(folder: Path) -> None:
     path = file_of(folder, WEIGHT)
     path.unlink()
@@ -169,6 +177,7 @@ IN_DATA = {
     "a wider dtype": (of_dtype(torch.float64), WEIGHT),
     "a narrower dtype": (of_dtype(torch.bfloat16), WEIGHT),
     "compressed": (compressed, STEP),
+    "no record of data": (without_data, WEIGHT),
 }
 """What is told with them alone."""
 

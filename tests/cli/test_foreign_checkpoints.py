@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import warnings
@@ -186,6 +187,11 @@ DAMAGED = {
     "negative": (chunked(((0, 0), (4, -6))), "damaged", "shapes that are none"),
     "bytes of two": (rewritten(moved(-8)), "damaged", "are of both"),
     "bytes twice": (rewritten(moved(None)), "damaged", "are of both"),
+    "0 bytes": (
+        rewritten(lambda of: setattr(of.storage_data[MetadataIndex("model.weight", (0, 0))], "length", 0)),
+        "damaged",
+        "0 bytes in __0_0.distcp for 24 elements of torch.float32",
+    ),
     "not stored": (
         rewritten(lambda of: of.storage_data.pop(MetadataIndex("model.weight", (0, 0)))),
         "damaged",
@@ -380,7 +386,58 @@ def test_each_rank_for_itself(ask: Ask, tmp_path: Path, capsys: pytest.CaptureFi
     chunks = seen["keys"]["model.0.weight"]["chunks"]
     assert sorted(chunk["offsets"][0] for chunk in chunks) == [0, 3, 6, 9]
     assert len(seen["keys"]["optimizer.param_groups.0.lr"]["chunks"]) == 1
-    (tmp_path / "ck/__2.metadata").unlink()
+    for name in ("__3.metadata", "__3_0.distcp"):  # no file shows how many ranks there were
+        (tmp_path / "ck" / name).unlink()
     status, (seen,) = looked_at(tmp_path / "ck", capsys=capsys)
-    assert (status, seen["state"]) == (1, "damaged")
+    assert (status, seen["state"]) == (1, "torn")
     assert {one["name"] for one in seen["findings"]} >= {"model.0.weight", "optimizer.state.0.weight.exp_avg"}
+
+
+def save_replicated(folder: str) -> None:
+    """Each rank saves the same tensors for itself."""
+    dcp.save({"model": {"weight": torch.ones(4, 6)}, "step": 7}, checkpoint_id=folder, use_collectives=False)
+
+
+def without_bytes(folder: Path) -> None:
+    """Rank 2's metadata and file have 0 bytes of the weight."""
+    path = folder / "__2.metadata"
+    metadata = pickle.loads(path.read_bytes())
+    place = metadata.storage_data[MetadataIndex("model.weight", (0, 0))]
+    place.offset = place.length = 0
+    path.write_bytes(pickle.dumps(metadata))
+
+
+OF_A_RANK = {
+    "no metadata": (removed("__2.metadata"), "torn", "no __2.metadata, which rank 2 writes last"),
+    "no metadata of the last": (removed("__3.metadata"), "torn", "no __3.metadata, which rank 3 writes last"),
+    "metadata not renamed": (
+        lambda at: (at / "__1.metadata").rename(at / "__1.metadata.tmp"), "torn", "no __1.metadata, which"
+    ),
+    "metadata not renamed over an earlier save": (
+        lambda at: (at / "__1.metadata.tmp").write_bytes(b""), "torn", "the save of rank 1 did not end"
+    ),
+    "neither": (removed("__1.metadata", "__1_0.distcp"), "torn", "no __1.metadata"),
+    "neither of the first": (removed("__0.metadata", "__0_0.distcp"), "torn", "no __0.metadata"),
+    "no data": (removed("__2_0.distcp"), "damaged", "no such file"),
+    "empty data": (cut("__2_0.distcp", 0), "damaged", "bytes by the metadata, 0"),
+    "short data": (cut("__2_0.distcp", 0.5), "damaged", "bytes by the metadata"),
+    "metadata short": (cut("__2.metadata", 0.5), "damaged", "__2.metadata: is not what DCP writes"),
+    "a tensor of 0 bytes": (without_bytes, "damaged", "0 bytes in __2_0.distcp for 24 elements"),
+    "neither of the last": (removed("__3.metadata", "__3_0.distcp"), "whole", ""),  # seen by nothing
+}  # fmt: skip
+
+
+def test_a_rank_whose_save_did_not_end(ask: Ask, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without collectives every rank writes replicated tensors, so the others hold all of them."""
+    ask(save_replicated, str(tmp_path / "run/step-1"))
+    assert looked_at(tmp_path / "run/step-1", capsys=capsys)[0] == 0
+    for case, (damage, state, message) in OF_A_RANK.items():
+        torn = tmp_path / "run/step-2"
+        shutil.copytree(tmp_path / "run/step-1", torn)
+        damage(torn)
+        assert on_disk.audited(torn).state == state, case
+        assert message in on_disk.audited(torn).why, case
+        assert main(["audit", "--newest", str(tmp_path / "run")]) == 0
+        newest = 2 if state == "whole" else 1
+        assert capsys.readouterr().out == f"{tmp_path / 'run'}/step-{newest}\n", case
+        shutil.rmtree(torn)

@@ -1,9 +1,18 @@
 """Shared memory that somebody still has open is not taken for a dead rank's."""
 
 import multiprocessing
+import os
+import re
+import signal
+from functools import partial
 from multiprocessing import shared_memory
+from pathlib import Path
 
+import pytest
+
+from conftest import SMALL, start, wait_for, words_of
 from dcpbench.executors import cleanup
+from support.drivers import plant
 
 
 def test_what_another_process_holds_stays() -> None:
@@ -13,8 +22,49 @@ def test_what_another_process_holds_stays() -> None:
     made = {segment.name, f"sem.{lock._semlock.name.removeprefix('/')}"}  # type: ignore[attr-defined]
     try:
         assert made <= cleanup.shared_memory()
-        cleanup.remove_shared_memory(made, set(), 0.0)
+        own = cleanup.SharedMemoryOf(made, (), "")
+        assert cleanup.remove_shared_memory(made, own, 0.0) == []
         assert made <= cleanup.shared_memory()
     finally:
         segment.close()
         segment.unlink()
+
+
+def test_only_what_is_known_to_be_the_ranks_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cleanup, "_SHARED_MEMORY", tmp_path)
+    ours = {"torch_12_3_4", "held", "dabc123_0f"}
+    theirs = {"torch_123_3_4", "psm_0", "nccl-0", "sem.mp-0", "sem.mp-dcpbench-def456-0", "notes"}
+    for name in ours | theirs:
+        (tmp_path / name).touch()
+    monkeypatch.setattr(cleanup, "_held", lambda _: set())
+    monkeypatch.setattr(cleanup.resource_tracker, "unregister", lambda *_: None)
+    own = cleanup.SharedMemoryOf({"held"}, {12}, "abc123")
+    unclear = cleanup.remove_shared_memory(ours | theirs, own, 0.0)
+    assert {path.name for path in tmp_path.iterdir()} == theirs
+    assert unclear == sorted(theirs - {"notes"})
+
+
+@pytest.mark.slow
+def test_what_other_programs_leave_meanwhile_stays_and_is_named(tmp_path: Path) -> None:
+    """Made while ranks run, and open in no process when they are ended: by whom, nobody can tell."""
+    where = ("scenario=dies", "scenario.options.how=sleeps", "scenario.options.phase=train", "retry=0")
+    words = words_of(tmp_path / "sweep", *where, *SMALL, "device=cpu", "world_size=2")
+    segments = tmp_path / "segments"
+    segments.mkdir()
+    driver = start(*words, cwd=tmp_path, prepare=partial(plant, cleanup.__name__, "_SHARED_MEMORY", segments))
+    made = [segments / f"{kind}0" for kind in ("nccl-", "psm_", "sem.mp-", "torch_1_")]
+    try:
+        begun = re.compile(r"process (\d+)\n")
+        logs = partial(tmp_path.glob, "sweep/*/rank*.log")
+        wait_for(lambda: len([log for log in logs() if begun.search(log.read_text())]) == 2)
+        for path in made:
+            path.write_bytes(b"1")
+        os.kill(int(begun.findall(next(logs()).read_text())[0]), signal.SIGKILL)
+        _, err = driver.communicate(120)
+        assert sorted(segments.iterdir()) == made
+        told = "did not remove 4 segments of shared memory that another program may have made"
+        assert f"{told}: {', '.join(path.name for path in made)}" in err
+    finally:
+        driver.close()

@@ -66,7 +66,15 @@ def test_the_contract_of_columns() -> None:
         "python_version",
         "load_torch_version",
         "load_python_version",
+        "resume",
+        "training",
+        "replicas_equal",
+        "batch_loss_close",
+        "gradient_bound",
+        "step_bound",
+        "gradient_bound_used",
     )
+    assert columns()[18:20] == ("gradient_close", "step_equal"), "in the places of version 2's twin checks"
 
 
 def test_rows_come_back(tmp_path: Path) -> None:
@@ -77,6 +85,24 @@ def test_rows_come_back(tmp_path: Path) -> None:
     assert rows[0]["loss_twin"] is None
     assert rows[1]["details"] == {"a": [1.5, None]}
     assert left_out == []
+
+
+def test_rows_of_version_2_are_read_as_they_are(tmp_path: Path) -> None:
+    """Their checks of training are none of today's, and stay with the row."""
+    now = row(cell="one", status="fail", reason="state_twin_close: rank 0: far", config={"seed": 0}).flat()
+    gone = {"loss_twin_close": True, "state_twin_close": False}
+    since = ("gradient_close", "step_equal", "replicas_equal", "batch_loss_close", "resume", "training")
+    old = {name: value for name, value in now.items() if name not in since} | gone | {"schema_version": 2}
+    (tmp_path / "results.jsonl").write_text(json.dumps(old) + "\n")
+    rows, left_out = read_rows(tmp_path)
+    assert left_out == []
+    assert rows == [old]
+    write_csv(tmp_path)
+    with (tmp_path / "results.csv").open(newline="") as read:
+        (flat,) = csv.DictReader(read)
+    assert flat.keys() == {*columns()}
+    assert {name: flat[name] for name in since} == dict.fromkeys(since, "")
+    assert (flat["schema_version"], flat["config_digest"]) == ("2", now["config_digest"])
 
 
 def test_a_torn_line_and_another_schema_hide_no_other_row(tmp_path: Path) -> None:

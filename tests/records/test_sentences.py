@@ -16,9 +16,20 @@ def failed(worst: object = (WORST,), count: object = 12, **more: Any) -> dict[st
     return {"status": "fail", "reason": "the whole of it", "optim_equal": False, "details": details, **more}
 
 
+FAR = {"gradient_close": {"worst": [{**WORST, "problem": "far"}], "mismatch_count": 1}}
+
+
 @pytest.mark.parametrize(
     ("row", "told"),
     [
+        (
+            {**failed(optim_equal=None, gradient_close=False, step_equal=False), "details": {"checks": FAR}},
+            "training: gradient_close: net.weight differs by 0.0123, rank 2, also step_equal",
+        ),
+        (
+            failed(count=1, loss_resume_equal=False, step_equal=False),
+            "optim_equal: net.weight differs by 0.0123, rank 2, also loss_resume_equal; training: step_equal",
+        ),
         (failed(), "optim_equal: net.weight differs by 0.0123, rank 2 (+11 more)"),
         (
             failed(count=1, loss_resume_equal=False),

@@ -202,6 +202,29 @@ def test_two_sweeps_of_one_name_are_two(tracker: str, sweep: Path, tmp_path: Pat
         assert len(client.search_runs([experiment.experiment_id])) == 2 + 3
 
 
+def test_a_cell_that_names_a_path_removes_nothing(tmp_path: Path) -> None:
+    """Of another user's rows: absolute, with `..`, empty, or what a file system takes for no name."""
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis").write_text("mine")
+    night, there = tmp_path / "night", tmp_path / "there"
+    night.mkdir()
+    runs = there / "dcpbench"
+    names = [str(mine), "../../../mine", "..", ".", "", ".part", "a/b", "a\0b", "a" * 300, "plain,seed=1"]
+    for name in names:
+        append_row(night, row(cell=name, started_at="2026-11-20T01:02:00+00:00", save_s=0.25))
+    words = ["log", str(night), "--to", "tensorboard", "--dir", str(there)]
+    assert main(words) == 0
+    assert (mine / "thesis").read_text() == "mine"
+    assert [path.name for path in mine.iterdir()] == ["thesis"]
+    (run,) = runs.iterdir()
+    found = {path.name for path in run.iterdir()}
+    assert len(found) == len(names), "each cell is logged"
+    assert "plain,seed=1" in found
+    assert main(words) == 0, "and found again"
+    assert {path.name for path in run.iterdir()} == found
+
+
 @pytest.mark.parametrize("tracker", _TRACKERS)
 def test_a_tracker_that_is_not_installed_is_one_clear_line(tracker: str, sweep: Path, tmp_path: Path) -> None:
     hides = f"import sys; sys.modules['{tracker}'] = None; from dcpbench.report.__main__ import main; "

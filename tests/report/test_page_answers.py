@@ -186,7 +186,7 @@ def test_check_by_cell_shows_which_check_failed_where(show: Callable[..., Browse
         failing(seed=1, cell="a"),
         cell("hsdp", status="vacuous", powered=False, details=vacuous),
         cell("ddp", seed=2, status="xfail", reason="known failure x: y", extra_equal=False, cell="b"),
-        cell("ddp", seed=3, fault="lr", fault_seen=True, status="fail", loss_twin_close=False, cell="c"),
+        cell("ddp", seed=3, fault="lr", fault_seen=True, status="fail", gradient_close=False, cell="c"),
     ]
     browser = show(rows)
     head = [one.text.replace("\n", " ") for one in browser.all("#checks thead th")]
@@ -199,6 +199,33 @@ def test_check_by_cell_shows_which_check_failed_where(show: Callable[..., Browse
     assert [one.text for one in browser.all("#checks .s-fail")] == ["F"]
     browser.one("#checks .s-fail").click()
     assert browser.text("#cell-title") == "a"
+
+
+def test_resume_and_training_are_told_apart(show: Callable[..., Browser]) -> None:
+    """Of a cell whose checks are of both, and of a row from before there were two verdicts."""
+    bounds = {"gradient_bound": "rounding_of_sum", "step_bound": "bits"}
+    wrong = {"gradient_close": False, "step_equal": True, "resume": True, "training": False, **bounds}
+    rows = [cell("ddp", status="fail", reason="the resume is right", **wrong), cell("fsdp", resume=None)]
+    browser = show(rows)
+    head = [one.text.replace("\n", " ") for one in browser.all("#checks thead th")]
+    assert head == ["cell", "training: gradient_close 1 of 1"]
+    browser.one("#checks .s-fail").click()
+    lines = [one.text for one in browser.all("#cell .checks tbody th")]
+    training = "Training, each step compared with an unwrapped twin"
+    assert lines == [
+        "Resume: passed",
+        "model_equal",
+        "optim_equal",
+        f"{training}: not passed",
+        "gradient_close",
+        "step_equal",
+    ]
+    for said in ("gradient_bound", "rounding_of_sum", "step_bound", "bits"):
+        assert said in browser.text("#cell")
+    browser.one("#cell .close").click()
+    browser.all("#matrix .square")[1].click()
+    assert browser.text("#cell .checks tbody th") == "Resume"
+    assert "Training" not in [one.text for one in browser.all("#cell .checks tbody th")]
 
 
 def test_where_all_checks_held_they_are_named(show: Callable[..., Browser]) -> None:

@@ -7,22 +7,18 @@ from typing import Any
 import pytest
 import torch
 
-from dcpbench.scenarios import checkpoint, checks, partial_load, steps
+from dcpbench.scenarios import checkpoint, checks, lockstep, partial_load, steps
 from dcpbench.sweep.run.verdict import Verdict
 from dcpbench.verify import audit
+from dcpbench.workloads import build_run
 from dcpbench.workloads.batches import batches_of
 from dcpbench.workloads.build_run import build_plain, build_stranger
+from dcpbench.workloads.models import Mlp
 from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.world import World
 from support.alone import alone, config
 
 RESTORED = ("model_equal", "optim_equal", "extra_equal")
-
-
-UNINTERRUPTED = {
-    "loss_twin_close": {"in the uninterrupted run"},
-    "state_twin_close": {"after the uninterrupted run"},
-}
 
 
 def test_every_piece_of_state_is_compared() -> None:
@@ -39,8 +35,13 @@ def test_every_piece_of_state_is_compared() -> None:
         assert name in compared["extra_equal"]
     never = set(report.checks["save_harmless"].compared["in the run that saved"])
     assert never >= set.union(*compared.values())
-    twin = set(report.checks["state_twin_close"].compared["after the uninterrupted run"])
-    assert twin == parameters | {"seen", "gain"} | state
+    uninterrupted = "in the uninterrupted run"
+    assert set(report.checks["gradient_close"].compared[uninterrupted]) == parameters
+    groups = {name for name in compared["optim_equal"] if name.startswith("param_groups.")}
+    stepped = set(report.checks["step_equal"].compared[uninterrupted])
+    assert stepped == parameters | {"seen", "gain"} | state | {
+        name for name in groups if not name.endswith(".params")
+    }
     assert report.losses["continued"] == pytest.approx(report.losses["twin"])
     assert set(report.checks["loss_resume_equal"].compared["after the checkpoint of step 2"]) == {
         "loss of step 3",
@@ -48,7 +49,7 @@ def test_every_piece_of_state_is_compared() -> None:
     }
 
 
-LOSSES = {"loss_resume_equal", "loss_twin_close"}
+LOSSES = {"loss_resume_equal"}
 SEEN: dict[str, set[str]] = {
     "weight_lowest_bit": {"model_equal", "loss_resume_equal"},
     "exp_avg_sq_zeroed": {"optim_equal", *LOSSES},
@@ -60,7 +61,7 @@ SEEN: dict[str, set[str]] = {
     "noise_one_draw_ahead": {"extra_equal", "loss_resume_equal"},
     "losses_forgotten": {"extra_equal"},
     "save_nudges_weight": {"save_harmless"},
-    "save_resets_lr": {"save_harmless", "loss_twin_close", "state_twin_close"},
+    "save_resets_lr": {"save_harmless"},
     "object_staged_changed": {"extra_equal"},
     "key_added": {"checkpoint_whole"},
     "weight_staged_as_bf16": {"checkpoint_whole", "model_equal"},
@@ -88,14 +89,77 @@ def test_a_fault_is_seen_by_the_checks_that_it_breaks(fault: str) -> None:
     assert failed & telling <= SEEN[fault], "the snapshot is too late"
 
 
-def test_a_run_that_left_its_twin_is_seen_in_losses_and_state() -> None:
-    _, report = alone("save_resets_lr", saves=2)
-    for check, places in UNINTERRUPTED.items():
-        assert places <= {finding.where for finding in report.checks[check].worst}
+def wrong_gradient(run: TrainingRun) -> None:
+    run.model.get_parameter("net1.weight").register_hook(lambda gradient: gradient * 1.001)
+
+
+def wrong_step(run: TrainingRun) -> None:
+    parameter = run.model.get_parameter("net1.weight")
+
+    def nudge(*_: Any) -> None:
+        parameter.data.view(torch.int32)[0, 0] += 1
+
+    run.optimizer.register_step_post_hook(nudge)
+
+
+def wrong_loss(run: TrainingRun) -> None:
+    honest = run.loss_of
+    run.loss_of = lambda samples: honest(samples) + 1e-4  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "check", "name"),
+    [
+        (wrong_gradient, "gradient_close", "net1.weight"),
+        (wrong_step, "step_equal", "net1.weight"),
+        (wrong_loss, "batch_loss_close", "loss of step 1"),
+    ],
+)
+def test_training_that_is_wrong_from_the_first_step_on_says_nothing_against_the_resume(
+    wrong: Any, check: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a wrong parallelism is: what is trained, saved, restored and trained on is the same wrong thing."""
+    honest = build_run.build
+
+    def build(*given: Any, **options: Any) -> TrainingRun:
+        run = honest(*given, **options)
+        wrong(run)
+        return run
+
+    monkeypatch.setattr(build_run, "build", build)
+    verdict, report = alone(saves=1)
+    assert (verdict.status, verdict.resume, verdict.training) == ("fail", True, False), verdict.reason
+    assert [one.check for one in verdict.failed] == [check]
+    first = next(iter(report.checks[check].distinct.values()))
+    assert (first.name, first.where) == (name, "in the uninterrupted run")
+    assert str(verdict.reason).startswith(f"the resume is right; training: {check}: rank 0: {name} ")
+
+
+@pytest.mark.parametrize("other_kernels", [False, True])
+def test_a_model_that_counts_its_steps_in_a_plain_attribute_trains_rightly(
+    other_kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint does not bring the counter back; the twin's passes beside its step do not count."""
+    honest = Mlp.forward
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        self.count = getattr(self, "count", 0) + 1
+        out: torch.Tensor = honest(self, x) * self.count
+        return out
+
+    monkeypatch.setattr(Mlp, "forward", forward)
+    monkeypatch.setattr(lockstep, "runs_other_kernels", lambda *_: other_kernels)
+    verdict, _ = alone(saves=1)
+    assert (verdict.resume, verdict.training) == (False, True), verdict.reason
+    assert {one.check for one in verdict.failed} == {"loss_resume_equal", "state_resume_equal"}
 
 
 def nothing(*_: Any, **__: Any) -> list[Any]:
     return []
+
+
+def no_gradient(*_: Any) -> tuple[None, float]:
+    return None, 0.0
 
 
 @pytest.mark.parametrize(
@@ -105,8 +169,9 @@ def nothing(*_: Any, **__: Any) -> list[Any]:
         ("optim_equal", checkpoint, "compare"),
         ("extra_equal", checkpoint, "compare"),
         ("save_harmless", checks, "compare"),
-        ("state_twin_close", checks, "compare_close"),
-        ("loss_twin_close", checks, "losses_close"),
+        ("gradient_close", lockstep, "compare_gradient"),
+        ("step_equal", lockstep, "compare_step"),
+        ("batch_loss_close", lockstep, "losses_close"),
         ("loss_resume_equal", checks, "losses_equal"),
         ("checkpoint_whole", audit, "audit"),
     ],
@@ -114,7 +179,7 @@ def nothing(*_: Any, **__: Any) -> list[Any]:
 def test_a_comparison_that_sees_nothing_is_vacuous(
     check: str, module: Any, comparison: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, comparison, nothing)
+    monkeypatch.setattr(module, comparison, no_gradient if comparison == "compare_gradient" else nothing)
     verdict, _ = alone(saves=1)
     assert_blind(verdict, check)
 
@@ -158,7 +223,7 @@ def test_a_load_that_restores_nothing_is_seen_by_every_check_of_the_state(
         seen = report.checks[check]
         names = {finding.name for finding in seen.distinct.values()}
         assert names >= set(seen.compared["in the checkpoint of step 2"]) - {"param_groups.0.params"}
-    assert {one.check for one in verdict.failed} >= {*RESTORED, "loss_resume_equal", "loss_twin_close"}
+    assert {one.check for one in verdict.failed} >= {*RESTORED, "loss_resume_equal", "state_resume_equal"}
 
 
 def test_a_stranger_differs_from_a_restored_run_in_what_is_restored() -> None:

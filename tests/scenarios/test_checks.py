@@ -8,17 +8,19 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from dcpbench.records.checks import CheckSpec
-from dcpbench.records.findings import Finding
-from dcpbench.scenarios import checkpoint, checks, contract, known_defects, steps
+from dcpbench.records.findings import Finding, Problem
+from dcpbench.scenarios import checkpoint, checks, contract, known_defects, lockstep, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, live_state
-from dcpbench.scenarios.steps import Losses, Oracle
+from dcpbench.scenarios.steps import Losses
+from dcpbench.verify import training
 from dcpbench.verify.files import digest_files
-from dcpbench.verify.perturb import controllable
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.verify.tolerances import losses_equal
+from dcpbench.workloads import build_run
 from dcpbench.workloads.batches import Batches, batches_of
 from dcpbench.workloads.build_run import build, build_plain
 from dcpbench.workloads.training_run import TrainingRun
@@ -28,30 +30,27 @@ SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, 
 ONCE: dict[str, Any] = {**SMALL, "saves": 1}
 
 
-def test_where_a_known_defect_applies_a_run_is_held_against_a_twin_that_has_it_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def marked_by(cell: Cell, oracle: Oracle) -> known_defects.Mark:
-        other = build_plain(cell.config, cell.world, 1234)
-        other.train(oracle.data, oracle.trained.train_state.step)
-        return lambda found, beside: [*found, *beside(other)]
+def test_what_a_known_defect_makes_of_gradients_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing else that is wrong with them."""
+    defects = known_defects.GradientDefects(False, frozenset({"net1.weight"}), ("net2.",), ranks=2)
+    monkeypatch.setattr(known_defects, "gradients_of", lambda *_: defects)
+    honest = build_run.build
 
-    monkeypatch.setattr(known_defects, "marked_by", marked_by)
-    _, report = alone(**ONCE)
-    where = "after the uninterrupted run"
-    apart = {one.name for one in report.checks["state_twin_close"].distinct.values() if one.where == where}
-    assert apart == {name for name in controllable(twin()) if not name.endswith(".step")}
-    assert {one.name for one in report.checks["loss_twin_close"].distinct.values()} == {
-        "loss of step 1",
-        "loss of step 2",
+    def build_wrong(*given: Any, **options: Any) -> TrainingRun:
+        run = honest(*given, **options)
+        for name, factor in (("net2.weight", 0.5), ("net2.bias", 0.25)):
+            run.model.get_parameter(name).register_hook(lambda gradient, factor=factor: gradient * factor)
+        return run
+
+    monkeypatch.setattr(build_run, "build", build_wrong)
+    verdict, report = alone(**ONCE)
+    found = {(one.name, one.problem, one.by) for one in report.checks["gradient_close"].distinct.values()}
+    assert found == {
+        ("net1.weight", Problem.only_parallel, "unfrozen"),
+        ("net2.weight", Problem.far, "divided_twice"),
+        ("net2.bias", Problem.far, None),
     }
-
-
-def twin() -> Leaves:
-    given = config(**ONCE)
-    run = build_plain(given, world(), given.seed)
-    run.train(batches_of(given, world().device), 1)
-    return checks._tensors(run)
+    assert [one.check for one in verdict.failed] == ["gradient_close"], "the twin steps on these gradients"
 
 
 def test_a_control_differs_in_values_and_not_in_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,26 +68,40 @@ def test_a_control_differs_in_values_and_not_in_what_there_is(monkeypatch: pytes
 
         monkeypatch.setattr(module, name, compare)
 
+    def compare_step(
+        step: int, twin: Leaves, actual: Leaves, elsewhere: Any = (), tolerances: Any = None
+    ) -> list[Finding]:
+        seen.append("compare_step")
+        assert twin.keys() >= actual.keys()
+        assert twin.keys() == {*actual, *elsewhere}
+        return training.compare_step(step, twin, actual, elsewhere, tolerances)
+
     watch(checkpoint, "compare")
     watch(checks, "compare")
-    watch(checks, "compare_close")
+    monkeypatch.setattr(lockstep, "compare_step", compare_step)
     verdict, _ = alone(**SMALL)
     assert verdict.status == "pass", verdict.reason
-    assert {"compare", "compare_close"} <= set(seen)
+    assert set(seen) == {"compare", "compare_step"}
 
 
-def test_what_no_rank_has_of_the_twins_state_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = checks._tensors
+def test_what_no_rank_has_of_the_twins_state_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest, build_twin = lockstep._state, build_run.build_twin
     missing = "state.net1.bias.exp_avg"
-    here = world()
+    twins: list[TrainingRun] = []
 
-    def tensors(run: TrainingRun) -> Leaves:
-        return {name: leaf for name, leaf in honest(run).items() if run.world is not here or name != missing}
+    def build(*given: Any) -> TrainingRun:
+        twins.append(build_twin(*given))
+        return twins[-1]
 
-    monkeypatch.setattr(checks, "_tensors", tensors)
-    (report,) = run_alone(**ONCE, seen_by=here).reports
-    compared = report.checks["state_twin_close"].compared["after the uninterrupted run"]
-    assert {name for name, had in compared.items() if not had} == {missing}
+    def state(run: TrainingRun) -> Leaves:
+        return {name: leaf for name, leaf in honest(run).items() if run in twins or name != missing}
+
+    monkeypatch.setattr(build_run, "build_twin", build)
+    monkeypatch.setattr(lockstep, "_state", state)
+    (report,) = run_alone(**ONCE).reports
+    seen = report.checks["step_equal"]
+    assert {(one.name, one.problem) for one in seen.distinct.values()} == {(missing, Problem.only_twin)}
+    assert missing not in seen.compared["in the uninterrupted run"]
 
 
 def test_the_checks_of_plug_ins_follow_each_load_of_all_of_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +138,7 @@ def test_a_loss_tells_something_if_it_is_a_living_models(loss: float, alive: boo
 
 def unrestored_losses(strangers: list[list[float]]) -> Losses:
     given = config(**SMALL)
-    return Losses([], [], batches_of(given, world().device), {}, dict(enumerate(strangers)))
+    return Losses([], batches_of(given, world().device), {}, dict(enumerate(strangers)))
 
 
 @pytest.mark.parametrize("telling", range(5))
@@ -283,28 +296,42 @@ def test_a_load_into_the_run_that_was_saved_may_change_it(tmp_path: Path) -> Non
         (False, {"dp_shard": 2}, True, None),
     ],
 )
-def test_where_a_run_draws_others_than_a_plain_one_checks_of_one_against_the_other_are_not_made(
+def test_losses_of_a_run_that_draws_otherwise_are_those_of_its_layout_alone(
     draws: bool, sizes: dict[str, int], compiled: bool, why: str | None, tmp_path: Path
 ) -> None:
     cell = bare_cell(tmp_path, config(**{**ONCE, "compile": compiled}))
     run = build_plain(cell.config, cell.world, 0)
     run.draws, run.sizes = draws, sizes
-    told = ["loss_twin_close", "state_twin_close", "loss_resume_close"]
-    assert checks._draws_otherwise(cell, run, told) is (why is not None)
+    assert checks._layout_matters(cell, run, None) is (why is not None)
     text = f"the model draws random numbers in training, and {why}"
-    assert cell.report.not_applied == (dict.fromkeys(told, text) if why else {})
+    assert cell.report.not_applied == ({"loss_resume_close": text} if why else {})
 
 
-@pytest.mark.parametrize(("own", "before", "told"), [("o", "b", "o"), ("o", None, "o"), (None, "b", "b")])
-def test_what_the_run_that_saved_has_no_twin_for_has_none_after_it(
-    own: str | None, before: str | None, told: str, tmp_path: Path
+@pytest.mark.parametrize("own", ["why_no_twin", "why_layout_bound", None])
+@pytest.mark.parametrize("before", ["before", None])
+def test_what_makes_losses_those_of_a_layout_says_so_before_and_after_a_load(
+    own: str | None, before: str | None, tmp_path: Path
 ) -> None:
     cell = bare_cell(tmp_path, config(**ONCE))
     run = build_plain(cell.config, cell.world, 0)
-    assert checks._has_no_twin(cell, run, ["loss_twin_close"]) is False
-    run.why_no_twin = own
-    assert checks._has_no_twin(cell, run, ["loss_twin_close"], before) is True
-    assert cell.report.not_applied == {"loss_twin_close": told}
+    if own:
+        setattr(run, own, own)
+    assert checks._layout_matters(cell, run, before) is bool(own or before)
+    told = own or before
+    assert cell.report.not_applied == ({"loss_resume_close": told} if told else {})
+
+
+@pytest.mark.parametrize(("parallel", "sees"), [("none", False), ("fsdp2", True)])
+def test_batch_normalisation_sees_a_rank_s_share_of_each_batch(parallel: str, sees: bool) -> None:
+    given = config(**{**ONCE, "model": "batch_norm"}, parallel=parallel)
+    size = 2 if sees else 1
+    dist.init_process_group("fake", rank=0, world_size=size)  # its collectives do nothing
+    try:
+        run = build_run.build(given, world(0, size, dist.group.WORLD), 0)
+    finally:
+        dist.destroy_process_group()
+    assert (run.why_layout_bound is not None) is sees
+    assert run.why_no_twin is None, "a twin sees the same share"
 
 
 @pytest.mark.parametrize(("draws", "sizes"), [(True, {"tp": 1}), (True, {}), (False, {"tp": 1})])

@@ -9,7 +9,7 @@ from conftest import Finished, alive_in, run
 from dcpbench.crash_states.killing import At, Killing, misplaced
 
 EQUAL = ("model_equal", "optim_equal", "extra_equal", "loss_resume_equal", "state_resume_equal")
-ORDER = ("all in publication", "peers wait", "before data, same", "in publication, same")
+ORDER = ("all in publication", "peers wait", "before data, same", "in publication, same", "refused")
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +34,16 @@ def test_a_job_that_is_killed_goes_on_from_the_checkpoint_before(killed: Finishe
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_after_a_peer_died_is_counted_and_ended(killed: Finished) -> None:
-    assert [row["ranks_hung"] for row in killed.rows] == [None, 1, 0, 0]
+    assert [row["ranks_hung"] for row in killed.rows] == [None, 1, 0, 0, None]
     assert row_of(killed, "peers wait")["cell_s"] < 60, "it took as long as a cell may"
     assert alive_in(killed.folder) == []
+
+
+@pytest.mark.slow
+def test_a_save_that_fails_before_the_kill_is_that_error(killed: Finished) -> None:
+    row = row_of(killed, "refused")
+    assert row["status"] == "error"
+    assert row["reason"].endswith("in save: RuntimeError: one save only")
 
 
 @pytest.mark.slow

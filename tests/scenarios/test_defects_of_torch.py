@@ -8,15 +8,17 @@ import torch
 from torch import nn
 
 from dcpbench.records.findings import Finding, Problem
-from dcpbench.scenarios import checks, fine_tune, known_defects
+from dcpbench.scenarios import checks, fine_tune, known_defects, plain_runs
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import FLAGS, Checkpoint, live_state
-from dcpbench.scenarios.steps import Oracle
 from dcpbench.verify.compare import compare
-from dcpbench.verify.known_defects import AS_RESTORED, TRAINED_ALONE, UNFROZEN
-from dcpbench.verify.snapshot import named_parameters
+from dcpbench.verify.known_defects import AS_RESTORED, DIVIDED_TWICE, TRAINED_ALONE, UNFROZEN
+from dcpbench.verify.layout import whole
+from dcpbench.verify.snapshot import TensorLeaf, named_parameters
+from dcpbench.verify.training import GradientBound, GradientPart, TwinGradient, compare_gradient
+from dcpbench.verify.whole_tensors import Exchange, real_elements
 from dcpbench.workloads.batches import batches_of
-from dcpbench.workloads.build_run import build_plain, build_replica
+from dcpbench.workloads.build_run import build_plain, build_replica, build_twin
 from dcpbench.workloads.training_run import TrainingRun
 from support.alone import bare_cell, config, world
 
@@ -70,75 +72,100 @@ def with_tp(cell: Cell, plan: dict[str, str]) -> Cell:
     return fine_tune._tuning(cell, 2)
 
 
-def beside(cell: Cell) -> tuple[str | None, TrainingRun | None, Oracle]:
-    """By what a difference is marked that is not there beside a run with the defect; that run; and what the
-    cell has trained, whose frozen part is of another seed."""
-    trained = build_plain(cell.config, cell.world, 11)
-    oracle = Oracle(cell, trained, batches_of(cell.config, cell.world.device))
-    trained.train(oracle.data, 2)
-    with torch.no_grad():  # what was pre-trained is not what a seed gives
-        for value in frozen_of(oracle.twin.model).values():
-            value.mul_(2)
-    seen: list[TrainingRun] = []
-
-    def compare(other: TrainingRun) -> list[Finding]:
-        seen.append(other)
-        return []
-
-    (marked,) = known_defects.marked_by(cell, oracle)(FOUND, compare)
-    return marked.by, seen[0] if seen else None, oracle
+def gradients(cell: Cell) -> tuple[known_defects.GradientDefects, TrainingRun]:
+    """What defects make of the gradients of a cell, and the twin that these are compared with."""
+    twin = build_twin(cell.config, cell.world, cell.config.seed)
+    return known_defects.gradients_of(cell, twin), twin
 
 
 def frozen_of(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value for name, value in named_parameters(model).items() if name.startswith("pretrain.")}
 
 
-def test_replicas_that_train_alone_are_beside_one_that_does(tmp_path: Path) -> None:
+def marked(
+    defects: known_defects.GradientDefects, name: str, here: torch.Tensor, twin: TwinGradient
+) -> tuple[Problem | None, str | None, str | None]:
+    """What is found of a gradient, what it is explained by, and whether it still is if it is a little off."""
+    found, by = [], []
+    for gradient in (here, here * 1.001):
+        part = GradientPart(TensorLeaf(gradient, whole(gradient), None, "param"), gradient, gradient)
+        finding, _ = compare_gradient(name, 1, part, defects.expected(name, twin))
+        found.append(finding.problem if finding else None)
+        own = real_elements(here) * defects.ranks
+        by.append(defects.mark(finding, 1, part, twin, own).by if finding else None)
+    return found[0], *by
+
+
+def summed_twin(*terms: torch.Tensor) -> TwinGradient:
+    elements = [real_elements(one) for one in terms]
+    bound = GradientBound(len(terms), torch.finfo(torch.float32).eps, noise=False)
+    total, size = torch.stack(elements).sum(0), torch.stack(elements).abs().sum(0)
+    return TwinGradient.of(bound, total, size)
+
+
+ONE, OTHER = torch.tensor([1.0, 2.0]), torch.tensor([3.0, -5.0])
+
+
+def test_replicas_that_train_alone_have_the_gradients_of_their_own_share(tmp_path: Path) -> None:
     cell = with_tp(on("hsdp", 2, tmp_path), {})
-    by, other, oracle = beside(cell)
-    assert by == TRAINED_ALONE
-    assert other is not None
-    assert other.world is cell.world, "it sees its own share of the batch"
-    assert other.train_state.step == 2
-    theirs = frozen_of(oracle.trained.model)
-    assert len(theirs) == 4
-    for name, value in frozen_of(other.model).items():
-        assert torch.equal(value, theirs[name])
-        assert not value.requires_grad
+    defects, twin = gradients(cell)
+    assert (defects.alone, defects.unfrozen, defects.divided) == (True, frozenset(), ())
+    assert len(frozen_of(twin.model)) == 4
+    assert not any(value.requires_grad for value in frozen_of(twin.model).values())
+    replica = build_replica(cell.config, cell.world, cell.config.seed)
+    data = batches_of(cell.config, cell.world.device)
+    with twin.recording() as own:
+        twin.backward(twin.next_batch(data))
+    with replica.recording() as alone:
+        replica.backward(replica.next_batch(data))
+    name, gradient = next(iter(own.items()))
+    assert torch.equal(alone[name], gradient / 2)
+    both = summed_twin(gradient, torch.ones_like(gradient))
+    assert marked(defects, name, alone[name], both) == (Problem.far, TRAINED_ALONE, None)
+    assert marked(defects, name, (gradient + 1) / 2, both)[0] is None
 
 
-def test_what_tensor_parallelism_shards_is_trained_though_it_was_frozen(tmp_path: Path) -> None:
-    cell = with_tp(on("fsdp_tp", 4, tmp_path), {"net1": "colwise"})
-    by, other, oracle = beside(cell)
-    assert by == UNFROZEN
-    assert other is not None
-    assert other.world.size == 1, "it is a plain one"
-    assert other.train_state.step == 2
-    twin = frozen_of(oracle.twin.model)
-    for name, value in frozen_of(other.model).items():
-        sharded = name.startswith("pretrain.net1.")
-        assert value.requires_grad is sharded
-        assert torch.equal(value, twin[name]) is not sharded, "it began as the twin's, and was trained"
+def test_what_tensor_parallelism_shards_has_gradients_though_it_was_frozen(tmp_path: Path) -> None:
+    defects, twin = gradients(with_tp(on("fsdp_tp", 4, tmp_path), {"net1": "colwise"}))
+    assert (defects.alone, defects.divided) == (False, ())
+    assert defects.unfrozen == {"pretrain.net1.weight", "pretrain.net1.bias"}
+    for name, value in frozen_of(twin.model).items():
+        assert value.requires_grad is (name in defects.unfrozen)
+    expected = summed_twin(ONE, OTHER)
+    name = "pretrain.net1.bias"
+    assert marked(defects, name, (ONE + OTHER) / 2, expected) == (Problem.only_parallel, UNFROZEN, None)
+    assert marked(defects, "net1.bias", (ONE + OTHER) / 2, expected)[0] is None
+    assert marked(defects, "net1.bias", ONE, expected) == (Problem.far, None, None)
+
+
+def test_experts_whose_gradients_are_summed_are_divided_twice(tmp_path: Path) -> None:
+    given = config(**{**SMALL, "model": "experts"}, parallel="fsdp2_ep_sums")
+    given.parallel.ep_plan = {"experts": ""}
+    defects, _ = gradients(bare_cell(tmp_path, given, world(0, 4)))
+    assert (defects.alone, defects.unfrozen, defects.divided) == (False, frozenset(), ("experts.",))
+    expected, mean = summed_twin(ONE, OTHER), (ONE + OTHER) / 2
+    assert marked(defects, "experts.0.weight", mean / 4, expected) == (Problem.far, DIVIDED_TWICE, None)
+    assert marked(defects, "net1.weight", mean / 4, expected) == (Problem.far, None, None)
 
 
 @pytest.mark.parametrize(("parallel", "size"), [("none", 2), ("fsdp", 2), ("hsdp2", 2), ("fsdp2_tp", 4)])
 def test_other_cells_have_no_excuse(parallel: str, size: int, tmp_path: Path) -> None:
-    assert beside(with_tp(on(parallel, size, tmp_path), {"net1": "colwise"}))[:2] == (None, None)
+    defects, twin = gradients(with_tp(on(parallel, size, tmp_path), {"net1": "colwise"}))
+    assert (defects.alone, defects.unfrozen, defects.divided) == (False, frozenset(), ())
+    assert not any(value.requires_grad for value in frozen_of(twin.model).values())
 
 
 def test_nothing_that_is_frozen_is_no_excuse_under_tensor_parallelism(tmp_path: Path) -> None:
-    assert beside(on("fsdp_tp", 4, tmp_path))[:2] == (None, None)
+    defects, _ = gradients(on("fsdp_tp", 4, tmp_path))
+    assert (defects.alone, defects.unfrozen, defects.divided) == (False, frozenset(), ())
 
 
 @pytest.mark.parametrize("frozen", [["0.weight"], ["1.bias"], ["0.weight", "0.bias", "1.weight", "1.bias"]])
-def test_what_is_frozen_is_copied_and_no_more(frozen: list[str]) -> None:
-    source, model = (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(2))
+def test_what_is_frozen_is_known_by_its_name(frozen: list[str]) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     for name in frozen:
-        named_parameters(source)[name].requires_grad_(False)
-    assert known_defects._frozen(source) == frozen
-    known_defects._copy(source, model, frozen)
-    theirs, mine = named_parameters(source), named_parameters(model)
-    assert [name for name in mine if torch.equal(mine[name], theirs[name])] == frozen
+        named_parameters(model)[name].requires_grad_(False)
+    assert known_defects._frozen(model) == frozen
 
 
 @pytest.mark.parametrize(
@@ -261,13 +288,13 @@ def test_parts_are_those_of_all_ranks_but_where_each_has_a_model_of_its_own(
     group: Any = object()
     cell = bare_cell(tmp_path, config(**SMALL, parallel=parallel), world(0, size, group))
     groups: list[Any] = []
-    honest = known_defects.assembled
+    honest = plain_runs.assembled
 
-    def assembled(leaves: Any, given: Any) -> dict[str, torch.Tensor]:
-        groups.append(given)
-        return honest(leaves, None)
+    def assembled(leaves: Any, exchange: Exchange) -> dict[str, torch.Tensor]:
+        groups.append(exchange.group)
+        return honest(leaves, Exchange(None))
 
-    monkeypatch.setattr(known_defects, "assembled", assembled)
+    monkeypatch.setattr(plain_runs, "assembled", assembled)
     target = build_plain(cell.config, cell.world, 1)
     known_defects.resumed_by(cell, target, batches_of(cell.config, cell.world.device), 0)
     assert groups == [None if alone else group] * 2

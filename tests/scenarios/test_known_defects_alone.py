@@ -41,7 +41,7 @@ def test_of_a_stager_that_saves_share() -> None:
     ran = overlapping("async_shared_stager")
     failed = {one.check: one.findings for one in ran.verdict.failed}
     state = {"model_equal", "optim_equal", "extra_equal", "files_equal"}
-    assert failed.keys() == state | {"loss_resume_equal", "loss_twin_close", "state_resume_equal"}
+    assert failed.keys() == state | {"loss_resume_equal", "state_resume_equal"}
     for check, findings in failed.items():
         expected = "other_save" if check in state else "as_restored"
         assert {one.by for one in findings} == {expected}, check

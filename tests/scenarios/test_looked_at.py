@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.scenarios import fresh_process as stage
+from dcpbench.scenarios import lockstep
 from dcpbench.verify import snapshot
 from support.alone import config, group_of_one, run_alone, world
 from support.looked_at import (
@@ -46,7 +47,6 @@ def chain(looked: Looked = SHORT) -> Places:
         **looked.saved(1),
         **looked.saved(2, first=False),
         **looked.twin(),
-        ("save_harmless", "in the run that saved"): looked.all,
         **looked.restart(1, 2),
     }
     went_on = ", without a load"
@@ -101,7 +101,7 @@ def test_a_trainer_is_looked_at_but_for_its_files_and_a_twin() -> None:
     values = {"checkpointer": "trainer", "workload": {"target": "support.own_trainer.Trainer"}}
     looked = Looked(config(**SMALL, **values))
     expected = save_load(looked)
-    not_made = {"checkpoint_whole", "files_equal", "contract_held", "loss_twin_close", "state_twin_close"}
+    not_made = {"checkpoint_whole", "files_equal", "contract_held", *lockstep.CHECKS}
     expected = {place: names for place, names in expected.items() if place[0] not in not_made}
     for step in (1, 2):  # what its ranks draw is known once it has taken all its steps
         expected["side_effect_free", f"after the save of step {step}"] |= EVERY_GENERATOR
@@ -125,8 +125,7 @@ def test_a_trainer_is_built_by_a_fresh_process_too(monkeypatch: pytest.MonkeyPat
     expected = looked.loaded(2, again=False, source=False)
     for place, names in {**looked.equal("in the checkpoint of step 2"), **looked.resumed(2)}.items():
         check, where = place
-        if check != "loss_twin_close":
-            expected[check, where.replace("of step 2", f"of step 2{how}")] = names
+        expected[check, where.replace("of step 2", f"of step 2{how}")] = names
     assert places_of(fresh) == expected
     phases = [one.phase for one in fresh.measurements if one.phase]
     assert "verify/resumed" in phases
@@ -165,7 +164,7 @@ def test_sub_groups() -> None:
     assert half["extra_equal"] > {"half.sharded", "half.data", "half.nans"}
     assert DAMAGES - half["checkpoint_whole"] == {"files that were not synced"}
     others = {place: names for place, names in places_of(report).items() if place[1] != where}
-    assert others == {place: names for place, names in save_load().items() if place[0] != "save_harmless"}
+    assert others == save_load()
     assert ran.left == ["half-0", "step-0001", "step-0002"]
 
 
@@ -221,8 +220,12 @@ def test_convert(same_layout: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ran.left == ["handover.pt", "newest.pt", "step-0001", "step-0002"]
 
 
-def test_losses_of_ranks_that_draw_otherwise_are_held_against_none_but_their_own() -> None:
-    """Neither against the twin's, nor against those of another layout."""
+@pytest.mark.parametrize("compiled", [False, True])
+def test_losses_of_ranks_that_draw_otherwise_are_held_against_none_but_their_own(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not against those of another layout, nor, where the twin runs other kernels, against the twin's."""
+    monkeypatch.setattr(lockstep, "runs_other_kernels", lambda *_: compiled)
     with group_of_one() as group:
         ran = run_alone(
             **{**SMALL, "model": "dropout"},
@@ -233,7 +236,8 @@ def test_losses_of_ranks_that_draw_otherwise_are_held_against_none_but_their_own
         )
     assert not ran.verdict.failed
     saving, loading = ran.reports
-    assert saving.not_applied.keys() == {"loss_twin_close", "state_twin_close"}
-    assert loading.not_applied.keys() == {"loss_twin_close", "loss_resume_close"}
+    apart = {"gradient_close", "batch_loss_close"} if compiled else set()
+    assert saving.not_applied.keys() == {"replicas_equal", *apart}
+    assert loading.not_applied.keys() == {"loss_resume_close", "replicas_equal", *apart}
     for report in ran.reports:
         assert not report.not_applied.keys() & report.checks.keys()

@@ -121,7 +121,7 @@ def test_fine_tune(scenario: str, tmp_path: Path) -> None:
     del expected["contract_held", "of a load of an absent key in the checkpoint of step 2"]
     expected |= absent_key(1) | tuning.loaded(2, 1, again=True)
     # What both runs have looked at under one name.
-    both = ("side_effect_free", "files_equal", "state_twin_close")
+    both = ("side_effect_free", "files_equal", "save_harmless", "gradient_close", "step_equal")
     own = SHORT.saved(1) | SHORT.twin()
     expected |= {place: names | expected[place] for place, names in own.items() if place[0] in both}
     expected[("side_effect_free", "after the load of step 1")] |= SHORT.all

@@ -67,8 +67,9 @@ def test_a_scenario_holds_under_every_parallelism(
     assert row["powered"] is True
     held = {check: row[check] for check in CHECKS_OF[scenario]}
     assert all(held.values()), held
-    assert row["loss_twin_close"] is True
-    assert row["state_twin_close"] is True
+    assert row["gradient_close"] is True
+    assert row["step_equal"] is True
+    assert row["batch_loss_close"] is True
     assert row["state_resume_equal"] is True
     assert row["flags_equal"] is True
     assert row["side_effect_free"] is True
@@ -95,7 +96,14 @@ def test_one_file_holds_the_full_state_of_every_layout(tmp_path: Path) -> None:
         if row["status"] == "skip":
             assert " takes save=sync and not async: it has no upload" in row["reason"]
             continue
-        also = ("loss_twin_close", "state_twin_close", "checkpoint_whole", "save_harmless", "powered")
+        also = (
+            "gradient_close",
+            "step_equal",
+            "batch_loss_close",
+            "checkpoint_whole",
+            "save_harmless",
+            "powered",
+        )
         assert all(row[check] is True for check in (*CHECKS_OF["in_place"][:4], *also))
         assert row["checkpoint_bytes"] > 0
         assert row["raw_write_s"] > 0

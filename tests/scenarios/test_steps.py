@@ -60,7 +60,9 @@ def test_of_a_trainer_that_which_it_draws_has_to_come_back_and_what_is_not_looke
     assert len(everything) == 4
     drawn = [names(state.get(RANDOM, ())) for state in everything]
     assert drawn == [{"cpu"} if draws else set()] * 4, "it draws neither from Python's nor from NumPy's"
-    assert (len(oracle.losses.continued), oracle.losses.twin) == (5, []), "it has no twin"
+    assert len(oracle.losses.continued) == 5
+    assert oracle.trained.why_no_twin is not None
+    assert oracle.losses.why_layout_bound == oracle.trained.why_no_twin
     unreadable = {"checkpoint_whole", "files_equal", "contract_held"}
     opaque = {f"extra_equal of {name}" for name in NAMES}
     told = cell.report.not_applied
@@ -231,8 +233,8 @@ def handed_over(cell: Cell) -> None:
         Checkpoint(step, str(cell.folder / f"step-{step}"), mock.Mock(), kept[step]) for step in range(3)
     ]
     states = {step: kept[step] for step in range(3, 6)}
-    about = {"why_no_twin": "why", "computes_in": frozenset({torch.bfloat16})}
-    handover.hand_over(cell, saved, steps.Losses([1.0], [2.0], mock.Mock(), states, **about))
+    about = {"why_layout_bound": "why", "computes_in": frozenset({torch.bfloat16})}
+    handover.hand_over(cell, saved, steps.Losses([1.0], mock.Mock(), states, **about))
 
 
 @pytest.mark.parametrize("same_layout", [True, False])
@@ -244,8 +246,8 @@ def test_what_ranks_draw_next_is_taken_over_by_the_same_layout(same_layout: bool
     random = {RANDOM: leaves("cpu")} if same_layout else {}
     assert taken == [{"extra_equal": dict.fromkeys(NAMES, number), **random} for number in range(6)]
     assert all(one.by_content for one in checkpoints), "it may lie otherwise"
-    assert (losses.continued, losses.twin) == ([1.0], [2.0])
-    assert (losses.why_no_twin, losses.computes_in) == ("why", {torch.bfloat16})
+    assert losses.continued == [1.0]
+    assert (losses.why_layout_bound, losses.computes_in) == ("why", {torch.bfloat16})
     assert cell.report.checks == {}
 
 

@@ -6,8 +6,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import psutil
+import torch
 
+from dcpbench.records.findings import Finding, Problem
 from dcpbench.records.rank_report import RankReport
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.save_load import save_load
@@ -57,6 +60,77 @@ def tells_escapes(cell: Cell) -> None:
     """What it says of itself would move the cursor, ring, and write another line."""
     with cell.phase(f"train{ESCAPES}"):
         raise ValueError(ESCAPES)
+
+
+def odd_values() -> dict[str, object]:
+    """Values that JSON cannot hold, or not this deep."""
+    cycle: list[object] = []
+    cycle.append(cycle)
+    deep: list[object] = []
+    for _ in range(5000):
+        deep = [deep]
+    values = (np.float32(0.5), torch.tensor(0.5), torch.float32, 10**400, 10**5000, {1}, b"\xff", cycle, deep)
+    return {f"value {number}": value for number, value in enumerate(values)} | {
+        "mine": Mine(),
+        "fits": (1, "a"),
+        "long": "a" * 10**8,
+    }
+
+
+class Mine:
+    """A class of which only this process knows, and whose text cannot be made."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+    def __reduce__(self) -> str:
+        raise RuntimeError
+
+
+def reports_odd_values(cell: Cell) -> None:
+    """What it finds and measures is none of it a number or a text."""
+    save_load(cell)
+    finding = Finding(
+        "w", Problem.contract, facts={"text": "odd", **odd_values()}, max_abs_diff=np.float32(2)
+    )
+    cell.check("contract_held", [finding], "", ["w"])
+    cell.control("contract_held", {"w": np.bool_(True)}, "")
+    for value in (*odd_values().values(), float("inf")):
+        cell.measure("load_s", value)
+    cell.report.losses["mine"] = [torch.tensor(1.0)]
+
+
+def raises_with_odd_values(cell: Cell) -> None:
+    """It has found something odd when it raises."""
+    cell.check("contract_held", [Finding("w", Problem.contract, facts={"text": {1}})], "", ["w"])
+    raise ValueError("no more")
+
+
+def breaks_its_report(cell: Cell) -> None:
+    """A field of its report is of another type."""
+    save_load(cell)
+    cell.report.losses = 5
+
+
+def nest(folder: Path, depth: int = 1500, name: str = "d") -> None:
+    """Folders in a folder, so deep that a function which calls itself does not come to the end; a link out of
+    them in the innermost."""
+    at = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    for _ in range(depth):
+        os.mkdir(name, dir_fd=at)
+        inner = os.open(name, os.O_PATH | os.O_DIRECTORY, dir_fd=at)
+        os.close(at)
+        at = inner
+    os.symlink("/", "link", dir_fd=at)
+    os.close(at)
+
+
+def nests_folders(cell: Cell) -> None:
+    """It leaves deeply nested folders in a checkpoint."""
+    if cell.world.rank == 0:
+        (cell.folder / "step-0002").mkdir()
+        nest(cell.folder / "step-0002")
+    save_load(cell)
 
 
 def close_descriptors() -> None:

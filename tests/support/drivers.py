@@ -46,6 +46,7 @@ def environment() -> dict[str, str]:
 def start_server() -> ForkServerContext:
     """The context whose processes are forked from the server, which is started if it does not run yet and
     then lives as long as this process. In its environment is set what a driver sets for its own."""
+    from dcpbench import SAFE_PATH
     from dcpbench.executors import fork_server
 
     if forkserver._forkserver._forkserver_pid is not None:
@@ -65,6 +66,7 @@ def start_server() -> ForkServerContext:
     with mock.patch.dict(os.environ, environment()):
         with mock.patch.object(forkserver, "ensure_running"):
             context = fork_server.fork_server(fork_server.rank_imports(compiles))
+        os.environ.pop(SAFE_PATH[0])  # else it holds for whatever is forked from the server
         context.set_forkserver_preload([*forkserver._forkserver._preload_modules, *imported])
         with fork_server._fixed_addresses():
             forkserver.ensure_running()

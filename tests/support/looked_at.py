@@ -86,17 +86,26 @@ class Looked:
     def resumed(self, step: int, exactly: bool = True) -> Places:
         where = f"after the checkpoint of step {step}"
         loss = {f"loss of step {step + 1}"}
-        places = {("loss_twin_close", where): loss, (FLAGS, f"{where}, resumed"): self.names[FLAGS]}
+        places: Places = {(FLAGS, f"{where}, resumed"): self.names[FLAGS]}
         if exactly:
             exact = {("loss_resume_equal", where): loss, ("state_resume_equal", where): self.restored}
             return places | exact
-        return places | {("loss_resume_close", where): loss}
+        return places | self.trained(where, step + 1) | {("loss_resume_close", where): loss}
+
+    def trained(self, where: str, *steps: int) -> Places:
+        """Steps beside a twin, on a rank that has no replica."""
+        parameters = {name for name in self.names["model_equal"] if not self._is_frozen(name)}
+        groups = {name for name in self.names["optim_equal"] if not name.endswith(".params")}
+        return {
+            ("gradient_close", where): parameters,
+            ("step_equal", where): self.names["model_equal"] | groups,
+            ("batch_loss_close", where): {f"loss of step {step}" for step in steps},
+        }
 
     def twin(self) -> Places:
-        return {
-            ("loss_twin_close", "in the uninterrupted run"): {f"loss of step {step}" for step in (1, 2, 3)},
-            ("state_twin_close", "after the uninterrupted run"): self.names["model_equal"] | self.state,
-        }
+        """A run that never saves, beside its twin."""
+        unsaved = {("save_harmless", "in the run that saved"): self.all}
+        return self.trained("in the uninterrupted run", 1, 2, 3) | unsaved
 
     def restart(self, *steps: int) -> Places:
         """Loads of these steps, the first in the cell, each with all that follows."""
@@ -132,7 +141,6 @@ def save_load(looked: Looked = SHORT) -> Places:
     return {
         **looked.saved(1, 2),
         **looked.twin(),
-        ("save_harmless", "in the run that saved"): looked.all,
         **looked.restart(2, 1),
         **looked.equal(again),
         **looked.loaded(2, again=True),

@@ -14,6 +14,7 @@ from dcpbench.scenarios.cell import Cell
 from dcpbench.verify.compare import compare
 from dcpbench.verify.compare_layouts import digests
 from dcpbench.verify.snapshot import snapshot_model
+from dcpbench.workloads.build_run import build_twin
 
 VICTIM = 2
 
@@ -65,7 +66,7 @@ def layouts(cell: Cell) -> None:
     oracle = steps.build(cell)
     group = cell.world.group
     with cell.phase("verify"):
-        plain = snapshot_model(oracle.twin.model)
+        plain = snapshot_model(build_twin(cell.config, cell.world, cell.config.seed).model)
         expected, _ = digests(plain, None)
         content, wrong = digests(snapshot_model(oracle.trained.model), group)
         where = "as it was built"

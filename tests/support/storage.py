@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint import FileSystemReader
 
+from dcpbench.checkpointers.base import PendingSave
+from dcpbench.checkpointers.dcp import asynchronous
 from dcpbench.checkpointers.storage import Storage, file
 from dcpbench.config.groups import StorageConfig
 from dcpbench.config.save import SaveConfig
@@ -36,6 +38,13 @@ def lying(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
     fqn = options.pop("fqn")
     honest = file(folder, replace(config, options=options), save)
     return replace(honest, reader=lambda checkpoint_id: LyingReader(checkpoint_id, fqn))
+
+
+def first_save_only(state_dict: dict[str, Any], checkpoint_id: str, *given: Any, **more: Any) -> PendingSave:
+    """`asynchronous`, but it refuses where there is a checkpoint already, as a stager of torch 2.11 does."""
+    if any(Path(checkpoint_id).parent.glob("*/.metadata")):
+        raise RuntimeError("one save only")
+    return asynchronous(state_dict, checkpoint_id, *given, **more)
 
 
 def careless(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:

@@ -30,6 +30,7 @@ from dcpbench.sweep.plan.job import Job
 from dcpbench.sweep.plan.known_failures import KnownFailure
 from dcpbench.sweep.plan.resources import Costs, Estimated, duration_text, keys
 from dcpbench.sweep.run.progress import ProgressDisplay, composing_shown
+from support.alone import config
 from support.jobs import job
 from support.rows import row
 
@@ -229,7 +230,7 @@ def planned(
 
 
 def asked(number: int, skip: str | None = None, known: tuple[KnownFailure, ...] = (), **axes: object) -> Job:
-    one = job(known=known, skip=skip)
+    one = job(config(), known=known, skip=skip)
     overrides = [f"{axis}={value}" for axis, value in axes.items()]
     return replace(one, cell=replace(one.cell, name=f"cell {number}", overrides=overrides))
 

@@ -17,6 +17,7 @@ from dcpbench.config.cell_key import CellKey
 from dcpbench.config.groups import ExecutorConfig, ModelConfig, ScenarioConfig, StorageConfig
 from dcpbench.config.schema import Config
 from dcpbench.records.installation import package_digest
+from dcpbench.records.row import SCHEMA_VERSION
 from dcpbench.records.store import append_row, keep_lines, read_lines
 from dcpbench.sweep.folder import manifest
 from dcpbench.sweep.plan import job
@@ -146,6 +147,7 @@ def test_what_is_not_as_it_was_runs_again_and_is_told_once_for_each_reason(unbro
     for item, (column, value) in zip(ran, changed.items(), strict=False):
         item[column] = value
     ran[4]["config_digest"] = "4567"
+    ran[6]["schema_version"] = 2
     before = b"".join(json.dumps(item).encode() + b"\n" for item in rows)
     (folder / "results.jsonl").write_bytes(before)
     machine = json.loads((folder / "environment.json").read_text())
@@ -155,13 +157,14 @@ def test_what_is_not_as_it_was_runs_again_and_is_told_once_for_each_reason(unbro
     planned = resume(folder, "plan=true")
     assert planned.status == 0, planned.err
     assert (folder / "results.jsonl").read_bytes() == before
-    assert f"{CELLS} cells: 5 would run, {CELLS - 5} are done" in planned.out
+    assert f"{CELLS} cells: 6 would run, {CELLS - 6} are done" in planned.out
     torch = unbroken.rows[0]["torch_version"]
     reasons = (
         f"1 cell again: torch was 1.0 and is {torch}",
         "1 cell again: the code has changed (",
         "2 cells again: the configuration, or what is known to fail, has changed",
         "1 cell again: what stands in its line is no row of this version",
+        f"1 cell again: its row is of schema version 2, and rows are of {SCHEMA_VERSION} now",
     )
     assert all(planned.out.count(reason) == 1 for reason in reasons), planned.out
 
@@ -171,7 +174,7 @@ def test_what_is_not_as_it_was_runs_again_and_is_told_once_for_each_reason(unbro
     assert measured(ended.rows) == measured(unbroken.rows)
     assert [item["cell"] for item in ended.rows] == [item["cell"] for item in unbroken.rows]
     old = (folder / "superseded.jsonl").read_bytes().splitlines(keepends=True)
-    assert sorted(old) == sorted(json.dumps(item).encode() + b"\n" for item in [*ran[:6], ran[7]])
+    assert sorted(old) == sorted(json.dumps(item).encode() + b"\n" for item in ran)
     described = json.loads((folder / "environment.json").read_text())
     assert described["torch"] == torch
     assert described["earlier"] == [{"torch": "1.0"}]

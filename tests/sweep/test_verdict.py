@@ -189,7 +189,7 @@ def test_the_details_have_each_control_at_its_place_and_every_rank() -> None:
     assert (seen["held"], seen["control_missed"], seen["worst"]) == (True, [], [])
     assert [set(rank) for rank in details["ranks"]] == [
         {"rank", "host", "local_rank", "losses", "resumed", "not_compiled", "graph_breaks", "interpreter"}
-        | {"not_applied", "left_behind", "late_files"}
+        | {"not_applied", "bounds", "left_behind", "late_files"}
     ] * 2
     assert [rank["rank"] for rank in details["ranks"]] == [0, 1]
     missed = at_both(lambda views: [view.control[OLD].update(w=False) for view in views])
@@ -214,6 +214,49 @@ def test_a_failure_outranks_a_missing_control() -> None:
     seen[1].checks["optim_equal"].control = seen[0].checks["optim_equal"].control = {}
     verdict = judge([seen], [2])
     assert (verdict.status, verdict.powered) == ("fail", False)
+
+
+def test_resume_and_training_are_two_verdicts() -> None:
+    """A comparison of training that fails says nothing against the resume, nor the other way."""
+    verdict = judge([reports()], [2])
+    assert (verdict.resume, verdict.training) == (True, True)
+    for check in ("gradient_close", "model_equal"):
+        seen = reports()
+        seen[1].checks[check].add([finding("w", "differs")])
+        verdict = judge([seen], [2])
+        of_training = check == "gradient_close"
+        assert (verdict.status, verdict.resume, verdict.training) == ("fail", of_training, not of_training)
+        why = f"{check}: rank 1: w: differs"
+        assert verdict.reason == (f"the resume is right; training: {why}" if of_training else why)
+
+
+def test_the_resume_is_called_right_only_where_that_was_shown() -> None:
+    seen = reports()
+    for report in seen:
+        report.checks["step_equal"].add([finding("w", "differs")])
+        report.checks["optim_equal"].control = {}
+    verdict = judge([seen], [2])
+    assert (verdict.resume, verdict.training) == (False, False)
+    assert verdict.reason == "training: step_equal: rank 0: w: differs"
+    alone = [RankReport(0, {"step_equal": seen_at("")})]
+    alone[0].checks["step_equal"].add([finding("w", "differs")])
+    verdict = judge([alone], [1])
+    assert (verdict.resume, verdict.training) == (None, False)
+    assert verdict.reason == "training: step_equal: rank 0: w: differs"
+    both = reports()
+    for check in ("step_equal", "optim_equal"):
+        both[0].checks[check].add([finding("w", "differs")])
+    assert judge([both], [2]).reason == (
+        "optim_equal: rank 0: w: differs; training: step_equal: rank 0: w: differs"
+    )
+
+
+def test_a_check_of_training_without_power_leaves_the_resume_as_it_is() -> None:
+    seen = reports()
+    for report in seen:
+        report.checks["gradient_close"].control = {}
+    verdict = judge([seen], [2])
+    assert (verdict.status, verdict.resume, verdict.training) == ("vacuous", True, False)
 
 
 def test_a_compiled_cell_that_ran_eagerly_is_vacuous() -> None:

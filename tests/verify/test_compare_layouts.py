@@ -10,7 +10,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcpbench.records.findings import Finding
+from dcpbench.records.findings import Finding, Problem
 from dcpbench.records.sentences import describe
 from dcpbench.verify import compare_layouts
 from dcpbench.verify.compare import Recall
@@ -217,3 +217,34 @@ def test_every_rank_gives_something() -> None:
         assert gathered("mine", dist.group.WORLD) == ["mine"] * 3
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("drifted", [None, 0, 1])
+def test_replicas_have_the_same_bits(threads: None, drifted: int | None) -> None:
+    """And what has none on the other rank is not among what is compared."""
+    cut = [Extent((4, 2), (2 * rank, 0), (2, 2), 0, 4) for rank in range(2)]
+    empty = Extent((4, 2), (4, 0), (0, 2), 0, 0)
+
+    def compared(rank: int) -> tuple[dict[str, bool], list[Finding]]:
+        tensor = torch.arange(8.0).view(4, 2)
+        other = tensor.clone()
+        other.view(torch.int32)[2, 1] ^= rank == drifted
+        leaves: Leaves = {
+            "w": TensorLeaf(other, whole(other), None, "param"),
+            "scalar": leaf(torch.tensor(2.0)),
+            "shard": TensorLeaf(cut[rank].take(tensor), cut[rank], None),
+            "on one rank": TensorLeaf(tensor, whole(tensor), None)
+            if rank
+            else TensorLeaf(tensor[4:], empty, None),
+        }
+        if rank:
+            leaves["alone"] = leaf(tensor)
+        return compare_layouts.compare_replicas(leaves, rank)  # type: ignore[arg-type]
+
+    with ThreadPoolExecutor(2) as pool:
+        results = [one.result(60) for one in [pool.submit(compared, rank) for rank in range(2)]]
+    for fired, found in results:
+        assert fired == {"w": True, "scalar": True}, "a bit that one rank has otherwise is reported"
+        assert [(one.name, one.problem) for one in found] == (
+            [] if drifted is None else [("w", Problem.replicas)]
+        )

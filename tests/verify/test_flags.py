@@ -135,6 +135,14 @@ def test_a_hook_is_told_by_its_kind_and_its_code() -> None:
     ]
 
 
+def test_lists_of_hooks_are_observed() -> None:
+    model, optimizer = tied()
+    model[1].text_hooks = [observe, (observe, "with its state, as DDP lists its own"), 3]
+    model[1].number_of_hooks = 3
+    line = observe.__code__.co_firstlineno
+    assert snapshot(model, optimizer)["hooks.model"] == f"1 text_hooks {__name__}.observe:{line}"
+
+
 def test_a_module_with_two_names_has_its_mode_under_both() -> None:
     shared = nn.Linear(2, 2)
     model = checkpoint_wrapper(nn.Sequential(shared, shared))

@@ -3,7 +3,6 @@ a tensor."""
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -27,46 +26,6 @@ from dcpbench.verify.known_defects import (
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.plain_read import StoredChunk
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf, digested
-
-
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
-def test_parts_are_assembled_wherever_they_lie(
-    monkeypatch: pytest.MonkeyPatch, order: tuple[int, ...]
-) -> None:
-    """Cut by TP in two and flat in another, one that a single rank has, and a scalar that all have."""
-    tensor, step = torch.arange(12.0).view(3, 4), torch.tensor(7.0)
-    alone = torch.arange(3).to(torch.uint16)
-    right = Extent((3, 4), (0, 2), (3, 2), 0, 6)
-    cuts = [Extent((3, 4), (0, 0), (3, 2), 0, 4), Extent((3, 4), (0, 0), (3, 2), 4, 2), right]
-    counted = TensorLeaf(step, whole(step), None)
-    ranks: list[Leaves] = [
-        {"w": TensorLeaf(cut.take(tensor), cut, None), "step": counted, "lr": 0.1} for cut in cuts
-    ]
-    ranks[1]["step"] = Idle(counted)
-    ranks[2]["alone"] = TensorLeaf(alone, whole(alone), None)
-    sent = known_defects._as_bytes(ranks[2]["alone"])
-    assert sent is not None
-    assert sent[2].dtype == torch.uint8, "torch pickles no storage of uint16, nor of float8"
-    named = [["w", "step"], ["w"], ["w", "step", "alone"]]
-    here = ranks[order[0]]
-    asked: list[object] = []
-
-    def gathered(mine: object, group: object) -> list[Any]:
-        asked.append(mine)
-        if len(asked) == 1:
-            return [named[number] for number in order]
-        leaves = [ranks[number].get(("w", "step", "alone")[len(asked) - 2]) for number in order]
-        return [known_defects._as_bytes(one) for one in leaves]
-
-    monkeypatch.setattr(known_defects, "gathered", gathered)
-    found = known_defects.assembled(here, None)
-    assert asked[0] == named[order[0]], "the names of the tensors of which it has a part"
-    assert [one is None for one in asked[1:]] == [name not in named[order[0]] for name in named[2]]
-    expected = {"w": tensor, "step": step, "alone": alone}
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        assert found[name].dtype == value.dtype
-        assert torch.equal(found[name], value)
 
 
 def by(marked: Iterable[Finding]) -> dict[str, str | None]:

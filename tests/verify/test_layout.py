@@ -125,6 +125,10 @@ def test_each_element_lies_where_its_extent_says(parallelism: str) -> None:
                 assert extent.shape == tensor.shape
                 assert extent.numel == part.numel()
                 assert torch.equal(extent.take(tensor), part)
+                built = torch.full_like(tensor, -1.0)
+                extent.put(built, part)
+                assert torch.equal(extent.take(built), part)
+                assert int((built >= 0).sum()) == extent.numel, "and nothing else is touched"
                 assert [
                     tensor[tuple(extent.global_index(n))].item() for n in range(len(part))
                 ] == part.tolist()
@@ -168,6 +172,21 @@ def test_flat_parameters_are_read_by_name() -> None:
 def test_a_tensor_without_dimensions_has_one_place() -> None:
     extent = extent_of(torch.tensor(3.0))
     assert (extent.global_index(0), extent.take(torch.tensor(7.0)).tolist()) == ([], [7.0])
+    one = torch.tensor(3.0)
+    extent.put(one, torch.tensor([7.0]))
+    assert one.item() == 7.0
+
+
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("numel", [0, 1, 4, 6])
+def test_a_part_is_put_where_it_lies_in_a_box(numel: int, strided: bool) -> None:
+    """A flat piece of two of the three columns, in a tensor that lies transposed or not."""
+    tensor = torch.zeros(3, 3).t() if strided else torch.zeros(3, 3)
+    extent = Extent((3, 3), (0, 1), (3, 2), min(1, 6 - numel), numel)
+    extent.put(tensor, torch.arange(1.0, numel + 1))
+    assert extent.take(tensor).tolist() == [*range(1, numel + 1)]
+    assert int((tensor != 0).sum()) == numel
+    assert tensor[:, 0].tolist() == [0.0] * 3
 
 
 @pytest.mark.parametrize("extent", [Extent((2, 3), (0,), (2, 3), 0, 6), Extent((2, 3), (0, 0), (2,), 0, 2)])

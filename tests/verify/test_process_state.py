@@ -3,14 +3,20 @@
 import gc
 import os
 import random
-from collections.abc import Callable
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+import psutil
 import pytest
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
+from conftest import wait_for
 from dcpbench.verify import process_state
 from dcpbench.verify.compare import compare
 from dcpbench.verify.process_state import left_open, snapshot_open, snapshot_process
@@ -50,6 +56,47 @@ def test_a_change_is_told_by_its_name(name: str) -> None:
         assert [finding.name for finding in compare(before, snapshot_process(CPU))] == [name]
     finally:
         undo()
+
+
+def test_precision_of_one_kind_is_told() -> None:
+    """Set as torch 2.9 and later recommend it, after which the earlier functions raise."""
+    before = snapshot_process(CPU)
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        with pytest.raises(RuntimeError, match="mix of the legacy and new APIs"):
+            torch.get_float32_matmul_precision()
+        (finding,) = compare(before, snapshot_process(CPU))
+        assert finding.name == "process.float32_precision"
+        assert "cuda.matmul tf32, " in finding.facts["restored"]
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = "none"
+    assert compare(before, snapshot_process(CPU)) == []
+
+
+def connected() -> Iterator[Any]:
+    """The TCP sockets of this process."""
+    yield from psutil.Process().net_connections("tcp")
+
+
+STRANGER = """
+import socket
+at = socket.create_connection(("127.0.0.1", int(input())))
+input()
+"""
+
+
+def test_connections_of_others_are_not_counted(tmp_path: Path, mesh: DeviceMesh) -> None:
+    """Another process of the host connects to the port at which gloo waits for peers, which accepts it."""
+    port = next(one.laddr.port for one in connected() if one.status == psutil.CONN_LISTEN)
+    with subprocess.Popen([sys.executable, "-c", STRANGER], stdin=subprocess.PIPE, text=True) as stranger:
+        assert stranger.stdin
+        before = snapshot_open(tmp_path, counts=True)
+        print(port, file=stranger.stdin, flush=True)
+        wait_for(lambda: any(one.laddr.port == port and one.raddr for one in connected()))
+        assert left_open(tmp_path, before) == before
+        with socket.create_server(("127.0.0.1", 0)):
+            assert left_open(tmp_path, before)["process.descriptors"] == before["process.descriptors"] + 1
+        stranger.communicate("\n")
 
 
 def test_a_device_has_a_generator_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

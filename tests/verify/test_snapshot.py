@@ -24,6 +24,7 @@ from dcpbench.verify.snapshot import (
     Leaves,
     TensorLeaf,
     kind_of,
+    named_parts,
     plain_fqn,
     retained,
     snapshot_model,
@@ -90,6 +91,9 @@ def test_of_an_optimizer_it_has_each_entry_by_the_first_name_of_its_parameter() 
     keys = {f"param_groups.0.{key}" for key in optimizer.param_groups[0]}
     assert leaves.keys() == entries | keys
     assert leaves["param_groups.0.params"] == names
+    assert not any(isinstance(leaf, Idle) for leaf in leaves.values()), "of a parameter without elements too"
+    elsewhere = ParameterPart(model.nothing, Extent((4,), (4,), (0,), 0, 0))
+    leaves = snapshot_optimizer(model, optimizer, named_parts(model) | {"nothing": elsewhere})
     idle = {name for name, leaf in leaves.items() if isinstance(leaf, Idle)}
     assert idle == {name for name in entries if name.startswith("state.nothing.")}
 

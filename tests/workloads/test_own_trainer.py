@@ -10,6 +10,7 @@ import torch
 from conftest import ONE_STEP, Finished, run
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import WorkloadConfig
+from dcpbench.scenarios import lockstep
 from dcpbench.sweep.run.verdict import Verdict
 from dcpbench.workloads import own_trainer
 from dcpbench.workloads.trainer_run import TrainerRun
@@ -20,8 +21,7 @@ NOT_MADE = {
     "checkpoint_whole": "only the trainer knows what its files hold",
     "files_equal": "only the trainer knows what its files hold",
     "contract_held": "only the trainer knows what its files hold",
-    "loss_twin_close": "the trainer draws its batches itself",
-    "state_twin_close": "the trainer draws its batches itself",
+    **dict.fromkeys(lockstep.CHECKS, "the trainer draws its batches itself"),
 }
 
 
@@ -181,4 +181,5 @@ def test_a_trainer_passes_on_ranks(sweep: Finished, parallel: str) -> None:
     assert row["status"] == "pass", row["reason"]
     assert row["checkpointer"] == "trainer"
     assert row["checkpoint_bytes"] > 0
-    assert row["loss_twin"] is None
+    assert (row["loss_twin"], row["training"], row["gradient_bound"]) == (None, None, None)
+    assert row["resume"] is True

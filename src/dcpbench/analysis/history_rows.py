@@ -19,8 +19,8 @@ import pandas as pd
 from dcpbench.analysis.cell_identity import identity_keys, override_values, with_cells
 from dcpbench.analysis.frame import frame_of, short_names, sweeps_in
 from dcpbench.records import files
-from dcpbench.records.row import AXES, SCHEMA_VERSION, ColumnType, Row, column_types
-from dcpbench.records.row_reader import upgraded
+from dcpbench.records.row import AXES, ColumnType, Row, column_types
+from dcpbench.records.row_reader import READABLE, upgraded
 from dcpbench.records.store import RESULTS_CSV, RESULTS_JSONL, ResultsError, read_rows, stored_rows
 
 _LAST = ("cell", "status", "started_at")
@@ -156,7 +156,7 @@ def _flat_rows(folder: Path, wanted: Collection[str]) -> list[dict[str, Any]]:
     if _last_row(folder / RESULTS_JSONL) != {name: last.get(name) for name in _LAST}:
         raise _NotFlatError(f"{RESULTS_CSV} does not end with the row that {RESULTS_JSONL} ends with")
     # Rows of schema version 1 are upgraded unless they were so when the file was written.
-    as_written = [row["schema_version"] == SCHEMA_VERSION or row.get("checkpointer") for row in rows]
+    as_written = [row["schema_version"] != 1 or row.get("checkpointer") for row in rows]
     return [row if known else upgraded(row) for row, known in zip(rows, as_written, strict=True)]
 
 
@@ -173,7 +173,7 @@ def _parsed(text: str, wanted: Collection[str]) -> list[dict[str, Any]]:
     columns = {name: _values(of_all, types[name]) for name, of_all in texts if name in wanted}
     if not all(columns["cell"] + columns["status"]):
         raise ValueError("a row without its name or status")
-    if not set(columns["schema_version"]).issubset(range(1, SCHEMA_VERSION + 1)):
+    if not set(columns["schema_version"]).issubset(READABLE):
         raise ValueError("a row of another schema")
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 

@@ -1,6 +1,5 @@
 """The contract of everything that writes and reads checkpoints."""
 
-import shutil
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -15,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from dcpbench.measure.raw_io import RawIO
+from dcpbench.records import files
 from dcpbench.verify.audit import Manifest
 from dcpbench.verify.files import FileDigests, digest_files
 from dcpbench.verify.plain_read import Stored
@@ -170,7 +170,7 @@ class Checkpointer(ABC):
 
     def remove(self, checkpoint_id: str) -> None:
         """Remove a checkpoint; one rank does."""
-        shutil.rmtree(checkpoint_id)
+        files.remove_tree(Path(checkpoint_id))
 
     def close(self) -> None:
         """Give back what is kept from one save to the next; nothing is asked of it any more."""
@@ -180,4 +180,4 @@ class Checkpointer(ABC):
 def file_lengths(checkpoint_id: str) -> dict[str, int]:
     """The bytes of each file below a folder by its relative path."""
     root = Path(checkpoint_id)
-    return {str(item.relative_to(root)): item.stat().st_size for item in root.rglob("*") if item.is_file()}
+    return {str(path.relative_to(root)): found.st_size for path, found in files.files_below(root).items()}

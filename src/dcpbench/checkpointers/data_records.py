@@ -66,10 +66,12 @@ def _damage(file: BinaryIO, span: Span, dtype: str | None, sizes: Shape) -> str 
             data = [one.file_size for one in archive.infolist() if "/data/" in one.filename]
     except _UNREADABLE as error:
         return str(error) or type(error).__name__
-    element = _ELEMENT_BYTES.get(str(dtype))
-    # A tensor of a class of its own may consist of several.
-    if element and len(data) == 1 and data[0] != math.prod(sizes) * element:
-        return f"{data[0]} bytes for {math.prod(sizes)} elements of {dtype}"
+    if dtype is None:
+        return None
+    elements, element = math.prod(sizes), _ELEMENT_BYTES.get(dtype)
+    # A tensor of a class of its own may consist of several records.
+    if (elements and not sum(data)) or (element and len(data) == 1 and data[0] != elements * element):
+        return f"{sum(data)} bytes for {elements} elements of {dtype}"
     return None
 
 

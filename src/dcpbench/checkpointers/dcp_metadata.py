@@ -6,6 +6,7 @@ else a pickle may name is refused.
 """
 
 import io
+import math
 import os
 import pickle
 import re
@@ -16,12 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from dcpbench.records import files
+from dcpbench.records.findings import Finding, Problem
 from dcpbench.verify.audit import Chunk, Entry, Manifest, Span
 
 METADATA, DATA_SUFFIX = ".metadata", ".distcp"
 """How DCP names its files: the one of metadata, and those of data at their end."""
 _OF_A_RANK = re.compile(r"__(\d+)\.metadata")
 """What each rank writes of its own where a save does without collectives, and its number."""
+_FROM_A_RANK = re.compile(r"__(\d+)(?:_\d+\.distcp|\.metadata(?:\.tmp)?)")
+"""Every file that such a save writes, and the number of the rank that wrote it."""
 _OF_A_THREAD = re.compile(r"__\d+_\d+\.distcp")
 MOST_BYTES = 2**30
 """Larger is no metadata: of a checkpoint of ten thousand ranks it is less."""
@@ -114,6 +118,23 @@ def metadata_in(files: Iterable[str]) -> dict[str, int | None]:
     return {name: rank for rank, name in of_ranks}
 
 
+def unfinished_rank(files: Iterable[str]) -> str | None:
+    """The reason why a save without collectives did not end on one of its ranks, or None.
+
+    Ranks are numbered from 0, and each writes its metadata last. Ranks above the highest number that any file
+    has cannot be missed.
+    """
+    files = {*files}
+    ranks = {int(match[1]) for match in map(_FROM_A_RANK.fullmatch, files) if match}
+    for rank in range(max(ranks, default=-1) + 1):
+        own = f"__{rank}{METADATA}"
+        if own not in files:
+            return f"no {own}, which rank {rank} writes last: its save did not end"
+        if f"{own}.tmp" in files:
+            return f"{own}.tmp was not renamed: the save of rank {rank} did not end"
+    return None
+
+
 class MetadataError(Exception):
     """A file of metadata is not what DCP writes: why, in one line."""
 
@@ -146,6 +167,7 @@ def manifest_of(metadata: Any, lengths: Mapping[str, int], own: str = METADATA) 
     path_of = {index: place.relative_path for index, place in stored.items()}
     entries: dict[str, Entry] = {}
     claimed: set[tuple[str, tuple[int, ...] | None]] = set()
+    empty: list[Finding] = []
     for key, entry in metadata.state_dict_metadata.items():
         if hasattr(entry, "chunks"):
             places = [(key, _shape(one.offsets)) for one in entry.chunks]
@@ -154,14 +176,19 @@ def manifest_of(metadata: Any, lengths: Mapping[str, int], own: str = METADATA) 
                 for one, place in zip(entry.chunks, places, strict=True)
             ]
             claimed.update(places)
-            entries[key] = Entry(tuple(entry.size), str(entry.properties.dtype), tuple(chunks))
+            dtype = str(entry.properties.dtype)
+            entries[key] = Entry(tuple(entry.size), dtype, tuple(chunks))
+            for chunk, place in zip(chunks, places, strict=True):
+                if place in stored and not stored[place].length and (elements := math.prod(chunk.sizes)):
+                    facts = {"bytes": 0, "file": chunk.file, "elements": elements, "dtype": dtype}
+                    empty.append(Finding(key, Problem.ranges, facts=facts))
         else:
             entries[key] = Entry(None, None, (Chunk((), (), path_of.get((key, None))),))
             claimed.add((key, None))
     unclaimed = tuple(place_name(*index) for index in stored if index not in claimed)
     # A thread of a writer that got nothing to write leaves an empty file.
     idle = [name for name, length in lengths.items() if not length and _OF_A_THREAD.fullmatch(name)]
-    return Manifest(entries, named, lengths, frozenset([own, *idle]), unclaimed, spans)
+    return Manifest(entries, named, lengths, frozenset([own, *idle]), unclaimed, spans, tuple(empty))
 
 
 def joined(manifests: Sequence[Manifest], lengths: Mapping[str, int]) -> Manifest:
@@ -174,7 +201,9 @@ def joined(manifests: Sequence[Manifest], lengths: Mapping[str, int]) -> Manifes
         for key, entry in manifest.entries.items():
             known = entries.setdefault(key, replace(entry, chunks=()))
             held = {(one.offsets, one.sizes) for one in known.chunks}
-            more = tuple(one for one in entry.chunks if (one.offsets, one.sizes) not in held)
+            more = tuple(
+                one for one in entry.chunks if (one.offsets, one.sizes) not in held or one.file is None
+            )
             entries[key] = replace(known, chunks=known.chunks + more)
     return Manifest(
         entries,
@@ -183,6 +212,7 @@ def joined(manifests: Sequence[Manifest], lengths: Mapping[str, int]) -> Manifes
         frozenset(name for one in manifests for name in one.own),
         tuple(name for one in manifests for name in one.unclaimed),
         {path: spans for one in manifests for path, spans in one.spans.items()},
+        tuple(found for one in manifests for found in one.found_wrong),
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from dcpbench.config.groups import StorageConfig
+from dcpbench.records.files import files_below
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,8 @@ class ObjectStore:
     def put_back(self, checkpoint_id: str, folder: Path) -> None:
         """Replace the objects of a checkpoint by the files in a folder."""
         self.remove(checkpoint_id)
-        for path in folder.rglob("*"):
-            if path.is_file():
-                self._client.put_file(str(path), f"{self.place(checkpoint_id)}/{path.relative_to(folder)}")
+        for path in files_below(folder):
+            self._client.put_file(str(path), f"{self.place(checkpoint_id)}/{path.relative_to(folder)}")
 
     def remove(self, checkpoint_id: str) -> None:
         """Remove every object of a checkpoint, or of all that lie below a path."""

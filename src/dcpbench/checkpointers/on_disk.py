@@ -15,8 +15,10 @@ from dcpbench.checkpointers.dcp_metadata import (
     foreign_manifest,
     joined,
     metadata_in,
+    unfinished_rank,
 )
 from dcpbench.checkpointers.safetensors_headers import SUFFIX, names_in, safetensors_manifest
+from dcpbench.records.files import files_below, walk
 from dcpbench.records.findings import Finding, Problem
 from dcpbench.records.sentences import finding_sentence
 from dcpbench.verify.audit import Entry, Manifest, audit
@@ -30,7 +32,7 @@ class FolderState(StrEnum):
 
     whole = "whole"
     damaged = "damaged"
-    torn = "torn"  # its save never ended
+    torn = "torn"  # its save did not end, on all ranks or on one
     none = "none"  # no checkpoint
 
 
@@ -71,6 +73,8 @@ def audited(folder: Path, data: bool = False, required: Sequence[str] = ()) -> A
     if not own and any(map(_UNFINISHED.fullmatch, files)):
         because = f"no {METADATA}, which is written last: its save did not end"
         return Audited(folder, FolderState.torn, because, files=files)
+    if own and METADATA not in own and (unfinished := unfinished_rank(files)):
+        return Audited(folder, FolderState.torn, unfinished, files=files)
     if not own and not names_in(files):
         because = f"holds no checkpoint of torch.distributed.checkpoint (no {METADATA}), nor safetensors"
         return Audited(folder, FolderState.none, because)
@@ -95,6 +99,8 @@ def audited(folder: Path, data: bool = False, required: Sequence[str] = ()) -> A
     if data and own:
         told += _damaged_data(folder, manifest)
     state = FolderState.damaged if told else FolderState.whole
+    if told and own and METADATA not in own and {one.problem for one in told} == {Problem.uncovered}:
+        state = FolderState.torn  # nothing is left of the ranks above those that are there
     named = {*own, *manifest.named, *manifest.own}
     beside = {path: size for path, size in files.items() if path not in named}
     return Audited(folder, state, "", {**manifest.entries}, told, files, beside)
@@ -119,13 +125,8 @@ def lengths(folder: Path) -> dict[str, int]:
     Raises:
         OSError: the folder is none, or cannot be looked into.
     """
-    found: dict[str, int] = {}
-    for item in sorted(folder.iterdir()):
-        if item.is_dir() and not item.is_symlink():
-            found |= {f"{item.name}/{name}": size for name, size in lengths(item).items()}
-        elif item.is_file():
-            found[item.name] = item.stat().st_size
-    return found
+    found = files_below(folder, strict=True)
+    return {str(path.relative_to(folder)): stat.st_size for path, stat in found.items()}
 
 
 def newest_first(folders: Iterable[Path], look: Callable[[Path], Audited] = audited) -> Iterator[Audited]:
@@ -145,9 +146,9 @@ def _numbers(place: Path) -> list[int]:
 def _checkpoints_below(folder: Path) -> Iterator[tuple[Path, float]]:
     """The folders below one that are checkpoints, or what a broken save leaves, and when they were written;
     what lies within a checkpoint is part of it."""
-    for place, below, names in os.walk(folder):
+    for place, below, names in walk(folder):
         written = [*metadata_in(names)]
         written = written or [name for name in names if _UNFINISHED.fullmatch(name) or name.endswith(SUFFIX)]
         if written:
             below.clear()
-            yield Path(place), max((Path(place) / name).lstat().st_mtime for name in written)
+            yield place, max((place / name).lstat().st_mtime for name in written)

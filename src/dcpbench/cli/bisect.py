@@ -6,7 +6,9 @@ cannot be tried is passed over, and told.
 """
 
 import datetime
+import os
 import re
+import shlex
 import statistics
 import subprocess
 import tempfile
@@ -19,18 +21,20 @@ from rich.console import Console
 from rich.table import Table
 
 from dcpbench.analysis.cell_identity import override_words
+from dcpbench.cli import described
 from dcpbench.cli.environments import CannotInstallError, installed, releases
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.text import did_you_mean
+from dcpbench.config.text import counted, did_you_mean
 from dcpbench.executors.interpreters import environment_of, versions_of
 from dcpbench.records.row import STATUSES, Row
 from dcpbench.records.sentences import short_reason
-from dcpbench.records.store import stored_rows
+from dcpbench.records.store import SWEEP_JSON, stored_rows
 from dcpbench.report.labels import quantity
 from dcpbench.report.styles import print_table, standard_output, style_of, text_of
-from dcpbench.sweep.folder.manifest import quoted
+from dcpbench.sweep.folder import manifest
 
 _LOG = "dcpbench.log"
+_TRUST = "trust=true"
 
 
 @dataclass(frozen=True)
@@ -95,12 +99,13 @@ class _Bisection:
         except CannotInstallError as error:
             return _Tried(version, "-", problem=f"no environment could be made: {error}")
         folder = self.folder / str(version)
-        words = [*self.asked.words, f"repeats={self.repeats}", f"hydra.sweep.dir={quoted(str(folder))}"]
+        place = manifest.quoted(str(folder))
+        words = [*self.asked.words, f"repeats={self.repeats}", f"hydra.sweep.dir={place}"]
         folder.mkdir(parents=True)
         log = self.folder / f"{version}-{_LOG}"
         with tempfile.TemporaryDirectory(prefix="dcpbench-") as own, log.open("wb") as written:
             status = subprocess.run(
-                [python, "-m", "dcpbench", "run", *words],
+                [_from_anywhere(python), "-m", "dcpbench", "run", *words],
                 stdout=written,
                 stderr=subprocess.STDOUT,
                 cwd=self.asked.cwd,
@@ -108,11 +113,13 @@ class _Bisection:
                 check=False,
             ).returncode
         rows = [*stored_rows(folder)] if (folder / "results.jsonl").exists() else []
-        if not rows:
-            *_, why = log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"]
-            return _Tried(version, python, problem=f"it ended with {status}: {why}")
         if len({row.config_digest for row in rows}) > 1:
             raise ConfigError(f"{' '.join(self.asked.words)}: is several cells; name one")
+        runs = manifest.read(folder, "").cells if rows else []
+        if not rows or {row.cell for row in rows} != {*runs}:
+            *_, why = log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"]
+            after = f" after {len(rows)} of {counted(len(runs), 'run')}" if rows else ""
+            return _Tried(version, python, problem=f"it ended with {status}{after}: {why}")
         return _Tried(version, python, rows)
 
     def why_bad(self, one: _Tried) -> str | None:
@@ -205,9 +212,11 @@ def _found(bisection: _Bisection, first: Version, last: Version, between: list[V
 
 
 def _asked(words: Sequence[str]) -> _Asked:
-    """The cell that these words name."""
+    """The cell that these words name. The signed record of a sweep says what runs: a row, which is unsigned,
+    can name something else only where `trust=true` is among the words."""
     if "=" in words[0]:
         return _Asked([*words], Path.cwd())
+    trusted, words = _TRUST in words, [word for word in words if word != _TRUST]
     folder = Path(words[0])
     rows = {row.cell: row for row in stored_rows(folder)} if (folder / "results.jsonl").exists() else {}
     if not rows:
@@ -218,9 +227,39 @@ def _asked(words: Sequence[str]) -> _Asked:
     if name not in rows:
         raise ConfigError(f"{folder}: has no cell {name}{did_you_mean(name, [*rows])}")
     row = rows[name]
-    own = [word for word in override_words(row.overrides) if not re.match(r"repeats?=", word)]
-    groups = ["--config-dir", row.config_dir] if row.config_dir else []
-    return _Asked([*groups, *own], Path(row.cwd) if row.cwd and Path(row.cwd).is_dir() else Path.cwd())
+    asked = _asked_in(row.cwd or ".", override_words(row.overrides), row.config_dir)
+    if not trusted and asked != _signed(folder, name):
+        raise ConfigError(
+            f"bisect {folder}: the row of {name} is not what this user's {SWEEP_JSON} says: it would run "
+            f"`{shlex.join(asked.words)}` in {asked.cwd}; if you want that, add {_TRUST}"
+        )
+    return asked if asked.cwd.is_dir() else _Asked(asked.words, Path.cwd())
+
+
+def _signed(folder: Path, name: str) -> _Asked | None:
+    """The cell of that name as a sweep's record has it; None if none of this user's has it.
+
+    Raises:
+        ConfigError: the record is not this user's.
+    """
+    if not (folder / SWEEP_JSON).exists():
+        return None
+    record = manifest.read(folder, "bisect ")
+    record.refuse_foreign(folder, "bisect ")
+    overrides = (record.overrides or {}).get(name)
+    groups = described.config_dir(record.arguments)
+    return None if overrides is None else _asked_in(record.cwd, overrides, groups)
+
+
+def _asked_in(cwd: str, overrides: Sequence[str], groups: str | Path | None) -> _Asked:
+    """A cell whose words were typed in a folder, with the user's own groups in another, if there are any."""
+    own = [word for word in overrides if not re.match(r"repeats?=", word)]
+    return _Asked([*(["--config-dir", str(Path(cwd, groups).resolve())] if groups else []), *own], Path(cwd))
+
+
+def _from_anywhere(python: str) -> str:
+    """An interpreter that may be named by a path relative to the current folder."""
+    return os.path.abspath(python) if os.sep in python else python  # noqa: PTH100 - a link to it is another
 
 
 def _environment(given: str) -> tuple[Version, str]:

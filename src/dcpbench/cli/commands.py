@@ -21,7 +21,6 @@ _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _AS_TYPED = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 _PATH = click.Path(path_type=Path)
 _SHARE = click.FloatRange(0, 1, max_open=True)
-_NUMBER = click.IntRange(0)
 
 
 def main(words: Sequence[str]) -> int:
@@ -248,7 +247,8 @@ _add(
     "bisect",
     "dcpbench.cli.bisect",
     """Find the first torch, from a good one to a bad one, in which a cell comes to another status, or is
-    slower. CELL is the overrides of one cell, or the folder of a sweep and the name of a cell in it.
+    slower. CELL is the overrides of one cell, or the folder of a sweep and the name of a cell in it; add
+    trust=true to run what another user's sweep names.
 
     Each version has an environment of its own: one that --python names, else one that is made. Ends with 0
     when the first bad one is found, with 1 when none is, with 2 when what was asked for is wrong.""",
@@ -314,32 +314,6 @@ _add(
         show_default=True,
         help="The project (wandb), experiment (mlflow) or folder (tensorboard) of the runs.",
     ),
-)
-_add(
-    "thin",
-    "dcpbench.sweep.folder.prune",
-    """Remove the cells' folders (logs, checkpoints) of old sweeps in FOLDER; rows and pages stay. The newest
-    sweep, and one that is running, always stay whole. Prints only, without --yes.""",
-    click.Argument(["folder"], type=_PATH),
-    click.Option(
-        ["--keep-days"],
-        type=_NUMBER,
-        default=30,
-        show_default=True,
-        metavar="D",
-        help="Every sweep of D days.",
-    ),
-    click.Option(
-        ["--keep-weekly"],
-        type=_NUMBER,
-        default=0,
-        show_default=True,
-        metavar="N",
-        help="Before that the newest of each of N weeks that have any.",
-    ),
-    _flag("--keep-failed", "Also those with a cell that did not come out as it should."),
-    _flag("--remove", "Remove the sweeps altogether, rows included."),
-    _flag("--yes", "Do it."),
 )
 _add(
     "audit",

@@ -24,7 +24,6 @@ COMMANDS: dict[str, str] = {
     "bisect": "the first torch, between two, in which a cell breaks or is slower",
     "history": "how each cell went over many sweeps",
     "log": "rows to TensorBoard, MLflow or W&B, offline",
-    "thin": "remove logs and checkpoints of old sweeps; rows and pages stay",
     "audit": "whether a checkpoint folder is whole, whoever wrote it",
     "doctor": "whether this machine can run it, and how to mend what it lacks",
 }

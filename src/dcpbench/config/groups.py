@@ -46,7 +46,7 @@ PlanAs = StrEnum("PlanAs", "auto blocks cells json")
 Isolation = StrEnum("Isolation", "warm fresh")
 """Whether ranks stay up from cell to cell; after anything but a pass they are replaced anyway."""
 
-Place = StrEnum("Place", "restored live staged written both")
+Place = StrEnum("Place", "restored live staged written both training")
 """Where a fault is planted."""
 
 Sharing = StrEnum("Sharing", "none disjoint correctness")
@@ -338,8 +338,9 @@ class FaultConfig:
     """A defect planted on purpose by `target`, null for none, and by what it has to be seen.
 
     `at` says where: after a load in what was `restored`, in the `live` state right after a save, in
-    what is `staged` to be saved, in the files that were `written`, or in `both` what is staged and what is
-    restored. On all ranks, or `on_one_rank`, which `rank_of` says. A cell has to write `saves` checkpoints,
+    what is `staged` to be saved, in the files that were `written`, in `both` what is staged and what is
+    restored, or in the `training` of every parallel run of the cell. On all ranks, or `on_one_rank`, which
+    `rank_of` says. A cell has to write `saves` checkpoints,
     where it is about an earlier one. `dcpbench.faults.registry` declares them.
     """
 

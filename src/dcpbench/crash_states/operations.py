@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from dcpbench.records.files import everything_below
+
 Tree = Mapping[str, bytes | None]
 """The bytes of each file by its path below a folder; None for a directory."""
 
@@ -111,5 +113,5 @@ def tree_of(folder: Path) -> dict[str, bytes | None]:
     """The files and directories below a folder."""
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
-        for path in sorted(folder.rglob("*"))
+        for path in everything_below(folder)
     }

@@ -39,7 +39,8 @@ class Outcome:
 
     `raised` is what each rank raised that raised by itself; `before` is what those that raised had reported
     until then; `details` is more for the row's details; `dropped` tells of messages that came meanwhile and
-    were not about the stage. Where no rank could be started, `status` is `error` and `problem` says why.
+    were not about the stage; `left` names shared memory that is perhaps the ranks' and was not removed. Where
+    no rank could be started, `status` is `error` and `problem` says why.
     """
 
     reports: list[RankReport]
@@ -50,6 +51,7 @@ class Outcome:
     before: list[RankReport] = field(default_factory=list)
     details: dict[str, Any] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
     hosts: tuple[HostUsed, ...] = ()
 
 

@@ -8,18 +8,36 @@ import ctypes
 import os
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 import psutil
 
-from dcpbench.worker.messages import OF_RANK
+from dcpbench.worker.messages import OF_RANK, segments_of, semaphores_of
 
 _ENDED_S = 4.0
 _ROUNDS = 5
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is what is looked after
-_OURS = ("torch_", "psm_", "nccl-", "sem.")
-"""How torch, Python and NCCL begin the names of what they leave in shared memory when they are killed."""
+_KINDS = ("torch_", "psm_", "nccl-", "sem.mp-")
+"""How torch, Python and NCCL begin the names of what they leave in shared memory when they are killed, in any
+program."""
+
+
+@dataclass(frozen=True)
+class SharedMemoryOf:
+    """Knows what some ranks have made: what they had open (`held`), and what has the id of one of their
+    processes or their `token` in its name."""
+
+    held: Collection[str]
+    processes: Collection[int | None]
+    token: str
+
+    def has(self, name: str) -> bool:
+        """Whether a segment is theirs."""
+        by_token = segments_of(self.token), f"sem.{semaphores_of(self.token)}-"
+        by_process = (f"torch_{pid}_" for pid in self.processes)
+        return name in self.held or name.startswith((*by_token, *by_process))
 
 
 def adopt_orphans() -> None:
@@ -62,25 +80,30 @@ def held_shared_memory(leaders: Collection[int | None]) -> set[str]:
     return _held(_families(leaders))
 
 
-def remove_shared_memory(suspects: set[str], held: set[str], since: float) -> None:
-    """Remove those of the segments that ranks left behind.
+def remove_shared_memory(suspects: set[str], own: SharedMemoryOf, since: float) -> list[str]:
+    """Remove those of the segments that are the ranks' `own`, are this user's, have changed after `since`
+    (seconds of the epoch), and that no process on this machine has open any more.
 
-    A segment is theirs if they were seen to have it open (`held`), or if it has a name of the kind
-    that they give; and if it is this user's, has changed after `since` (seconds of the epoch), and
-    nobody on this machine has it open any more.
+    Returns:
+        those that stay although they may be the ranks': nobody knows which program has made them.
     """
-    suspects = {name for name in suspects if name in held or name.startswith(_OURS)}
-    for name in suspects - _held(psutil.process_iter()) if suspects else ():
+    unclear = []
+    for name in sorted(suspects - _held(psutil.process_iter())) if suspects else ():
         path = _SHARED_MEMORY / name
         with suppress(OSError):
             seen = path.stat()
-            if seen.st_uid == os.getuid() and seen.st_ctime >= since:
-                path.unlink()
-                # Else Python complains of them at the end of the sweep.
-                if name.startswith("psm_"):
-                    resource_tracker.unregister(f"/{name}", "shared_memory")
-                elif name.startswith("sem.mp-"):
-                    resource_tracker.unregister(f"/{name.removeprefix('sem.')}", "semaphore")
+            if seen.st_uid != os.getuid() or seen.st_ctime < since:
+                continue
+            if not own.has(name):
+                unclear += [name] if name.startswith(_KINDS) else []
+                continue
+            path.unlink()
+            # Else Python complains of them at the end of the sweep.
+            if name.startswith(("psm_", segments_of(own.token))):
+                resource_tracker.unregister(f"/{name}", "shared_memory")
+            elif name.startswith("sem."):
+                resource_tracker.unregister(f"/{name.removeprefix('sem.')}", "semaphore")
+    return unclear
 
 
 def _held(processes: Iterable[psutil.Process]) -> set[str]:

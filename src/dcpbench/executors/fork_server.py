@@ -19,7 +19,6 @@ from typing import Any
 
 import dcpbench
 from dcpbench.config.errors import ConfigError
-from dcpbench.worker.messages import SAFE_PATH
 
 _PRELOADED = (
     "torch._dynamo",
@@ -82,6 +81,7 @@ def fork_server(imports: Sequence[str] = ()) -> ForkServerContext:
     # Asked whether there is a GPU, torch then asks the driver's library instead of starting CUDA,
     # after which the server could not be forked from.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    os.environ.setdefault(*dcpbench.SAFE_PATH)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS, where deterministic=true
     # The keys under which compiled graphs with a device mesh are kept hold Python hashes: with a random
     # hash seed no sweep finds what the one before it has compiled.
@@ -96,7 +96,7 @@ def fork_server(imports: Sequence[str] = ()) -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([_PROBE, *imports])
     # It imports while the driver composes the cells.
-    with _safe_path(), _fixed_addresses():
+    with _fixed_addresses():
         forkserver.ensure_running()
     return context
 
@@ -112,7 +112,7 @@ def start(process: ForkServerProcess) -> None:
     watchdog.daemon = True
     watchdog.start()
     try:
-        with _safe_path(), _fixed_addresses():  # of a server that is started here
+        with _fixed_addresses():  # of a server that is started here
             process.start()
     finally:
         watchdog.cancel()
@@ -125,18 +125,6 @@ def end_server() -> None:
     with suppress(ProcessLookupError, ChildProcessError):
         os.kill(server, signal.SIGKILL)
         os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
-
-
-@contextmanager
-def _safe_path() -> Iterator[None]:
-    """Have processes started here not look for modules in the folder that the driver is in."""
-    name, value = SAFE_PATH
-    ours = os.environ.setdefault(name, value) == value
-    try:
-        yield
-    finally:
-        if ours:
-            os.environ.pop(name, None)  # perhaps by another thread, which starts a process too
 
 
 @contextmanager

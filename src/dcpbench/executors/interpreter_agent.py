@@ -4,7 +4,6 @@ It ends when the driver does, however that ends, and its ranks with it.
 """
 
 import os
-import sys
 import threading
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
@@ -20,9 +19,7 @@ Request = tuple[str, tuple[Any, ...]]
 def main(descriptor: int) -> None:
     """Do what comes over a connection, until it says `end`."""
     connection = Connection(descriptor)
-    python, modules, gpus, folder = connection.recv()
-    if folder not in sys.path:
-        sys.path.append(folder)  # where the driver finds the user's modules
+    python, modules, gpus = connection.recv()
     engine = LocalEngine(ExecutorConfig())
     engine.begin(modules)
     executor = engine.executor(gpus)

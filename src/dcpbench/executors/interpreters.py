@@ -19,21 +19,25 @@ from typing import Any
 
 from packaging.version import Version
 
+from dcpbench import SAFE_PATH
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import TimeoutsConfig
 from dcpbench.executors import cleanup
 from dcpbench.executors.base import Executor, OnPhase, Outcome
-from dcpbench.worker.messages import SAFE_PATH, CellSpec, WorldKind
+from dcpbench.worker.messages import CellSpec, WorldKind
 
 _LEAST_PYTHON, _LEAST_TORCH = "3.11", "2.11"
 _ASK = """
+import sys
+sys.path[:] = filter(None, sys.path)
 import json, platform
 print(json.dumps(platform.python_version()), flush=True)
 import torch
 import hydra, omegaconf, packaging, psutil
 print(json.dumps(str(torch.__version__)))
 """
-"""Told by an interpreter: its version; and that of its torch, once it has imported what ranks need."""
+"""Told by an interpreter: its version; and that of its torch, once it has imported what ranks need. Before
+Python 3.11 the current folder is first on its path."""
 _NEEDS = f"needs Python >= {_LEAST_PYTHON} with torch >= {_LEAST_TORCH}, hydra-core, packaging and psutil"
 _ANSWER_LIMIT_S = 120.0
 _END_S = 30.0
@@ -67,7 +71,7 @@ def versions_of(python: str, key: str = "load_python") -> Versions:
             text=True,
             errors="replace",
             timeout=_ANSWER_LIMIT_S,
-            env=_environment() | dict([SAFE_PATH]),
+            env=_environment(),
             check=False,
         )
     except OSError as error:
@@ -92,7 +96,7 @@ class OtherInterpreter(Executor):
     """The ranks of an executor that run under another interpreter; its process is started with the first."""
 
     def __init__(self, python: str, modules: Sequence[str], gpus: tuple[int, ...]) -> None:
-        self._begin = python, modules, gpus, str(Path.cwd())
+        self._begin = python, modules, gpus
         self._python = python
         self._process: subprocess.Popen[bytes] | None = None
         self.interrupted = False
@@ -144,7 +148,7 @@ class OtherInterpreter(Executor):
                 [self._python, "-c", _AGENT, str(there.fileno())],
                 pass_fds=[there.fileno()],
                 stdin=subprocess.DEVNULL,
-                env=environment_of(Path(self._folder.name)) | dict([SAFE_PATH]),
+                env=environment_of(Path(self._folder.name)),
                 start_new_session=True,  # Ctrl-C is the driver's to pass on
             )
         self._connection.send(self._begin)
@@ -175,4 +179,5 @@ def _environment(*first: str) -> dict[str, str]:
     """The environment of another interpreter, which finds its modules in these folders first."""
     path = [*first, *filter(None, [os.environ.get("PYTHONPATH")])]
     own = {"PYTHONPATH": os.pathsep.join(path)}
-    return {name: value for name, value in os.environ.items() if name != "PYTHONHOME"} | own
+    passed = {name: value for name, value in os.environ.items() if name != "PYTHONHOME"}
+    return dict([SAFE_PATH]) | passed | own

@@ -92,7 +92,7 @@ class LocalExecutor(Executor):
             return Outcome([], "error", problem="interrupted")
         outcome = outcome_of(self._groups[kind].run(spec, timeouts, on_phase))
         if outcome.status or any(report.left_behind for report in outcome.reports):
-            self._kill(kind)
+            outcome = replace(outcome, left=tuple(self._kill(kind)))
         return outcome
 
     def _started(self, kind: WorldKind) -> RankGroup:
@@ -127,6 +127,7 @@ class LocalExecutor(Executor):
         for other in self._others.values():
             other.end()
 
-    def _kill(self, kind: WorldKind) -> None:
-        self._groups[kind].kill()
+    def _kill(self, kind: WorldKind) -> list[str]:
+        left = self._groups[kind].kill()
         del self._groups[kind]
+        return left

@@ -1,6 +1,7 @@
 """Ranks of one kind that live on this host: started, sent a stage, listened to, ended."""
 
 import os
+import secrets
 import socket
 import struct
 import time
@@ -99,11 +100,12 @@ class RankGroup:
         self._ranks: list[Rank] = []
         self._started = time.time()
         self._shared_before = cleanup.shared_memory()
+        self._token = secrets.token_hex(3)
         try:
             for local_rank, (number, device) in enumerate(part.devices.items(), part.local_rank):
                 if number and isinstance(store, StoreAddress):
                     store = replace(store, listener=None)  # one process listens
-                spec = RankSpec(kind, number, device, store, part.host, local_rank)
+                spec = RankSpec(kind, number, device, store, part.host, local_rank, self._token)
                 self._ranks.append(_fork(context, spec))
         except BaseException:
             self.kill()
@@ -159,16 +161,23 @@ class RankGroup:
         """End the ranks and whatever they started, at once; `kill` is still to be called."""
         cleanup.end_families({rank.process.pid for rank in self._ranks})
 
-    def kill(self) -> None:
-        """`end` the ranks, wait until they are gone, and remove the shared memory that they leave."""
-        held = cleanup.held_shared_memory({rank.process.pid for rank in self._ranks})
+    def kill(self) -> list[str]:
+        """`end` the ranks, wait until they are gone, and remove the shared memory that they leave.
+
+        Returns:
+            the names of what stays there because it may be another program's.
+        """
+        pids = {rank.process.pid for rank in self._ranks}
+        held = cleanup.held_shared_memory(pids)
         self.end()
         for rank in self._ranks:
             rank.process.join(1.0)
             rank.connection.close()
         if any(rank.unreported() for rank in self._ranks):  # at exit they would be waited for, for ever
             fork_server.end_server()
-        cleanup.remove_shared_memory(cleanup.shared_memory() - self._shared_before, held, self._started)
+        own = cleanup.SharedMemoryOf(held, pids, self._token)
+        new = cleanup.shared_memory() - self._shared_before
+        return cleanup.remove_shared_memory(new, own, self._started)
 
     def _grace_s(self) -> float | None:
         """How long to listen on after what has gone wrong; None if nothing has."""

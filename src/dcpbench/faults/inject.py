@@ -1,4 +1,4 @@
-"""Has a checkpointer plant a fault on the way."""
+"""Inject the fault of a cell: in the saves and loads of its checkpointer, or in the training of its runs."""
 
 import copy
 import pkgutil
@@ -14,6 +14,8 @@ from torch.distributed.checkpoint.stateful import Stateful
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks
 from dcpbench.config.groups import FaultConfig, Place, rank_of
 from dcpbench.faults.targets import NothingToPlantError, Target
+from dcpbench.faults.wrong_training import WrongTraining
+from dcpbench.workloads.training_run import TrainingRun
 
 
 class FaultInjector:
@@ -74,7 +76,15 @@ class FaultInjector:
 
     def _plant(self, state: dict[str, Any], folder: Path, first: Path | None = None) -> None:
         first = first or self._first or min(folder.parent.iterdir(), key=lambda path: path.stat().st_mtime)
-        target = Target(state, self._ranks, folder, first, self._checkpointer, self._kept)
-        victim = rank_of(self._fault.rank, self._ranks.size)
-        if self._ranks.rank == victim or not self._fault.on_one_rank:
-            self._damage(target)
+        if _is_here(self._fault, self._ranks):
+            self._damage(Target(state, self._ranks, folder, first, self._checkpointer, self._kept))
+
+
+def inject_in_training(run: TrainingRun, fault: FaultConfig) -> None:
+    """Make the training of a run wrong, if the fault is one of training and on this rank."""
+    if fault.at is Place.training and _is_here(fault, run.world):
+        pkgutil.resolve_name(str(fault.target))(WrongTraining(run), **fault.options)
+
+
+def _is_here(fault: FaultConfig, ranks: Ranks) -> bool:
+    return not fault.on_one_rank or ranks.rank == rank_of(fault.rank, ranks.size)

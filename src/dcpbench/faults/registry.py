@@ -26,7 +26,8 @@ def fault(
     saves: int = 1,
     **options: Any,
 ) -> Callable[[Plant], Plant]:
-    """Declare a function that plants a defect in a `Target`, as a value of Hydra's group `fault`.
+    """Declare a function that plants a defect in a `Target`, or in a `WrongTraining`, as a value of Hydra's
+    group `fault`.
 
     Args:
         expects: by what it has to be seen; any one of them is enough.
@@ -62,7 +63,7 @@ written = partial(fault, at=Place.written)
 
 def load_faults() -> dict[str, FaultConfig]:
     """dcpbench's own faults, and those of plug-ins that have been loaded, by name in alphabetical order."""
-    for module in ("conduct", "saves", "tensors", "values"):
+    for module in ("conduct", "saves", "tensors", "training", "values"):
         importlib.import_module(f"dcpbench.faults.{module}")
     return dict(sorted(FAULTS.items()))
 
@@ -70,11 +71,13 @@ def load_faults() -> dict[str, FaultConfig]:
 def listed(at: str | None = None) -> str:
     """The names of the faults that any scenario, storage, component and `load_into` can have with
     `verify=standard`, or of those of them that are planted at one place: a list for a sweep, which an
-    experiment writes as `${faults:}` or `${faults:restored}`."""
+    experiment writes as `${faults:}` or `${faults:restored}`. Those of training are listed by their place
+    alone."""
     return ",".join(
         name
         for name, spec in load_faults().items()
-        if spec.target and not _is_special(spec) and at in (None, spec.at.value)
+        if spec.target and not _is_special(spec)
+        if (spec.at.value == at if at else spec.at is not Place.training)
     )
 
 

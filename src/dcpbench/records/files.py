@@ -1,7 +1,9 @@
-"""Every file of a sweep's folder is opened here: the folder may come from somebody else.
+"""Every file of a sweep's folder is opened here, and every folder walked through and removed: the folder may
+come from somebody else.
 
 No link is followed, only regular files are opened, and none that is larger than what a sweep writes. What is
 written whole first has a name beside it that cannot be guessed, so that nobody can have put a link there.
+Folders may be nested deeper than Python calls functions, and than a path is long.
 """
 
 import errno
@@ -138,6 +140,132 @@ def remove_temporary(folder: Path) -> None:
     for item in folder.iterdir():
         if is_temporary(item.name) and (item.is_symlink() or item.is_file()):
             item.unlink()
+
+
+def walk(folder: Path, strict: bool = False) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Each folder from this one down, with the names of its subfolders and of all else in it, links among
+    those; a caller may take subfolders out of the list.
+
+    Args:
+        strict: raise where a folder is missing or may not be read, which is passed over otherwise.
+
+    Raises:
+        OSError: a folder cannot be looked into.
+    """
+    inside = [folder]
+    while inside:
+        place = inside.pop()
+        try:
+            with os.scandir(place) as items:
+                found = [(item.name, item.is_dir(follow_symlinks=False)) for item in items]
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            if strict:
+                raise
+            continue
+        folders = [name for name, is_folder in found if is_folder]
+        yield place, folders, [name for name, is_folder in found if not is_folder]
+        inside += [place / name for name in folders]
+
+
+def everything_below(folder: Path, strict: bool = False) -> list[Path]:
+    """All files, links and folders below a folder, in order; raises what `walk` does."""
+    found = walk(folder, strict)
+    return sorted(place / name for place, folders, names in found for name in (*folders, *names))
+
+
+def files_below(folder: Path, strict: bool = False) -> dict[Path, os.stat_result]:
+    """The state of each file below a folder by its path, in order; links to files are followed, those to
+    folders are not. Raises what `walk` does."""
+    paths = (place / name for place, _, names in walk(folder, strict) for name in names)
+    return {path: path.stat() for path in sorted(filter(Path.is_file, paths))}
+
+
+def remove(folder: Path, within: Path) -> str | None:
+    """Remove a folder that is in another one, also where parts of it are read-only; a sentence if not.
+
+    No link is followed: one in place of the folder is removed, and the folder that it points to stays.
+    """
+    around = folder.parent.resolve()
+    if folder.name in ("", "..") or not around.is_relative_to(within.resolve()):
+        return f"{folder} was not removed: it is not in {within}"
+    try:
+        if folder.is_symlink():
+            folder.unlink()
+            return None
+        remove_tree(folder)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        return f"{folder} could not be removed: {error}"
+    return None
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder with all that is in it, also in parts that are read-only; no link is followed. All that
+    can be removed is.
+
+    Raises:
+        OSError: something cannot be removed: the first that could not.
+    """
+    at = os.open(folder.parent, os.O_PATH | os.O_DIRECTORY)
+    left = [folder.name]
+    outside: list[tuple[str, tuple[int, int], list[str]]] = []
+    failed: list[OSError] = []
+    try:
+        while left or outside:
+            try:
+                if left:
+                    name = left.pop()
+                    inner = _unlocked(name, at)
+                    outside.append((name, _identity(at), left))
+                    os.close(at)
+                    at, left = inner, _emptied(inner, failed)
+                else:
+                    name, identity, left = outside.pop()
+                    outer = os.open("..", os.O_PATH | os.O_DIRECTORY, dir_fd=at)
+                    os.close(at)
+                    at = outer
+                    if _identity(at) != identity:
+                        raise OSError(errno.ESTALE, "moved while it was removed", str(folder))
+                    os.rmdir(name, dir_fd=at)
+            except OSError as error:
+                failed.append(error)
+                if error.errno == errno.ESTALE:
+                    break
+    finally:
+        os.close(at)
+    if failed:
+        raise failed[0]
+
+
+def _unlocked(name: str, within: int) -> int:
+    """The descriptor of a folder, made one that can be emptied."""
+    folder = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=within)
+    itself = f"/proc/self/fd/{folder}"  # whatever has its name meanwhile
+    try:
+        with suppress(OSError):
+            Path(itself).chmod(0o700)
+        return os.open(itself, os.O_RDONLY | os.O_DIRECTORY)
+    finally:
+        os.close(folder)
+
+
+def _emptied(folder: int, failed: list[OSError]) -> list[str]:
+    """The names of a folder's subfolders, all else removed."""
+    with os.scandir(folder) as items:
+        found = [(item.name, item.is_dir(follow_symlinks=False)) for item in items]
+    for name, is_folder in found:
+        if not is_folder:
+            try:
+                os.unlink(name, dir_fd=folder)
+            except OSError as error:
+                failed.append(error)
+    return [name for name, is_folder in found if is_folder]
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
 
 
 def _regular(path: Path, flags: int) -> int:

@@ -3,12 +3,13 @@
 import hashlib
 from contextlib import suppress
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 from dcpbench.config.cell_key import digest_of
 from dcpbench.config.schema import conf_folder
+from dcpbench.records.files import files_below
 from dcpbench.records.plugins import plugin_names
+from dcpbench.records.user_code import find_package
 
 OURS = ("dcpbench", "hydra_plugins.dcpbench_launcher")
 """The packages of dcpbench."""
@@ -34,7 +35,7 @@ def package_digest(name: str) -> str:
     """
     found = None
     with suppress(ModuleNotFoundError):  # the package that it would be in
-        found = find_spec(name)
+        found = find_package(name)
     roots = [Path(place) for place in found.submodule_search_locations or []] if found else []
     if found and not roots and found.origin and found.has_location:
         roots = [Path(found.origin)]
@@ -45,7 +46,8 @@ def _files_digest(*roots: Path, pattern: str = "*.py") -> str:
     """Return a digest of the files below these folders whose names match, and of their names."""
     sources = hashlib.sha256()
     for root in roots:
-        for path in sorted(root.rglob(pattern) if root.is_dir() else [root]):
+        inside = files_below(root) if root.is_dir() else [root]
+        for path in (path for path in inside if path == root or path.match(pattern)):
             sources.update(f"{path.relative_to(root)}\0".encode())
             sources.update(hashlib.sha256(path.read_bytes()).digest())
     return sources.hexdigest()

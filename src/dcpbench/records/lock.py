@@ -1,4 +1,4 @@
-"""Who is at work in a sweep's folder: the driver, or whoever takes something out of it, one at a time."""
+"""The lock of a sweep's folder: one driver works in it at a time."""
 
 import fcntl
 import os

@@ -56,6 +56,10 @@ def badness(finding: Finding) -> float:
     return math.inf if distance is None or math.isnan(distance) else distance
 
 
+class Skip(Exception):  # noqa: N818 - it is no error
+    """This torch or this machine cannot do what the cell is about, which only a rank can find out."""
+
+
 @dataclass
 class RankReport:
     """What one rank saw and measured in one stage of a cell; `local_rank` is its number on its `host`.
@@ -66,7 +70,8 @@ class RankReport:
     compared with the twin's. Where a cell compiles, `not_compiled` says why some of it ran as eager code, or
     all, and `graph_breaks` where Dynamo broke a graph, and why. `left_behind` says what is different in its
     process than before the cell. `late_files` says which files its host saw later than another one did.
-    `interpreter` is what it ran under, if that is not the driver's.
+    `interpreter` is what it ran under, if that is not the driver's. `replaced` names what JSON cannot hold
+    and was replaced by text or null.
     """
 
     rank: int
@@ -84,8 +89,9 @@ class RankReport:
     host: str | None = None
     local_rank: int | None = None
     interpreter: str | None = None
+    replaced: list[str] = field(default_factory=list)
 
     def plain(self) -> dict[str, Any]:
         """What of it stands in a row's details; checks and measurements have their own places."""
-        elsewhere = ("checks", "measurements", "skip")
+        elsewhere = ("checks", "measurements", "skip", "replaced")
         return {name: value for name, value in vars(self).items() if name not in elsewhere}

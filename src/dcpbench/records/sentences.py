@@ -120,13 +120,17 @@ _TEMPLATES: dict[Problem, tuple[str, ...]] = {
 def describe(finding: Finding) -> str:
     """What is wrong with one piece of state, without its name."""
     known = {**finding.facts, "max_abs_diff": finding.max_abs_diff}
-    template = next(
+    fitting = (
         one
         for one in _TEMPLATES[finding.problem]
         if all(name in known for _, name, _, _ in Formatter().parse(one) if name)
     )
+    try:
+        text = next(fitting).format(**known)
+    except (StopIteration, TypeError, ValueError):  # a check of a plug-in may give any facts
+        text = ", ".join([finding.problem.value, *(f"{name}: {one}" for name, one in finding.facts.items())])
     corrupt = "; what the checkpoint holds is not what was saved" if known.get("checkpoint_differs") else ""
-    return f"{template.format(**known)}{corrupt}"
+    return f"{text}{corrupt}"
 
 
 def finding_sentence(finding: Finding) -> str:
@@ -142,18 +146,26 @@ def check_sentence(check: str, rank: str, first: Finding, names: Sequence[str]) 
     return f"{check}: {rank}: {finding_sentence(first)}{others}"
 
 
-def failed_sentence(resume: Sequence[str], training: Sequence[str]) -> str:
-    """Why checks did not hold; those of training apart, which say nothing against the resume."""
-    if not training:
-        return "; ".join(resume)
-    return f"{'; '.join(resume) or 'the resume is right'}; training: {'; '.join(training)}"
+def failed_sentence(resume: Sequence[str], training: Sequence[str], resumes: bool | None) -> str:
+    """Return why checks did not hold, those of training apart: they say nothing against the resume.
+
+    Args:
+        resumes: whether all checks of saving and resuming held and were able to fail.
+    """
+    of_resume = ["the resume is right"] if training and resumes else resume
+    of_training = [f"training: {'; '.join(training)}"] if training else []
+    return "; ".join([*of_resume, *of_training])
 
 
 def short_reason(row: Mapping[str, Any]) -> str:
-    """One line of a flat row's reason: the first check that did not hold, what differs most, one number and a
-    rank; of a known failure its id; else what the reason begins with."""
+    """Return one line of a flat row's reason: the first check that did not hold, what differs most, one
+    number and a rank; of a known failure its id; else what the reason begins with. It begins with
+    `training: ` where no check of the resume failed."""
     reason = str(row.get("reason") or "")
-    failed = [check for check in CHECKS if row.get(check) is False]
+    failed = [check for check in CHECKS if row.get(check) is False and not CHECKS[check].training]
+    training = [check for check in CHECKS if row.get(check) is False and CHECKS[check].training]
+    if not failed:
+        failed, training = training, []
     if row.get("status") == "xfail":
         return reason.partition(":")[0]
     if reason.startswith(_BESIDE):
@@ -174,7 +186,9 @@ def short_reason(row: Mapping[str, Any]) -> str:
     text += f", rank {worst['rank']}" if "rank" in worst else ""
     more = seen.get("mismatch_count")
     text += f" (+{more - 1} more)" if isinstance(more, int) and more > 1 else ""
-    return text + (f", also {', '.join(failed[1:])}" if failed[1:] else "")
+    text += f", also {', '.join(failed[1:])}" if failed[1:] else ""
+    text += f"; training: {', '.join(training)}" if training else ""
+    return f"training: {text}" if CHECKS[failed[0]].training else text
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
@@ -221,6 +235,12 @@ def cause_sentence(cause: Cause, before: Iterable[str] = ()) -> str:
         at = f" at {cause.frame}" if cause.frame else ""
         return f"{rank_sentence(cause.rank, cause.place)} {cause.ending} in {cause.phase}{upload}{at}"
     return _late(cause)
+
+
+def replaced_sentence(replaced: Sequence[str]) -> str:
+    """Which reported values a row cannot hold."""
+    more = f", and {len(replaced) - _LISTED} more" if len(replaced) > _LISTED else ""
+    return f"replaced by text or null, since JSON cannot hold it: {', '.join(replaced[:_LISTED])}{more}"
 
 
 def rank_sentence(rank: int, place: str | None) -> str:

@@ -217,9 +217,10 @@ def measured_in(folder: Path, cells: Collection[str]) -> Iterator[bytes]:
         yield from (line for line in files.lines(path) if _cell_of(line) in cells)
 
 
-def _cell_of(line: bytes) -> Any:
-    with suppress(ValueError, TypeError, KeyError):
-        return json.loads(line)["cell"]
+def _cell_of(line: bytes) -> str | None:
+    with suppress(ValueError, TypeError, KeyError, RecursionError):
+        return cell if isinstance(cell := json.loads(line)["cell"], str) else None
+    return None
 
 
 def write_whole(path: Path, parts: Iterable[bytes]) -> None:

@@ -5,15 +5,14 @@ from dcpbench.report import read_sweeps
 frame = read_sweeps(["outputs/nightly"]).frame
 """
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # that of `typing`, which `python -m` would import from the current folder
 if TYPE_CHECKING:
     from dcpbench.analysis.frame import Sweeps, read_sweeps
 
 __all__ = ["Sweeps", "read_sweeps"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     # The driver takes its colours from here and must not wait for pandas.
     if name in __all__:
         from dcpbench.analysis import frame

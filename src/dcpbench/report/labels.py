@@ -1,6 +1,7 @@
 """How values and columns are written in a table: short, and never longer than a line can be."""
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from dcpbench.records.metrics import METRICS
 
 BYTES = (("B", 1), ("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30), ("TiB", 2**40))
 _LONG_NAME = 10
-_NOT = "not "
+_NOT, _TRAINING = "not ", "training: "
 
 
 def plain(value: object) -> str:
@@ -21,15 +22,21 @@ def plain(value: object) -> str:
 
 
 def checks_text(checks: Mapping[str, bool | None]) -> str:
-    """The checks of a cell: those that did not hold, else how many held; `-` where none was made."""
+    """The checks of a cell: those that did not hold, those of training apart, else how many held; `-` where
+    none was made."""
     broken = [check for check, held in checks.items() if held is False]
     held = sum(value is True for value in checks.values())
-    return f"{_NOT}{', '.join(broken)}" if broken else f"{held} held" if held else "-"
+    if not broken:
+        return f"{held} held" if held else "-"
+    training = [check for check in broken if CHECKS[check].training]
+    resume = [check for check in broken if check not in training]
+    parts = [f"{_NOT}{', '.join(resume)}"] if resume else []
+    return "; ".join([*parts, *([f"{_TRAINING}{_NOT}{', '.join(training)}"] if training else [])])
 
 
 def not_held(text: str) -> bool:
     """Whether this is the `checks_text` of a cell in which one did not hold."""
-    return text.startswith(_NOT)
+    return text.startswith((_NOT, _TRAINING))
 
 
 def byte_unit(value: float) -> tuple[str, int]:
@@ -81,10 +88,7 @@ def narrowed(table: pd.DataFrame) -> pd.DataFrame:
     if "checks" in narrow:
         short = {check: spec.label for check, spec in CHECKS.items()}
         narrow["checks"] = [
-            _NOT + ", ".join(short[check] for check in text.removeprefix(_NOT).split(", "))
-            if not_held(text)
-            else text
-            for text in narrow["checks"]
+            re.sub(r"\w+", lambda word: short.get(word[0], word[0]), text) for text in narrow["checks"]
         ]
     if "runs" in narrow:
         narrow["runs"] = narrow["runs"].str.removesuffix(" runs").str.replace(" of ", "/")

@@ -23,10 +23,6 @@ Compared = Iterable[str] | Mapping[str, bool]
 """The names that were compared; of those that lie on other ranks only, False."""
 
 
-class Skip(Exception):  # noqa: N818 - it is no error
-    """This torch or this machine cannot do what the cell is about, which only a rank can find out."""
-
-
 class Uploads:
     """The saves that go on beside training; `tell` has the start of each (`time.monotonic`) whenever one
     begins or ends, so that a death or a hang in the background is reported as such."""

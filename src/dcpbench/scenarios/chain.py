@@ -3,8 +3,9 @@ saves is as good as what it was resumed from."""
 
 from dataclasses import replace
 
+from dcpbench.records.rank_report import Skip
 from dcpbench.scenarios import checks, fresh_process, steps
-from dcpbench.scenarios.cell import Cell, Skip
+from dcpbench.scenarios.cell import Cell
 
 
 def chain(cell: Cell) -> None:

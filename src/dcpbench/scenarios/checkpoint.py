@@ -47,8 +47,11 @@ def key_of(check: str, name: str, numbers: Mapping[str, str]) -> str:
     """The flattened key under which a checkpoint holds what a check looks at by this name; `numbers` are
     those of parameters by FQN, where an optimizer's state lies under these."""
     if numbers and check == "optim_equal" and name.startswith("state."):
-        fqn, _, entry = name.removeprefix("state.").rpartition(".")
-        name = f"state.{numbers[fqn]}.{entry}"
+        fqn, entry = name.removeprefix("state."), ""
+        while fqn and fqn not in numbers:
+            fqn, _, last = fqn.rpartition(".")
+            entry = f".{last}{entry}"
+        name = f"state.{numbers[fqn]}{entry}" if fqn else name
     return f"{_PREFIXES.get(check, '')}{name}"
 
 

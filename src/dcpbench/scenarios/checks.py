@@ -69,7 +69,7 @@ def verify_training(cell: Cell, oracle: Oracle, prepare: Callable[[TrainingRun],
     """
     trained = oracle.trained
     with cell.phase("build"):
-        unsaved = build_run.build(cell.config, cell.world, cell.config.seed)
+        unsaved = steps.parallel_run(cell, cell.config.seed)
         unsaved.keeps_random = trained.keeps_random
         if prepare:
             prepare(unsaved)
@@ -114,7 +114,7 @@ def make_different(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, numb
     with cell.phase("build"):
         seed = other_seed(cell, number)
         target.forget(seed)
-        perturb_model(target.model, seed)
+        perturb_model(target.model, seed, target.is_left_out)
         perturb_optimizer(target.optimizer, seed, checkpoint.state.get("optim_equal"))
         known_defects.before_load(cell, target, checkpoint)
         if cell.config.load_into.gradients:
@@ -159,7 +159,8 @@ def prove_power(
                 constants = filter(target.may_be_constant, unrestored[check])
                 other = with_changed_constants(leaves, unrestored[check], constants)
             else:
-                other = with_other_names(unrestored[check])
+                left_out = filter(target.is_left_out, unrestored[check]) if check == "model_equal" else ()
+                other = with_changed_constants(leaves, with_other_names(unrestored[check]), left_out)
             found = checkpoint.compare(check, other, cell.world.group, closely=False)
             cell.controlled(check, controllable(leaves), found, where or str(checkpoint))
 

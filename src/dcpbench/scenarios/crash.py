@@ -25,7 +25,6 @@ from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, live_state, retained_state
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.files import FileDigests, digest_files
-from dcpbench.workloads import build_run
 from dcpbench.workloads.training_run import TrainingRun
 
 Kill = str | list[int]
@@ -54,7 +53,7 @@ def save_and_die(cell: Cell, kill: Kill, at: str, folder: str) -> None:
                     pending.wait()
             except (Exception, CheckpointException) as error:
                 (killing.marks / f"{cell.world.rank}.told").write_text(f"{type(error).__name__}: {error}")
-                if not killing.uploader:
+                if not killing.uploader or not killing.arrived:  # the save failed before anybody was killed
                     raise
     if killing.uploader and killing.arrived:  # the job ends, by what its ranks were told
         cell.world.meet()
@@ -100,7 +99,7 @@ def _train_and_save(cell: Cell, folder: str) -> tuple[TrainingRun, Checkpointer]
     oracle = replace(steps.build(plan), ends=frozenset(plan.config.save_steps))
     steps.go_on(plan, oracle, until=plan.config.last_step)
     with cell.phase("build"):
-        run = build_run.build(cell.config, cell.world, cell.config.seed)
+        run = steps.parallel_run(cell, cell.config.seed)
     checkpointer = steps.open_checkpointer(cell)
     *whole, last = plan.config.save_steps
     for step in whole:

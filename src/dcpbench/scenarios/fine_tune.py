@@ -8,8 +8,9 @@ from dataclasses import replace
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
 from dcpbench.records.findings import Finding
+from dcpbench.records.rank_report import Skip
 from dcpbench.scenarios import checks, contract, steps
-from dcpbench.scenarios.cell import Cell, Skip
+from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import State
 from dcpbench.verify.snapshot import below, named_parameters, snapshot_model
 from dcpbench.workloads.stateful import PartState, SubmoduleState

@@ -1,16 +1,11 @@
 """Training, compared one step at a time: an unwrapped twin stands at the ranks' parameters at every step,
 computes its own gradients of the same batch, and then steps on the ranks' gradients."""
 
-import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from dcpbench.config.mesh import SHARE_DATA, dp_degree
@@ -18,18 +13,10 @@ from dcpbench.records.findings import Finding
 from dcpbench.scenarios import known_defects
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.plain_runs import copy_tensors, exchange_of
+from dcpbench.scenarios.twin import Pass, Twin, dense, inexact_steps, of_kind, state_of
 from dcpbench.verify.compare_layouts import compare_replicas, gathered
-from dcpbench.verify.perturb import all_different, compared_names, controllable, jitter
-from dcpbench.verify.snapshot import (
-    Leaves,
-    TensorLeaf,
-    local_part,
-    named_parameters,
-    plain_fqn,
-    retained,
-    snapshot_model,
-    snapshot_optimizer,
-)
+from dcpbench.verify.perturb import all_different, compared_names, controllable
+from dcpbench.verify.snapshot import TensorLeaf, local_part, snapshot_model
 from dcpbench.verify.tolerances import loss_name, losses_close, rounding
 from dcpbench.verify.training import (
     GradientBound,
@@ -41,23 +28,16 @@ from dcpbench.verify.training import (
     loss_share,
     step_tolerances,
 )
-from dcpbench.verify.whole_tensors import Parts, any_rank, real_elements, summed
+from dcpbench.verify.whole_tensors import Parts, any_rank, summed, summed_numbers
 from dcpbench.workloads.batches import Batches
-from dcpbench.workloads.optimizers import each_of, repeats_on_parts
 from dcpbench.workloads.parallelisms import broadcasts_buffers, reduced_in, runs_other_kernels
 from dcpbench.workloads.training_run import TrainingRun
-from dcpbench.workloads.workload import Tensors, each_tensor
 
 GRADIENT, STEP, REPLICAS, LOSS = "gradient_close", "step_equal", "replicas_equal", "batch_loss_close"
 CHECKS = (GRADIENT, STEP, REPLICAS, LOSS)
 """The checks of this module."""
 
-_JITTERED = 2
-"""How many twins with parameters and inputs that are a little different measure noise."""
-_STEP_SHARE, _OTHER_DEVICE_SHARE = 2**-9, 2**-22
-"""By what part of themselves gradients are made different to measure a step that does not repeat exactly:
-of an optimizer that reduces over tensors, maybe in bfloat16; on another device than the twin's."""
-
+_OF_WHOLE = f"{LOSS} of whole batches"
 _IN_BACKWARD = "the optimizer steps in the backward pass, and the twin cannot step on other gradients"
 
 
@@ -68,16 +48,6 @@ class _Seen:
     found: list[Finding] = field(default_factory=list)
     compared: dict[str, bool] = field(default_factory=dict)
     fired: dict[str, bool] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Pass:
-    """A forward and backward pass of the twin on this rank's share of the batch: its loss, the gradients by
-    FQN, elements in float64, and the buffers after it."""
-
-    loss: float
-    gradients: dict[str, torch.Tensor]
-    buffers: Leaves
 
 
 @dataclass(frozen=True)
@@ -98,19 +68,20 @@ class Lockstep:
     """
 
     def __init__(self, cell: Cell, run: TrainingRun, twin: TrainingRun, where: str) -> None:
-        self._cell, self._run, self._twin, self._where = cell, run, twin, where
+        self._cell, self._run, self._twin, self._where = cell, run, Twin(twin, run.dtypes), where
         self._seen = {check: _Seen() for check in (GRADIENT, STEP)}
+        self._why_not: dict[str, str] = {}
         self._losses: dict[int, _Losses] = {}
         self._exchange = exchange_of(cell.world, run)
         self._defects = known_defects.gradients_of(cell, twin)
-        self._parts = Parts.of(_of_kind("param", snapshot_model(run.model)), self._exchange)
+        self._leaves = of_kind("param", snapshot_model(run.model))
+        self._parts = Parts.of(self._leaves, self._exchange)
         self._noise = runs_other_kernels(cell.config, run.sizes)
-        self._reduced_in, self._why_no_gradient = reduced_in(run.model, cell.config.parallel)
-        self._computes_in = set(run.dtypes)
-        self._inexact, self._step_share = self._steps_that_do_not_repeat()
+        self._reduced_in, why_no_gradient = reduced_in(run.model, cell.config.parallel)
+        if why_no_gradient:
+            self._why_not[GRADIENT] = why_no_gradient
+        self._inexact = inexact_steps(run, twin, split=not self._parts.complete)
         self._bound_used, self._alive = 0.0, False
-        self._stopped: str | None = None
-        self._batch: Tensors = None
 
     @property
     def twin_losses(self) -> list[float]:
@@ -125,146 +96,57 @@ class Lockstep:
         while run.train_state.step < until:
             with cell.phase("train"), run.recording() as gradients:
                 run.train(batches, run.train_state.step + 1)
-            if self._stopped is None:
+            if STEP not in self._why_not:
                 with cell.phase("verify", "training"):
                     self._follow(batches, gradients)
         with cell.phase("verify", "training"):
             self._record()
         return run.train_state.losses[before:]
 
-    def _steps_that_do_not_repeat(self) -> tuple[set[str], float]:
-        """The parameters whose optimizer does not do, bit for bit, the same with parts as with whole tensors,
-        and by what part gradients are made different to measure by how much."""
-        twin, here = self._twin, named_parameters(self._run.model)
-        if any(value.device.type != self._twin.world.device.type for value in here.values()):
-            return {*named_parameters(twin.model)}, _OTHER_DEVICE_SHARE
-        several = [] if self._parts.complete else each_of(twin.optimizer)
-        of_one = {
-            id(value)
-            for one in several
-            if not repeats_on_parts(one)
-            for group in one.param_groups
-            for value in group["params"]
-        }
-        names = named_parameters(twin.model).items()
-        return {name for name, value in names if id(value) in of_one}, _STEP_SHARE
-
     def _follow(self, batches: Batches, gradients: Mapping[str, torch.Tensor]) -> None:
         """Have the twin take the step that the run has taken with these gradients, and compare."""
-        run, twin, step = self._run, self._twin, self._run.train_state.step
-        self._begin_with_same_buffers()
-        self._batch = batch = twin.next_batch(batches)
-        drawn = dict(twin.random.states)
-        whole_loss = self._loss_of_whole(batch) if self._cell.world.rank == 0 else 0.0
-        with self._stopped_by_steps():
-            own = self._pass(batch)
-        if any_rank(self._stopped is not None, self._exchange):
-            self._stopped = _IN_BACKWARD
+        cell, run, twin, step = self._cell, self._run, self._twin, self._run.train_state.step
+        twin.begin(twin.run.next_batch(batches), cell.world.group if broadcasts_buffers(run.model) else None)
+        whole_loss = self._loss_of_whole() if cell.world.rank == 0 else 0.0
+        own = twin.passed()
+        if self._note_losses(step, whole_loss, own.loss):
+            self._why_not |= dict.fromkeys((GRADIENT, STEP, LOSS), _IN_BACKWARD)
             return
-        draws_otherwise = self._noise and run.draws
-        others = self._jittered(batch, drawn) if self._noise and not draws_otherwise else []
+        if self._noise and run.draws:
+            why = "the model draws random numbers in training, and the twin draws others"
+            self._why_not |= dict.fromkeys((GRADIENT, LOSS), why)
+        others = twin.jittered() if self._noise and not run.draws else []
         here = {name: _local(value) for name, value in gradients.items()}
         whole = self._parts.gather(here)
         self._alive |= any(bool(value.any()) for value in whole.values())
-        if draws_otherwise:
-            why = "the model draws random numbers in training, and not as the twin does"
-            self._cell.report.not_applied |= dict.fromkeys((GRADIENT, LOSS), why)
-        else:
-            self._note_loss(step, whole_loss, own.loss)
-        if self._why_no_gradient:
-            self._cell.report.not_applied[GRADIENT] = self._why_no_gradient
-        elif not draws_otherwise:
+        if GRADIENT not in self._why_not:
             self._compare_gradients(step, here, whole, own, others)
         tolerances = step_tolerances(own.buffers, [other.buffers for other in others])
-        tolerances |= self._step(gradients, whole)
-        twin.finish_step(run.train_state.losses[-1])
+        tolerances |= twin.step(gradients, whole, self._inexact)
+        twin.run.finish_step(run.train_state.losses[-1])
         wrong = self._compare_state(step, tolerances)
         if any_rank(wrong or bool(tolerances), self._exchange):
-            copy_tensors(run, twin, self._exchange)
+            copy_tensors(run, twin.run, self._exchange)
 
-    def _begin_with_same_buffers(self) -> None:
-        """Have the twin begin a step with the first rank's buffers where its run does."""
-        group = self._cell.world.group
-        if group is None or not broadcasts_buffers(self._run.model):
-            return
-        for buffer in self._twin.model.buffers():
-            received = buffer.to(torch.device("cpu"))
-            dist.broadcast(received, 0, group=group)
-            buffer.copy_(received)
-
-    @contextmanager
-    def _stopped_by_steps(self) -> Iterator[None]:
-        """Context manager: a step of the twin's optimizer stops the comparison."""
-
-        def stop(*_: Any) -> None:
-            self._stopped = _IN_BACKWARD
-
-        hooks = [one.register_step_pre_hook(stop) for one in each_of(self._twin.optimizer)]
-        yield
-        for hook in hooks:
-            hook.remove()
-
-    def _pass(self, batch: Tensors) -> _Pass:
-        twin = self._twin
-        twin.model.zero_grad()
-        with twin.recording() as gradients, self._noting_dtypes():
-            loss = float(twin.backward(batch))
-        elements = {name: real_elements(_dense(value)) for name, value in gradients.items()}
-        return _Pass(loss, elements, retained(_of_kind("buffer", snapshot_model(twin.model))))
-
-    @contextmanager
-    def _noting_dtypes(self) -> Iterator[None]:
-        """Context manager: note the floating-point dtypes that the twin's modules return, as under
-        autocast."""
-
-        def note(_: nn.Module, __: Any, output: Any) -> None:
-            if isinstance(output, torch.Tensor) and output.is_floating_point():
-                self._computes_in.add(output.dtype)
-
-        hooks = [module.register_forward_hook(note) for module in self._twin.model.modules()]
-        yield
-        for hook in hooks:
-            hook.remove()
-
-    @contextmanager
-    def _undone(self) -> Iterator[None]:
-        """Context manager: undo what becomes of the twin's parameters, buffers and generators."""
-        twin = self._twin
-        states, held = dict(twin.random.states), [one.detach().clone() for one in _tensors(twin.model)]
-        yield
-        twin.random.states = states
-        with torch.no_grad():
-            for tensor, was in zip(_tensors(twin.model), held, strict=True):
-                tensor.copy_(was)
-
-    def _loss_of_whole(self, batch: Tensors) -> float:
-        with self._undone(), torch.no_grad(), self._twin.random.drawn_from():
-            return float(self._twin.loss_of(batch))
-
-    def _jittered(self, batch: Tensors, drawn: dict[str, torch.Tensor]) -> list[_Pass]:
-        """Passes of twins whose parameters and inputs are different by a rounding."""
-        share = max((_unit(one) for one in self._computes_in), default=0.0)
-        passes = []
-        for number in range(_JITTERED):
-            other = each_tensor(torch.clone, batch)
-            with self._undone():
-                self._twin.random.states = dict(drawn)
-                jitter(self._twin.model.parameters(), share, seed=number)
-                each_tensor(lambda one: jitter([one], share, seed=_JITTERED) or one, other)
-                passes.append(self._pass(other))
-        return passes
+    def _loss_of_whole(self) -> float:
+        try:
+            return self._twin.loss_of_whole()
+        except Exception as error:  # noqa: BLE001 - a workload's, which need not take more than a share
+            why = f"the loss of a whole batch cannot be computed: {type(error).__name__}: {error}"
+            self._cell.report.not_applied[_OF_WHOLE] = why
+            return math.nan
 
     def _compare_gradients(
         self,
         step: int,
         here: Mapping[str, torch.Tensor],
         whole: Mapping[str, torch.Tensor],
-        own: _Pass,
-        others: list[_Pass],
+        own: Pass,
+        others: list[Pass],
     ) -> None:
-        seen, twins = self._seen[GRADIENT], named_parameters(self._twin.model)
-        leaves = _of_kind("param", snapshot_model(self._run.model))
-        names = [name for name, value in _first_names(self._twin.model).items() if value.numel()]
+        seen, twins = self._seen[GRADIENT], self._twin.parameters
+        leaves = self._leaves
+        names = [name for name, value in twins.items() if value.numel()]
         mine: dict[str, list[torch.Tensor]] = {}
         if self._counts:
             for name, one in own.gradients.items():
@@ -272,7 +154,7 @@ class Lockstep:
                 mine[name] = [one, one.abs(), *noise]
         elements = {name: twins[name].numel() * (1 + twins[name].is_complex()) for name in names}
         for name, present, sums in summed(names, mine, elements, 2 + len(others), self._exchange):
-            if name not in leaves:
+            if name not in leaves or leaves[name].extent.shape != tuple(twins[name].shape):
                 continue  # of another stage of a pipeline
             bound = self._bound(leaves[name].dtype)
             twin = TwinGradient.of(bound, *sums) if present else None
@@ -303,56 +185,23 @@ class Lockstep:
             counts &= coordinate == 0 or name not in SHARE_DATA
         return counts and rest == 0
 
-    def _note_loss(self, step: int, whole: float, own: float) -> None:
+    def _note_losses(self, step: int, whole: float, own: float) -> bool:
         """Note the losses of a step: the twin's of the whole batch or, where the loss of a batch is not the
-        mean of the losses of its shares, their mean."""
-        group, count = self._cell.world.group, dp_degree(self._run.sizes)
-        everybody = gathered((whole, own if self._counts else None), group)
-        shares = [loss for _, loss in everybody if loss is not None]
-        twin, mean = everybody[0][0], sum(shares) / count
-        size = sum(map(abs, shares)) / count
-        if not abs(twin - mean) <= loss_share(self._computes_in) * max(abs(twin), size):
+        mean of the losses of its shares, their mean. Return whether any rank's twin stepped meanwhile."""
+        share = own if self._counts else 0.0
+        numbers = (whole, share, abs(share), float(self._twin.steps_in_backward))
+        twin, mean, size, stepped = summed_numbers(numbers, self._exchange)
+        mean, size = mean / dp_degree(self._run.sizes), size / dp_degree(self._run.sizes)
+        if not abs(twin - mean) <= loss_share(self._twin.computes_in) * max(abs(twin), size):
             why = "the loss of a batch is not the mean of its shares' losses: these are compared"
-            self._cell.report.not_applied[f"{LOSS} of whole batches"] = why
+            self._cell.report.not_applied.setdefault(_OF_WHOLE, why)
             twin = mean
         self._losses[step] = _Losses(self._run.train_state.losses[-1], twin, size)
-
-    def _step(
-        self, gradients: Mapping[str, torch.Tensor], whole: Mapping[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        """Have the twin step on the ranks' gradients; return how far tensors may be away after a step that
-        does not repeat exactly."""
-        twin, others = self._twin, list[Leaves]()
-        for number in range(_JITTERED if self._inexact else 0):
-            optimizer = copy.deepcopy(twin.optimizer.state_dict())
-            with self._undone():
-                self._set_gradients(gradients, whole)
-                mine = [one.grad for one in twin.model.parameters() if one.grad is not None]
-                jitter(mine, self._step_share, seed=number)
-                twin.optimizer.step()
-                others.append(retained(_state(twin)))
-            twin.optimizer.load_state_dict(optimizer)
-        self._set_gradients(gradients, whole)
-        twin.step()
-        tolerances = step_tolerances(_state(twin), others)
-        names = tuple(f"state.{name}." for name in self._inexact)
-        return {
-            name: one for name, one in tolerances.items() if name in self._inexact or name.startswith(names)
-        }
-
-    def _set_gradients(
-        self, gradients: Mapping[str, torch.Tensor], whole: Mapping[str, torch.Tensor]
-    ) -> None:
-        for name, parameter in _first_names(self._twin.model).items():
-            parameter.grad = None
-            if name in gradients and gradients[name].is_sparse:
-                parameter.grad = gradients[name].clone()
-            elif name in whole:
-                parameter.grad = whole[name].view_as(parameter).to(parameter.device, copy=True)
+        return stepped > 0
 
     def _compare_state(self, step: int, tolerances: Mapping[str, torch.Tensor]) -> bool:
         """Compare the state after a step with the twin's; return whether this rank's is wrong."""
-        seen, twin, actual = self._seen[STEP], _state(self._twin), _state(self._run)
+        seen, twin, actual = self._seen[STEP], state_of(self._twin.run), state_of(self._run)
         elsewhere = set[str]()
         if self._run.pipeline:
             elsewhere = set[str]().union(*gathered({*actual}, self._cell.world.group)) - actual.keys()
@@ -366,76 +215,54 @@ class Lockstep:
         return bool(found)
 
     def _record(self) -> None:
-        cell = self._cell
-        cell.measure("gradient_bound_used", self._bound_used)
-        cell.report.bounds |= {
+        report = self._cell.report
+        self._cell.measure("gradient_bound_used", self._bound_used)
+        report.bounds = {
             "gradient_bound": self._bound(torch.float32).name,
-            "step_bound": "measured" if self._inexact else "bits",
+            "step_bound": self._inexact.bound,
         }
-        if self._stopped:
-            cell.report.not_applied |= dict.fromkeys((GRADIENT, STEP, LOSS), self._stopped)
-        else:
+        report.not_applied |= self._why_not
+        if not self._alive:
+            self._seen[GRADIENT].fired = dict.fromkeys(self._seen[GRADIENT].fired, False)
+        for check, seen in self._seen.items():
+            if check not in self._why_not:
+                self._cell.check(check, seen.found, self._where, seen.compared)
+                self._cell.control(check, seen.fired, self._where)
+        if LOSS not in self._why_not:
             self._record_losses()
-            for check, seen in self._seen.items():
-                if check == GRADIENT and (self._why_no_gradient or GRADIENT in cell.report.not_applied):
-                    continue
-                fired = seen.fired if self._alive or check != GRADIENT else dict.fromkeys(seen.fired, False)
-                cell.check(check, seen.found, self._where, seen.compared)
-                cell.control(check, fired, self._where)
         self._compare_replicas()
 
     def _record_losses(self) -> None:
         """Compare the losses; the control of each is the twin's loss of another step. They mean something if
         they are finite and not zero, and there was a gradient."""
-        if LOSS in self._cell.report.not_applied:
-            return
         alive = self._run.alive[-len(self._losses) :]
         found, fired = list[Finding](), dict[str, bool]()
-        others = [*self.twin_losses, *([self._loss_of_whole(self._batch)] if len(self._losses) == 1 else [])]
+        others = self.twin_losses
+        if len(others) == 1:
+            others = [*others, self._loss_of_whole()]
         for (step, one), lives in zip(self._losses.items(), alive, strict=True):
             found += self._far(step, one.twin)
             means = math.isfinite(one.ranks) and one.ranks != 0.0 and lives
             fired[loss_name(step)] = means and any(self._far(step, other) for other in others)
-        self._cell.check(LOSS, found, self._where, fired)
+        self._cell.check(LOSS, found, self._where, [*fired])
         self._cell.control(LOSS, fired, self._where)
 
     def _far(self, step: int, twin: float) -> list[Finding]:
         one = self._losses[step]
-        near = loss_share(self._computes_in) * max(abs(twin), one.size)
+        near = loss_share(self._twin.computes_in) * max(abs(twin), one.size)
         return losses_close([twin], [one.ranks], step, near / abs(twin) if twin else 0.0)
 
     def _compare_replicas(self) -> None:
         """Compare what several ranks have."""
         cell = self._cell
-        state = {name: leaf for name, leaf in _state(self._run).items() if isinstance(leaf, TensorLeaf)}
+        state = {name: leaf for name, leaf in state_of(self._run).items() if isinstance(leaf, TensorLeaf)}
         leaves = {name: leaf for name, leaf in state.items() if leaf.kind != "buffer"}
         fired, found = compare_replicas(leaves, cell.world.group)
         if fired:
-            cell.check(REPLICAS, found, self._where, fired)
+            cell.check(REPLICAS, found, self._where, [*fired])
             cell.control(REPLICAS, fired, self._where)
         else:
             cell.report.not_applied[REPLICAS] = "no two ranks have the same part of anything"
-
-
-def _state(run: TrainingRun) -> Leaves:
-    """Tensors of model and component; state and hyperparameters of the optimizer."""
-    held = {**snapshot_model(run.model), **run.component.leaves()}
-    tensors = {name: leaf for name, leaf in held.items() if isinstance(leaf, TensorLeaf)}
-    optimizer = snapshot_optimizer(run.model, run.optimizer)
-    return {**tensors, **{name: leaf for name, leaf in optimizer.items() if not name.endswith(".params")}}
-
-
-def _of_kind(kind: str, leaves: Leaves) -> dict[str, TensorLeaf]:
-    return {name: leaf for name, leaf in leaves.items() if isinstance(leaf, TensorLeaf) and leaf.kind == kind}
-
-
-def _first_names(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters by FQN, tied ones under the first of their names."""
-    return {plain_fqn(model, name): value for name, value in model.named_parameters()}
-
-
-def _tensors(model: nn.Module) -> Iterable[torch.Tensor]:
-    return [*model.parameters(), *model.buffers()]
 
 
 def _local(gradient: torch.Tensor) -> torch.Tensor:
@@ -443,13 +270,4 @@ def _local(gradient: torch.Tensor) -> torch.Tensor:
     if isinstance(gradient, DTensor) and any(one.is_partial() for one in gradient.placements):
         whole = [Replicate() if one.is_partial() else one for one in gradient.placements]
         gradient = gradient.redistribute(placements=whole)
-    return local_part(_dense(gradient))
-
-
-def _dense(gradient: torch.Tensor) -> torch.Tensor:
-    return gradient.to_dense() if gradient.is_sparse else gradient
-
-
-def _unit(dtype: torch.dtype) -> float:
-    """A rounding in a dtype: the distance of 1 to the next number; half of it in those of 16 bits."""
-    return torch.finfo(dtype).eps * (0.5 if dtype.itemsize == 2 else 1.0)
+    return local_part(dense(gradient))

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
+from dcpbench.records.files import everything_below
 from dcpbench.records.findings import Finding
 from dcpbench.scenarios import checks, contract, steps
 from dcpbench.scenarios.cell import Cell
@@ -86,7 +87,7 @@ def no_cpu_backend(cell: Cell) -> None:
 
 
 def _left_behind(checkpoint_id: str, threads: int) -> Iterator[Finding]:
-    for path in sorted(Path(checkpoint_id).rglob("*"))[:1]:
+    for path in everything_below(Path(checkpoint_id))[:1]:
         yield contract.breach("files", f"{path} was left behind")
     if (more := threading.active_count() - threads) > 0:
         yield contract.breach("threads", f"{more} more than before")

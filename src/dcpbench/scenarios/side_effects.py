@@ -36,7 +36,7 @@ def gradients_unchanged(cell: Cell, target: TrainingRun, where: str) -> Iterator
     yield
     with cell.phase("verify", "beside"):
         _verify(cell, before, snapshot_gradients(target.model), where)
-        target.optimizer.zero_grad()
+        target.model.zero_grad()
 
 
 def open_before(cell: Cell, again: bool) -> Leaves:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dcpbench.checkpointers.base import Checkpointer
-from dcpbench.faults.inject import FaultInjector
+from dcpbench.faults.inject import FaultInjector, inject_in_training
 from dcpbench.scenarios import contract, known_defects, side_effects
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import (
@@ -88,12 +88,18 @@ def unrestored(cell: Cell, losses: Losses, number: int, taken: range) -> list[fl
     return known[taken.start - 1 : taken.stop - 1]
 
 
+def parallel_run(cell: Cell, seed: int, scheduler: bool = True) -> TrainingRun:
+    """Build a run under the parallelism of the cell, whose fault is injected if it is one of training."""
+    run = build_run.build(cell.config, cell.world, seed, scheduler)
+    inject_in_training(run, cell.config.fault)
+    return run
+
+
 def build(cell: Cell) -> Oracle:
     """The training run of the cell, and its data."""
     with cell.phase("build"):
-        config, world = cell.config, cell.world
-        trained = build_run.build(config, world, config.seed)
-        return Oracle(cell, trained, batches_of(config, world.device))
+        trained = parallel_run(cell, cell.config.seed)
+        return Oracle(cell, trained, batches_of(cell.config, cell.world.device))
 
 
 def build_anew(cell: Cell, number: int = 0, step: int = 0) -> TrainingRun:
@@ -101,7 +107,7 @@ def build_anew(cell: Cell, number: int = 0, step: int = 0) -> TrainingRun:
     with the state that DCP gives a fresh optimizer. It is to load what was saved after this step."""
     into = cell.config.load_into
     with cell.phase("build"):
-        target = build_run.build(cell.config, cell.world, other_seed(cell, number), into.scheduler)
+        target = parallel_run(cell, other_seed(cell, number), into.scheduler)
         target.component.prepare(target.model, step)
         if into.filled:
             target.fill_optimizer()

@@ -11,8 +11,9 @@ from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.checkpointers.on_disk import FolderState, audited
 from dcpbench.crash_states.failing import has_met, sound_storage
 from dcpbench.records.findings import Finding
+from dcpbench.records.rank_report import Skip
 from dcpbench.scenarios import checks, contract, steps
-from dcpbench.scenarios.cell import Cell, Skip
+from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import SavedCheckpoint
 from dcpbench.verify.compare_layouts import gathered
 

@@ -186,7 +186,8 @@ class SweepRun:
             return of_all
         if self._part:
             words = [word for word in self._record.arguments if not word.startswith(f"{PART}=")]
-            whole = manifest.Record(words, self._record.cwd, [one.cell.name for one in of_all], [])
+            names, overrides = _asked_for(of_all)
+            whole = manifest.Record(words, self._record.cwd, names, [], overrides)
             parts.begin(folder, whole)
         if found:
             self._go_on(sweep, found)
@@ -240,9 +241,9 @@ class SweepRun:
         new = self._new_roots(sweep.jobs)
         for root in new:
             manifest.claim(root / self._folder.name, "storage.root")
-        names = [job.cell.name for job in sweep.jobs]
+        names, overrides = _asked_for(sweep.jobs)
         storage = sorted([*map(str, new), *self._record.storage])
-        self._record = replace(self._record, cells=names, storage=storage)
+        self._record = replace(self._record, cells=names, storage=storage, overrides=overrides)
         self._record.write(self._folder)
 
     def _new_roots(self, jobs: Sequence[job.Job]) -> list[Path]:
@@ -320,6 +321,11 @@ class SweepRun:
 def _of_the_cell(overrides: Sequence[str]) -> list[str]:
     """The overrides of a job without those about the whole sweep, which other sweepers pass on."""
     return [item for item in overrides if not is_about_the_sweep(item.partition("=")[0])]
+
+
+def _asked_for(jobs: Sequence[job.Job]) -> tuple[list[str], dict[str, list[str]]]:
+    """The names of the cells, and the overrides of each."""
+    return [one.cell.name for one in jobs], {one.cell.name: one.cell.overrides for one in jobs}
 
 
 def _refuse_what_needs_all_cells(base: DictConfig, sweeper: str) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
+from dcpbench.records.files import files_below
 from dcpbench.records.findings import Finding, Problem
 
 _BLOCK = 2**20
@@ -23,7 +24,7 @@ FileDigests = Mapping[str, str]
 def digest_files(folder: Path, whole: bool = False) -> FileDigests:
     """The length and the SHA-256 digest of every file below a folder. Of a file of more than 32 MiB some
     blocks are digested, and it has its mtime instead of the others; unless `whole` says so."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    paths = [*files_below(folder)]
     with ThreadPoolExecutor(_THREADS) as pool:
         digests = pool.map(partial(_digest, whole=whole), paths)
         return {str(path.relative_to(folder)): one for path, one in zip(paths, digests, strict=True)}
@@ -47,7 +48,7 @@ def _digest(path: Path, whole: bool) -> str:
 def digest_late_files(folder: Path, then: FileDigests, complete_at: float) -> FileDigests:
     """What can be told now of the files that a shared file system has shown late: they were not seen when the
     save reported success (`time.time`), or not in their length, and nothing has changed them since."""
-    stats = {path: path.stat() for path in folder.rglob("*") if path.is_file()}
+    stats = files_below(folder)
     late = {
         str(path.relative_to(folder)): path for path, stat in stats.items() if stat.st_ctime < complete_at
     }
@@ -85,11 +86,10 @@ def drop_pages(folder: Path) -> None:
     """Ask the kernel to drop what it has cached of the files below a folder, once it is on the disk. It keeps
     pages that a process has mapped, those of a file system in memory, and knows nothing of a disk's own
     cache or a file server's."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    for path in files_below(folder):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 Synced = set[tuple[int, int]]
@@ -114,7 +114,7 @@ def recorded_syncs() -> Iterator[Synced]:
 def synced_in(folder: Path, synced: Synced) -> set[str]:
     """The files below a folder that this process has synced, by their paths there: another host numbers the
     devices otherwise."""
-    stats = {path: path.stat() for path in folder.rglob("*") if path.is_file()}
+    stats = files_below(folder)
     return {
         str(path.relative_to(folder)) for path, stat in stats.items() if (stat.st_dev, stat.st_ino) in synced
     }

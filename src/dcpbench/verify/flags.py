@@ -3,7 +3,7 @@ gradients, hooks."""
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -53,10 +53,11 @@ def snapshot_flags(
 
 
 def snapshot_gradients(model: nn.Module) -> Leaves:
-    """The gradients that there are, as `gradients.<FQN>`."""
+    """The gradients that there are, as `gradients.<FQN>`; sparse ones with their zeros."""
     parts = named_parts(model).items()
     left = {name: part.of(part.parameter.grad) for name, part in parts if part.parameter.grad is not None}
-    return snapshot_nested(left, "gradients.")
+    dense = {name: value.to_dense() if value.is_sparse else value for name, value in left.items()}
+    return snapshot_nested(dense, "gradients.")
 
 
 def _hooks(name: str, owner: object) -> Iterator[str]:
@@ -65,8 +66,10 @@ def _hooks(name: str, owner: object) -> Iterator[str]:
     is_tensor = isinstance(owner, torch.Tensor)
     held = {kind: getattr(owner, kind) for kind in _OF_TENSORS} if is_tensor else vars(owner)
     for kind, hooks in held.items():
-        if kind.endswith("_hooks") and hooks:  # what else there is may be a tensor
-            codes = [_code_of(hook) for hook in hooks.values()]
+        if kind.endswith("_hooks") and isinstance(hooks, Mapping | list | tuple):
+            # DDP lists its communication hooks each with its state: they are a part of the layout.
+            called = hooks.values() if isinstance(hooks, Mapping) else hooks
+            codes = [_code_of(hook) for hook in called if callable(hook)]
             yield from (
                 f"{name} {kind} {code}".lstrip() for code in codes if not code.startswith(_OF_PARALLELISMS)
             )

@@ -1,14 +1,16 @@
 """Negative controls: before a load its target is made different in everything that is loaded. What a
 comparison does not report then, it could not have reported after a load that restored nothing."""
 
+import copy
 import math
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from dcpbench.records.rank_report import Skip
 from dcpbench.verify.compare import BITS, bits, compare, same_value
 from dcpbench.verify.snapshot import (
     DigestedLeaf,
@@ -16,32 +18,51 @@ from dcpbench.verify.snapshot import (
     Leaves,
     TensorLeaf,
     has_extra_state,
+    has_parts,
     local_part,
     persistent_tensors,
+    plain_fqn,
 )
 
 _PART = 0.4375
+FUNCTION_IF_NONE = "_scale_fn_custom"
+"""What a `CyclicLR` has None for where its scale is a function, or no function of the user's."""
 _OTHER_WORDS = {"min": "max", "max": "min", "rel": "abs", "abs": "rel"}
 
 
-def perturb_model(model: nn.Module, seed: int) -> None:
-    """Change every element of every parameter and persistent buffer, in place, and all extra state."""
-    live = {id(tensor): tensor for tensor in persistent_tensors(model).values()}
+def perturb_model(model: nn.Module, seed: int, kept: Callable[[str], bool] = lambda name: False) -> None:
+    """Change every element of every parameter and persistent buffer, in place, and all extra state, but for
+    what is `kept`, by FQN."""
+    live = {id(value): value for name, value in persistent_tensors(model).items() if not kept(name)}
     _perturb(live.values(), seed)
-    for module in filter(has_extra_state, model.modules()):
-        module.set_extra_state(perturbed(module.get_extra_state()))
+    for name, module in model.named_modules():
+        if has_extra_state(module) and not kept(plain_fqn(model, f"{name}._extra_state".lstrip("."))):
+            module.set_extra_state(perturbed(module.get_extra_state()))
 
 
 def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int, saved: Leaves | None = None) -> None:
-    """Change every element of every state tensor and every hyperparameter, in place; this to what it is not
-    in what was `saved`, for a flag that no load has restored would be what it was after two changes."""
-    values = (value for entries in optimizer.state.values() for value in entries.values())
-    _perturb((value for value in values if isinstance(value, torch.Tensor)), seed)
+    """Change every element of every state tensor, every other value in the state and every hyperparameter, in
+    place; this to what it is not in what was `saved`, for a flag that no load has restored would be what it
+    was after two changes."""
+    for one in getattr(optimizer, "optimizers", None) or [optimizer]:
+        _perturb(_change_values(one.state), seed)
     for number, group in enumerate(optimizer.param_groups):
         for key in group.keys() - {"params"}:
             group[key] = perturbed(group[key])
             if same_value(group[key], (saved or {}).get(f"param_groups.{number}.{key}", group)):
                 group[key] = perturbed(group[key])
+
+
+def _change_values(held: Any) -> Iterator[torch.Tensor]:
+    """Change every value in nested dictionaries and lists; returns the tensors among them instead. No step is
+    taken with these values, so that a flag or None becomes a number, which neither of them ever is."""
+    for key, value in [*(enumerate(held) if isinstance(held, list) else held.items())]:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, dict) or has_parts(value):
+            yield from _change_values(value)
+        else:
+            held[key] = _PART if value is None or isinstance(value, bool) else _another(value)
 
 
 @torch.no_grad()
@@ -64,12 +85,19 @@ def _perturb(tensors: Iterable[torch.Tensor], seed: int) -> None:
     """Add random whole numbers of 16 to 32, drawn where a tensor lies, and the same on every rank that draws
     the same shapes. What is not finite, to which nothing can be added, starts from 0."""
     generators: dict[torch.device, torch.Generator] = {}
+    flags: list[tuple[torch.Tensor, torch.Tensor]] = []
+    changed = set()
     for tensor in tensors:
         local = _addable(local_part(tensor))
-        local.nan_to_num_(0.0, 0.0, 0.0)
+        place = local.data_ptr(), local.dtype, local.shape, local.stride()
+        if local.numel() and place in changed:
+            continue  # it has several names: elements of one byte would come back to what they were
+        changed.add(place)
         if local.dtype == torch.bool:
-            local.logical_not_()
-        elif local.ndim:
+            flags.append((local, ~local))
+            continue
+        local.nan_to_num_(0.0, 0.0, 0.0)
+        if local.ndim:
             device = local.device
             if device not in generators:
                 generators[device] = torch.Generator(device).manual_seed(seed)
@@ -78,6 +106,8 @@ def _perturb(tensors: Iterable[torch.Tensor], seed: int) -> None:
         else:
             # Step counters must stay alike: FSDP1 refuses ranks and parameters out of step.
             local.add_(16)
+    for local, others in flags:  # together: what lies in two of them must not be turned twice
+        local.copy_(others)
 
 
 def _addable(local: torch.Tensor) -> torch.Tensor:
@@ -90,6 +120,16 @@ def _addable(local: torch.Tensor) -> torch.Tensor:
     return local
 
 
+@dataclass
+class _Same:
+    """Another object that does the same when it is called."""
+
+    call: Callable[..., Any]
+
+    def __call__(self, *values: Any, **named: Any) -> Any:
+        return self.call(*values, **named)
+
+
 def perturbed(value: Any) -> Any:
     """Another value that a step can still be taken with: DCP takes one to fill an empty optimizer.
 
@@ -97,8 +137,13 @@ def perturbed(value: Any) -> Any:
     everywhere (`capturable` on the CPU), and one that is on becomes 1: what state an optimizer has depends on
     its flags (`amsgrad`). Nothing is turned on by 0 either, which becomes -0.0: with a momentum an SGD that
     has no state would get some. Other numbers become 7/16 of themselves, which no schedule of halves and
-    quarters comes to. The words that a `ReduceLROnPlateau` knows become its other ones.
-    None in a list is no flag and stays: a `LambdaLR` has it for each of its functions.
+    quarters comes to. The words that a `ReduceLROnPlateau` knows become its other ones. A function or a class
+    becomes another object that does the same.
+    None in a list is no flag and stays: a `LambdaLR` has it for each of its functions, and a `CyclicLR` for
+    its own.
+
+    Raises:
+        Skip: nothing tells whether a copy of it is the same.
     """
     if value is None:
         return False
@@ -111,12 +156,22 @@ def perturbed(value: Any) -> Any:
     if isinstance(value, str):
         return _OTHER_WORDS.get(value, f"{value}'")
     if isinstance(value, dict):
-        return type(value)({key: perturbed(item) for key, item in value.items()})
+        kept = {key for key, item in value.items() if item is None and key == FUNCTION_IF_NONE}
+        return type(value)({key: None if key in kept else perturbed(item) for key, item in value.items()})
     if isinstance(value, tuple | list):
-        return type(value)(None if item is None else perturbed(item) for item in value)
+        make: Any = getattr(value, "_make", tuple if isinstance(value, tuple) else list)
+        return make(None if item is None else perturbed(item) for item in value)
     if isinstance(value, torch.Tensor):  # a learning rate, say
         return torch.where(value != 0, value * _PART, -value)
-    raise TypeError(f"a hyperparameter of type {type(value).__name__} has no negative control yet")
+    if isinstance(value, torch.dtype):
+        return torch.float32 if value == torch.float64 else torch.float64
+    if isinstance(value, torch.device):
+        return torch.device(f"{value.type}:0" if value.index is None else value.type)
+    if callable(value):
+        return _Same(value)
+    if same_value(value, copy.deepcopy(value)):
+        return [value]
+    raise Skip(f"a hyperparameter of type {type(value).__name__} cannot be compared with a copy of it")
 
 
 def made_different(leaf: Any) -> Any:
@@ -130,9 +185,14 @@ def made_different(leaf: Any) -> Any:
     if isinstance(leaf, DigestedLeaf):
         (one, other), *rest = leaf.blocks
         return replace(leaf, blocks=((one ^ 1, other), *rest))
-    changed = perturbed(leaf)
-    # A list in which nothing can be: of the parameters of a group that has none, of functions.
-    return [leaf] if same_value(changed, leaf) else changed
+    return _another(leaf)
+
+
+def _another(value: Any) -> Any:
+    """Another value, also of a list in which nothing can be: of the parameters of a group that has none, of
+    functions."""
+    changed = perturbed(value)
+    return [value] if same_value(changed, value) else changed
 
 
 def all_different(leaves: Leaves) -> Leaves:

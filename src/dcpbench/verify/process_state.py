@@ -7,12 +7,17 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from dcpbench.verify.snapshot import Leaves, retained, snapshot_nested
+
+_PRECISIONS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
+"""What `torch.backends` has an `fp32_precision` of; what is set for a backend as a whole is its kinds'."""
 
 _SETTLE_S = 2.0
 """How long threads that have done their work, and what they hold open, may take to go."""
@@ -33,7 +38,7 @@ def process_flags(device: torch.device) -> dict[str, bool | str]:
         "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "cudnn_deterministic": torch.backends.cudnn.deterministic,
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
-        "float32_precision": torch.get_float32_matmul_precision(),
+        "float32_precision": _float32_precision(),
         "grad_mode": torch.is_grad_enabled(),
         "inference_mode": torch.is_inference_mode_enabled(),
         "autocast": torch.is_autocast_enabled(device.type),
@@ -42,14 +47,33 @@ def process_flags(device: torch.device) -> dict[str, bool | str]:
     }
 
 
+def _float32_precision() -> str:
+    """The precision of each kind of operation on float32. torch's earlier functions, which set and return one
+    for all, raise after `fp32_precision` was set for one kind; what they set is to be read here too."""
+    kinds = {name: attrgetter(name)(torch.backends).fp32_precision for name in _PRECISIONS}
+    return ", ".join(f"{name} {'ieee' if value == 'none' else value}" for name, value in kinds.items())
+
+
 def snapshot_open(folder: Path, counts: bool) -> Leaves:
-    """Which files below `folder` are open, and, with `counts`, how many threads and descriptors there are."""
+    """Which files below `folder` are open, and, with `counts`, how many threads and descriptors there are.
+
+    Connections that others have made to a port of this process are not counted: anybody on the host may, and
+    those of ranks are counted at their other end.
+    """
     inside, descriptors = f"{folder.resolve()}{os.sep}", open_descriptors()
     names = sorted(name for name in descriptors.values() if name.startswith(inside))
     files: Leaves = {"process.open_files": ", ".join(names)}
     if not counts:
         return files
-    return files | {"process.threads": threading.active_count(), "process.descriptors": len(descriptors)}
+    own = len(descriptors.keys() - _accepted())
+    return files | {"process.threads": threading.active_count(), "process.descriptors": own}
+
+
+def _accepted() -> set[int]:
+    """The descriptors of connections that were made to a port at which this process listens."""
+    connections = psutil.Process().net_connections("tcp")
+    ports = {one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN}
+    return {one.fd for one in connections if one.status != psutil.CONN_LISTEN and one.laddr.port in ports}
 
 
 def open_descriptors() -> dict[int, str]:

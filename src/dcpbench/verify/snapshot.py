@@ -11,7 +11,8 @@ holds has the retained digests.
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -104,15 +105,18 @@ def snapshot_optimizer(
     parts_by_id = parts_of_each(parts or named_parts(model))
     leaves: Leaves = {}
     for parameter, entries in optimizer.state.items():
+        if not isinstance(parameter, torch.Tensor):  # of no parameter
+            leaves |= snapshot_nested({parameter: entries}, "state.")
+            continue
         local_shape = local_part(parameter).shape
-        for entry, value in entries.items():
+        for path, entry, value in _flattened(entries):
             # A moment lies as its parameter does; a step counter or a factored moment does not.
             like = isinstance(value, torch.Tensor) and local_part(value).shape == local_shape
+            lies = bool(like and local_shape)
             for name, part in parts_by_id[id(parameter)].items():
-                leaf = (
-                    _leaf(part.of(value), entry, part.extent) if like and local_shape else _leaf(value, entry)
-                )
-                leaves[f"state.{name}.{entry}"] = leaf if part.extent.numel else Idle(leaf)
+                idle = part.extent.numel == 0 and math.prod(part.extent.shape) > 0
+                leaf = _leaf(part.of(value), entry, part.extent) if lies else _leaf(value, entry)
+                leaves[f"state.{name}.{path}"] = Idle(leaf) if idle else leaf
                 if isinstance(value, torch.Tensor) and not like:
                     value = value.clone()  # for the next parameter in a flat one: each has its own counter
     for number, group in enumerate(optimizer.param_groups):
@@ -137,22 +141,29 @@ def by_parameter(leaves: Leaves) -> Leaves:
     return found
 
 
-def snapshot_nested(nested: dict[str, Any], prefix: str = "") -> Leaves:
+def snapshot_nested(nested: Mapping[Any, Any], prefix: str = "") -> Leaves:
     """What nested dictionaries hold, by the path to it with dots between its keys. A list is one value, but
-    for one that holds tensors or dictionaries, which is gone into, as DCP does when it flattens a state dict.
+    for one that `has_parts`, which is gone into, as DCP does when it flattens a state dict.
     A text as key that stands beside a number of the same digits keeps its quotes."""
-    leaves: Leaves = {}
+    return {path: _leaf(value, key) for path, key, value in _flattened(nested, prefix)}
+
+
+def has_parts(value: Any) -> bool:
+    """Whether a value is a list that holds tensors or dictionaries."""
+    return isinstance(value, list) and any(isinstance(item, torch.Tensor | dict) for item in value)
+
+
+def _flattened(nested: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, str, Any]]:
+    """The path to each value in nested dictionaries, its own key and itself."""
     numbers = {str(key) for key in nested if not isinstance(key, str)}
     for key, value in nested.items():
-        if key in numbers:
-            key = repr(key)
-        if isinstance(value, list) and any(isinstance(item, torch.Tensor | dict) for item in value):
+        path = f"{prefix}{key!r}" if key in numbers else f"{prefix}{key}"
+        if has_parts(value):
             value = {str(number): item for number, item in enumerate(value)}
         if isinstance(value, dict):
-            leaves.update(snapshot_nested(value, f"{prefix}{key}."))
+            yield from _flattened(value, f"{path}.")
         else:
-            leaves[f"{prefix}{key}"] = _leaf(value, str(key))
-    return leaves
+            yield path, str(key), value
 
 
 def below(leaves: Leaves, prefix: str) -> Leaves:

@@ -22,6 +22,8 @@ from dcpbench.verify.whole_tensors import real_elements
 _TIMES_NOISE, _TIMES_FACTOR = 16, 8
 """How many times the noise that two jittered twins show a healthy gradient's elements, and its factor, may be
 away: chosen on 39 healthy runs, in which at most 7.9 and 3.7 were needed."""
+_FACTOR_TOLD = 0.5
+"""A gradient whose factor may be farther away is mostly noise, and its factor says nothing."""
 _LOSS_EPS = 32 * torch.finfo(torch.float32).eps
 _LOSS_ROUNDINGS = 0.125
 """How many roundings of its model's dtypes a loss, the mean of many elements, may be away."""
@@ -54,7 +56,7 @@ class TwinGradient:
     Args:
         mean: the mean over the parts of the batch.
         tolerance: how far each element may be away.
-        factor_tolerance: how far the whole may be away by a factor; None where that is not judged.
+        factor_tolerance: how far the whole may be away by a factor; None where noise hides that.
     """
 
     mean: torch.Tensor
@@ -78,8 +80,9 @@ class TwinGradient:
         norm = float(mean.norm())
         factors = [abs(_factor(one, mean)) for one in noises] if norm else []
         least = (parts + 1) * torch.finfo(torch.float32).eps
-        factor = _TIMES_FACTOR * max(*factors, rms / norm, least) if norm else None
-        return cls(mean, tolerance + _TIMES_NOISE * noise.clamp(min=rms), factor)
+        factor = _TIMES_FACTOR * max(*factors, rms / norm, least) if norm else math.inf
+        told = factor if factor < _FACTOR_TOLD else None
+        return cls(mean, tolerance + _TIMES_NOISE * noise.clamp(min=rms), told)
 
     def can_tell(self, share: float) -> bool:
         """Whether a gradient that is off by this part of itself would be seen: one that is rounding alone
@@ -136,7 +139,8 @@ def compare_gradient(
     here = torch.zeros_like(expected) if part.local is None else real_elements(part.local).to(expected.device)
     alike = (here == expected) | (here.isnan() & expected.isnan())  # also two infinities
     distance = (here - expected).abs().masked_fill(alike, 0.0)
-    used = float((distance / tolerance.clamp(min=torch.finfo(torch.float64).tiny)).max())
+    bounds = distance / tolerance.clamp(min=torch.finfo(torch.float64).tiny)
+    used = float(bounds.masked_fill(alike, 0.0).max())  # of what is not a number the tolerance is none
     if not used <= 1:
         if part.local is None:
             return Finding(name, Problem.only_twin, "gradient", facts=facts), used

@@ -50,17 +50,24 @@ class Parts:
 
     def __init__(self, mine: Mapping[str, tuple[Extent, torch.dtype]], exchange: Exchange) -> None:
         everybody = gathered(dict(mine), exchange.group)
-        self._exchange, self._mine = exchange, dict(mine)
-        names = {name for theirs in everybody for name in theirs}
+        self._exchange = exchange
+        shapes: dict[str, set[tuple[tuple[int, ...], torch.dtype]]] = {}
+        for theirs in everybody:
+            for name, (extent, dtype) in theirs.items():
+                shapes.setdefault(name, set()).add((extent.shape, dtype))
+        # Stages of a pipeline may give the same name to different tensors: nothing is made of those.
+        names = {name for name, different in shapes.items() if len(different) == 1}
         self.complete = all(
             name in theirs and theirs[name][0].numel == math.prod(theirs[name][0].shape)
             for theirs in everybody
             for name in names
         )
+        self._mine = {name: part for name, part in mine.items() if name in names}
         self._sent: list[list[_Part]] = []
         taken: set[tuple[str, Extent]] = set()
         for theirs in everybody:
-            own = [_Part(name, *part) for name, part in theirs.items() if (name, part[0]) not in taken]
+            own = [_Part(name, *theirs[name]) for name in theirs if name in names]
+            own = [part for part in own if (part.name, part.extent) not in taken]
             taken |= {(part.name, part.extent) for part in own}
             self._sent.append([part for part in own if part.extent.numel])
 
@@ -79,8 +86,7 @@ class Parts:
         """
         tensors = {} if self.complete else self._gather_of_others(mine)
         for name, part in mine.items():
-            extent, _ = self._mine[name]
-            if extent.numel:
+            if name in self._mine and (extent := self._mine[name][0]).numel:
                 into = tensors.setdefault(name, part.new_empty(extent.shape))
                 extent.put(into, part.to(into.device))
         return tensors
@@ -160,12 +166,18 @@ def summed(
             yield name, bool(part[-1].item()), [*part[:-1].chunk(count)] if shapes[name] else []
 
 
+def summed_numbers(numbers: Sequence[float], exchange: Exchange) -> list[float]:
+    """Sum numbers over the ranks, each with its counterparts; collective."""
+    total = torch.tensor(numbers, dtype=torch.float64, device=exchange.device)
+    if exchange.group:
+        dist.all_reduce(total, group=exchange.group)
+    found: list[float] = total.tolist()
+    return found
+
+
 def any_rank(value: bool, exchange: Exchange) -> bool:
     """Whether this is true of any rank; collective."""
-    flag = torch.tensor([value], dtype=torch.float64, device=exchange.device)
-    if exchange.group:
-        dist.all_reduce(flag, group=exchange.group)
-    return bool(flag.item())
+    return summed_numbers([value], exchange) != [0.0]
 
 
 def real_elements(tensor: torch.Tensor) -> torch.Tensor:

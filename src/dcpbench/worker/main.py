@@ -10,6 +10,7 @@ import datetime
 import faulthandler
 import gc
 import multiprocessing.forkserver
+import multiprocessing.shared_memory
 import multiprocessing.util
 import os
 import shutil
@@ -19,7 +20,7 @@ import threading
 import time
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,13 +30,14 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.records.findings import RaisedError
+from dcpbench.records.plain_values import plain_report
 from dcpbench.records.plugins import load_plugins
 from dcpbench.records.rank_report import RankReport
 from dcpbench.records.sentences import place_sentence, rank_sentence
+from dcpbench.records.user_code import import_from_current_folder
 from dcpbench.worker.left_behind import Fingerprint
 from dcpbench.worker.messages import (
     OF_RANK,
-    SAFE_PATH,
     CellSpec,
     Failed,
     Message,
@@ -43,6 +45,8 @@ from dcpbench.worker.messages import (
     RankSpec,
     StoreFile,
     UploadsUnderWay,
+    segments_of,
+    semaphores_of,
 )
 from dcpbench.worker.run_cell import run_cell
 from dcpbench.workloads.world import World
@@ -76,6 +80,10 @@ def main(spec: RankSpec, connection: Connection) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ.update(spec.kind.environment)
     _detach()
+    # Else what Python leaves in shared memory when it is killed has a name as any other program's.
+    multiprocessing.shared_memory._SHM_NAME_PREFIX = f"/{segments_of(spec.token)}"  # type: ignore[attr-defined]
+    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    config["semprefix"] = f"/{semaphores_of(spec.token)}"
     rank = _Rank(spec.rank, connection)
     world: World | None = None
     born: Fingerprint | None = None
@@ -89,6 +97,7 @@ def main(spec: RankSpec, connection: Connection) -> None:
             if world is None:
                 load_plugins()
                 world = _join(spec)
+                import_from_current_folder()
             born = born or Fingerprint(world.device)
             rank.announce("start")
             run_cell(cell, world, report, rank.announce, lambda since: rank.tell(UploadsUnderWay(since)))
@@ -131,6 +140,10 @@ class _Rank:
     def tell(self, content: PhaseBegun | UploadsUnderWay | Failed | RankReport) -> None:
         """Send a message about the running stage."""
         run = self.cell.run if self.cell else None
+        if isinstance(content, RankReport):
+            content = plain_report(content)
+        elif isinstance(content, Failed) and content.report:
+            content = replace(content, report=plain_report(content.report))
         with self._one_at_a_time:  # an upload ends in a thread of its own
             self.connection.send(Message(run, self.number, content))
 
@@ -154,7 +167,8 @@ def _join(spec: RankSpec) -> World:
         world_size=kind.world_size,
         timeout=_COLLECTIVE_TIMEOUT,
     )
-    groups: list[Any] = [dist.new_group(backend="gloo", timeout=_COLLECTIVE_TIMEOUT) for _ in range(2)]
+    number = 3 if device.type == "cpu" else 2
+    groups: list[Any] = [dist.new_group(backend="gloo", timeout=_COLLECTIVE_TIMEOUT) for _ in range(number)]
     return World(spec.rank, kind.world_size, device, *groups)
 
 
@@ -178,10 +192,10 @@ def _detach() -> None:
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
     let_server_go()
+    # What a cell starts is started by Python's default, as in a program of the user's: a process that was
+    # forked from a server has another server as its default, which imports everything again.
+    multiprocessing.set_start_method(None, force=True)
     os.environ[OF_RANK] = str(os.getpid())
-    name, value = SAFE_PATH
-    if os.environ.get(name) == value:  # what a cell starts finds its modules as the driver does
-        del os.environ[name]
     # The driver asks for every thread's stack this way before it ends a rank that hangs.
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)

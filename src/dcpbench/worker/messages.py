@@ -11,10 +11,6 @@ from dcpbench.records.rank_report import RankReport
 OF_RANK = "DCPBENCH_RANK_PID"
 """The variable in the environment of whatever a rank starts that says whose it is, once the rank is dead."""
 
-SAFE_PATH = ("PYTHONSAFEPATH", "dcpbench")
-"""A variable and its value in the environment of the fork server alone: it imports nothing from the folder in
-which the driver was started, or in which a sweep that is resumed was."""
-
 DRIVER_OF_TORCHRUN = "DCPBENCH_DRIVER_OF_TORCHRUN"
 """The variable in the environment of a driver that has torchrun's processes: its `ElasticRun`, the key that
 those have, and the descriptor of the socket at which it listens to them."""
@@ -89,8 +85,8 @@ class StoreAddress:
 
 @dataclass(frozen=True)
 class RankSpec:
-    """What a rank is born with: its number, in the world and on its host, its device, and where the ranks
-    meet."""
+    """What a rank is born with: its number, in the world and on its host, its device, where the ranks meet,
+    and a token that no other program has, by which they name shared memory."""
 
     kind: WorldKind
     rank: int
@@ -98,6 +94,17 @@ class RankSpec:
     store: StoreFile | StoreAddress
     host: str
     local_rank: int
+    token: str
+
+
+def segments_of(token: str) -> str:
+    """How Python's names of segments begin in the ranks of a token: it lets that have nine letters."""
+    return f"d{token}_"
+
+
+def semaphores_of(token: str) -> str:
+    """How Python's names of semaphores begin in the ranks of a token, and in what they start."""
+    return f"mp-dcpbench-{token}"
 
 
 @dataclass(frozen=True)

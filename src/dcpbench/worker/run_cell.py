@@ -16,9 +16,9 @@ from torch._dynamo.utils import counters
 from dcpbench.config.groups import Ending, StageWorld
 from dcpbench.config.schema import Config
 from dcpbench.measure import memory
-from dcpbench.records.rank_report import RankReport
+from dcpbench.records.rank_report import RankReport, Skip
 from dcpbench.scenarios import fresh_process
-from dcpbench.scenarios.cell import Cell, Skip, Uploads
+from dcpbench.scenarios.cell import Cell, Uploads
 from dcpbench.scenarios.checks import verify_files
 from dcpbench.scenarios.shared_folder import wait_until_seen
 from dcpbench.verify.files import recorded_syncs

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
-from dcpbench.verify.snapshot import local_part
+from dcpbench.verify.snapshot import local_part, named_parameters
 from dcpbench.workloads.components import Component, Surroundings
 from dcpbench.workloads.optimizers import InBackward
 from dcpbench.workloads.parallelisms import (
@@ -55,6 +55,9 @@ def build(config: Config, world: World, seed: int, scheduler: bool = True) -> Tr
     run.why_no_twin = getattr(workload.model, "why_no_twin", run.why_no_twin)
     run.options = StateDictOptions(**config.state_dict.options())
     run.optimizer_state = config.optimizer_state
+    if config.workload.target and run.options.ignore_frozen_params:
+        parameters = named_parameters(model).items()
+        run.left_out = [name for name, value in parameters if not value.requires_grad]
     return run
 
 

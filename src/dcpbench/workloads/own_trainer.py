@@ -44,7 +44,8 @@ class Trainer(Protocol):
     """What a trainer has to have, beside `optimizer`, or `optimizers` where there are several.
 
     `model` holds every parameter that they train. `not_saved`, if there is one, names attributes that no
-    checkpoint has to bring back, as a time of day; `random` among them are the default generators.
+    checkpoint has to bring back, as a time of day; `random` among them are the default generators, and
+    `model.base` a part of the model, which has to be the same in each trainer that is built.
     """
 
     model: nn.Module

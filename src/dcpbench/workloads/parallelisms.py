@@ -7,7 +7,8 @@ parallelism has no mesh) and its configuration, and returns the module to train.
 import fnmatch
 import pkgutil
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -29,11 +30,13 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor import parallel as tp
+from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel
 
 from dcpbench.config.groups import ActivationCheckpointing, ParallelConfig
 from dcpbench.config.mesh import SHARE_DATA
 from dcpbench.config.schema import Config
+from dcpbench.records.rank_report import Skip
 from dcpbench.verify.snapshot import plain_fqn
 from dcpbench.workloads.pipeline import keep_stage
 from dcpbench.workloads.workload import each_tensor
@@ -68,6 +71,7 @@ def ddp(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module
 
 def fsdp(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
     """FSDP1: FULL_SHARD on one data-parallel dimension, HYBRID_SHARD on two, TP inside if it has one."""
+    _skip_what_is_not_sharded(model)
     dp_mesh = _tensor_parallel(model, mesh, config)
     strategy = ShardingStrategy.HYBRID_SHARD if dp_mesh.ndim == 2 else ShardingStrategy.FULL_SHARD
     options: dict[str, Any] = {
@@ -82,6 +86,7 @@ def fsdp(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Modul
 
 def fsdp2(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
     """FSDP2: the root by `fully_shard`, TP inside if the mesh has it."""
+    _skip_what_is_not_sharded(model)
     fully_shard(model, mesh=_tensor_parallel(model, mesh, config), **_fully_shard_options(config))
     return model
 
@@ -89,6 +94,7 @@ def fsdp2(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Modu
 def fsdp2_per_layer(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
     """FSDP2 as trainers lay it out: each layer by `fully_shard`, then the root with what is left. A parameter
     that layers share is left to the root. TP inside if the mesh has it."""
+    _skip_what_is_not_sharded(model, together=False)
     dp_mesh, options = _tensor_parallel(model, mesh, config), _fully_shard_options(config)
     own = {layer: list(layer.parameters()) for _, _, layer in layers(model)}
     held = Counter(id(value) for values in own.values() for value in values)
@@ -112,9 +118,44 @@ def lay_out_buckets(model: nn.Module) -> None:
     for ddp in model.modules():
         if isinstance(ddp, DistributedDataParallel):
             trained = [one for one in ddp.module.parameters() if one.requires_grad]
-            with mock.patch.object(ddp.module, "forward", lambda own=trained: sum(map(torch.sum, own))):
+            with mock.patch.object(ddp.module, "forward", partial(_sum, trained, _sparse(ddp))):
                 ddp().backward()
             ddp.zero_grad()
+
+
+def _sparse(model: nn.Module) -> set[int]:
+    """The `id` of each parameter of a model that has sparse gradients."""
+    tables = [one for one in model.modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag)]
+    return {id(one.weight) for one in tables if one.sparse}
+
+
+def _skip_what_is_not_sharded(model: nn.Module, together: bool = True) -> None:
+    """Look for trained parameters that FSDP does not take, all `together` or layer by layer.
+
+    Raises:
+        Skip: there is one.
+    """
+    sparse, dtypes = _sparse(model), {one.dtype for one in model.parameters()}
+    for name, one in model.named_parameters():
+        for refused, what in (
+            (not one.numel(), "has no elements"),
+            (id(one) in sparse, "has sparse gradients"),
+            (together and one.is_complex() and len(dtypes) > 1, "is complex beside others that are not"),
+        ):
+            if refused and one.requires_grad:
+                raise Skip(f"torch's FSDP does not train {name}, which {what}")
+
+
+def _sum(parameters: Iterable[torch.Tensor], sparse: Container[int]) -> Any:
+    """A real number that has a gradient for each parameter, a sparse one for those whose `id` is among
+    `sparse`."""
+
+    def real_sum(parameter: torch.Tensor) -> torch.Tensor:
+        if id(parameter) in sparse:
+            parameter = F.embedding(parameter.new_empty(0, dtype=torch.int64), parameter, sparse=True)
+        return torch.view_as_real(parameter).sum() if parameter.is_complex() else parameter.sum()
+
+    return sum(map(real_sum, parameters))
 
 
 def layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:

@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from dcpbench.records.rank_report import Skip
 from dcpbench.verify.compare import bits
 from dcpbench.workloads.optimizers import each_of
 from dcpbench.workloads.workload import Tensors, each_tensor
@@ -92,7 +93,27 @@ class OptimizerState:
         self.options = options
 
     def state_dict(self) -> dict[str, Any]:
+        self._skip_what_torch_refuses()
         return get_optimizer_state_dict(self.model, each_of(self.optimizer), options=self.options)
+
+    def _skip_what_torch_refuses(self) -> None:
+        """Look for what torch's state-dict functions are known to refuse.
+
+        Raises:
+            Skip: there is such an optimizer, or such a key in its state.
+        """
+        for one in each_of(self.optimizer):
+            if isinstance(one, torch.optim.SparseAdam):
+                raise Skip(
+                    "torch's get_optimizer_state_dict fills an empty optimizer by a step with dense "
+                    "gradients, which SparseAdam refuses; use checkpointer=trainer"
+                )
+            for key in one.state:
+                if not isinstance(key, torch.Tensor):
+                    raise Skip(
+                        f"torch's get_optimizer_state_dict refuses the key {key!r} of the optimizer's state, "
+                        "which is no parameter; use checkpointer=trainer"
+                    )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         set_optimizer_state_dict(

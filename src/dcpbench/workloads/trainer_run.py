@@ -56,6 +56,8 @@ class TrainerRun(TrainingRun):
     def _look(self) -> None:
         """A trainer may have put other ones into their places."""
         self.model, self.optimizer = self.trainer.model, optimizer_of(self.trainer)
+        not_saved = getattr(self.trainer, "not_saved", ())
+        self.left_out = [one.removeprefix("model.") for one in not_saved if one.startswith("model.")]
 
     def state(self) -> dict[str, Any]:
         """The trainer, which is no `Stateful`."""

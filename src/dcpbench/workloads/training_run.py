@@ -1,6 +1,6 @@
 """A model with its optimizer and what else a checkpoint holds, and the training loop."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -11,8 +11,9 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions
 from torch.optim.lr_scheduler import LRScheduler
 
 from dcpbench.config.groups import OptimizerStateAs
-from dcpbench.verify.perturb import perturbed
-from dcpbench.verify.snapshot import local_part, named_parts, parts_of_each
+from dcpbench.verify.flags import snapshot_gradients
+from dcpbench.verify.perturb import FUNCTION_IF_NONE, perturbed
+from dcpbench.verify.snapshot import named_parts, parts_of_each
 from dcpbench.workloads.batches import Batches
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.optimizers import Optimizers, each_of
@@ -54,6 +55,8 @@ class TrainingRun:
     """How its optimizer's state is saved."""
     not_looked_at: Mapping[str, str] = MappingProxyType({})
     """What of its `objects` cannot be looked at, and of which type that is."""
+    left_out: Collection[str] = ()
+    """The parts of the model that no checkpoint has, by FQN."""
     pipeline: Pipeline | None = None
     """Of which its model is this rank's stage."""
     computes_in: frozenset[torch.dtype] = frozenset()
@@ -175,7 +178,7 @@ class TrainingRun:
 
     def finish_step(self, loss: float) -> None:
         """Clear the gradients, and move everything else on; `loss` is the global batch's."""
-        self.optimizer.zero_grad()
+        self.model.zero_grad()  # some may be of parameters that the optimizer does not have
         next_step(self.scheduler, loss)
         self.tensor_object.advance()
         self.train_state.record(loss)
@@ -209,8 +212,7 @@ class TrainingRun:
         if self._scheduled_later:
             self._scheduler = None
         else:
-            other = {key: perturbed(value) for key, value in self.scheduler.state_dict().items()}
-            self.scheduler.load_state_dict(other)
+            self.scheduler.load_state_dict(perturbed(self.scheduler.state_dict()))
 
     def leave_gradients(self, batches: Batches) -> None:
         """Have gradients of the next step, and do not take it."""
@@ -239,9 +241,15 @@ class TrainingRun:
 
     def may_be_constant(self, name: str) -> bool:
         """Whether what its `objects` have by this name may be what a run that is built anew has as well: of
-        the functions of a `LambdaLR` only that they are some, of a data loader how it is laid out."""
+        the functions of a scheduler only that they are some, of a data loader how it is laid out."""
         first, *rest = name.split(".")
-        return first == "data_loader" or (first == "scheduler" and "lr_lambdas" in rest)
+        functions = first == "scheduler" and not {"lr_lambdas", FUNCTION_IF_NONE}.isdisjoint(rest)
+        return first == "data_loader" or functions
+
+    def is_left_out(self, name: str) -> bool:
+        """Whether no checkpoint has what the model has by this name, so that it has to be the same in each
+        run that is built."""
+        return any(name == one or name.startswith(f"{one}.") for one in self.left_out)
 
     @property
     def needs_random(self) -> frozenset[str] | None:
@@ -269,8 +277,7 @@ class TrainingRun:
         self.alive.append(lives[0] or self._has_gradient())
 
     def _has_gradient(self) -> bool:
-        gradients = (local_part(p.grad) for p in self.model.parameters() if p.grad is not None)
-        return any(bool(gradient.any().item()) for gradient in gradients)
+        return any(bool(leaf.local.any().item()) for leaf in snapshot_gradients(self.model).values())
 
     def _batch_of_step(self, batches: Batches) -> Tensors:
         with self.random.drawn_from():

@@ -1,8 +1,9 @@
 """What a cell trains, and how: made of the groups `model` and `optimizer`, or by a function of one's own."""
 
+import inspect
 import pkgutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau, StepLR
 
 from dcpbench.config.schema import Config
+from dcpbench.records.rank_report import Skip
 from dcpbench.workloads.optimizers import each_of
 
 Tensors = Any
@@ -71,6 +73,24 @@ def workload_of(config: Config) -> Workload:
         raise TypeError(
             f"workload.target={config.workload.target}: returned a {type(made).__name__}, no Workload"
         )
+    return replace(made, optimizer=partial(_without_closure, made.optimizer))
+
+
+def _without_closure(make: Callable[[nn.Module], Any], model: nn.Module) -> Any:
+    """What it makes.
+
+    Raises:
+        Skip: it is an optimizer whose `step` needs a closure.
+    """
+    made = make(model)
+    for one in made if isinstance(made, list) else [made]:
+        closure = inspect.signature(one.step).parameters.get("closure")
+        if closure and closure.default is closure.empty:
+            kind = type(one).__name__
+            raise Skip(
+                f"torch's get_optimizer_state_dict calls step() without a closure, which {kind} refuses, and "
+                "so does the training loop of a Workload; use checkpointer=trainer"
+            )
     return made
 
 

@@ -18,6 +18,9 @@ class World:
     `checkpoint_group` is a gloo group of its own for checkpoints, and `group` one for what is compared or
     waited for meanwhile: collectives of a save that goes on would meet its own. Both are None where there is
     no process group.
+    `training_group` is, on CPUs, what is used in training instead of the default group: gloo has one order of
+    collectives for all of them, and a trainer may save in the background in the default group, as it may on
+    GPUs, where training has NCCL's.
     A new mesh means new communicators, which cost more than a second on NCCL, so a rank that runs
     several cells makes each mesh once.
     """
@@ -27,6 +30,7 @@ class World:
     device: torch.device
     checkpoint_group: dist.ProcessGroup | None
     group: dist.ProcessGroup | None
+    training_group: dist.ProcessGroup | None = None
     compiled_for: str | None = None
     """What the graphs that Dynamo holds were compiled for."""
     _groups: dict[int, dist.ProcessGroup] = field(default_factory=dict)
@@ -37,9 +41,18 @@ class World:
         if not sizes:
             return None
         key = tuple(sizes.items())
-        if key not in self._meshes:
+        if key not in self._meshes and self.training_group and len(sizes) == 1:
+            self._meshes[key] = DeviceMesh.from_group(
+                self.training_group, self.device.type, mesh_dim_names=tuple(sizes)
+            )
+        elif key not in self._meshes:
+            # One that is named gives a dimension of all ranks a group of its own, and not the default one.
+            backends: Any = dict.fromkeys(sizes, "gloo") if self.training_group else None
             self._meshes[key] = init_device_mesh(
-                self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes)
+                self.device.type,
+                tuple(sizes.values()),
+                mesh_dim_names=tuple(sizes),
+                backend_override=backends,
             )
         return self._meshes[key]
 
@@ -94,5 +107,5 @@ class World:
         """The mean of a scalar over all ranks, summed in float64."""
         total = value.detach().double()
         if self.checkpoint_group is not None:
-            dist.all_reduce(total)
+            dist.all_reduce(total, group=self.training_group)
         return float(total.item()) / self.size

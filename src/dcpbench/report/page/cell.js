@@ -1,6 +1,11 @@
 // One run, opened: its status and why, its costs, its configuration, and how to run it again.
 
 const LOSSES = ["loss_at_save", "loss_continued", "loss_resumed", "loss_twin"];
+const BOUNDS = ["gradient_bound", "step_bound"];
+const VERDICTS = [
+  { name: "resume", title: "Resume", training: false },
+  { name: "training", title: "Training, each step compared with an unwrapped twin", training: true },
+];
 const ORIGIN = ["torch_version", "git_commit", "started_at", "config_digest", "code_digest"];
 
 function makeDialog(app) {
@@ -112,8 +117,17 @@ function checkTable(app, run) {
   return el("div", {},
     scroller("Checks", el("table", { class: "plain checks" },
       el("thead", {}, el("tr", {}, columnHeads(["check", "held", "could be seen to differ", "mismatches"]))),
-      el("tbody", {}, ...applied.flatMap((check) => checkLines(app, run, check))))),
-    note);
+      el("tbody", {}, ...VERDICTS.flatMap((verdict) => verdictLines(app, run, verdict, applied))))),
+    facts(run, BOUNDS, plain), note);
+}
+
+// Whether a cell resumes, and whether it trains as it should, are two questions.
+function verdictLines(app, run, { name, title, training }, applied) {
+  const checks = app.checks.filter((check) => check.training === training && applied.includes(check.name));
+  if (!checks.length) return [];
+  const came = run[name] === null ? "" : run[name] ? ": passed" : ": not passed";
+  return [el("tr", { class: "of-verdict" }, el("th", { scope: "rowgroup", colspan: "4" }, `${title}${came}`)),
+    ...checks.flatMap((check) => checkLines(app, run, check.name))];
 }
 
 function checkLines(app, run, check) {

@@ -14,7 +14,7 @@ function drawChecks(app, shown) {
   const cells = [...groupBy(runs, (run) => run.place).values()].filter((of) => of.some((run) => app.checks.some((check) => isBad(run, check))))
     .sort((a, b) => worst(a).rank - worst(b).rank);
   const few = Math.min(CELLS_WITH_CHECKS, Math.max(KNOWN_CELLS_WITH_CHECKS, cells.filter((of) => of.some((run) => !run.ok)).length));
-  const made = app.checks.filter(({ name }) => runs.some((run) => run[name] !== null));
+  const made = app.checks.filter(({ name }) => runs.some((run) => run[name] !== null)).sort((a, b) => a.training - b.training);
   const bad = made.filter((check) => runs.some((run) => isBad(run, check)));
   byId("checks").hidden = made.length === 0;
   const held = made.filter((check) => !bad.includes(check)).map((check) => el("code", { title: check.help }, check.name));
@@ -37,7 +37,7 @@ function isBad(run, { name }) {
 function checkHead(runs, check) {
   const made = runs.filter((run) => run[check.name] !== null);
   const bad = made.filter((run) => isBad(run, check)).length;
-  return el("th", { scope: "col", title: check.help }, ...check.name.split(/(?<=_)/).flatMap((part) => [el("wbr"), part]),
+  return el("th", { scope: "col", title: check.help }, check.training && el("small", {}, "training: "), ...check.name.split(/(?<=_)/).flatMap((part) => [el("wbr"), part]),
     el("small", {}, ` ${bad} of ${made.length}`));
 }
 

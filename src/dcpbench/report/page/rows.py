@@ -57,7 +57,9 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
     beside = {name: of for name, of in _axes_beside(frame).items() if name not in values}
     return {
         "axes": ["sweep", *AXES, *beside],
-        "checks": [{"name": spec.name, "help": spec.help} for spec in CHECKS.values()],
+        "checks": [
+            {"name": spec.name, "help": spec.help, "training": spec.training} for spec in CHECKS.values()
+        ],
         "metrics": [
             {"name": spec.name, "unit": spec.unit, "help": spec.help, "headline": spec.history}
             for spec in METRICS.values()

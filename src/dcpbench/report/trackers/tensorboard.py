@@ -1,6 +1,5 @@
 """TensorBoard: a run for each cell, with its hyperparameters and scalars; written without torch."""
 
-import shutil
 from pathlib import Path
 
 from tensorboard.compat.proto.event_pb2 import Event
@@ -9,7 +8,12 @@ from tensorboard.plugins.hparams import summary_v2 as hparams
 from tensorboard.plugins.text import summary_v2 as text
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from dcpbench.records import files
+from dcpbench.records.store import ResultsError
 from dcpbench.report.trackers import LoggedCell, LoggedSweep
+
+_LONGEST_NAME = 255
+"""Bytes that a file system lets a name have."""
 
 
 def log(sweep: LoggedSweep, folder: Path, project: str) -> dict[str, str]:
@@ -17,14 +21,26 @@ def log(sweep: LoggedSweep, folder: Path, project: str) -> dict[str, str]:
     the name of its file."""
     runs = folder / project / f"{sweep.name}~{sweep.key[:8]}"
     part = runs / ".part"
-    shutil.rmtree(part, ignore_errors=True)
     digests = {file.parent.name: file.suffix[1:] for file in runs.glob("*/*")}
-    before = {cell.key: digests[cell.row.cell] for cell in sweep.cells if cell.row.cell in digests}
+    before = {cell.key: digests[name] for cell in sweep.cells if (name := _name(cell)) in digests}
     for cell in sweep.changed(before):
+        _remove(part, folder)
         _write(part, sweep, cell)
-        shutil.rmtree(runs / cell.row.cell, ignore_errors=True)
-        part.rename(runs / cell.row.cell)
+        _remove(runs / _name(cell), folder)
+        part.rename(runs / _name(cell))
     return before
+
+
+def _name(cell: LoggedCell) -> str:
+    """The name of a cell's folder: the cell's, unless that names no folder here, as a path does."""
+    name = cell.row.cell
+    names_one = name.isprintable() and "/" not in name and not name.startswith(".")
+    return name if name and names_one and len(name.encode()) <= _LONGEST_NAME else cell.key
+
+
+def _remove(run: Path, within: Path) -> None:
+    if refused := files.remove(run, within):
+        raise ResultsError(refused)
 
 
 def seen_with(folder: Path) -> str:

@@ -1,10 +1,11 @@
 """Weights & Biases: a group for each sweep with an offline run for each cell, for `wandb sync` to upload."""
 
-import shutil
 from pathlib import Path
 
 import wandb
 
+from dcpbench.records import files
+from dcpbench.records.store import ResultsError
 from dcpbench.report.trackers import LoggedCell, LoggedSweep
 
 _RUNS = "wandb/offline-run-*"
@@ -21,7 +22,9 @@ def log(sweep: LoggedSweep, folder: Path, project: str) -> dict[str, str]:
     written: dict[Path, str] = {}
     for cell in sweep.changed(before):
         if cell.key in there:
-            shutil.rmtree(there[cell.key])
+            refused = files.remove(there[cell.key], folder)
+            if refused:
+                raise ResultsError(refused)
         written[_write(sweep, cell, folder, project)] = cell.digest
     wandb.teardown()  # a finished run's file is complete only when wandb's service process has ended
     for run, digest in written.items():
@@ -36,8 +39,8 @@ def seen_with(folder: Path) -> str:
 
 def _digest_in(run: Path) -> str:
     try:
-        return (run / _DIGEST).read_text(encoding="utf-8")
-    except OSError:
+        return files.read(run / _DIGEST).decode()
+    except (OSError, ValueError):
         return ""
 
 

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -41,6 +40,8 @@ class Record:
     cwd: str
     cells: list[str]
     storage: list[str]
+    overrides: dict[str, list[str]] | None = None
+    """Of each cell, by its name; None in records that earlier versions wrote."""
     signature: str | None = None
     """Of the user who made the sweep, see `sweep.folder.signature`."""
 
@@ -48,9 +49,9 @@ class Record:
         """Write it, signed, whole or not at all."""
         write_json(folder / SWEEP_JSON, asdict(replace(self, signature=sign(self._content))))
 
-    def refuse_foreign(self, folder: Path) -> None:
+    def refuse_foreign(self, folder: Path, key: str = "resume=") -> None:
         """Refuse to go on with a sweep that somebody else has made, or this user with another home: what it
-        names, in the folder that it names, would run.
+        names, in the folder that it names, would run. `key` is what asked for it.
 
         Raises:
             ConfigError: it says what would run.
@@ -58,7 +59,7 @@ class Record:
         if not is_own(self._content, self.signature):
             asked = shlex.join(["python", "-m", "dcpbench", *self.arguments])
             raise ConfigError(
-                f"resume={folder}: {SWEEP_JSON} is not signed with this user's key: somebody else may have "
+                f"{key}{folder}: {SWEEP_JSON} is not signed with this user's key: somebody else may have "
                 f"made it, and going on runs what it names: `{asked}` in {self.cwd}; "
                 "if you want that, add trust=true"
             )
@@ -66,7 +67,8 @@ class Record:
     @property
     def _content(self) -> bytes:
         """What is signed."""
-        return json.dumps([getattr(self, name) for name in _FIELDS]).encode()
+        overrides = [] if self.overrides is None else [self.overrides]
+        return json.dumps([*(getattr(self, name) for name in _FIELDS), *overrides]).encode()
 
 
 def read(folder: Path, key: str = "resume=") -> Record:
@@ -80,15 +82,17 @@ def read(folder: Path, key: str = "resume=") -> Record:
         raise ConfigError(f"{where}: there is no such folder")
     try:
         known, _ = parse(files.read(folder / SWEEP_JSON))
-        record = Record(**{name: known[name] for name in _FIELDS}, signature=known.get("signature"))
-        lists = (record.arguments, record.cells, record.storage)
+        added = {name: known.get(name) for name in ("overrides", "signature")}
+        record = Record(**{name: known[name] for name in _FIELDS}, **added)
+        by_cell = {} if record.overrides is None else record.overrides
+        lists = (record.arguments, record.cells, record.storage, *by_cell.values())
         if not all(isinstance(item, list) and all(isinstance(word, str) for word in item) for item in lists):
             raise ValueError("no lists of texts")
         if "\0" in "".join([record.cwd, *chain(*lists)]):  # TypeError where one is no text
             raise ValueError("NUL bytes")
     except FileNotFoundError:
         raise ConfigError(f"{where}: holds no sweep that could be resumed (no {SWEEP_JSON})") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{where}: {SWEEP_JSON} is not what a sweep writes ({error!r})") from None
     return record
 
@@ -176,7 +180,7 @@ def held(folder: Path, wait_s: float = 0.0) -> Iterator[None]:
     finally:
         with suppress(OSError):
             if not _used(folder):
-                shutil.rmtree(folder)
+                files.remove(folder, within=folder.parent)
         os.close(descriptor)
 
 

@@ -14,11 +14,10 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Rerun
 from dcpbench.config.text import counted
 from dcpbench.records import files, store
-from dcpbench.records.row import Row
+from dcpbench.records.row import SCHEMA_VERSION, Row
 from dcpbench.records.row_reader import parse
 from dcpbench.sweep.folder.manifest import Record
 from dcpbench.sweep.plan.job import Job
-from dcpbench.sweep.run.worker import remove
 
 _VERSIONS = {"torch_version": "torch", "load_torch_version": "torch of load_python"}
 """Columns that have to be as they were, and what they are of."""
@@ -125,12 +124,14 @@ def _clear(folder: Path, within: Path) -> None:
     """Remove a folder, if there is one; refuses one that does not lie within the other."""
     if within.resolve() not in folder.resolve().parents:
         raise ConfigError(f"{folder}: does not lie in {within}, and is not removed")
-    if sentence := remove(folder):
+    if sentence := files.remove(folder, within):
         raise ConfigError(f"{sentence} (of a cell that broke off)")
 
 
 def _why_again(job: Job, row: Row, rerun: Rerun) -> str | None:
     now = job.columns
+    if row.schema_version != SCHEMA_VERSION:
+        return f"its row is of schema version {row.schema_version}, and rows are of {SCHEMA_VERSION} now"
     for version, what in _VERSIONS.items():
         if row[version] != (is_now := now.get(version)):
             return f"{what} was {row[version]} and is {is_now}"

@@ -1,5 +1,6 @@
 """`plan=true`: what a sweep would do and how long it would take, without starting a rank."""
 
+import itertools
 import json
 import sys
 from collections import Counter
@@ -48,7 +49,8 @@ def print_plan(
     block, and the sum. `blocks` are those that ask for the cells, if an experiment names blocks.
 
     Returns:
-        the exit status that a run is already known to have: 1 if every cell would be a skip.
+        the exit status that a run is already known to have: 1 if every cell would be a skip, or one that
+        would run has a target that no file defines.
     """
     done = found.done if found else {}
     estimated = resources.estimates([job for job in jobs if job.cell.name not in done], gpus)
@@ -58,6 +60,13 @@ def print_plan(
         _fate(job, block, done.get(job.cell.name), folder, costs, times)
         for job, block in zip(jobs, blocks or _groups(jobs), strict=True)
     ]
+    by_name = {job.cell.name: job for job in jobs}
+    targets = {
+        target: file
+        for fate in fates
+        if fate.would == "run"
+        for target, file in by_name[fate.cell].targets.items()
+    }
     to_run = [estimated[fate.cell] for fate in fates if fate.would == "run"]
     by_block = {
         block: _Block.of([fate for fate in fates if fate.block == block], estimated, times)
@@ -70,6 +79,7 @@ def print_plan(
                 "blocks": {name: asdict(block) for name, block in by_block.items()},
                 "seconds": times.left(to_run),
                 "sources": [*map(str, sources)],
+                "targets": targets,
             }
             sys.stdout.write(f"{json.dumps(told, indent=1)}\n")
         else:
@@ -82,9 +92,10 @@ def print_plan(
                 sentences.append(_estimate(to_run, sources, times))
             elif not done:
                 sentences.append("every cell would be skipped: nothing would be measured")
-            for sentence in sentences:
+            for sentence in [*itertools.starmap(_target, targets.items()), *sentences]:
                 _print_line(sentence)
-    return 0 if to_run else exit_status(done.values())
+    missing = None in targets.values()
+    return int(missing) if to_run else exit_status(done.values())
 
 
 @dataclass(frozen=True)
@@ -129,6 +140,12 @@ def _fate(job: Job, block: str, done: Row | None, folder: Path, costs: Costs, ti
     known = tuple(f"{failure.id}: {failure.reason}" for failure in job.known_failures)
     because = "; ".join(f"known failure {failure.id}" for failure in job.known_failures)
     return Fate(name, block, "run", times.seconds(resources.keys(job.key)), because, known)
+
+
+def _target(target: str, file: str | None) -> str:
+    if file:
+        return f"{target}: in {file}"
+    return f"{target}: no such file, in {Path.cwd()} or installed; the cells that need it would be errors"
 
 
 def _print(fates: Sequence[Fate], by_block: dict[str, _Block], shown: PlanAs) -> None:

@@ -13,6 +13,7 @@ from dcpbench.config.groups import Device, StageConfig, StageWorld
 from dcpbench.config.schema import Config, conf_folder
 from dcpbench.executors.fork_server import Machine
 from dcpbench.records.installation import OURS, package_digest
+from dcpbench.records.user_code import file_of
 from dcpbench.sweep.plan import known_failures, validity
 from dcpbench.sweep.plan.cells import SweepCell
 from dcpbench.sweep.plan.known_failures import KnownFailure
@@ -40,6 +41,7 @@ _COLUMNS = (
     "optimizer_state",
     "activation_checkpointing",
 )
+_PROVIDED = ("torch", "dcpbench", "hydra_plugins")
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,11 @@ class Job:
     def kinds(self) -> list[WorldKind]:
         """The ranks of all its stages, each kind once."""
         return list(dict.fromkeys(map(self.kind, self.config.stages)))
+
+    @property
+    def targets(self) -> dict[str, str | None]:
+        """The user's targets, each with the file that defines it, None if no file does."""
+        return {target: file_of(target) for target in sorted(_own_targets(self.config))}
 
     @property
     def world_size(self) -> int:
@@ -142,9 +149,13 @@ def code_digest(config: Config) -> str:
     It is of what the files say: the same in a checkout and in the wheel made from it, another in a checkout
     that was changed. Torch's own are told apart by its version; what packages import is not looked at.
     """
-    packages = {target.partition(".")[0] for target in _targets(config)}
-    packages -= {"torch", "dcpbench", "hydra_plugins"}
+    packages = {target.partition(".")[0] for target in _own_targets(config)}
     return digest_of([package_digest(name) for name in (*OURS, *sorted(packages))])
+
+
+def _own_targets(config: Config) -> set[str]:
+    """Every `target` of a configuration that is neither of dcpbench nor of torch."""
+    return {name for name in _targets(config) if name.partition(".")[0] not in _PROVIDED}
 
 
 def _targets(node: Any) -> Iterator[str]:

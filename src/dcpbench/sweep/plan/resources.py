@@ -19,6 +19,7 @@ from rich.filesize import decimal
 
 from dcpbench.config.cell_key import CellKey
 from dcpbench.config.groups import Sharing, StorageConfig
+from dcpbench.records import files
 from dcpbench.records.row import Row
 from dcpbench.records.store import RESULTS_JSONL, ResultsError, stored_rows
 from dcpbench.sweep.plan.job import Job
@@ -182,6 +183,6 @@ def duration_text(seconds: float) -> str:
 def bytes_in(folder: Path) -> int | None:
     """The bytes of all files below a folder, None if that cannot be determined."""
     try:
-        return sum(item.stat().st_size for item in folder.rglob("*") if item.is_file())
+        return sum(found.st_size for found in files.files_below(folder).values())
     except OSError:
         return None

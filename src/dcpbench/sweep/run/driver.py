@@ -13,13 +13,13 @@ from rich.console import Console
 from dcpbench.config.groups import Sharing
 from dcpbench.executors.base import Engine, Executor
 from dcpbench.executors.fork_server import Machine
-from dcpbench.records import store
+from dcpbench.records import files, store
 from dcpbench.records.row_log import RowLog
 from dcpbench.report.styles import text_of
 from dcpbench.sweep.plan.job import Job
 from dcpbench.sweep.plan.resources import Costs, Estimated, estimates, places, stretches
 from dcpbench.sweep.run.progress import ProgressDisplay
-from dcpbench.sweep.run.worker import Finished, Mismatches, Worker, remove
+from dcpbench.sweep.run.worker import Finished, Mismatches, Worker
 from dcpbench.sweep.signals import uninterrupted
 
 
@@ -134,7 +134,7 @@ class Sweep:
         except store.ResultsError:
             if not checkpoints:
                 raise
-            for sentence in filter(None, map(remove, checkpoints)):
+            for sentence in filter(None, (files.remove(one, one.parent) for one in checkpoints)):
                 self.console.print(text_of(sentence), soft_wrap=True)
             note = "(its checkpoints were removed to make room for this row)"
             store.append_measurements(self.folder, row, finished.measurements)

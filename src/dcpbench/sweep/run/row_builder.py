@@ -6,6 +6,7 @@ from typing import Any
 
 from dcpbench.executors.base import HostUsed, Outcome
 from dcpbench.records.metrics import METRICS, PHASE_S, SHARED_CELL_S, Measurement, aggregated
+from dcpbench.records.plain_values import plain_row
 from dcpbench.records.rank_report import RankReport
 from dcpbench.records.row import Row, is_ok
 from dcpbench.sweep.plan.job import Job
@@ -89,7 +90,7 @@ def row_of(job: Job, tries: Sequence[Try], shared: bool = False) -> Row:
     if shared:
         kept = {name: None if spec.unit == "s" else metrics[name] for name, spec in METRICS.items()}
         metrics = kept | {SHARED_CELL_S: metrics["cell_s"]}
-    return Row(
+    row = Row(
         **job.columns,
         **{name: getattr(verdict, name) for name in _OF_VERDICT},
         reason=reason,
@@ -100,6 +101,8 @@ def row_of(job: Job, tries: Sequence[Try], shared: bool = False) -> Row:
         **_losses(last.reports),
         **_bounds(last.reports),
     )
+    reports = (report for outcome in last.outcomes for report in (*outcome.reports, *outcome.before))
+    return plain_row(row, [f"rank {report.rank}: {one}" for report in reports for one in report.replaced])
 
 
 def _phases(outcomes: Sequence[Outcome]) -> dict[str, float]:

@@ -138,15 +138,18 @@ def judge(stages: Sequence[Sequence[RankReport]], worlds: Sequence[int]) -> Verd
     powerless += _not_reported(stages, worlds)
     if not judged:
         powerless.append("no check applied")
-    sentences = [[one.sentence for one in failed if CHECKS[one.check].training is of] for of in (False, True)]
+    of_resume, of_training = (
+        [one.sentence for one in failed if CHECKS[one.check].training is of] for of in (False, True)
+    )
+    resumes = _held(judged, training=False)
     return Verdict(
         status="fail" if failed else "vacuous" if powerless else "pass",
-        reason=failed_sentence(*sentences) or "; ".join(powerless) or None,
+        reason=failed_sentence(of_resume, of_training, resumes) or "; ".join(powerless) or None,
         checks=dict.fromkeys(CHECKS) | {check: one.failed is None for check, one in judged.items()},
         failed=tuple(failed),
         powerless=tuple(powerless),
         powered=not powerless,
-        resume=_held(judged, training=False),
+        resume=resumes,
         training=_held(judged, training=True),
         max_abs_diff=max((one.max_abs_diff for one in judged.values()), default=None),
         first_mismatch=f"{failed[0].on_rank}: {finding_sentence(failed[0].first)}" if failed else None,

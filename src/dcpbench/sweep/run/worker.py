@@ -7,10 +7,7 @@ second try has repeated once is no matter of chance: cells that fail alike after
 """
 
 import datetime
-import os
-import shutil
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +17,9 @@ from rich.console import Console
 from dcpbench.checkpointers.object_store import ObjectStore
 from dcpbench.config.groups import Ending, Isolation, KeepCheckpoints, StageConfig, StorageConfig
 from dcpbench.config.schema import Config
+from dcpbench.config.text import counted
 from dcpbench.executors.base import Executor, HostsLostError, Outcome
+from dcpbench.records import files
 from dcpbench.records.findings import Problem
 from dcpbench.records.metrics import Measurement
 from dcpbench.records.row import Row
@@ -33,6 +32,8 @@ from dcpbench.sweep.run.verdict import Verdict, verdict_of
 from dcpbench.worker.messages import CellSpec, RunId
 
 FIRST_TRY = "first-try"
+_NAMED = 10
+"""How many segments of shared memory are named; the others are only counted."""
 Mismatches = tuple[tuple[str, ...], frozenset[tuple[str, str, Problem]]]
 """What cells fail alike by: axes that they share, and what differs by check, name and kind."""
 
@@ -63,7 +64,14 @@ class Worker:
         """Run a cell, once more if it did not come out as it should."""
         self.display.begin(job.cell.name)
         tries = self._tries(job)
-        return Finished(job, row_of(job, tries, self.shared), tries[-1].measurements)
+        try:
+            row = row_of(job, tries, self.shared)
+        except Exception as error:  # noqa: BLE001 - as above
+            text = f"the ranks' reports cannot be put into a row: {type(error).__name__}: {error}"
+            tries = [replace(one, outcomes=()) for one in tries]
+            tries[-1] = replace(tries[-1], verdict=Verdict("error", text))
+            row = row_of(job, tries, self.shared)
+        return Finished(job, row, tries[-1].measurements)
 
     def _tries(self, job: Job) -> list[Try]:
         checkpoints, of_second = job.checkpoints(self.folder)
@@ -109,6 +117,9 @@ class Worker:
             text = f"{type(error).__name__}: {error}"
             verdict = Verdict("error", f"the ranks' reports cannot be judged: {text}")
         self._print(*(f"{job.cell.name}: {told}" for outcome in outcomes for told in outcome.dropped))
+        if left := [name for outcome in outcomes for name in outcome.left]:
+            what = counted(len(left), "segment") + " of shared memory that another program may have made"
+            self._print(f"{job.cell.name}: did not remove {what}: {', '.join(left[:_NAMED])}")
         disk_bytes, cell_s = bytes_in(checkpoints), time.monotonic() - started
         tried = Try(verdict, started_at, outcomes, cell_s, disk_bytes)
         # A planted fault that was seen did its damage to the cell's own state only.
@@ -180,7 +191,8 @@ def clear(config: Config, failed: bool, checkpoints: Path) -> list[str]:
 def _remove_all(storage: StorageConfig, checkpoints: Path) -> list[str]:
     """Remove the checkpoints of a try, in their folder and in their store; a sentence for each of these if
     they would not go."""
-    return [*filter(None, (remove(checkpoints), remove_objects(storage, checkpoints)))]
+    in_folder = files.remove(checkpoints, within=checkpoints.parent)
+    return [*filter(None, (in_folder, remove_objects(storage, checkpoints)))]
 
 
 def remove_objects(storage: StorageConfig, checkpoints: Path) -> str | None:
@@ -191,38 +203,6 @@ def remove_objects(storage: StorageConfig, checkpoints: Path) -> str | None:
         except Exception as error:  # noqa: BLE001 - whatever a client raises
             return f"{objects.place(str(checkpoints))} could not be removed: {type(error).__name__}: {error}"
     return None
-
-
-def remove(folder: Path) -> str | None:
-    """Remove a folder, also where a cell has made parts of it read-only; a sentence if it would not go."""
-    try:
-        if folder.is_symlink():  # a cell has put it there: it goes, what it points to stays
-            folder.unlink()
-            return None
-        shutil.rmtree(folder, ignore_errors=True)
-        _unlock(folder.name, os.open(folder.parent, os.O_PATH))
-        shutil.rmtree(folder)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        return f"{folder} could not be removed: {error}"
-    return None
-
-
-def _unlock(name: str, within: int) -> None:
-    """Make a folder, and all in it, one that can be emptied; follows no link. Closes `within`."""
-    try:
-        folder = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=within)
-    except OSError:
-        return
-    finally:
-        os.close(within)
-    with suppress(OSError):
-        Path(f"/proc/self/fd/{folder}").chmod(0o700)  # which is the folder itself, whatever has its name now
-        for item in list(os.scandir(f"/proc/self/fd/{folder}")):
-            if item.is_dir(follow_symlinks=False):
-                _unlock(item.name, os.dup(folder))
-    os.close(folder)
 
 
 def _as_expected(stage: StageConfig, outcome: Outcome) -> Outcome:

@@ -1,0 +1,196 @@
+"""Whole tensors from the parts of four real ranks: cut flat as FSDP1 does, unevenly, not at all."""
+
+from collections.abc import Iterable
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dcpbench.verify.layout import Extent, whole
+from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
+from dcpbench.verify.whole_tensors import Exchange, Parts, any_rank, assembled, real_elements, summed
+from support.gloo_ranks import WORLD_SIZE, Ask
+
+SHAPE = (5, 3)
+EXPECTED = torch.arange(15.0).reshape(SHAPE)
+COLUMNS = Extent(SHAPE, (0, 1), (5, 2), 0, 10)
+"""A shard of tensor parallelism: two columns of three."""
+
+
+def flat(begin: int, end: int, box: Extent | None = None) -> Extent:
+    """Some elements of a flattened tensor, or of a flattened shard of it."""
+    inside = box or whole(EXPECTED)
+    return Extent(SHAPE, inside.offset, inside.box, begin, end - begin)
+
+
+def rows(begin: int, end: int) -> Extent:
+    return Extent(SHAPE, (begin, 0), (end - begin, 3), 0, 3 * (end - begin))
+
+
+LAYOUTS = {
+    "flat": [flat(0, 4), flat(4, 8), flat(8, 12), flat(12, 15)],
+    "uneven": [rows(0, 2), rows(2, 4), rows(4, 5), rows(5, 5)],
+    "one has all": [flat(0, 0), flat(0, 15), flat(0, 0), flat(0, 0)],
+    "replicas": [whole(EXPECTED)] * 4,
+    "replicas of shards": [rows(0, 2), rows(2, 5), rows(0, 2), rows(2, 5)],
+    "flat shards": [
+        flat(0, 3, COLUMNS),
+        flat(3, 10, COLUMNS),
+        Extent(SHAPE, (0, 0), (5, 1), 0, 2),
+        Extent(SHAPE, (0, 0), (5, 1), 2, 3),
+    ],
+}
+
+
+def here() -> Exchange:
+    return Exchange(dist.group.WORLD)
+
+
+def part(tensor: torch.Tensor, extents: Iterable[Extent]) -> TensorLeaf:
+    extent = [*extents][dist.get_rank()]
+    return TensorLeaf(extent.take(tensor), extent, None, "param")
+
+
+def gathered(dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Every layout at once, of a dtype, with one that a single rank has and values that are no tensors."""
+    tensor = EXPECTED.to(dtype)
+    leaves: Leaves = {name: part(tensor, extents) for name, extents in LAYOUTS.items()}
+    leaves |= {"lr": 0.1, "step": Idle(leaves["flat"])}
+    if dist.get_rank() == 2:
+        leaves["alone"] = TensorLeaf(torch.tensor(7.0), whole(torch.tensor(7.0)), None)
+    return assembled(leaves, here())
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.uint16, torch.float8_e4m3fn, torch.bool]
+)
+def test_parts_are_assembled_wherever_they_lie(ask: Ask, dtype: torch.dtype) -> None:
+    for found in ask(gathered, dtype):
+        assert found.keys() == {*LAYOUTS, "alone"}
+        assert (found.pop("alone").item(), found["flat"].dtype) == (7.0, dtype)
+        for name, one in found.items():
+            assert one.dtype == dtype
+            assert torch.equal(one.to(torch.complex64), EXPECTED.to(dtype).to(torch.complex64)), name
+
+
+def several_times() -> list[dict[str, list[float]]]:
+    """The same parts of other values, then without those of some ranks."""
+    rank, extents = dist.get_rank(), LAYOUTS["flat"]
+    parts = Parts({"w": (extents[rank], torch.float32), "b": (extents[rank], torch.float32)}, here())
+    assert not parts.complete
+    found = []
+    for factor, names in ((2, ("w", "b")), (3, ("w",)), (4, ("w", "b") if rank == 1 else ())):
+        mine = {name: extents[rank].take(EXPECTED * factor) for name in names}
+        found.append({name: one.view(-1).tolist() for name, one in parts.gather(mine).items()})
+    return found
+
+
+def test_parts_are_gathered_as_often_as_they_are_asked_for(ask: Ask) -> None:
+    twice, thrice = ((EXPECTED * factor).view(-1).tolist() for factor in (2, 3))
+    of_one = [4.0 * value if 4 <= value < 8 else 0.0 for value in range(15)]
+    for found in ask(several_times):
+        assert found == [{"w": twice, "b": twice}, {"w": thrice}, {"w": of_one, "b": of_one}]
+
+
+def own_replica() -> tuple[bool, float, float]:
+    """Each rank has another value; of some all of it, and of the rest a replica of a shard."""
+    rank = dist.get_rank()
+    mine = torch.full(SHAPE, float(rank))
+    complete = Parts({"w": (whole(mine), mine.dtype)}, here())
+    extent = LAYOUTS["replicas of shards"][rank]
+    shards = Parts({"w": (extent, mine.dtype)}, here())
+    assert not shards.complete
+    of_shard = shards.gather({"w": extent.take(mine)})["w"]
+    return complete.complete, float(complete.gather({"w": mine})["w"].mean()), float(extent.take(of_shard)[0])
+
+
+def test_of_replicas_a_rank_gets_its_own(ask: Ask) -> None:
+    assert ask(own_replica) == [(True, float(rank), float(rank)) for rank in range(WORLD_SIZE)]
+
+
+def named_alike() -> dict[str, tuple[int, ...]]:
+    """As stages of a pipeline that each name their layers from 1 on."""
+    mine = torch.ones(2 if dist.get_rank() < 2 else 3, 5)
+    parts = {"w": mine, "b": EXPECTED}
+    leaves = {name: TensorLeaf(value, whole(value), None) for name, value in parts.items()}
+    return {name: tuple(value.shape) for name, value in assembled(leaves, here()).items()}
+
+
+def test_of_tensors_of_other_shapes_with_one_name_nothing_is_made(ask: Ask) -> None:
+    assert ask(named_alike) == [{"b": SHAPE}] * WORLD_SIZE
+
+
+def sums(names: list[str], absent: str) -> list[tuple[str, bool, list[list[float]]]]:
+    """Of each name two terms on each rank; of one on one rank alone, of one on none."""
+    rank = dist.get_rank()
+    values = torch.full((3,), 1e9 + rank, dtype=torch.float64)
+    terms = {name: [torch.full((3,), rank + 1.0), values] for name in names}
+    del terms[absent]
+    if rank != 3:
+        del terms[names[0]]
+    shapes = dict.fromkeys(names, 3) | {names[-1]: 0}
+    terms[names[-1]] = [torch.empty(0)] * 2
+    return [
+        (name, present, [one.tolist() for one in found])
+        for name, present, found in summed(names, terms, shapes, 2, here())
+    ]
+
+
+def test_terms_are_summed_over_the_ranks_that_have_them(ask: Ask) -> None:
+    expected = [
+        ("one rank's", True, [[4.0] * 3, [1e9 + 3] * 3]),
+        ("everybody's", True, [[10.0] * 3, [4e9 + 6] * 3]),
+        ("nobody's", False, [[0.0] * 3] * 2),
+        ("empty", True, []),
+    ]
+    for found in ask(sums, [name for name, _, _ in expected], "nobody's"):
+        assert found == expected, "float32 has no 4e9 + 6"
+
+
+def in_chunks() -> list[float]:
+    """As many as need several all-reduces."""
+    from dcpbench.verify import whole_tensors
+
+    whole_tensors._CHUNK, kept = 8, whole_tensors._CHUNK
+    try:
+        names = [str(number) for number in range(7)]
+        terms = {name: [torch.full((5,), float(name))] for name in names}
+        found = summed(names, terms, dict.fromkeys(names, 5), 1, here())
+        return [float(one.mean()) for _, _, (one,) in found]
+    finally:
+        whole_tensors._CHUNK = kept
+
+
+def test_many_tensors_are_summed_some_at_a_time(ask: Ask) -> None:
+    assert ask(in_chunks) == [[4.0 * number for number in range(7)]] * WORLD_SIZE
+
+
+def of_any(rank: int | None) -> bool:
+    return any_rank(dist.get_rank() == rank, here())
+
+
+@pytest.mark.parametrize("rank", [0, 3, None])
+def test_what_is_true_of_one_rank_is_told_to_all(ask: Ask, rank: int | None) -> None:
+    assert ask(of_any, rank) == [rank is not None] * WORLD_SIZE
+
+
+def test_a_rank_alone_needs_no_group() -> None:
+    alone = Exchange(None)
+    leaf = TensorLeaf(EXPECTED, whole(EXPECTED), None)
+    assert torch.equal(assembled({"w": leaf, "lr": 1}, alone)["w"], EXPECTED)
+    cut = flat(4, 8)
+    found = assembled({"w": TensorLeaf(cut.take(EXPECTED), cut, None)}, alone)["w"]
+    assert found.view(-1).tolist() == [float(value) if 4 <= value < 8 else 0.0 for value in range(15)]
+    assert any_rank(True, alone) is True
+    assert any_rank(False, alone) is False
+    ((name, present, (total,)),) = summed(["w"], {"w": [EXPECTED]}, {"w": 15}, 1, alone)
+    assert (name, present, total.tolist()) == ("w", True, EXPECTED.view(-1).tolist())
+
+
+def test_elements_are_real_and_no_view() -> None:
+    one = torch.tensor([[1 + 2j, 3 - 4j]])
+    assert real_elements(one).tolist() == [1.0, 2.0, 3.0, -4.0]
+    assert real_elements(one.conj()).tolist() == [1.0, -2.0, 3.0, 4.0]
+    half = torch.tensor([1.5, 2.5], dtype=torch.bfloat16)
+    assert real_elements(half).dtype == torch.float64
+    assert real_elements(half).tolist() == [1.5, 2.5]

@@ -1,0 +1,63 @@
+"""Workloads and trainers with state of every kind: what is healthy passes, a known limit is a skip with its
+reason."""
+
+import pytest
+
+from conftest import Finished, run
+
+pytestmark = pytest.mark.slow
+
+SHARDED = ("fsdp", "fsdp2", "fsdp2_per_layer")
+LOSES_ITS_BASE = "support.healthy_workloads.LosesItsBase"
+REFUSED = {
+    "lbfgs": "torch's get_optimizer_state_dict calls step() without a closure, which LBFGS refuses",
+    "text_key": "torch's get_optimizer_state_dict refuses the key 'global' of the optimizer's state",
+    "sparse_adam": "torch's get_optimizer_state_dict fills an empty optimizer by a step with dense gradients",
+    "opaque": "a hyperparameter of type Handle cannot be compared with a copy of it",
+    "sparse_gradients": "torch's FSDP does not train embed.weight, which has sparse gradients",
+    "empty_parameter": "torch's FSDP does not train prompt, which has no elements",
+    "complex_parameter": "torch's FSDP does not train turn, which is complex beside others that are not",
+}
+"""What is refused of these workloads, wherever they are a skip."""
+SKIPPED = {
+    *((name, parallel) for name in ("lbfgs", "text_key") for parallel in ("ddp", "fsdp2")),
+    *((name, "ddp") for name in ("sparse_adam", "opaque")),
+    *((name, parallel) for name in ("sparse_gradients", "empty_parameter") for parallel in SHARDED),
+    *(("complex_parameter", parallel) for parallel in SHARDED[:2]),
+}
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    return run(tmp_path_factory.mktemp("healthy") / "sweep", "experiment=healthy_workloads")
+
+
+def test_what_is_healthy_passes(sweep: Finished) -> None:
+    assert sweep.rows, sweep.err
+    healthy = [row for row in sweep.rows if row["model"] != LOSES_ITS_BASE and row["status"] != "skip"]
+    assert {row["cell"]: row["reason"] for row in healthy if row["status"] != "pass"} == {}
+
+
+def test_a_known_limit_is_a_skip_with_the_reason(sweep: Finished) -> None:
+    skipped = [row for row in sweep.rows if row["status"] == "skip"]
+    assert {(row["model"].rpartition(".")[2], row["parallel"]) for row in skipped} == SKIPPED
+    for row in skipped:
+        assert row["reason"].startswith(REFUSED[row["model"].rpartition(".")[2]]), row["reason"]
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_python_values_in_optimizer_state_have_controls(sweep: Finished, parallel: str) -> None:
+    row = sweep.row(model="support.healthy_workloads.python_state", parallel=parallel)
+    control = row["details"]["checks"]["optim_equal"]["control"]
+    for entry in ("step", "decay", "warm", "never", "last", "seen"):
+        assert control[f"state.2.bias.{entry} in the checkpoint of step 1"], entry
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_what_is_not_saved_of_a_model_has_to_be_built_alike(sweep: Finished, parallel: str) -> None:
+    same = sweep.row(model="support.healthy_workloads.OnlyTheAdapter", parallel=parallel)
+    control = same["details"]["checks"]["model_equal"]["control"]
+    assert control["base.0.weight in the checkpoint of step 1"]
+    other = sweep.row(model=LOSES_ITS_BASE, parallel=parallel)
+    assert other["model_equal"] is False
+    assert "base.0.bias (param) in the checkpoint of step 1" in other["reason"]
