@@ -112,6 +112,14 @@ def scenario(**given: object) -> ScenarioConfig:
             Config(scenario=scenario(only={"compile": Only(["true"], "it is about graphs")})),
             "scenario=mine takes compile=true and not false: it is about graphs",
         ),
+        (
+            Config(
+                scenario=scenario(converts=True),
+                load_parallel=ParallelConfig(name="flat", refuses={"compile": Only(["true"], "it says so")}),
+                compile=True,
+            ),
+            "load_parallel=flat does not take compile=true: it says so",
+        ),
         (Config(scenario=scenario(process_group=False), world_size=4), "one process without a process group"),
         (
             Config(scenario=scenario(), load_parallel=hsdp()),

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_saves_that_overlap_each_hold_their_own_moment(sweep: Callable[..., Finished]) -> None:
-    lists = ("parallel=none,fsdp,hsdp2", "save=sync,async", "overlap_saves=true")
+    lists = ("parallel=none,fsdp,fsdp_flat,hsdp2", "save=sync,async", "overlap_saves=true")
     done = sweep("-m", "device=cpu", *SMALL, *lists)
     for row in done.rows:
         if row["save"] == "sync":

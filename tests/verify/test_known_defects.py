@@ -13,10 +13,12 @@ from dcpbench.records.findings import Finding, Problem
 from dcpbench.verify import known_defects
 from dcpbench.verify.compare import compare
 from dcpbench.verify.known_defects import (
+    NEVER_STEPPED,
     ONE_REPLICA,
     OWN_CHUNKS,
     SLICED_BY_SHARD,
     mark_expected,
+    mark_never_stepped,
     mark_own_chunks,
     mark_replica,
     mark_sliced,
@@ -177,3 +179,13 @@ def test_a_list_of_the_same_for_a_tuple_is_known_and_no_other() -> None:
         **dict.fromkeys((*saved, "stranger")),
         "betas": known_defects.AS_LIST,
     }
+
+
+@pytest.mark.parametrize(("restored", "by"), [(1.0, NEVER_STEPPED), (2.0, None)])
+def test_an_idle_counter_of_one_step_is_marked(restored: float, by: str | None) -> None:
+    def counter(value: float) -> Leaves:
+        step = torch.tensor(value)
+        return {"state.w.step": Idle(TensorLeaf(step, whole(step), None, "step"))}
+
+    found = compare(counter(3.0), counter(restored))
+    assert [one.by for one in mark_never_stepped(found, counter(restored))] == [by]

@@ -8,12 +8,22 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from dcpbench.verify.layout import Extent, extent_of, parameter_extents
-from dcpbench.verify.snapshot import local_part, named_parameters
+from dcpbench.verify.flags import sharing_memory, snapshot_gradients
+from dcpbench.verify.layout import Extent, extent_of
+from dcpbench.verify.snapshot import (
+    Idle,
+    local_part,
+    named_parameters,
+    named_parts,
+    snapshot_model,
+    snapshot_optimizer,
+)
+from dcpbench.workloads.models import Tied
 
 RANKS = 4
 
@@ -48,17 +58,19 @@ def model() -> nn.Module:
 
 
 def fsdp1(module: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Module:
-    device = torch.device("cpu")
-    return FullyShardedDataParallel(
-        module, device_mesh=mesh, device_id=device, use_orig_params=True, **options
-    )
+    own = {"device_mesh": mesh, "device_id": torch.device("cpu"), "use_orig_params": True}
+    return FullyShardedDataParallel(module, **{**own, **options})
 
 
-def fsdp1_in_fsdp1(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+def fsdp1_in_fsdp1(module: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Module:
     """The outermost has no parameters of its own."""
     for name, child in module.named_children():
-        setattr(module, name, fsdp1(child, mesh))
-    return fsdp1(module, mesh)
+        setattr(module, name, fsdp1(child, mesh, **options))
+    return fsdp1(module, mesh, **options)
+
+
+def in_wrappers(module: nn.Module) -> nn.Module:
+    return nn.Sequential(*map(checkpoint_wrapper, module))
 
 
 def sharded(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -79,6 +91,16 @@ PARALLELISMS: dict[str, Callable[[nn.Module, Meshes], nn.Module]] = {
         module, mesh.dp, sharding_strategy=ShardingStrategy.NO_SHARD
     ),
     "hsdp1": lambda module, mesh: fsdp1(module, mesh.both, sharding_strategy=ShardingStrategy.HYBRID_SHARD),
+    "flat": lambda module, mesh: fsdp1(module, mesh.dp, use_orig_params=False),
+    "flat in flat": lambda module, mesh: fsdp1_in_fsdp1(module, mesh.dp, use_orig_params=False),
+    "flat in wrappers": lambda module, mesh: fsdp1(in_wrappers(module), mesh.dp, use_orig_params=False),
+    "flat without shards": lambda module, mesh: fsdp1(
+        module, mesh.dp, use_orig_params=False, sharding_strategy=ShardingStrategy.NO_SHARD
+    ),
+    "flat hsdp1": lambda module, mesh: fsdp1(
+        module, mesh.both, use_orig_params=False, sharding_strategy=ShardingStrategy.HYBRID_SHARD
+    ),
+    "flat, tp": lambda module, mesh: fsdp1(tensor_parallel(module, mesh), mesh.dp, use_orig_params=False),
     "tp": tensor_parallel,
     "fsdp1, tp": lambda module, mesh: fsdp1(tensor_parallel(module, mesh), mesh.dp),
     "fsdp2": lambda module, mesh: sharded(module, mesh.dp),
@@ -95,10 +117,11 @@ def test_each_element_lies_where_its_extent_says(parallelism: str) -> None:
     for number in range(RANKS):
         with rank(number) as mesh:
             module = PARALLELISMS[parallelism](model(), mesh)
-            extents = parameter_extents(module)
-            for parameter, (name, tensor) in zip(module.parameters(), whole.items(), strict=True):
-                extent = extents[id(parameter)]
-                part = local_part(parameter).reshape(-1)
+            parts = named_parts(module)
+            assert [*parts] == [*whole]
+            for name, tensor in whole.items():
+                extent = parts[name].extent
+                part = local_part(parts[name].of(parts[name].parameter)).reshape(-1)
                 assert extent.shape == tensor.shape
                 assert extent.numel == part.numel()
                 assert torch.equal(extent.take(tensor), part)
@@ -110,9 +133,40 @@ def test_each_element_lies_where_its_extent_says(parallelism: str) -> None:
                     tensor[tuple(extent.global_index(n))].item() for n in range(len(part))
                 ] == part.tolist()
                 seen[name].add(extent)
-    for name, parts in seen.items():
-        assert sum(part.numel for part in parts) == whole[name].numel(), name
-        assert len(parts) > 1 or parallelism in ("none", "fsdp1 without shards", "tp")
+    for name, extents in seen.items():
+        assert sum(extent.numel for extent in extents) == whole[name].numel(), name
+        assert len(extents) > 1 or parallelism in ("none", "tp") or "without shards" in parallelism
+
+
+def test_flat_parameters_are_read_by_name() -> None:
+    options: dict[str, Any] = {"mesh_dim_names": ("dp",)}
+    live = set[str]()
+    for number in range(RANKS):
+        with rank(number):
+            module = fsdp1(Tied(3, 2), init_device_mesh("cpu", (RANKS,), **options), use_orig_params=False)
+            (flat,) = module.parameters()
+            optimizer = torch.optim.Adam([flat])
+            flat.grad = flat.detach().clone()
+            optimizer.step()
+            parts, model, gradients = named_parts(module), snapshot_model(module), snapshot_gradients(module)
+            leaves = snapshot_optimizer(module, optimizer)
+        names = [name for name, _ in Tied(3, 2).named_parameters()]
+        assert model.keys() == named_parameters(Tied(3, 2)).keys() > {*names}
+        assert leaves["param_groups.0.params"] == names
+        own = {name for name in names if parts[name].extent.numel}
+        assert {name for name in names if not isinstance(leaves[f"state.{name}.step"], Idle)} == own
+        for name in own:
+            place = parts[name].place
+            assert torch.equal(model[name].local, flat.detach()[place])
+            assert torch.equal(gradients[f"gradients.{name}"].local, flat.grad[place])
+            moment = leaves[f"state.{name}.exp_avg"]
+            assert torch.equal(moment.local, optimizer.state[flat]["exp_avg"][place])
+            assert moment.extent == model[name].extent
+        assert sharing_memory(leaves) == [], "each parameter has its own counter"
+        tied = {name for names in sharing_memory(model) for name in names}
+        assert tied == set() or tied > tied & own != set()
+        live |= own
+    assert live == {*names}
 
 
 def test_a_tensor_without_dimensions_has_one_place() -> None:

@@ -16,7 +16,7 @@ from dcpbench.records.sentences import describe
 from dcpbench.verify import snapshot
 from dcpbench.verify.compare import compare
 from dcpbench.verify.compare_layouts import compare_across
-from dcpbench.verify.layout import Extent, parameter_extents, whole
+from dcpbench.verify.layout import Extent, ParameterPart, whole
 from dcpbench.verify.perturb import made_different
 from dcpbench.verify.snapshot import (
     DigestedLeaf,
@@ -24,6 +24,7 @@ from dcpbench.verify.snapshot import (
     Leaves,
     TensorLeaf,
     kind_of,
+    named_parts,
     plain_fqn,
     retained,
     snapshot_model,
@@ -91,9 +92,8 @@ def test_of_an_optimizer_it_has_each_entry_by_the_first_name_of_its_parameter() 
     assert leaves.keys() == entries | keys
     assert leaves["param_groups.0.params"] == names
     assert not any(isinstance(leaf, Idle) for leaf in leaves.values()), "of a parameter without elements too"
-    elsewhere = Extent((4,), (4,), (0,), 0, 0)
-    extents = parameter_extents(model) | {id(model.nothing): elsewhere}
-    leaves = snapshot_optimizer(model, optimizer, extents)
+    elsewhere = ParameterPart(model.nothing, Extent((4,), (4,), (0,), 0, 0))
+    leaves = snapshot_optimizer(model, optimizer, named_parts(model) | {"nothing": elsewhere})
     idle = {name for name, leaf in leaves.items() if isinstance(leaf, Idle)}
     assert idle == {name for name in entries if name.startswith("state.nothing.")}
 
@@ -102,7 +102,8 @@ def test_a_moment_lies_as_its_parameter_does_and_a_counter_does_not(monkeypatch:
     model = nn.Linear(2, 3, bias=False)
     optimizer = stepped(model)
     place = Extent((6, 2), (3, 0), (3, 2), 0, 6)
-    monkeypatch.setattr(snapshot, "parameter_extents", lambda model: {id(model.weight): place})
+    parts = {"weight": ParameterPart(model.weight, place)}
+    monkeypatch.setattr(snapshot, "parameter_parts", lambda model: parts)
     leaves = snapshot_optimizer(model, optimizer)
     assert leaves["state.weight.exp_avg"].extent == snapshot_model(model)["weight"].extent == place
     assert leaves["state.weight.step"].extent == whole(torch.tensor(1.0))

@@ -76,6 +76,7 @@ def layouts(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 
 HEALTHY = {
+    "fsdp_flat": "short",
     "fsdp_no_mesh": "short",
     "fsdp2_reshard_2": "short",
     "fsdp2_cpu_offload": "short",
@@ -113,6 +114,7 @@ def test_other_ranks_load_it(layouts: Finished, parallel: str) -> None:
 
 
 SEEN = {
+    ("fsdp_flat", "layer_gradient_scaled"): {"gradient_close"},
     ("fsdp_no_mesh", "shards_exchanged"): {"model_equal"},
     ("fsdp2_mixed", "weight_staged_as_bf16"): {"model_equal", "checkpoint_whole"},
     ("experts_unscaled", None): {"gradient_close"},

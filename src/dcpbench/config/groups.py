@@ -69,7 +69,8 @@ Tolerance = StrEnum("Tolerance", "strict standard")
 
 @dataclass
 class Only:
-    """The values of an axis that a scenario or a fault makes sense with, and why with no others."""
+    """Values of an axis: those that a scenario or a fault makes sense with, and why with no others; or those
+    that a parallelism refuses, and why."""
 
     values: list[str] = MISSING
     because: str = MISSING
@@ -160,7 +161,7 @@ class ParallelConfig(Group):
     `tp_plan` and `ep_plan` are the model's, unless others are given. A pipeline, one with `pp`, runs
     `pp_schedule` over `pp_microbatches` parts of each rank's batch. `compile_scope` is what is compiled by
     itself where the cell does not say. Without `foreach` optimizers take one parameter at a time, unless they
-    are told how.
+    are told how. `refuses` has the values of other axes that it cannot be used with: such a cell is a skip.
     """
 
     mesh: list[str] = field(default_factory=list)
@@ -175,6 +176,7 @@ class ParallelConfig(Group):
     pp_microbatches: int = 2
     compile_scope: CompileScope = CompileScope.model
     foreach: bool = True
+    refuses: dict[str, Only] = how_run(dict)
 
     def replicated_on(self, hosts: int) -> "ParallelConfig":
         """With as many replicas as hosts, if it does not say how many: then what is sharded, whose ranks are

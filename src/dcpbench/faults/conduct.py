@@ -55,9 +55,10 @@ def scheduler_stuck(target: "Target") -> None:
 @fault(_flag("shared_memory"), only=WITH_MOMENTS)
 def steps_shared(target: "Target") -> None:
     """All step counters are one tensor, which counts them all."""
-    states = list(target.state["optimizer"].optimizer.state.values())
-    for entries in states:
-        entries["step"] = states[0]["step"]
+    first, *others = target.state["optimizer"].optimizer.state.values()
+    target.one_of(others)  # a single flat parameter has one counter anyway
+    for entries in others:
+        entries["step"] = first["step"]
 
 
 @fault(_flag("gradients"))

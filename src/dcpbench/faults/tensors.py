@@ -19,8 +19,8 @@ _DATA = r"tensor_object\.data"
 _BUFFERED = {"model": Only(["buffered"], "it needs buffers")}
 _FINE_TUNED = {"scenario": Only(["fine_tune", "fine_tune_submodules"], "it needs a frozen part")}
 _SHARDED = """
-    fsdp hsdp fsdp2 hsdp2 fsdp2_tp fsdp_tp fsdp_no_mesh fsdp2_per_layer fsdp2_no_reshard fsdp2_reshard_2
-    fsdp2_cpu_offload fsdp2_mixed
+    fsdp hsdp fsdp2 hsdp2 fsdp2_tp fsdp_tp fsdp_flat fsdp_no_mesh fsdp2_per_layer fsdp2_no_reshard
+    fsdp2_reshard_2 fsdp2_cpu_offload fsdp2_mixed
     """.split()  # noqa: SIM905
 
 # FSDP1 refuses what its ranks do not agree on, or lack, when it is asked for its state once more.

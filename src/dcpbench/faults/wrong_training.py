@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dcpbench.config.mesh import SHARE_DATA, dp_degree
 from dcpbench.faults.targets import NothingToPlantError
-from dcpbench.verify.snapshot import local_part, plain_fqn
+from dcpbench.verify.snapshot import local_part, named_parts, parts_of_each, plain_fqn
 from dcpbench.workloads.optimizers import InBackward, each_of
 from dcpbench.workloads.training_run import TrainingRun
 
@@ -52,11 +52,13 @@ class WrongTraining:
         @contextmanager
         def scaled() -> Iterator[None]:
             yield
-            trained = [one for one in self._run.model.named_parameters() if one[1].requires_grad]
-            layers = [name.rpartition(".")[0] for name, _ in trained]
-            for layer, (_, one) in zip(layers, trained, strict=True):
-                if one.grad is not None and (layer == layers[0] or not first_layer):
-                    local_part(one.grad).mul_(factor)
+            each = parts_of_each(named_parts(self._run.model)).values()
+            named = [one for parts in each for one in parts.items() if one[1].parameter.requires_grad]
+            layers = [name.rpartition(".")[0] for name, _ in named]
+            for layer, (_, part) in zip(layers, named, strict=True):
+                gradient = part.parameter.grad
+                if gradient is not None and (layer == layers[0] or not first_layer):
+                    local_part(part.of(gradient)).mul_(factor)
 
         self._during("backward", scaled)
 

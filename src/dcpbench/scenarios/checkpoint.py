@@ -15,7 +15,6 @@ from dcpbench.verify.compare import Recall, compare
 from dcpbench.verify.compare_layouts import compare_across
 from dcpbench.verify.files import FileDigests
 from dcpbench.verify.flags import snapshot_flags
-from dcpbench.verify.layout import parameter_extents
 from dcpbench.verify.snapshot import (
     DigestedLeaf,
     Leaves,
@@ -23,6 +22,7 @@ from dcpbench.verify.snapshot import (
     by_parameter,
     expected_of,
     named_parameters,
+    named_parts,
     retained,
     snapshot_model,
     snapshot_nested,
@@ -57,10 +57,10 @@ def key_of(check: str, name: str, numbers: Mapping[str, str]) -> str:
 
 def live_state(run: TrainingRun) -> State:
     """The state of this rank, which goes on changing."""
-    extents = parameter_extents(run.model)
+    parts = named_parts(run.model)
     state = {
-        "model_equal": snapshot_model(run.model, extents),
-        "optim_equal": snapshot_optimizer(run.model, run.optimizer, extents),
+        "model_equal": snapshot_model(run.model, parts),
+        "optim_equal": snapshot_optimizer(run.model, run.optimizer, parts),
         "extra_equal": snapshot_nested(run.objects()) | run.component.leaves(),
     }
     if run.keeps_random:

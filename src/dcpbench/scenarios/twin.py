@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dcpbench.verify.layout import parameter_extents
 from dcpbench.verify.perturb import jitter
 from dcpbench.verify.snapshot import (
     Leaves,
     TensorLeaf,
     named_parameters,
+    named_parts,
     plain_fqn,
     retained,
     snapshot_model,
@@ -254,11 +254,11 @@ def _is_of(name: str, parameters: Iterable[str]) -> bool:
 
 def state_of(run: TrainingRun) -> Leaves:
     """Tensors of model and component; state and hyperparameters of the optimizer."""
-    extents = parameter_extents(run.model)
-    model = snapshot_model(run.model, extents)
+    parts = named_parts(run.model)
+    model = snapshot_model(run.model, parts)
     held = {**of_kind("param", model), **of_kind("buffer", model), **run.component.leaves()}
     tensors = {name: leaf for name, leaf in held.items() if isinstance(leaf, TensorLeaf)}
-    optimizer = snapshot_optimizer(run.model, run.optimizer, extents)
+    optimizer = snapshot_optimizer(run.model, run.optimizer, parts)
     return {**tensors, **{name: leaf for name, leaf in optimizer.items() if not name.endswith(".params")}}
 
 

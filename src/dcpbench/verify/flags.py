@@ -9,7 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from dcpbench.verify.snapshot import Leaves, TensorLeaf, named_parameters, plain_fqn, snapshot_nested
+from dcpbench.verify.snapshot import (
+    Leaves,
+    TensorLeaf,
+    named_parameters,
+    named_parts,
+    plain_fqn,
+    snapshot_nested,
+)
 
 _OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _OF_PARALLELISMS = ("torch.distributed.", "torch._")
@@ -47,8 +54,8 @@ def snapshot_flags(
 
 def snapshot_gradients(model: nn.Module) -> Leaves:
     """The gradients that there are, as `gradients.<FQN>`; sparse ones with their zeros."""
-    parameters = named_parameters(model)
-    left = {name: value.grad for name, value in parameters.items() if value.grad is not None}
+    parts = named_parts(model).items()
+    left = {name: part.of(part.parameter.grad) for name, part in parts if part.parameter.grad is not None}
     dense = {name: value.to_dense() if value.is_sparse else value for name, value in left.items()}
     return snapshot_nested(dense, "gradients.")
 

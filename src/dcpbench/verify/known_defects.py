@@ -16,7 +16,7 @@ from dcpbench.verify.compare import Recall, bits, same_value
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.digest import Digest, add
 from dcpbench.verify.plain_read import StoredChunk, part_of
-from dcpbench.verify.snapshot import DigestedLeaf, Leaf, Leaves, TensorLeaf, block_digests
+from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaf, Leaves, TensorLeaf, block_digests
 
 SLICED_BY_SHARD = "sliced_by_shard"
 """Under FSDP1 + TP what is set is a slice of the whole tensor, by offsets that are those of a TP shard."""
@@ -114,6 +114,7 @@ def mark_never_stepped(found: Iterable[Finding], actual: Leaves) -> Iterator[Fin
     """Findings, marked where the restored part is zeros, or a counter of one step."""
     for finding in found:
         part = actual.get(finding.name)
+        part = part.leaf if isinstance(part, Idle) else part
         if isinstance(part, TensorLeaf) and finding.problem in _OF_TENSORS:
             is_counter = finding.name.endswith(".step")
             if not bool((part.local != int(is_counter)).any()):

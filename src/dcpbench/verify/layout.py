@@ -4,6 +4,7 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -69,35 +70,71 @@ def _shard(shape: tuple[int, ...], mesh: DeviceMesh, placements: tuple[Placement
     return Extent(shape, tuple(offset), tuple(box), 0, math.prod(box))
 
 
-Extents = dict[int, Extent]
-"""Those of parameters, by the `id` of each."""
+@dataclass(frozen=True, eq=False)
+class ParameterPart:
+    """This rank's part of a parameter that the optimizer has as `parameter`; of a flat one, which FSDP1
+    concatenates from several, it is the elements at `place`."""
+
+    parameter: nn.Parameter
+    extent: Extent
+    place: slice | None = None
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The part of a tensor that lies as `parameter` does: itself, its gradient, a moment."""
+        return tensor if self.place is None else tensor[self.place]
 
 
-def parameter_extents(model: nn.Module) -> Extents:
-    """The extent of every parameter."""
-    extents = {id(parameter): extent_of(parameter) for parameter in model.parameters()}
-    extents.update(_fsdp1_extents(model))
-    return extents
+ParameterParts = dict[str, ParameterPart]
+"""By name; tied parameters have one part under each of their names."""
 
 
-def _fsdp1_extents(model: nn.Module) -> Iterator[tuple[int, Extent]]:
-    """FSDP1 keeps a rank's parts as views into one flat parameter, and where they lie beside it.
+def parameter_parts(model: nn.Module) -> ParameterParts:
+    """The part of every parameter, by the name that `model.named_parameters()` has for it, or would have if
+    it was not part of a flat one."""
+    fsdp1 = {id(one): parts for one, parts in _fsdp1_parts(model)}
+    parts: ParameterParts = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) not in fsdp1:
+            fsdp1[id(parameter)] = {"": ParameterPart(parameter, extent_of(parameter))}
+        for below, part in fsdp1[id(parameter)].items():
+            parts[f"{name.removesuffix(_FLAT)}{below}" if below else name] = part
+    return parts
+
+
+_FLAT = "_flat_param"
+
+
+def _fsdp1_parts(model: nn.Module) -> Iterator[tuple[nn.Parameter, ParameterParts]]:
+    """FSDP1 keeps a rank's parts in one flat parameter. With `use_orig_params` the optimizer has views into
+    it; without, it has the flat parameter, whose parts are here by their names in its module.
 
     The attributes are private to torch, and the only place that has it: `FlatParameter` in
     torch/distributed/fsdp/_flat_param.py describes them.
     """
     for module in FullyShardedDataParallel.fsdp_modules(model):
         handle = module._handle
-        if handle is None or not handle.uses_sharded_strategy:
+        if handle is None or (handle._use_orig_params and not handle.uses_sharded_strategy):
             continue
-        flat = handle.flat_param
+        flat: Any = handle.flat_param
+        views = flat._params or [None] * flat._num_params
         described = zip(
-            flat._params or (), flat._shapes, flat._shard_param_infos, flat._param_extensions, strict=True
+            flat._fqns, views, flat._shapes, flat._shard_param_infos, flat._param_extensions, strict=True
         )
-        for parameter, shape, part, spec in described:
+        parts: ParameterParts = {}
+        for name, view, shape, info, spec in described:
             box, offset, outer = tuple(shape), (0,) * len(shape), tuple(shape)
             if spec is not None:  # the DTensorSpec of a parameter that TP had sharded before
                 outer = tuple(spec.shape)
                 box, offset = compute_local_shape_and_global_offset(outer, spec.mesh, spec.placements)
-            start, numel = part.intra_param_start_idx or 0, part.numel_in_shard or 0
-            yield id(parameter), Extent(outer, tuple(offset), tuple(box), start, numel)
+            numel = info.numel_in_shard or 0
+            extent = Extent(outer, tuple(offset), tuple(box), info.intra_param_start_idx or 0, numel)
+            if view is not None:
+                yield view, {"": ParameterPart(view, extent)}
+            else:
+                begin = info.offset_in_shard or 0
+                parts[name] = ParameterPart(flat, extent, slice(begin, begin + numel))
+        for tied in flat._shared_param_infos if parts else ():
+            first = f"{tied.prim_module_name}.{tied.prim_param_name}".lstrip(".")
+            parts[f"{tied.module_name}.{tied.param_name}".lstrip(".")] = parts[first]
+        if parts:
+            yield flat, parts

@@ -33,7 +33,8 @@ _OTHER_WORDS = {"min": "max", "max": "min", "rel": "abs", "abs": "rel"}
 def perturb_model(model: nn.Module, seed: int, kept: Callable[[str], bool] = lambda name: False) -> None:
     """Change every element of every parameter and persistent buffer, in place, and all extra state, but for
     what is `kept`, by FQN."""
-    _perturb((value for name, value in persistent_tensors(model).items() if not kept(name)), seed)
+    live = {id(value): value for name, value in persistent_tensors(model).items() if not kept(name)}
+    _perturb(live.values(), seed)
     for name, module in model.named_modules():
         if has_extra_state(module) and not kept(plain_fqn(model, f"{name}._extra_state".lstrip("."))):
             module.set_extra_state(perturbed(module.get_extra_state()))

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dcpbench.verify.audit import Entry
 from dcpbench.verify.digest import Digest, digest, fetch
-from dcpbench.verify.layout import Extent, Extents, extent_of, parameter_extents
+from dcpbench.verify.layout import Extent, ParameterParts, extent_of, parameter_parts
 
 LARGE_BYTES = 4 * 2**20
 """Parts of more bytes are not copied."""
@@ -78,20 +78,18 @@ Leaves = dict[str, Leaf]
 """Every piece of state by its name."""
 
 
-def snapshot_model(model: nn.Module, extents: Extents | None = None) -> Leaves:
-    """Parameters and persistent buffers by FQN, and what modules hand out as extra state; `extents` are those
-    of the parameters, if they are known."""
-    extents = extents or parameter_extents(model)
-    tensors = {
-        name: _leaf(value, "param" if isinstance(value, nn.Parameter) else "buffer", extents.get(id(value)))
-        for name, value in persistent_tensors(model).items()
-    }
+def snapshot_model(model: nn.Module, parts: ParameterParts | None = None) -> Leaves:
+    """Parameters and persistent buffers by FQN, and what modules hand out as extra state; `parts` are the
+    `named_parts`, if they are known."""
+    parts = parts or named_parts(model)
+    parameters = {name: _leaf(part.of(part.parameter), "param", part.extent) for name, part in parts.items()}
+    buffers = {name: _leaf(value, "buffer") for name, value in persistent_buffers(model).items()}
     extra = {
         plain_fqn(model, f"{prefix}._extra_state".lstrip(".")): module.get_extra_state()
         for prefix, module in model.named_modules()
         if has_extra_state(module)
     }
-    return {**tensors, **snapshot_nested(extra)}
+    return {**parameters, **buffers, **snapshot_nested(extra)}
 
 
 def has_extra_state(module: nn.Module) -> bool:
@@ -100,29 +98,31 @@ def has_extra_state(module: nn.Module) -> bool:
 
 
 def snapshot_optimizer(
-    model: nn.Module, optimizer: torch.optim.Optimizer, extents: Extents | None = None
+    model: nn.Module, optimizer: torch.optim.Optimizer, parts: ParameterParts | None = None
 ) -> Leaves:
-    """State entries as `state.<FQN>.<entry>`, hyperparameters as `param_groups.<n>.<key>`."""
-    # A tied one has the first of its names, as in `model.named_parameters()`.
-    names = {id(value): name for name, value in reversed(named_parameters(model).items())}
-    extents = extents or parameter_extents(model)
+    """State entries as `state.<FQN>.<entry>`, hyperparameters as `param_groups.<n>.<key>`. What the optimizer
+    has for a flat parameter is under the name of each parameter in it."""
+    parts_by_id = parts_of_each(parts or named_parts(model))
     leaves: Leaves = {}
     for parameter, entries in optimizer.state.items():
         if not isinstance(parameter, torch.Tensor):  # of no parameter
             leaves |= snapshot_nested({parameter: entries}, "state.")
             continue
         local_shape = local_part(parameter).shape
-        idle = local_shape.numel() == 0 and math.prod(extents[id(parameter)].shape) > 0
         for path, entry, value in _flattened(entries):
             # A moment lies as its parameter does; a step counter or a factored moment does not.
             like = isinstance(value, torch.Tensor) and local_part(value).shape == local_shape
-            extent = extents[id(parameter)] if like and local_shape else None
-            leaf = _leaf(value, entry, extent)
-            leaves[f"state.{names[id(parameter)]}.{path}"] = Idle(leaf) if idle else leaf
+            lies = bool(like and local_shape)
+            for name, part in parts_by_id[id(parameter)].items():
+                idle = part.extent.numel == 0 and math.prod(part.extent.shape) > 0
+                leaf = _leaf(part.of(value), entry, part.extent) if lies else _leaf(value, entry)
+                leaves[f"state.{name}.{path}"] = Idle(leaf) if idle else leaf
+                if isinstance(value, torch.Tensor) and not like:
+                    value = value.clone()  # for the next parameter in a flat one: each has its own counter
     for number, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
             if key == "params":
-                value = [names[id(parameter)] for parameter in value]
+                value = [name for parameter in value for name in parts_by_id[id(parameter)]]
             leaves[f"param_groups.{number}.{key}"] = _leaf(value, key)
     return leaves
 
@@ -213,19 +213,41 @@ def _copied(leaf: Leaf) -> Leaf:
     return leaf
 
 
+def named_parts(model: nn.Module) -> ParameterParts:
+    """This rank's part of each parameter by FQN, tied ones under each of their names."""
+    return {plain_fqn(model, name): part for name, part in parameter_parts(model).items()}
+
+
+def parts_of_each(parts: ParameterParts) -> dict[int, ParameterParts]:
+    """The same parts by the `id` of their parameters, tied ones under the first of their names, as in
+    `model.named_parameters()`. A flat parameter has several."""
+    first = {part: name for name, part in reversed(parts.items())}
+    found: dict[int, ParameterParts] = {}
+    for name, part in parts.items():
+        if first[part] == name:
+            found.setdefault(id(part.parameter), {})[name] = part
+    return found
+
+
 def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The live parameters of this rank by FQN, tied ones under each of their names."""
-    return {plain_fqn(model, name): value for name, value in model.named_parameters(remove_duplicate=False)}
+    """The live parameters of this rank by FQN, tied ones under each of their names; a flat one under the name
+    of each parameter in it."""
+    return {name: part.parameter for name, part in named_parts(model).items()}
 
 
 def persistent_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     """What a model's state dict holds, live: parameters and persistent buffers by FQN."""
-    tensors: dict[str, torch.Tensor] = dict(named_parameters(model))
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        for name, value in module.named_buffers(recurse=False):
-            if name not in module._non_persistent_buffers_set:
-                tensors[plain_fqn(model, f"{prefix}.{name}" if prefix else name)] = value
-    return tensors
+    return {**named_parameters(model), **persistent_buffers(model)}
+
+
+def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The persistent buffers of a model by FQN."""
+    return {
+        plain_fqn(model, f"{prefix}.{name}".lstrip(".")): value
+        for prefix, module in model.named_modules(remove_duplicate=False)
+        for name, value in module.named_buffers(recurse=False)
+        if name not in module._non_persistent_buffers_set
+    }
 
 
 def plain_fqn(model: nn.Module, name: str) -> str:

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from dcpbench.config.groups import OptimizerStateAs
 from dcpbench.verify.flags import snapshot_gradients
 from dcpbench.verify.perturb import FUNCTION_IF_NONE, perturbed
-from dcpbench.verify.snapshot import named_parameters, plain_fqn
+from dcpbench.verify.snapshot import named_parts, parts_of_each
 from dcpbench.workloads.batches import Batches
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.optimizers import Optimizers, each_of
@@ -197,10 +197,11 @@ class TrainingRun:
         if self._recorded is None:
             return
         trained = {id(value) for group in self.optimizer.param_groups for value in group["params"]}
-        for name, value in self.model.named_parameters():
-            fqn = plain_fqn(self.model, name)
-            if value.grad is not None and id(value) in trained and fqn not in self._recorded:
-                self._recorded[fqn] = value.grad.detach().clone()
+        for parts in parts_of_each(named_parts(self.model)).values():
+            for name, part in parts.items():
+                value = part.parameter
+                if value.grad is not None and id(value) in trained and name not in self._recorded:
+                    self._recorded[name] = part.of(value.grad).detach().clone()
 
     def forget(self, seed: int) -> None:
         """Start over with objects that hold other values; what it says of its steps is of none that was
@@ -226,9 +227,9 @@ class TrainingRun:
         """The numbers under which the optimizer's state is saved, by FQN; none where it is by these."""
         if not self.optimizer_state:
             return {}
-        names = {id(value): name for name, value in reversed(named_parameters(self.model).items())}
+        parts = parts_of_each(named_parts(self.model))
         parameters = (value for group in self.optimizer.param_groups for value in group["params"])
-        return {names[id(value)]: str(number) for number, value in enumerate(parameters)}
+        return {name: str(number) for number, value in enumerate(parameters) for name in parts[id(value)]}
 
     def is_at(self, step: int) -> None:
         """Told after which step the state was saved that it has now; it has loaded that itself."""

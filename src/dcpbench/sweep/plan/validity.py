@@ -193,6 +193,11 @@ def _makes_no_sense(config: Config) -> str | None:
             if (value := config.value_of(axis)) not in only.values:
                 may_be = f"{axis}={', '.join(only.values)} and" if only.values else f"no {axis},"
                 return f"{group}={limited.name} takes {may_be} not {value}: {only.because}"
+    for group in ("parallel", "load_parallel"):
+        parallel = getattr(config, group)
+        for axis, refused in parallel.refuses.items() if parallel else ():
+            if (value := config.value_of(axis)) in refused.values:
+                return f"{group}={parallel.name} does not take {axis}={value}: {refused.because}"
     if (
         config.activation_checkpointing is ActivationCheckpointing.compiled_layer
         and not config.compiles_layers
