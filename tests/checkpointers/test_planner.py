@@ -80,8 +80,9 @@ def test_what_hundreds_of_ranks_write_others_can_read(
 
     written = Counter(item.index for plan in plans for item in plan.items)
     assert set(written.values()) == {1}, "what several ranks have is written once"
-    metadata.storage_data = {item.index: _StorageInfo("0", 0, 8) for plan in plans for item in plan.items}
-    manifest = manifest_of(metadata, {"0": 0})
+    items = list(dict.fromkeys(item.index for plan in plans for item in plan.items))
+    metadata.storage_data = {index: _StorageInfo("0", 8 * at, 8) for at, index in enumerate(items)}
+    manifest = manifest_of(metadata, {"0": 8 * len(items)})
     assert audit(manifest, manifest.entries) == []
 
     stored = metadata.state_dict_metadata["w"]

@@ -227,10 +227,13 @@ class Inexact:
 
 
 def inexact_steps(run: TrainingRun, twin: TrainingRun, split: bool) -> Inexact:
-    """Find the steps that do not repeat exactly. Where tensors are `split` these are steps of optimizers that
-    are not known to go by elements, and, by a rounding, of 16 bits: torch computes the elements at the end of
-    a tensor, which do not fill a vector, with other roundings. Where the run's parameters are on another
-    device than the twin's, all may differ by a rounding."""
+    """Find the steps that do not repeat exactly.
+
+    Where tensors are `split` these are steps of optimizers that are not known to go by elements. Fused steps,
+    and those of 16 bits, may differ by a rounding: torch computes the elements at the end of a tensor, which
+    do not fill a vector, in another way. So may all, where the parameters are on another device than the
+    twin's.
+    """
     names = named_parameters(twin.model)
     if any(value.device.type != twin.world.device.type for value in run.model.parameters()):
         return Inexact(rounded=frozenset(names), other_kernels=True)
@@ -239,8 +242,9 @@ def inexact_steps(run: TrainingRun, twin: TrainingRun, split: bool) -> Inexact:
     reducing = [one for one in each_of(twin.optimizer) if not repeats_on_parts(one)]
     theirs = {id(value) for one in reducing for group in one.param_groups for value in group["params"]}
     measured = frozenset(name for name, value in names.items() if id(value) in theirs)
-    narrow = {name for name, value in names.items() if _is_narrow(value)}
-    return Inexact(measured, frozenset(narrow) - measured)
+    fused = any(group.get("fused") for group in twin.optimizer.param_groups)
+    rounded = frozenset(name for name, value in names.items() if fused or _is_narrow(value))
+    return Inexact(measured, rounded - measured, other_kernels=fused)
 
 
 def _is_narrow(tensor: torch.Tensor) -> bool:
