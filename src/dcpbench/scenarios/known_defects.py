@@ -33,7 +33,7 @@ from dcpbench.verify.known_defects import (
     mark_sliced,
 )
 from dcpbench.verify.plain_read import Stored, StoredChunk, compare_stored
-from dcpbench.verify.snapshot import Leaves, named_parameters
+from dcpbench.verify.snapshot import Leaves, named_parameters, of_kind
 from dcpbench.verify.training import GradientPart, TwinGradient, compare_gradient
 from dcpbench.verify.whole_tensors import Exchange
 from dcpbench.workloads import build_run
@@ -76,7 +76,7 @@ def mark_restored(
         return mark_replica(found, saved, actual, cell.world.group)
     if _has_local_experts(cell):
         return mark_replica(found, saved, actual, cell.world.group)
-    if check == "model_equal" and (buffers := _of_kind("buffer", saved)):
+    if check == "model_equal" and (buffers := of_kind("buffer", saved)):
         return mark_replica(found, buffers, actual, cell.world.group)
     return found
 
@@ -178,10 +178,6 @@ def resumed_by(cell: Cell, target: TrainingRun, data: Batches, until: int) -> Ma
     _unfreeze(other.model, cell.config.parallel.tp_plan)
     other.train(data, until)
     return lambda found, beside: mark_expected(found, AS_RESTORED, lambda: beside(other))
-
-
-def _of_kind(kind: str, leaves: Leaves) -> Leaves:
-    return {name: leaf for name, leaf in leaves.items() if getattr(leaf, "kind", None) == kind}
 
 
 def _sizes(cell: Cell) -> dict[str, int]:

@@ -13,10 +13,10 @@ from dcpbench.records.findings import Finding
 from dcpbench.scenarios import known_defects
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.plain_runs import exchange_of
-from dcpbench.scenarios.twin import Pass, Twin, dense, inexact_steps, of_kind, state_of
+from dcpbench.scenarios.twin import Pass, Twin, dense, inexact_steps, state_of
 from dcpbench.verify.compare_layouts import compare_replicas, gathered
 from dcpbench.verify.perturb import all_different, compared_names, controllable
-from dcpbench.verify.snapshot import TensorLeaf, local_part, snapshot_model
+from dcpbench.verify.snapshot import TensorLeaf, local_part, of_kind, snapshot_model
 from dcpbench.verify.tolerances import loss_name, losses_close, rounding
 from dcpbench.verify.training import (
     GradientBound,

@@ -17,6 +17,7 @@ from dcpbench.verify.snapshot import (
     TensorLeaf,
     named_parameters,
     named_parts,
+    of_kind,
     plain_fqn,
     retained,
     snapshot_model,
@@ -264,11 +265,6 @@ def state_of(run: TrainingRun) -> Leaves:
     tensors = {name: leaf for name, leaf in held.items() if isinstance(leaf, TensorLeaf)}
     optimizer = snapshot_optimizer(run.model, run.optimizer, parts)
     return {**tensors, **{name: leaf for name, leaf in optimizer.items() if not name.endswith(".params")}}
-
-
-def of_kind(kind: str, leaves: Leaves) -> dict[str, TensorLeaf]:
-    """The tensors of a kind of state."""
-    return {name: leaf for name, leaf in leaves.items() if isinstance(leaf, TensorLeaf) and leaf.kind == kind}
 
 
 def dense(gradient: torch.Tensor) -> torch.Tensor:

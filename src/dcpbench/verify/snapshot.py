@@ -166,6 +166,11 @@ def _flattened(nested: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[st
             yield path, str(key), value
 
 
+def of_kind(kind: str, leaves: Leaves) -> Leaves:
+    """The tensors of a kind of state."""
+    return {name: leaf for name, leaf in leaves.items() if getattr(leaf, "kind", None) == kind}
+
+
 def below(leaves: Leaves, prefix: str) -> Leaves:
     """The leaves whose names begin with a prefix, without it."""
     return {name.removeprefix(prefix): leaf for name, leaf in leaves.items() if name.startswith(prefix)}

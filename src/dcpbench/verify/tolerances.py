@@ -102,7 +102,7 @@ def compare_close(
     for name, expected in whole.items():
         part = parts.get(name)
         if part is None:
-            if not _may_be_absent(name, actual):
+            if not may_be_absent(name, actual):
                 found.append(Finding(name, Problem.only_twin, expected.kind))
         elif not isinstance(part, TensorLeaf) or part.extent.shape != expected.extent.shape:
             here = part.extent.shape if isinstance(part, TensorLeaf) else type(part).__name__
@@ -120,7 +120,7 @@ def compare_close(
     return found
 
 
-def _may_be_absent(name: str, actual: Leaves) -> bool:
+def may_be_absent(name: str, actual: Leaves) -> bool:
     """Whether a name is an optimizer's entry for a parameter of which this rank holds no element."""
     return any(
         isinstance(leaf, TensorLeaf) and not leaf.extent.numel and name.startswith(f"state.{fqn}.")

@@ -16,7 +16,7 @@ import torch
 from dcpbench.records.findings import Finding, Problem
 from dcpbench.verify.compare import compare_elements, same_value, share_of
 from dcpbench.verify.snapshot import Idle, Leaf, Leaves, TensorLeaf, kind_of
-from dcpbench.verify.tolerances import rounding
+from dcpbench.verify.tolerances import loss_tolerance, may_be_absent
 from dcpbench.verify.whole_tensors import real_elements
 
 _TIMES_NOISE, _TIMES_FACTOR = 16, 8
@@ -25,8 +25,7 @@ away: chosen on 39 healthy runs, in which at most 7.9 and 3.7 were needed."""
 _FACTOR_TOLD = 0.5
 """A gradient whose factor may be farther away is mostly noise, and its factor says nothing."""
 _LOSS_EPS = 32 * torch.finfo(torch.float32).eps
-_LOSS_ROUNDINGS = 0.125
-"""How many roundings of its model's dtypes a loss, the mean of many elements, may be away."""
+"""How far a loss, the mean of many elements, may be away, as a part of itself, in float32."""
 
 
 @dataclass(frozen=True)
@@ -183,17 +182,9 @@ def compare_step(
     found += [
         Finding(name, Problem.only_twin, kind_of(name, leaf))
         for name, leaf in twin.items()
-        if name not in actual and name not in elsewhere and not _has_no_element(name, actual)
+        if name not in actual and name not in elsewhere and not may_be_absent(name, actual)
     ]
     return [replace(one, facts={"step": step, **one.facts}) for one in found]
-
-
-def _has_no_element(name: str, actual: Leaves) -> bool:
-    """Whether a name is an optimizer's entry for a parameter of which this rank holds no element."""
-    return any(
-        isinstance(leaf, TensorLeaf) and not leaf.extent.numel and name.startswith(f"state.{fqn}.")
-        for fqn, leaf in actual.items()
-    )
 
 
 def _compare_with_twin(
@@ -256,4 +247,4 @@ def changed_beyond(leaves: Leaves, tolerances: Mapping[str, torch.Tensor]) -> Le
 def loss_share(dtypes: Iterable[torch.dtype]) -> float:
     """By what part of itself the ranks' loss may be away from the twin's, where it is computed in these
     dtypes."""
-    return max(_LOSS_EPS, _LOSS_ROUNDINGS * rounding(dtypes))
+    return loss_tolerance(_LOSS_EPS, dtypes)
