@@ -22,6 +22,7 @@ from typing import Any
 
 import psutil
 
+from dcpbench.core.rank_report import RankReport
 from dcpbench.executors.base import Executor
 from dcpbench.executors.fork_server import Machine
 from dcpbench.executors.host_agent import State
@@ -30,7 +31,6 @@ from dcpbench.executors.hosts_executor import HostsExecutor
 from dcpbench.executors.local import LocalEngine
 from dcpbench.executors.outcome import RankEnd, StageEnd
 from dcpbench.records.installation import installation
-from dcpbench.records.rank_report import RankReport
 from dcpbench.worker.messages import CellSpec, WorldKind
 
 AGENTS, RANKS, ACTORS = "SIMULATED_AGENTS", "SIMULATED_RANKS", "SIMULATED_ACTORS"

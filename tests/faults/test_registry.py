@@ -10,9 +10,9 @@ import pytest
 
 from conftest import SMALL, dcpbench, run
 from dcpbench.config.groups import Expect, Place, rank_of
+from dcpbench.core.checks import CHECKS
 from dcpbench.faults import registry
 from dcpbench.faults.targets import NothingToPlantError
-from dcpbench.records.checks import CHECKS
 from support.alone import run_alone
 
 PLUGIN = """

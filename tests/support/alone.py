@@ -14,9 +14,9 @@ import torch.distributed as dist
 from omegaconf import OmegaConf
 
 from dcpbench.config.schema import Config, conf_folder
+from dcpbench.core.rank_report import RankReport
 from dcpbench.executors.base import Outcome
 from dcpbench.faults.registry import load_faults
-from dcpbench.records.rank_report import RankReport
 from dcpbench.scenarios.cell import Cell, Uploads
 from dcpbench.sweep.plan.known_failures import read
 from dcpbench.sweep.run.verdict import Verdict, verdict_of

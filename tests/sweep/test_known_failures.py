@@ -8,9 +8,9 @@ import pytest
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import conf_folder
+from dcpbench.core.mismatch import Mismatch, Problem, RaisedError
+from dcpbench.core.rank_report import CheckReport, RankReport
 from dcpbench.executors.base import Outcome
-from dcpbench.records.findings import Finding, Problem, RaisedError
-from dcpbench.records.rank_report import CheckReport, RankReport
 from dcpbench.records.sentences import short_reason
 from dcpbench.sweep.plan.known_failures import KnownError, KnownFailure, KnownMismatch, read
 from dcpbench.sweep.run.verdict import verdict_of
@@ -49,7 +49,7 @@ def failing(failed: dict[str, list[str]]) -> Outcome:
     reports = powered()
     for report in reports:
         for check, names in failed.items():
-            report.checks[check].add([Finding(name, Problem.missing) for name in names])
+            report.checks[check].add([Mismatch(name, Problem.missing) for name in names])
     return Outcome(reports)
 
 
@@ -93,13 +93,13 @@ def test_what_is_beside_a_known_failure_is_told_first() -> None:
     assert str(alone.reason).startswith("model_equal: rank 0: w")
 
 
-def differing(**about: object) -> Finding:
+def differing(**about: object) -> Mismatch:
     """A finding as an entry may ask for it."""
     given = {"name": "state.w.exp_avg", "problem": Problem.differs, "by": "sliced", "where": "at step 2"}
     share = about.pop("share", 0.5)
     facts = dict.fromkeys(("index", "saved", "saved_bits", "restored", "restored_bits"), "0")
     facts |= {"differing": 1, "elements": 1} | ({} if share is None else {"share": share})
-    return Finding(**{"max_abs_diff": 1.0, **given, **about}, facts=facts)  # type: ignore[arg-type]
+    return Mismatch(**{"max_abs_diff": 1.0, **given, **about}, facts=facts)  # type: ignore[arg-type]
 
 
 CLOSELY = KnownFailure(
@@ -219,7 +219,7 @@ def test_a_listed_error_is_expected_and_no_other() -> None:
         ("optim_equal", "w", "error"),
     ):
         seen = RankReport(1, {check: CheckReport()})
-        seen.checks[check].add([Finding(name, Problem.missing)])
+        seen.checks[check].add([Mismatch(name, Problem.missing)])
         outcome = Outcome([], "error", error, before=[seen])
         assert after(outcome, listed) == expected, "nothing hides beside it"
         assert after(Outcome([seen], "error", error), listed) == expected, "nor on a rank that went on"

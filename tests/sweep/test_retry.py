@@ -11,9 +11,9 @@ import pytest
 
 from dcpbench.config.groups import FaultConfig, KeepCheckpoints, StorageConfig
 from dcpbench.config.schema import Config
+from dcpbench.core.metrics import PHASE_S, Measurement
+from dcpbench.core.rank_report import RankReport
 from dcpbench.executors.base import Executor, HostsLostError, Outcome
-from dcpbench.records.metrics import PHASE_S, Measurement
-from dcpbench.records.rank_report import RankReport
 from dcpbench.records.row import exit_status
 from dcpbench.sweep.run.row_builder import Try, row_of
 from dcpbench.sweep.run.verdict import Verdict

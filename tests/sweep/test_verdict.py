@@ -7,11 +7,11 @@ import pytest
 
 from dcpbench.config.groups import Ending, Expect, FaultConfig, ScenarioConfig, StageConfig
 from dcpbench.config.schema import Config
+from dcpbench.core.checks import CHECKS
+from dcpbench.core.mismatch import Mismatch, Problem, RaisedError, RankDeath
+from dcpbench.core.rank_report import CheckReport, RankReport
 from dcpbench.executors.base import Outcome
 from dcpbench.faults.targets import NothingToPlantError
-from dcpbench.records.checks import CHECKS
-from dcpbench.records.findings import Finding, Problem, RaisedError, RankDeath
-from dcpbench.records.rank_report import CheckReport, RankReport
 from dcpbench.sweep.run.verdict import Verdict, judge, verdict_of
 from support.jobs import job
 
@@ -27,8 +27,8 @@ def seen_at(*places: str) -> CheckReport:
     )
 
 
-def finding(name: str, text: str, distance: float | None = None, where: str = "") -> Finding:
-    return Finding(name, Problem.contract, None, distance, {"text": text}, where)
+def finding(name: str, text: str, distance: float | None = None, where: str = "") -> Mismatch:
+    return Mismatch(name, Problem.contract, None, distance, {"text": text}, where)
 
 
 def test_all_held_under_controls_is_a_pass() -> None:
@@ -274,8 +274,8 @@ def test_the_worst_of_all_ranks_come_first_with_their_ranks() -> None:
     seen = reports()
     for number in range(12):
         seen[0].checks["model_equal"].add([finding(f"w{number}", "differs", float(number), "at 2")])
-    far = Finding("w11", Problem.contract, "param", 50.0, {"text": "differs"}, "at 2")
-    seen[1].checks["model_equal"].add([far, Finding("gone", Problem.missing, where="at 2")])
+    far = Mismatch("w11", Problem.contract, "param", 50.0, {"text": "differs"}, "at 2")
+    seen[1].checks["model_equal"].add([far, Mismatch("gone", Problem.missing, where="at 2")])
     verdict = judge([seen], [2])
     details = verdict.details["checks"]["model_equal"]
     worst = details["worst"]

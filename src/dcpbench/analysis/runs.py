@@ -7,8 +7,8 @@ import pandas as pd
 
 from dcpbench.analysis.cell_identity import override_words
 from dcpbench.analysis.frame import is_true, ok, records
-from dcpbench.records.checks import CHECKS
-from dcpbench.records.metrics import METRICS
+from dcpbench.core.checks import CHECKS
+from dcpbench.core.metrics import METRICS
 from dcpbench.records.row import AXES, STATUSES
 from dcpbench.records.sentences import short_reason
 

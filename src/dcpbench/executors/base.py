@@ -8,9 +8,9 @@ from typing import Any, Protocol
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
 from dcpbench.config.schema import TimeoutsConfig
+from dcpbench.core.mismatch import Cause, RaisedError
+from dcpbench.core.rank_report import RankReport
 from dcpbench.executors.fork_server import Machine
-from dcpbench.records.findings import Cause, RaisedError
-from dcpbench.records.rank_report import RankReport
 from dcpbench.worker.messages import CellSpec, WorldKind
 
 OnPhase = Callable[[int, str], None]

@@ -9,11 +9,11 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from dcpbench.config.schema import TimeoutsConfig
+from dcpbench.core.mismatch import LimitReached
 from dcpbench.executors.base import Executor, HostsLostError, HostUsed, OnPhase, Outcome
 from dcpbench.executors.host_agent import Key, State
 from dcpbench.executors.hosts import ANSWER_S, HOSTS_S, START_S, Agent, AgentError, HostsEngine, Placed
 from dcpbench.executors.outcome import RankEnd, StageEnd, outcome_of
-from dcpbench.records.findings import LimitReached
 from dcpbench.worker.messages import CellSpec, StoreAddress, WorldKind
 
 _LOOK_EVERY_S = 0.25

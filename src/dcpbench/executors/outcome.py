@@ -4,11 +4,11 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dcpbench.core.mismatch import LimitReached, RankDeath
+from dcpbench.core.rank_report import RankReport
 from dcpbench.executors import stack_dumps
 from dcpbench.executors.base import Outcome
 from dcpbench.executors.rank_handle import Rank
-from dcpbench.records.findings import LimitReached, RankDeath
-from dcpbench.records.rank_report import RankReport
 from dcpbench.worker.messages import Failed
 
 _DEATH_IS_SEEN_S = 0.25

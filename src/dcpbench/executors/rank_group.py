@@ -13,11 +13,11 @@ from multiprocessing.context import ForkServerContext
 
 from dcpbench.config.groups import Ending
 from dcpbench.config.schema import TimeoutsConfig
+from dcpbench.core.mismatch import RaisedError
 from dcpbench.executors import cleanup, fork_server
 from dcpbench.executors.base import OnPhase
 from dcpbench.executors.outcome import StageEnd, next_limit, stage_end
 from dcpbench.executors.rank_handle import Rank
-from dcpbench.records.findings import RaisedError
 from dcpbench.worker.messages import (
     CellSpec,
     Descriptor,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from dcpbench.records.rank_report import RankReport
+from dcpbench.core.rank_report import RankReport
 from dcpbench.worker.messages import CellSpec, Failed, Message, PhaseBegun, UploadsUnderWay
 
 _REPORT_S = 1.0

@@ -4,13 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from string import Formatter
 from typing import Any
 
-from dcpbench.records.checks import CHECKS
-from dcpbench.records.findings import (
+from dcpbench.core.checks import CHECKS
+from dcpbench.core.mismatch import (
     Cause,
-    Finding,
     Gap,
     GapKind,
     LimitReached,
+    Mismatch,
     Problem,
     RaisedError,
     RankDeath,
@@ -117,7 +117,7 @@ _TEMPLATES: dict[Problem, tuple[str, ...]] = {
 """How a problem reads: the first template of which every field is among the finding's facts."""
 
 
-def describe(finding: Finding) -> str:
+def describe(finding: Mismatch) -> str:
     """What is wrong with one piece of state, without its name."""
     known = {**finding.facts, "max_abs_diff": finding.max_abs_diff}
     fitting = (
@@ -133,13 +133,13 @@ def describe(finding: Finding) -> str:
     return f"{text}{corrupt}"
 
 
-def finding_sentence(finding: Finding) -> str:
+def finding_sentence(finding: Mismatch) -> str:
     """`net1.weight (param) in the checkpoint of step 4: index [0, 1]: saved …`."""
     named = f"{finding.name} ({finding.kind})" if finding.kind else finding.name
     return f"{' '.join(f'{named} {finding.where}'.split())}: {describe(finding)}"
 
 
-def check_sentence(check: str, rank: str, first: Finding, names: Sequence[str]) -> str:
+def check_sentence(check: str, rank: str, first: Mismatch, names: Sequence[str]) -> str:
     """Why a check did not hold: its first finding, on which rank, in words, and what else differs."""
     more = f", and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     others = f" (differing: {', '.join(names[:_LISTED])}{more})" if len(names) > 1 else ""

@@ -29,10 +29,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from dcpbench.records.findings import RaisedError
-from dcpbench.records.plain_values import plain_report
+from dcpbench.core.mismatch import RaisedError
+from dcpbench.core.plain_values import plain_report
+from dcpbench.core.rank_report import RankReport
 from dcpbench.records.plugins import load_plugins
-from dcpbench.records.rank_report import RankReport
 from dcpbench.records.sentences import place_sentence, rank_sentence
 from dcpbench.records.user_code import import_from_current_folder
 from dcpbench.worker.left_behind import Fingerprint

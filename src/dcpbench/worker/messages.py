@@ -5,8 +5,8 @@ from multiprocessing.reduction import DupFd
 from typing import Any
 
 from dcpbench.config.schema import Config
-from dcpbench.records.findings import RaisedError
-from dcpbench.records.rank_report import RankReport
+from dcpbench.core.mismatch import RaisedError
+from dcpbench.core.rank_report import RankReport
 
 OF_RANK = "DCPBENCH_RANK_PID"
 """The variable in the environment of whatever a rank starts that says whose it is, once the rank is dead."""

@@ -14,8 +14,8 @@ from yaml import YAMLError
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import Config
-from dcpbench.records.checks import CHECKS
-from dcpbench.records.findings import Finding, Problem, RaisedError
+from dcpbench.core.checks import CHECKS
+from dcpbench.core.mismatch import Mismatch, Problem, RaisedError
 from dcpbench.records.row import columns
 
 
@@ -60,7 +60,7 @@ class KnownMismatch:
         for unknown in set(self.problems) - set(Problem):
             raise ConfigError(f"no problem {unknown!r} ({', '.join(Problem)})")
 
-    def matches(self, finding: Finding) -> bool:
+    def matches(self, finding: Mismatch) -> bool:
         """Whether this is what is wrong with a piece of state, in kind and in magnitude."""
         share = finding.facts.get("share")
         return (
@@ -123,7 +123,7 @@ class KnownFailure:
             needed.append((self.load_torch, cell["load_torch_version"]))
         return all(SpecifierSet(of).contains(version, prereleases=True) for of, version in needed)
 
-    def explains(self, check: str, finding: Finding) -> bool:
+    def explains(self, check: str, finding: Mismatch) -> bool:
         """Whether it lists what a check found."""
         return any(mismatch.matches(finding) for mismatch in self.checks.get(check, ()))
 
@@ -132,7 +132,7 @@ class Explanation(NamedTuple):
     """By which known failures a cell failed, and what it found (by which check) or raised beside them."""
 
     by: list[KnownFailure]
-    found: list[tuple[str, Finding]]
+    found: list[tuple[str, Mismatch]]
     raised: list[RaisedError]
 
     @property
@@ -142,7 +142,7 @@ class Explanation(NamedTuple):
 
 
 def explaining(
-    known: Sequence[KnownFailure], failed: Mapping[str, Iterable[Finding]], raised: Sequence[RaisedError]
+    known: Sequence[KnownFailure], failed: Mapping[str, Iterable[Mismatch]], raised: Sequence[RaisedError]
 ) -> Explanation:
     """How much of why a cell failed is known.
 

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dcpbench.core.metrics import METRICS, PHASE_S, SHARED_CELL_S, Measurement, aggregated
+from dcpbench.core.plain_values import Replacing
+from dcpbench.core.rank_report import RankReport
 from dcpbench.executors.base import HostUsed, Outcome
-from dcpbench.records.metrics import METRICS, PHASE_S, SHARED_CELL_S, Measurement, aggregated
-from dcpbench.records.plain_values import plain_row
-from dcpbench.records.rank_report import RankReport
-from dcpbench.records.row import Row, is_ok
+from dcpbench.records.row import Row, column_types, is_ok
+from dcpbench.records.sentences import replaced_sentence
 from dcpbench.sweep.plan.job import Job
 from dcpbench.sweep.run.verdict import Verdict
 
@@ -23,6 +24,7 @@ _OF_VERDICT = (
     "fault_seen",
 )
 _FIRST_CAUSE = ("rank", "host", "local_rank", "phase", "upload_under_way", "limit", "doing", "log_tail")
+_DEEPEST_IN_ROW = 60
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,18 @@ def row_of(job: Job, tries: Sequence[Try], shared: bool = False) -> Row:
         **_bounds(last.reports),
     )
     reports = (report for outcome in last.outcomes for report in (*outcome.reports, *outcome.before))
-    return plain_row(row, [f"rank {report.rank}: {one}" for report in reports for one in report.replaced])
+    return _plain_row(row, [f"rank {report.rank}: {one}" for report in reports for one in report.replaced])
+
+
+def _plain_row(row: Row, replaced: list[str]) -> Row:
+    """A row of values that its columns can hold; its reason and details name those that were replaced, in it
+    or before."""
+    replacing = Replacing(_DEEPEST_IN_ROW)
+    flat = {name: replacing.column(row[name], kind, name) for name, kind in column_types().items()}
+    if replaced := [*replaced, *replacing.replaced]:
+        flat["reason"] = "; ".join(filter(None, (flat["reason"], replaced_sentence(replaced))))
+        flat["details"] = {**flat["details"], "replaced": replaced}
+    return Row.of(flat)
 
 
 def _phases(outcomes: Sequence[Outcome]) -> dict[str, float]:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from dcpbench.config.groups import Ending, Expect, rank_of
+from dcpbench.core.checks import CHECKS
+from dcpbench.core.mismatch import Gap, GapKind, Mismatch, RaisedError
+from dcpbench.core.rank_report import CheckReport, RankReport, badness
 from dcpbench.executors.base import Outcome
-from dcpbench.records.checks import CHECKS
-from dcpbench.records.findings import Finding, Gap, GapKind, RaisedError
-from dcpbench.records.rank_report import CheckReport, RankReport, badness
 from dcpbench.records.sentences import (
     beside_known_sentence,
     cause_sentence,
@@ -37,8 +37,8 @@ class FailedCheck(NamedTuple):
 
     check: str
     rank: int
-    first: Finding
-    findings: tuple[Finding, ...]
+    first: Mismatch
+    findings: tuple[Mismatch, ...]
     place: str | None = None
 
     @property

@@ -18,10 +18,10 @@ from dcpbench.checkpointers.object_store import ObjectStore
 from dcpbench.config.groups import Ending, Isolation, KeepCheckpoints, StageConfig, StorageConfig
 from dcpbench.config.schema import Config
 from dcpbench.config.text import counted
+from dcpbench.core.metrics import Measurement
+from dcpbench.core.mismatch import Problem
 from dcpbench.executors.base import Executor, HostsLostError, Outcome
 from dcpbench.records import files
-from dcpbench.records.findings import Problem
-from dcpbench.records.metrics import Measurement
 from dcpbench.records.row import Row
 from dcpbench.report.styles import text_of
 from dcpbench.sweep.plan.job import Job

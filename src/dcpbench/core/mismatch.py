@@ -1,5 +1,5 @@
-"""Findings: what was seen to be wrong, as values. Known failures and planted faults are matched against
-these, and never against sentences, which `dcpbench.records.sentences` makes of them last."""
+"""Mismatches, and other reasons why a cell does not pass, as values. Known failures and injected faults are
+matched against these, never against sentences, which `dcpbench.records.sentences` makes of them last."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Problem(StrEnum):
-    """What kind of mismatch a finding is."""
+    """How a value is wrong."""
 
     differs = "differs"  # a tensor's elements
     nan = "nan"  # not a number, where there was one
@@ -41,7 +41,7 @@ class Problem(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class Mismatch:
     """One piece of state that is not what it should be, on one rank.
 
     Args:
