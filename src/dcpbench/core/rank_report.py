@@ -60,6 +60,10 @@ class Skip(Exception):  # noqa: N818 - it is no error
     """This torch or this machine cannot do what the cell is about, which only a rank can find out."""
 
 
+class NothingToInjectError(Exception):
+    """This cell has nothing into which its fault could be injected, or the fault would change nothing."""
+
+
 @dataclass
 class RankReport:
     """What one rank saw and measured in one stage of a cell; `local_rank` is its number on its `host`.

@@ -1,6 +1,7 @@
 """Every sentence of a row's `reason`, made from findings and outcomes, last and in this one place."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from signal import Signals
 from string import Formatter
 from typing import Any
 
@@ -231,9 +232,9 @@ def cause_sentence(cause: Cause, before: Iterable[str] = ()) -> str:
     if isinstance(cause, RaisedError):
         return _raised(cause, before)
     if isinstance(cause, RankDeath):
-        upload = ", an upload under way" if cause.upload_under_way and cause.phase != "upload" else ""
         at = f" at {cause.frame}" if cause.frame else ""
-        return f"{rank_sentence(cause.rank, cause.place)} {cause.ending} in {cause.phase}{upload}{at}"
+        phase = phase_sentence(cause.phase, cause.uploading)
+        return f"{rank_sentence(cause.rank, cause.place)} {_ended(cause)} in {phase}{at}"
     return _late(cause)
 
 
@@ -251,6 +252,21 @@ def rank_sentence(rank: int, place: str | None) -> str:
 def place_sentence(local_rank: int | None, host: str | None) -> str:
     """Where a rank is."""
     return f"local rank {local_rank} of host {host}"
+
+
+def phase_sentence(phase: str, uploading: bool) -> str:
+    """A rank's phase, and whether an upload is in flight during it."""
+    return f"{phase}, an upload under way" if uploading and phase != "upload" else phase
+
+
+def _ended(death: RankDeath) -> str:
+    """How the process of a rank ended."""
+    status = death.exit_status
+    if death.lost or status is None:
+        return death.lost or "was lost"
+    if status == 255:  # what multiprocessing takes for it if the server died that would have told it
+        return "exited with status 255, or was lost with the server that it was forked from,"
+    return f"was killed by {Signals(-status).name}" if status < 0 else f"exited with status {status}"
 
 
 def _raised(error: RaisedError, before: Iterable[str]) -> str:
