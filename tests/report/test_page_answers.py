@@ -11,8 +11,8 @@ import pytest
 
 from dcpbench.analysis.history_rows import sweep_before
 from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.sentences import check_sentence
 from dcpbench.records.row import Row
-from dcpbench.records.sentences import check_sentence
 from dcpbench.records.store import write_csv
 from dcpbench.report.show import write_reports
 from report.sweeps import folder_with

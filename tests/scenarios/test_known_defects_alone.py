@@ -12,7 +12,8 @@ from dcpbench.config.schema import conf_folder
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.scenarios import checks, known_defects
 from dcpbench.scenarios.checkpoint import Checkpoint
-from dcpbench.sweep.plan.known_failures import KnownFailure, explaining, read
+from dcpbench.sweep.plan.known_failures import read
+from dcpbench.verdict.known_failures import KnownFailure, explaining
 from dcpbench.verify.snapshot import TensorLeaf, snapshot_nested
 from dcpbench.workloads.batches import batches_of
 from dcpbench.workloads.build_run import build

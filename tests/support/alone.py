@@ -18,7 +18,7 @@ from dcpbench.core.rank_report import RankReport
 from dcpbench.faults.registry import load_faults
 from dcpbench.scenarios.cell import Cell, Uploads
 from dcpbench.sweep.plan.known_failures import read
-from dcpbench.sweep.run.verdict import Verdict, verdict_of
+from dcpbench.verdict.judge import Verdict, verdict_of
 from dcpbench.worker.messages import CellSpec, RunId
 from dcpbench.worker.run_cell import run_cell
 from dcpbench.workloads.world import World

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcpbench.core.mismatch import Mismatch, Problem
-from dcpbench.records.sentences import describe
+from dcpbench.core.sentences import describe
 from dcpbench.verify.compare import AS_HELD, bits, compare, same_value, with_place
 from dcpbench.verify.layout import whole
 from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaves, TensorLeaf, digested

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcpbench.core.mismatch import Mismatch, Problem
-from dcpbench.records.sentences import describe
+from dcpbench.core.sentences import describe
 from dcpbench.verify import compare_layouts
 from dcpbench.verify.compare import Recall
 from dcpbench.verify.compare_layouts import _add_up, compare_across, digests, gathered

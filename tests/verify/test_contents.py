@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcpbench.core.mismatch import Mismatch
-from dcpbench.records.sentences import describe
+from dcpbench.core.sentences import describe
 from dcpbench.verify.compare_layouts import _add_up, compare_across, digests
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaf, TensorLeaf, digested

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dcpbench.core.mismatch import Problem
-from dcpbench.records.sentences import describe
+from dcpbench.core.sentences import describe
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
 from dcpbench.verify.tolerances import (

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dcpbench.core.mismatch import Mismatch, Problem
-from dcpbench.records.sentences import describe
+from dcpbench.core.sentences import describe
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.perturb import all_different, controllable
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf, snapshot_model

@@ -19,8 +19,8 @@ from dcpbench.checkpointers.dcp_metadata import (
 )
 from dcpbench.checkpointers.safetensors_headers import SUFFIX, names_in, safetensors_manifest
 from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.sentences import finding_sentence
 from dcpbench.records.files import files_below, walk
-from dcpbench.records.sentences import finding_sentence
 from dcpbench.verify.audit import Entry, Manifest, audit
 
 _UNFINISHED = re.compile(r".*\.distcp|(__\d+)?\.metadata\.tmp")

@@ -1,5 +1,5 @@
 """Mismatches, and other reasons why a cell does not pass, as values. Known failures and injected faults are
-matched against these, never against sentences, which `dcpbench.records.sentences` makes of them last."""
+matched against these, never against sentences, which `dcpbench.core.sentences` makes of them last."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

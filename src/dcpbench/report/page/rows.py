@@ -12,8 +12,8 @@ from dcpbench.analysis.runs import commands
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.sentences import describe, short_reason
 from dcpbench.records.row import AXES, columns
-from dcpbench.records.sentences import describe, short_reason
 from dcpbench.records.store import RESULTS_JSONL
 
 _POINTS = 200

@@ -16,8 +16,8 @@ from dcpbench.records.installation import OURS, package_digest
 from dcpbench.records.user_code import file_of
 from dcpbench.sweep.plan import known_failures, validity
 from dcpbench.sweep.plan.cells import SweepCell
-from dcpbench.sweep.plan.known_failures import KnownFailure
-from dcpbench.sweep.run.verdict import Expected
+from dcpbench.verdict.judge import Expected
+from dcpbench.verdict.known_failures import KnownFailure
 from dcpbench.worker.messages import WorldKind
 
 _GROUPS = (

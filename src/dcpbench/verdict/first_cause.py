@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dcpbench.core.mismatch import Cause, LimitReached, RaisedError, RankDeath
+from dcpbench.core.sentences import phase_sentence, place_sentence
 from dcpbench.core.stage_end import WHOLE_STAGE, RankEnd, StageEnd
-from dcpbench.records.sentences import phase_sentence, place_sentence
 
 _DEATH_IS_SEEN_S = 0.25
 """How much later than its peers, whose connections break at once, the driver may see that a rank died."""

@@ -2,18 +2,16 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from dcpbench.config.errors import ConfigError
-from dcpbench.config.schema import conf_folder
 from dcpbench.core.mismatch import Mismatch, Problem, RaisedError
 from dcpbench.core.rank_report import CheckReport, RankReport
+from dcpbench.core.sentences import short_reason
 from dcpbench.core.stage_end import StageEnd
-from dcpbench.records.sentences import short_reason
-from dcpbench.sweep.plan.known_failures import KnownError, KnownFailure, KnownMismatch, read
-from dcpbench.sweep.run.verdict import verdict_of
+from dcpbench.sweep.plan.known_failures import check_entry
+from dcpbench.verdict.judge import verdict_of
+from dcpbench.verdict.known_failures import KnownError, KnownFailure, KnownMismatch
 from support.ends import raised, reported
 from support.jobs import job
 
@@ -59,7 +57,7 @@ def test_one_that_does_not_happen_always_may_pass() -> None:
 
 def test_cells_are_told_by_keys_of_their_configuration_too() -> None:
     overlapping = replace(LISTED, cells={"overlap_saves": True})
-    overlapping.check()
+    check_entry(overlapping)
     row = {"torch_version": "2.13.0"}
     assert overlapping.covers({**row, "config": {"overlap_saves": True}})
     assert not overlapping.covers({**row, "config": {"overlap_saves": False}})
@@ -240,95 +238,13 @@ def test_what_did_not_fail(end: StageEnd, expected: str) -> None:
 
 def test_a_cell_is_known_by_a_key_within_a_group_too() -> None:
     listed = replace(LISTED, cells={"storage.options.overwrite": [None, True]})
-    listed.check()
+    check_entry(listed)
     for config, covered in (({}, True), ({"storage.options.overwrite": False}, False)):
         assert listed.covers({"torch_version": "2.13.0", "config": config}) is covered
 
 
 def test_a_cell_is_known_by_the_torch_that_loads_too() -> None:
     listed = replace(LISTED, cells={}, load_torch="<2.13")
-    listed.check()
+    check_entry(listed)
     for loads, covered in (("2.12.1", True), ("2.13.0+cpu", False), (None, False)):
         assert listed.covers({"torch_version": "2.13.0", "load_torch_version": loads}) is covered
-
-
-def test_the_list_of_the_house_is_whole() -> None:
-    known = read(conf_folder() / "known_failures.yaml")
-    assert {each.id for each in known} == {
-        "fsdp1-tp-optimizer-state",
-        "fsdp1-tp-unfreezes",
-        "tensor-lr-in-defaults",
-        "compiled-fsdp1-names",
-        "compiled-mutated-buffer",
-        "fsdp1-one-shard",
-        "stager-used-once",
-        "shared-stager",
-        "shared-writer",
-        "writer-threads",
-        "writer-threads-failing-storage",
-        "unchecked-bytes",
-        "state-of-frozen",
-        "state-in-low-precision",
-        "unfrozen-in-bf16",
-        "load-without-collectives",
-        "success-is-not-synced",
-        "overwritten-in-a-crash",
-        "killed-over-a-checkpoint",
-        "lost-bytes-are-zeros",
-        "full-state-dict-tuples",
-        "full-state-dict-tp",
-        "empty-param-group",
-        "state-of-no-gradient",
-        "buffers-of-some-rank",
-        "integer-keys",
-        "grown-object",
-        "gradients-at-load",
-        "scheduler-after-load",
-        "plain-optimizer-fsdp1",
-        "several-optimizers-fsdp1",
-        "data-loader-generator",
-        "metadata-of-newer-torch",
-        "local-experts",
-        "other-dtype",
-        "broadcast-ddp",
-        "file-writer-safetensors",
-        "safetensors-values",
-        "consolidated-integers",
-        "consolidated-scalars",
-        "pipeline-param-groups",
-        "compiled-in-checkpoint-wrapper",
-        "gradient-divide-factor",
-        "flat-fsdp1-names",
-    }
-    for each in known:
-        assert each.link is not None
-        assert (Path(__file__).parents[2] / each.link).is_file()
-
-
-def one_listed(mismatch: str) -> str:
-    """A list with one entry of one mismatch."""
-    return f"- {{id: a, torch: '>=2', checks: {{model_equal: [{mismatch}]}}, reason: b}}"
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("- {id: a, torch: '>=2', checks: {nope: []}, reason: b}", "no check 'nope'"),
-        ("- {id: a, cells: {nope: 1}, torch: '>=2', checks: {model_equal: []}, reason: b}", "no column"),
-        ("- {id: a, torch: new, checks: {model_equal: []}, reason: b}", "new"),
-        (one_listed("{name: '(', problems: [differs]}"), "known_failures="),
-        (one_listed("{name: a, problems: [wrong]}"), "no problem 'wrong'"),
-        (one_listed("{name: a}"), "problems"),
-        (one_listed("{name: a, problem: differs}"), "problem"),
-        (one_listed(".*"), "known_failures="),
-        ("- {ids: a}", "ids"),
-        ("- {id: a, torch: '>=2', reason: b}", "neither checks nor an error"),
-        ("- {id: a, torch: '>=2', error: {type: KeyError}, reason: b}", "missing mandatory value: phase"),
-        ("- [", "known_failures="),
-    ],
-)
-def test_a_list_that_is_wrong_is_refused(tmp_path: Path, text: str, told: str) -> None:
-    path = tmp_path / "known.yaml"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=told):
-        read(path)

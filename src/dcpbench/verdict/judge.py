@@ -9,8 +9,7 @@ from dcpbench.config.groups import Expect, FaultConfig, rank_of
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import Gap, GapKind, Mismatch, RaisedError
 from dcpbench.core.rank_report import CheckReport, RankReport, badness
-from dcpbench.core.stage_end import StageEnd
-from dcpbench.records.sentences import (
+from dcpbench.core.sentences import (
     beside_known_sentence,
     cause_sentence,
     check_sentence,
@@ -22,8 +21,9 @@ from dcpbench.records.sentences import (
     rank_numbers,
     rank_sentence,
 )
-from dcpbench.sweep.plan.known_failures import KnownFailure, explaining
-from dcpbench.sweep.run.first_cause import Stop, stop_of
+from dcpbench.core.stage_end import StageEnd
+from dcpbench.verdict.first_cause import Stop, stop_of
+from dcpbench.verdict.known_failures import KnownFailure, explaining
 
 _KEPT = 10
 """How many mismatches the details of a row have for each check."""
