@@ -11,7 +11,9 @@ from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import Mismatch, Problem, RaisedError
 from dcpbench.core.rank_report import CheckReport, RankReport
 from dcpbench.core.stage_end import StageEnd
-from dcpbench.verdict.judge import Verdict, judge, verdict_of
+from dcpbench.verdict.attempt import verdict_of
+from dcpbench.verdict.judge import judge
+from dcpbench.verdict.verdict import Verdict
 from support.ends import on, raised, reported
 from support.jobs import job
 

@@ -1,4 +1,4 @@
-"""Why a stage of a cell did not end as expected: what happened first, and on which rank."""
+"""Finds out why a stage of a cell did not end as expected: what happened first, and on which rank."""
 
 import signal
 from collections.abc import Sequence
@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dcpbench.core.mismatch import Cause, LimitReached, RaisedError, RankDeath
-from dcpbench.core.sentences import phase_sentence, place_sentence
+from dcpbench.core.sentences import place_sentence
 from dcpbench.core.stage_end import WHOLE_STAGE, RankEnd, StageEnd
+from dcpbench.verdict.sentences import phase_sentence
 
 _DEATH_IS_SEEN_S = 0.25
 """How much later than its peers, whose connections break at once, the driver may see that a rank died."""
@@ -15,9 +16,9 @@ _DEATH_IS_SEEN_S = 0.25
 
 @dataclass(frozen=True)
 class Stop:
-    """Why a stage did not end as expected: a status, and the cause, or a sentence where there is none.
+    """Reason why a stage did not end as expected: a status, and the cause, or a sentence where there is none.
 
-    `raised` has the errors of all ranks that raised by themselves; `details` are for the row's.
+    `raised` has the errors of all ranks that raised by themselves. `details` are for the row.
     """
 
     status: str
@@ -31,7 +32,7 @@ def stop_of(end: StageEnd, dies: str | None = None) -> Stop | None:
     """Return why a stage did not end as expected; None if it did.
 
     Args:
-        dies: the function of a stage that is there for a rank to die in it.
+        dies: the function of a stage in which a rank has to die.
     """
     if end.skip or end.not_run:
         return Stop("skip" if end.skip else "error", problem=end.skip or end.not_run)
@@ -71,8 +72,8 @@ def stop_of(end: StageEnd, dies: str | None = None) -> Stop | None:
 
 
 def _first_cause(ranks: Sequence[RankEnd]) -> RankEnd | None:
-    """Return the rank to which it happened first: one that raised or died by itself. What may be an echo
-    of another's end counts only where there is nothing else."""
+    """Return the first rank that raised or died by itself. Echoes of another rank's end count only if there
+    is nothing else."""
     causes = [(rank.failed.at, rank) for rank in ranks if rank.failed and not rank.failed.secondary]
     for rank in ranks:
         if rank.gone_at is not None:
@@ -81,7 +82,7 @@ def _first_cause(ranks: Sequence[RankEnd]) -> RankEnd | None:
             causes.append((rank.gone_at - head_start_s, rank))
     echoes = [(rank.failed.at, rank) for rank in ranks if rank.failed]
     if not causes and echoes:
-        # It may have died after its own report, when nobody was listening any more.
+        # It may have died after its own report, when nobody listened any longer.
         causes = [(0.0, rank) for rank in ranks if rank.report and rank.exit_status is not None]
     return min(causes or echoes, key=lambda cause: cause[0], default=(0.0, None))[1]
 
