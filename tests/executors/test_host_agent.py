@@ -11,9 +11,7 @@ import pytest
 from dcpbench.config.schema import Config, TimeoutsConfig
 from dcpbench.executors import fork_server, host_agent
 from dcpbench.executors.host_agent import HostAgent, Surroundings
-from dcpbench.executors.torchrun_process import _to_go_on
 from dcpbench.records.installation import installation
-from dcpbench.records.store import SWEEP_JSON
 from dcpbench.worker.messages import CellSpec, RunId, StoreAddress, WorldKind
 from support.alone import config
 from support.drivers import start_server
@@ -84,17 +82,3 @@ def test_a_folder_that_a_file_system_shows_late_is_waited_for_and_one_that_it_ne
     monkeypatch.setattr(host_agent, "_SHOWS_S", 0.2)
     never = str(tmp_path / "of another host" / "cell")
     assert agents[0].state(KEY, [str(late), never]).unseen == never
-
-
-def test_a_driver_that_follows_one_that_was_killed_goes_on_with_a_sweep_that_is_shown_late(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ["parallel=ddp", f"hydra.sweep.dir={tmp_path}"]
-    shows = threading.Timer(0.3, (tmp_path / SWEEP_JSON).touch)
-    shows.start()
-    assert _to_go_on(words, again=True) == [*words, f"resume={tmp_path}"]
-    shows.join()
-    assert _to_go_on(words, again=False) == words, "another sweep, which is refused a folder that has one"
-    monkeypatch.setattr(host_agent, "_SHOWS_S", 0.2)
-    other = [f"hydra.sweep.dir={tmp_path / 'other'}"]
-    assert _to_go_on(other, again=True) == other
