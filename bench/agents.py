@@ -22,15 +22,15 @@ from typing import Any
 
 import psutil
 
+from dcpbench.core.rank_report import RankReport
+from dcpbench.core.stage_end import RankEnd, StageEnd
 from dcpbench.executors.base import Executor
 from dcpbench.executors.fork_server import Machine
 from dcpbench.executors.host_agent import State
 from dcpbench.executors.hosts import Agent, HostsEngine
 from dcpbench.executors.hosts_executor import HostsExecutor
 from dcpbench.executors.local import LocalEngine
-from dcpbench.executors.outcome import RankEnd, StageEnd
 from dcpbench.records.installation import installation
-from dcpbench.records.rank_report import RankReport
 from dcpbench.worker.messages import CellSpec, WorldKind
 
 AGENTS, RANKS, ACTORS = "SIMULATED_AGENTS", "SIMULATED_RANKS", "SIMULATED_ACTORS"
@@ -63,7 +63,7 @@ class Host:
     def run(self, _: int, __: Any, reports: list[RankReport], ___: Any) -> StageEnd:
         last = len(reports) - 1
         of_rank = {rank: replace(reports[min(rank, last)], rank=rank, host=self.name) for rank in self.ranks}
-        return StageEnd(tuple(RankEnd(rank, "report", "report", report=one) for rank, one in of_rank.items()))
+        return StageEnd(tuple(RankEnd(rank, rank, "", "report", report=one) for rank, one in of_rank.items()))
 
     def phases(self, _: int) -> dict[int, str]:
         return {}

@@ -11,7 +11,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from conftest import SMALL, Finished, run
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.checkpointers.tensors_only import of_tensors
-from dcpbench.faults.targets import NothingToPlantError
+from dcpbench.core.rank_report import NothingToInjectError
 from dcpbench.scenarios.stateful_objects import plain_values
 from dcpbench.verify.audit import Entry
 from dcpbench.verify.compare import compare
@@ -47,7 +47,7 @@ def test_a_defect_is_seen(storage: str, scenario: str) -> None:
 
 def test_where_there_are_no_files_none_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DcpCheckpointer, "files", lambda *_: nullcontext(tmp_path / "none"))
-    with pytest.raises(NothingToPlantError, match="has no files"):
+    with pytest.raises(NothingToInjectError, match="has no files"):
         alone("file_stray", storage="file", **ONE)
 
 

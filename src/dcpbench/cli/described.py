@@ -12,8 +12,8 @@ from typing import Any, get_args, get_type_hints
 
 from dcpbench.config.schema import Config, conf_folder
 from dcpbench.config.text import did_you_mean, visible
+from dcpbench.core.metrics import METRICS
 from dcpbench.faults.registry import load_faults
-from dcpbench.records.metrics import METRICS
 
 COMMANDS: dict[str, str] = {
     "run": "run cells: one, or the product of lists",

@@ -21,9 +21,9 @@ from typing import Any
 import psutil
 
 from dcpbench.config.schema import TimeoutsConfig
+from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors import cleanup, fork_server
 from dcpbench.executors.local import devices_of
-from dcpbench.executors.outcome import StageEnd
 from dcpbench.executors.rank_group import Conclusion, Part, RankGroup, store_file
 from dcpbench.records.installation import installation
 from dcpbench.worker.messages import CellSpec, Descriptor, StoreAddress, WorldKind

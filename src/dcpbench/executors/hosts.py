@@ -15,7 +15,6 @@ from dcpbench.executors.base import Engine
 from dcpbench.executors.fork_server import Machine
 from dcpbench.executors.placement import spread
 from dcpbench.records.installation import installation
-from dcpbench.records.sentences import place_sentence
 
 START_S = 60.0
 """How long an agent may take to start, and its host to import torch."""
@@ -98,10 +97,6 @@ class Placed:
     def local_rank(self, rank: int) -> int:
         """The local rank of one of them."""
         return self.agent.local_rank + rank - self.ranks.start
-
-    def place_of(self, rank: int) -> str:
-        """Where a rank is, in words."""
-        return place_sentence(self.local_rank(rank), self.agent.name)
 
 
 class HostsEngine(Engine):

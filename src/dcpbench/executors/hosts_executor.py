@@ -9,11 +9,10 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from dcpbench.config.schema import TimeoutsConfig
-from dcpbench.executors.base import Executor, HostsLostError, HostUsed, OnPhase, Outcome
+from dcpbench.core.stage_end import HostUsed, RankEnd, StageEnd
+from dcpbench.executors.base import Executor, HostsLostError, OnPhase
 from dcpbench.executors.host_agent import Key, State
 from dcpbench.executors.hosts import ANSWER_S, HOSTS_S, START_S, Agent, AgentError, HostsEngine, Placed
-from dcpbench.executors.outcome import RankEnd, StageEnd, outcome_of
-from dcpbench.records.findings import LimitReached
 from dcpbench.worker.messages import CellSpec, StoreAddress, WorldKind
 
 _LOOK_EVERY_S = 0.25
@@ -76,26 +75,25 @@ class HostsExecutor(Executor):
     _given_up: dict[Future[Any], str] = field(default_factory=dict)
     """The calls of stages that were given up, and what each was about."""
 
-    def run(self, kind: WorldKind, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: OnPhase) -> Outcome:
+    def run(self, kind: WorldKind, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: OnPhase) -> StageEnd:
         """Run a stage on every host that has ranks of this kind, and put together how it ended there."""
         try:
             clocks = self._ready(kind, spec)
-            if isinstance(clocks, Outcome):
+            if isinstance(clocks, StageEnd):
                 return clocks
             placed, epoch = self._groups[kind], self.engine.next_number()
             ends = self._ends(epoch, (self.owner, kind), spec, timeouts, on_phase)
         except AgentError as error:
             self._kill(kind)
-            return Outcome([], "error", problem=f"the ranks could not be run: {error}")
+            return StageEnd(not_run=f"the ranks could not be run: {error}")
         if self.interrupted:
-            return Outcome([], "error", problem="interrupted")
-        outcome = _with_places(outcome_of(_merged(placed, clocks, ends)), placed)
+            return StageEnd(not_run="interrupted")
+        end = _merged(placed, clocks, ends)
         if all(one.agent.is_withdrawn for one in placed if one.agent.lost):
             self.engine.refresh()  # where it was ended for good, the cell has no row
-        if outcome.status or any(report.left_behind for report in outcome.reports):
+        if not end.is_clean:
             self._kill(kind)
-        dropped = (*outcome.dropped, *self._late_answers())
-        return replace(outcome, hosts=_hosts_used(placed, clocks), dropped=dropped)
+        return replace(end, dropped=(*end.dropped, *self._late_answers()))
 
     def keep_only(self, kinds: set[WorldKind]) -> None:
         """Have the ranks of other kinds leave: they would only take up room, or are to be fresh again."""
@@ -114,7 +112,7 @@ class HostsExecutor(Executor):
         for kind in list(self._groups):
             self._kill(kind)
 
-    def _ready(self, kind: WorldKind, spec: CellSpec) -> list[_Clock] | Outcome:
+    def _ready(self, kind: WorldKind, spec: CellSpec) -> list[_Clock] | StageEnd:
         """Have ranks of this kind on their hosts; the clock of each agent, or what it comes to that there are
         none.
 
@@ -136,7 +134,7 @@ class HostsExecutor(Executor):
             self._kill(kind)
         lost = [f"host {one.agent.name}: {one.agent.lost}" for one in placed if one.agent.lost]
         why = "; ".join(lost) or "they died at once"
-        return Outcome([], "error", problem=f"the ranks could not be started: {why}")
+        return StageEnd(not_run=f"the ranks could not be started: {why}")
 
     def _started(self, kind: WorldKind) -> list[Placed]:
         self.engine.refresh()
@@ -208,7 +206,7 @@ class HostsExecutor(Executor):
                     del calls[call]
                     self._give_up(call, one.agent, _SILENT_S if is_silent else ANSWER_S, epoch, spec)
                     ends[one.agent] = _lost(one, phases, now - silent_s[one.agent])
-            if over_at is None and (now >= deadline or not all(end.is_whole for end in ends.values())):
+            if over_at is None and (now >= deadline or not all(end.is_complete for end in ends.values())):
                 over_at, dumps = now, any(end.limit for end in ends.values())
                 for one in calls.values():
                     one.agent.call("conclude", epoch, dumps)
@@ -238,13 +236,13 @@ class HostsExecutor(Executor):
             agent.answer(call, wait_s=_END_S)
 
 
-def _not_shared(host: str, unseen: str, spec: CellSpec) -> Outcome:
-    """What a stage comes to whose files a host does not see."""
+def _not_shared(host: str, unseen: str, spec: CellSpec) -> StageEnd:
+    """How a stage ends whose files a host does not see."""
     text = f"host {host} does not see {unseen}"
     if unseen == spec.folder:
-        return Outcome([], "error", problem=f"{text}: hosts have to share the folder of the sweep")
+        return StageEnd(not_run=f"{text}: hosts have to share the folder of the sweep")
     needs = "every rank reads .metadata, which one writes, and what others have written"
-    return Outcome([], "skip", problem=f"storage.root: {text}, where checkpoints go: {needs}")
+    return StageEnd(skip=f"storage.root: {text}, where checkpoints go: {needs}")
 
 
 def _taken(returned: "SimpleQueue[Future[Any]]", limit_s: float) -> list[Future[Any]]:
@@ -279,14 +277,11 @@ def _look(
 
 def _lost(one: Placed, phases: dict[int, str], gone_at: float) -> StageEnd:
     """How a stage ended on ranks that were lost with their agent, which was gone by then."""
-    ending = one.agent.lost or "was lost"
-    at = {rank: phases.get(rank, "start") for rank in one.ranks}
-    return StageEnd(
-        tuple(
-            RankEnd(rank, phase, phase, alive=False, gone_at=gone_at, ending=ending)
-            for rank, phase in at.items()
-        )
-    )
+    agent, ends = one.agent, list[RankEnd]()
+    for rank in one.ranks:
+        at = RankEnd(rank, one.local_rank(rank), agent.name, phases.get(rank, "start"))
+        ends.append(replace(at, gone_at=gone_at, lost=agent.lost))
+    return StageEnd(tuple(ends))
 
 
 def _merged(placed: Sequence[Placed], clocks: Sequence[_Clock], ends: dict[Agent, StageEnd]) -> StageEnd:
@@ -300,7 +295,8 @@ def _merged(placed: Sequence[Placed], clocks: Sequence[_Clock], ends: dict[Agent
             ranks.append(replace(rank, failed=failed, gone_at=gone_at))
     limits = [end.limit for end in ends.values() if end.limit]
     dropped = tuple(told for end in ends.values() for told in end.dropped)
-    return StageEnd(tuple(ranks), limits[0] if limits else None, dropped)
+    limit = limits[0] if limits else None
+    return StageEnd(tuple(ranks), limit, dropped=dropped, hosts=_hosts_used(placed, clocks))
 
 
 def _hosts_used(placed: Sequence[Placed], clocks: Sequence[_Clock]) -> tuple[HostUsed, ...]:
@@ -311,17 +307,3 @@ def _hosts_used(placed: Sequence[Placed], clocks: Sequence[_Clock]) -> tuple[Hos
         first = used.setdefault(name, HostUsed(name, (), clock.wall_s, clock.error_s))
         used[name] = replace(first, ranks=(*first.ranks, *one.ranks))
     return tuple(used.values())
-
-
-def _with_places(outcome: Outcome, placed: Sequence[Placed]) -> Outcome:
-    """With the host and the local rank of each rank that its cause is about."""
-    of_rank = {rank: one for one in placed for rank in one.ranks}
-    if outcome.cause is None:
-        return outcome
-    if isinstance(outcome.cause, LimitReached):
-        hosts = {rank: of_rank[rank].agent.name for rank in outcome.cause.late}
-        return replace(outcome, cause=replace(outcome.cause, hosts=hosts))
-    rank = outcome.cause.rank
-    one = of_rank[rank]
-    details = outcome.details | {"host": one.agent.name, "local_rank": one.local_rank(rank)}
-    return replace(outcome, cause=replace(outcome.cause, place=one.place_of(rank)), details=details)

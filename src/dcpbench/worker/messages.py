@@ -5,8 +5,8 @@ from multiprocessing.reduction import DupFd
 from typing import Any
 
 from dcpbench.config.schema import Config
-from dcpbench.records.findings import RaisedError
-from dcpbench.records.rank_report import RankReport
+from dcpbench.core.rank_report import RankReport
+from dcpbench.core.stage_end import Failed
 
 OF_RANK = "DCPBENCH_RANK_PID"
 """The variable in the environment of whatever a rank starts that says whose it is, once the rank is dead."""
@@ -113,20 +113,6 @@ class UploadsUnderWay:
     """The saves that go on in the background on this rank: when each began (`time.monotonic`)."""
 
     since: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Failed:
-    """This rank raised. `at` is `time.monotonic`, one clock for all processes of a host.
-
-    `secondary` says that the error is the echo of what happened to a peer: a closed connection, or a
-    failure that DCP tells every rank of. `report` is what the rank had seen and measured until then.
-    """
-
-    at: float
-    error: RaisedError
-    secondary: bool
-    report: RankReport | None = None
 
 
 @dataclass(frozen=True)
