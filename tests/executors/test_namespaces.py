@@ -134,7 +134,8 @@ def test_a_driver_that_was_killed_leaves_no_ranks_and_its_sweep_is_resumed(
 def test_processes_end_where_nothing_is_left_that_would_end_them(
     ray: RayDaemons, swept: Finished, hosts: list[Namespace], tmp_path: Path
 ) -> None:
-    """The head of the cluster, and the driver beside it, are gone, and a host is cut off from both."""
+    """The head of the cluster and the driver are gone, and a host is cut off from both."""
+    _come_back(ray, hosts[1])  # with honest clocks, by which a daemon finds its head gone
     folder = tmp_path / "sweep"
     sleeps = ("scenario.options.how=sleeps", "scenario.options.phase=train")
     driver = ray.driver(folder, *words_of(folder, *DIES, *sleeps, "executor.hosts=2"))
