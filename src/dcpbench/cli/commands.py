@@ -10,9 +10,9 @@ from dcpbench.cli import completion, described
 from dcpbench.cli.tree import PURPOSE, Command, Run, Tree
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.text import did_you_mean, visible
+from dcpbench.core.plugins import PluginError, load_plugins
 from dcpbench.records.files import open_standard_streams
 from dcpbench.records.metrics import METRICS
-from dcpbench.records.plugins import PluginError, load_plugins
 from dcpbench.records.row import INTERRUPTED, NESTED, WRONG_CONFIGURATION, column_types
 from dcpbench.records.store import ResultsError
 from dcpbench.report.styles import complain, standard_output

@@ -22,10 +22,10 @@ from yaml import YAMLError
 from dcpbench.cli import described
 from dcpbench.config.errors import ConfigError, one_line, told_null_choices
 from dcpbench.config.schema import Config, conf_folder
+from dcpbench.core.plugins import PluginError, load_plugins
 from dcpbench.executors import torchrun_process
 from dcpbench.faults import registry as faults
 from dcpbench.records.files import Careful
-from dcpbench.records.plugins import PluginError, load_plugins
 from dcpbench.records.row import INTERRUPTED, WRONG_CONFIGURATION
 from dcpbench.records.store import ResultsError
 from dcpbench.sweep.folder.manifest import command_line

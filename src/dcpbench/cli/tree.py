@@ -8,7 +8,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from dcpbench.cli import completion, described
-from dcpbench.records.plugins import load_plugins
+from dcpbench.core.plugins import load_plugins
 
 PURPOSE = """\
 Does a checkpoint resume exactly, what does it cost, and what changed since last night? dcpbench runs a

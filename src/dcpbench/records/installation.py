@@ -7,8 +7,8 @@ from pathlib import Path
 
 from dcpbench.config.cell_key import digest_of
 from dcpbench.config.schema import conf_folder
+from dcpbench.core.plugins import plugin_names
 from dcpbench.records.files import files_below
-from dcpbench.records.plugins import plugin_names
 from dcpbench.records.user_code import find_package
 
 OURS = ("dcpbench", "hydra_plugins.dcpbench_launcher")

@@ -29,9 +29,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
+from dcpbench.core.plugins import load_plugins
 from dcpbench.records.findings import RaisedError
 from dcpbench.records.plain_values import plain_report
-from dcpbench.records.plugins import load_plugins
 from dcpbench.records.rank_report import RankReport
 from dcpbench.records.sentences import place_sentence, rank_sentence
 from dcpbench.records.user_code import import_from_current_folder
