@@ -10,7 +10,7 @@ from dcpbench.cli import completion, described
 from dcpbench.cli.tree import PURPOSE, Command, Run, Tree
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.text import did_you_mean, visible
-from dcpbench.core.plugins import PluginError, load_plugins
+from dcpbench.core.plugins import PluginError, load_plugins, plugins
 from dcpbench.records.files import open_standard_streams
 from dcpbench.records.metrics import METRICS
 from dcpbench.records.row import INTERRUPTED, NESTED, WRONG_CONFIGURATION, column_types
@@ -23,11 +23,15 @@ _PATH = click.Path(path_type=Path)
 _SHARE = click.FloatRange(0, 1, max_open=True)
 
 
-def main(words: Sequence[str]) -> int:
-    """Do what these words ask for; the exit status."""
+def main(words: Sequence[str], of_report: bool = False) -> int:
+    """Do what these words ask for, `of_report` what follows `python -m dcpbench.report`; the exit status."""
     open_standard_streams()
     tells = not {"-h", "--help", "--version", "--completion"}.isdisjoint(words)  # and does nothing else
     try:
+        load_plugins()
+        own = ("compare", "history", *(name for plugin in plugins() for name in plugin.commands))
+        if of_report and not {*words[:1]} & {*own}:
+            words = ["report", *words]
         with standard_output() if tells else nullcontext():
             return int(tree.main([*words], "dcpbench", "_DCPBENCH_COMPLETE", standalone_mode=False) or 0)
     except click.Abort:
@@ -80,7 +84,6 @@ def _add_run(name: str, help: str, words_of: Callable[..., Sequence[str]], *para
     @click.pass_context
     def callback(ctx: click.Context, /, overrides: tuple[str, ...], **options: bool) -> int:
         if {"-h", "--help"} & {*overrides}:
-            load_plugins()
             click.echo(ctx.get_help())
             return 0
         words = words_of(overrides, **options)
@@ -152,7 +155,7 @@ def _output(formats: Sequence[str], help: str) -> list[click.Parameter]:
 def _no_command(_: click.Context, __: click.Parameter, places: tuple[Path, ...]) -> tuple[Path, ...]:
     """A command's name that stands where a sweep does is told as such."""
     for place in places:
-        meant = did_you_mean(str(place), [*described.COMMANDS])
+        meant = did_you_mean(str(place), [*described.commands()])
         if meant and not place.exists():
             raise click.UsageError(
                 f"{visible(str(place))}: no such folder{meant.replace('mean ', 'mean dcpbench ')}"

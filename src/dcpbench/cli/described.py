@@ -12,10 +12,11 @@ from typing import Any, get_args, get_type_hints
 
 from dcpbench.config.schema import Config, conf_folder
 from dcpbench.config.text import did_you_mean, visible
+from dcpbench.core.plugins import plugins
 from dcpbench.faults.registry import load_faults
 from dcpbench.records.metrics import METRICS
 
-COMMANDS: dict[str, str] = {
+_COMMANDS: dict[str, str] = {
     "run": "run cells: one, or the product of lists",
     "plan": "what a run would do, and how long it would take; starts nothing",
     "resume": "go on with a sweep that was broken off",
@@ -27,7 +28,13 @@ COMMANDS: dict[str, str] = {
     "audit": "whether a checkpoint folder is whole, whoever wrote it",
     "doctor": "whether this machine can run it, and how to mend what it lacks",
 }
-"""The commands and what they are for, in the order in which they are shown."""
+
+
+def commands() -> dict[str, str]:
+    """Return each command and what it is for, in the order in which they are shown."""
+    added = {name: spec.summary for plugin in plugins() for name, spec in plugin.commands.items()}
+    return {**_COMMANDS, **added}
+
 
 OPTIONS: dict[str, tuple[str | None, str]] = {
     "-m, --multirun": (None, "as before every run; lists make a sweep without it too"),
@@ -156,10 +163,11 @@ def options_first(words: Sequence[str]) -> list[str]:
 def instead_of(word: str, words: Sequence[str] = ()) -> str:
     """What is wrong with a word that stands where `key=value` has to, and what may have been meant."""
     text = f"{visible(word)}: is neither a command nor key=value"
-    if word in COMMANDS:
+    known = commands()
+    if word in known:
         return f"{word}: is a command, and stands first: dcpbench {word} ..."
     there = described(words)
-    meant = {name: f"dcpbench {name}" for name in COMMANDS}
+    meant = {name: f"dcpbench {name}" for name in known}
     meant |= {name: f"{name}={key.default}" for name, key in there.keys.items()}
     meant |= {name: f"{name}={axis.default}" for name, axis in there.axes.items()}
     axes = [axis for axis in reversed(there.axes.values()) if axis.name != "load_parallel"]

@@ -22,7 +22,6 @@ from yaml import YAMLError
 from dcpbench.cli import described
 from dcpbench.config.errors import ConfigError, one_line, told_null_choices
 from dcpbench.config.schema import Config, conf_folder
-from dcpbench.core.plugins import PluginError, load_plugins
 from dcpbench.executors import torchrun_process
 from dcpbench.faults import registry as faults
 from dcpbench.records.files import Careful
@@ -32,7 +31,7 @@ from dcpbench.sweep.folder.manifest import command_line
 from dcpbench.sweep.signals import Signals
 from dcpbench.sweep.task import SweepTask
 
-_WRONG = (ConfigError, PluginError, ResultsError, HydraException, OmegaConfBaseException, YAMLError)
+_WRONG = (ConfigError, ResultsError, HydraException, OmegaConfBaseException, YAMLError)
 """Whose text says what is wrong with the configuration."""
 _PRINTS = {"-c", "--cfg", "-i", "--info", "--hydra-help", "--shell-completion", "-sc"}
 """Options of Hydra that print something and start nothing."""
@@ -103,7 +102,6 @@ def _run(task: SweepTask, words: Sequence[str]) -> int:
             Path.cwd()
         except FileNotFoundError:
             raise ConfigError("the folder that this was started in is gone: change to another") from None
-        load_plugins()
         sys.argv[1:] = command_line(described.options_first(words))  # which Hydra reads
         register_groups(sys.argv[1:])
         if sys.stderr.isatty() and not {word.partition("=")[0] for word in words} & _PRINTS:

@@ -1,14 +1,15 @@
 """What all commands have in common: how they are found, what their help looks like, how they are run."""
 
 import importlib
+import pkgutil
 import signal
-from typing import Any
+from typing import Any, cast
 
 import click
 from click.shell_completion import CompletionItem
 
 from dcpbench.cli import completion, described
-from dcpbench.core.plugins import load_plugins
+from dcpbench.core.plugins import plugins
 
 PURPOSE = """\
 Does a checkpoint resume exactly, what does it cost, and what changed since last night? dcpbench runs a
@@ -41,7 +42,7 @@ class Tree(click.Group):
     """The commands; overrides without one are a run."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        asks = args and args[0] in (*self.commands, "-h", "--help", "--version", "--completion")
+        asks = args and args[0] in (*described.commands(), "-h", "--help", "--version", "--completion")
         if args and not asks and not args[0].startswith("-") and "=" not in args[0]:
             raise click.UsageError(described.instead_of(args[0], args))
         if not asks and (args or not ctx.resilient_parsing):
@@ -53,11 +54,17 @@ class Tree(click.Group):
         return found or completion.override(ctx, None, incomplete)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*described.COMMANDS]
+        return [*described.commands()]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        added = {name: spec.target for plugin in plugins() for name, spec in plugin.commands.items()}
+        if cmd_name in added and cmd_name not in self.commands:
+            return cast("click.Command", pkgutil.resolve_name(added[cmd_name]))
+        return super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([*described.COMMANDS.items()])
+            formatter.write_dl([*described.commands().items()])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Examples"):
@@ -81,13 +88,11 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         module = importlib.import_module(self.module)
-        load_plugins()
         # Until here Ctrl-C just ended the process; from here on what is under way is cleaned up.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         return module.main(**ctx.params)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        load_plugins()
         epilog = getattr(importlib.import_module(self.module), "epilog", None)
         if epilog:
             formatter.write("\n")
