@@ -8,7 +8,6 @@ import pytest
 from dcpbench.config.groups import Ending, Expect, FaultConfig, ScenarioConfig, StageConfig
 from dcpbench.config.schema import Config
 from dcpbench.executors.base import Outcome
-from dcpbench.faults.targets import NothingToPlantError
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.findings import Finding, Problem, RaisedError, RankDeath
 from dcpbench.records.rank_report import CheckReport, RankReport
@@ -334,7 +333,7 @@ def test_a_loader_that_refuses_may_be_how_a_fault_is_seen(
 
 
 def test_where_there_is_nothing_to_plant_a_fault_in_it_is_a_skip_unless_it_was_seen() -> None:
-    raised = RaisedError(1, "load", NothingToPlantError.__name__, "it would change nothing there")
+    raised = RaisedError(1, "load", "NothingToPlantError", "it would change nothing there")
     config = Config(scenario=ScenarioConfig(name="a", target="x"), world_size=2, fault=PLANTED)
     verdict = verdict_of(job(config), [Outcome([], "error", raised)])
     assert (verdict.status, verdict.reason) == ("skip", "fault=lr: it would change nothing there")

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import EnumType
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from dcpbench.config.schema import Config, conf_folder
 from dcpbench.config.text import did_you_mean, visible
-from dcpbench.core.plugins import plugins
-from dcpbench.faults.registry import load_faults
+from dcpbench.core.plugins import declared_values, plugins
+from dcpbench.records.installation import conf_folders
 from dcpbench.records.metrics import METRICS
 
 _COMMANDS: dict[str, str] = {
@@ -108,7 +109,7 @@ def config_dir(words: Sequence[str]) -> Path | None:
 def described(words: Sequence[str] = ()) -> Described:
     """What there is, with the groups of `--config-dir` if these words name one."""
     own = config_dir(words)
-    folders = [conf_folder(), *([own] if own else [])]
+    folders = [*conf_folders(), *([own] if own else [])]
     found = Described()
     parent, part = "", ""
     for line in (conf_folder() / "config.yaml").read_text(encoding="utf-8").splitlines():
@@ -192,11 +193,11 @@ def _classes(axis: str) -> list[Any]:
 
 
 def _values(axis: str, folders: Sequence[Path]) -> dict[str, str]:
-    if axis == "fault":
-        return dict.fromkeys(load_faults(), "")
     group = "parallel" if axis == "load_parallel" else axis
-    found = (path for folder in folders for path in sorted(folder.glob(f"{group}/*.yaml")))
-    return {path.stem: _comment(path) for path in found}
+    found = sorted(
+        (path for folder in folders for path in folder.glob(f"{group}/*.yaml")), key=attrgetter("stem")
+    )
+    return {path.stem: _comment(path) for path in found} | dict.fromkeys(declared_values().get(group, ()), "")
 
 
 def _comment(path: Path) -> str:

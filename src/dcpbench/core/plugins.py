@@ -57,6 +57,7 @@ class Plugin:
         metrics: metrics, each a column.
         values: values of groups that are declared in Python: by group, a function without arguments that
             returns the configuration of each value by its name.
+        resolvers: OmegaConf's resolvers, by name: functions.
         faults: modules that declare faults when they are imported.
         known_failures: a YAML file whose entries are added to those of `conf/known_failures.yaml`.
         defects: recomputations, by the name that a known failure has in `by`: a `Defect` each.
@@ -75,6 +76,7 @@ class Plugin:
     checks: tuple["CheckSpec", ...] = ()
     metrics: tuple["MetricSpec", ...] = ()
     values: Mapping[str, str] = field(default_factory=dict)
+    resolvers: Mapping[str, str] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
     known_failures: Path | None = None
     defects: Mapping[str, str] = field(default_factory=dict)
@@ -121,6 +123,15 @@ def plugins() -> list[Plugin]:
         PluginError: one of them cannot be imported, or is for another version of the contract.
     """
     return [plugin for module in plugin_names() if (plugin := _plugin(module))]
+
+
+def declared_values() -> dict[str, Mapping[str, Any]]:
+    """Return the values of groups that plug-ins declare in Python: by group, the configurations by name."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for plugin in plugins():
+        for group, target in plugin.values.items():
+            found[group] = {**found.get(group, {}), **pkgutil.resolve_name(target)()}
+    return found
 
 
 def load_plugins() -> None:

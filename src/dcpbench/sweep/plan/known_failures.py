@@ -13,7 +13,8 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from yaml import YAMLError
 
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.schema import Config
+from dcpbench.config.schema import Config, conf_folder
+from dcpbench.core.plugins import plugins
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.findings import Finding, Problem, RaisedError
 from dcpbench.records.row import columns
@@ -165,6 +166,16 @@ def explaining(
     )
 
 
+def listed() -> list[KnownFailure]:
+    """Return what `conf/known_failures.yaml` lists, and then the lists of plug-ins.
+
+    Raises:
+        ConfigError: as `read`.
+    """
+    added = [plugin.known_failures for plugin in plugins() if plugin.known_failures]
+    return [failure for path in (conf_folder() / "known_failures.yaml", *added) for failure in read(path)]
+
+
 @cache
 def read(path: Path) -> list[KnownFailure]:
     """The list in a YAML file.
@@ -182,10 +193,10 @@ def read(path: Path) -> list[KnownFailure]:
         known = [OmegaConf.to_object(OmegaConf.merge(schema, entry)) for entry in entries]
     except (OSError, YAMLError, OmegaConfBaseException, TypeError, ValueError) as error:
         raise ConfigError(f"known_failures={path}: {' '.join(str(error).split())}") from None
-    listed = [failure for failure in known if isinstance(failure, KnownFailure)]
-    for failure in listed:
+    found = [failure for failure in known if isinstance(failure, KnownFailure)]
+    for failure in found:
         try:
             failure.check()
         except (ConfigError, InvalidSpecifier, re.error) as error:
             raise ConfigError(f"known_failures={path}: {failure.id}: {error}") from None
-    return listed
+    return found

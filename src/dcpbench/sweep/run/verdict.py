@@ -28,7 +28,7 @@ from dcpbench.sweep.plan.known_failures import explaining
 _KEPT = 10
 """How many findings the details of a row have for each check."""
 _NOTHING_TO_PLANT = "NothingToPlantError"
-"""What a rank raises that cannot plant the fault of its cell, see `dcpbench.faults.targets`."""
+"""What a rank raises that cannot plant the fault of its cell."""
 
 
 class FailedCheck(NamedTuple):
