@@ -25,8 +25,6 @@ _COMMANDS: dict[str, str] = {
     "compare": "what changed between sweeps: statuses, and costs beyond noise",
     "bisect": "the first torch, between two, in which a cell breaks or is slower",
     "history": "how each cell went over many sweeps",
-    "log": "rows to TensorBoard, MLflow or W&B, offline",
-    "audit": "whether a checkpoint folder is whole, whoever wrote it",
     "doctor": "whether this machine can run it, and how to mend what it lacks",
 }
 

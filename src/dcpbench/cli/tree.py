@@ -25,7 +25,6 @@ _EXAMPLES = (
     ("dcpbench resume outputs/<sweep>", "go on with it"),
     ("dcpbench report outputs/<sweep> --where status!=pass", "what did not pass"),
     ("dcpbench compare outputs/<old> outputs/<new>", "what changed"),
-    ("dcpbench audit checkpoints/step-1000", "is it whole?"),
     ("dcpbench doctor", "can it run here?"),
 )
 _RUN_EXAMPLES = (
@@ -68,7 +67,8 @@ class Tree(click.Group):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Examples"):
-            formatter.write_dl(_EXAMPLES, col_max=60)
+            added = (spec.example for plugin in plugins() for spec in plugin.commands.values())
+            formatter.write_dl([*_EXAMPLES, *filter(None, added)], col_max=60)
         with formatter.section("More"):
             formatter.write_dl(
                 [
@@ -99,6 +99,13 @@ class Command(click.Command):
             for paragraph in epilog().split("\n\n"):
                 formatter.write_text(" ".join(paragraph.split()))
                 formatter.write("\n")
+
+
+def command(name: str, module: str, help: str, *params: click.Parameter) -> Command:
+    """Make a command that `module.main` does with these parameters."""
+    made = Command(name, params=[*params], help=help)
+    made.module = module
+    return made
 
 
 class Run(click.Command):

@@ -38,10 +38,12 @@ class CommandSpec:
         summary: a phrase for the list of commands.
         target: `package.module:name` of a `click.Command`, imported when the command is run or its help is
             shown.
+        example: a line for the examples of the help, and what it is for.
     """
 
     summary: str
     target: str
+    example: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

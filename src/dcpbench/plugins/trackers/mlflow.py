@@ -14,8 +14,8 @@ from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
+from dcpbench.plugins.trackers.log import LoggedCell, LoggedSweep
 from dcpbench.records.store import ResultsError
-from dcpbench.report.trackers import LoggedCell, LoggedSweep
 
 _KEY, _DIGEST, _PARENT = "dcpbench.key", "dcpbench.digest", "mlflow.parentRunId"
 

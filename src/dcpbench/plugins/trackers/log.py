@@ -18,6 +18,7 @@ from dcpbench.analysis.frame import read_sweeps
 from dcpbench.analysis.query import QueryError
 from dcpbench.config.cell_key import digest_of
 from dcpbench.config.text import counted, visible
+from dcpbench.core.plugins import plugins
 from dcpbench.records.row import AXES, NESTED, Row, column_types
 from dcpbench.records.store import SUPERSEDED_JSONL, ResultsError, stored_rows
 from dcpbench.report.styles import complain
@@ -72,7 +73,8 @@ def main(sweeps: Sequence[Path], to: str, dir: Path | None = None, project: str 
     if not project or "/" in project or project.startswith("."):
         raise QueryError(f"--project: {project!r} is no name")
     try:
-        tracker = importlib.import_module(f"dcpbench.report.trackers.{to}")
+        modules = {name: module for plugin in plugins() for name, module in plugin.trackers.items()}
+        tracker = importlib.import_module(modules[to])
     except ModuleNotFoundError as error:
         raise ResultsError(
             f"--to {to}: the package {error.name} is not installed: pip install 'dcpbench[{to}]'"

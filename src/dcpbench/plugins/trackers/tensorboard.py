@@ -8,9 +8,9 @@ from tensorboard.plugins.hparams import summary_v2 as hparams
 from tensorboard.plugins.text import summary_v2 as text
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from dcpbench.plugins.trackers.log import LoggedCell, LoggedSweep
 from dcpbench.records import files
 from dcpbench.records.store import ResultsError
-from dcpbench.report.trackers import LoggedCell, LoggedSweep
 
 _LONGEST_NAME = 255
 """Bytes that a file system lets a name have."""

@@ -17,8 +17,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.fsdp import fully_shard
 
-from dcpbench.cli import audit
 from dcpbench.cli.commands import main
+from dcpbench.plugins.audit import audit
 from support.gloo_ranks import WORLD_SIZE, Ask
 
 TITAN, LIGHTNING = "checkpoint/step-{}", "checkpoints/epoch=0-step={}.ckpt"

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import wandb
 
+from dcpbench.plugins.trackers.log import LoggedCell, LoggedSweep
 from dcpbench.records import files
 from dcpbench.records.store import ResultsError
-from dcpbench.report.trackers import LoggedCell, LoggedSweep
 
 _RUNS = "wandb/offline-run-*"
 _DIGEST = "dcpbench-digest"
