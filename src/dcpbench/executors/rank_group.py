@@ -45,11 +45,10 @@ _LISTEN_S = 60.0
 @dataclass(frozen=True)
 class Part:
     """The ranks of a group that are started together on a host: the device of each by its number, in the
-    order of their local ranks, from `local_rank` on."""
+    order of their local ranks."""
 
     host: str
     devices: dict[int, str]
-    local_rank: int = 0
 
 
 @contextmanager
@@ -101,7 +100,7 @@ class RankGroup:
         self._shared_before = cleanup.shared_memory()
         self._token = secrets.token_hex(3)
         try:
-            for local_rank, (number, device) in enumerate(part.devices.items(), part.local_rank):
+            for local_rank, (number, device) in enumerate(part.devices.items()):
                 if number and isinstance(store, StoreAddress):
                     store = replace(store, listener=None)  # one process listens
                 spec = RankSpec(kind, number, device, store, part.host, local_rank, self._token)

@@ -11,22 +11,6 @@ from dcpbench.core.stage_end import Failed
 OF_RANK = "DCPBENCH_RANK_PID"
 """The variable in the environment of whatever a rank starts that says whose it is, once the rank is dead."""
 
-DRIVER_OF_TORCHRUN = "DCPBENCH_DRIVER_OF_TORCHRUN"
-"""The variable in the environment of a driver that has torchrun's processes: its `ElasticRun`, the key that
-those have, and the descriptor of the socket at which it listens to them."""
-
-
-@dataclass(frozen=True)
-class ElasticRun:
-    """A run of torchrun as one of its processes knows it: its id, where its store is, the address that this
-    host has there, and the id of the process of torchrun on this host."""
-
-    id: str
-    store: str
-    port: int
-    address: str
-    torchrun: int
-
 
 @dataclass(frozen=True)
 class RunId:
