@@ -112,7 +112,9 @@ def test_deaths_in_words(rank: RankEnd, sentence: str) -> None:
     assert "host" not in found.details
     found = stop(rank, ended(0), hosts=HOSTS)
     assert found.cause is not None
-    assert cause_sentence(found.cause) == sentence.replace("rank 1", "rank 1 (local rank 1 of host here)")
+    assert cause_sentence(found.cause, place=found.place) == sentence.replace(
+        "rank 1", "rank 1 (local rank 1 of host here)"
+    )
     assert (found.details["host"], found.details["local_rank"]) == ("here", 1)
 
 
@@ -120,11 +122,10 @@ def test_errors_on_several_hosts_name_the_place() -> None:
     end = raised(RaisedError(2, "load", "ValueError", "no"))
     found = stop_of(replace(end, hosts=HOSTS))
     assert found is not None
-    assert (
-        found.cause
-        == found.raised[0]
-        == replace(end.ranks[0].failed.error, place="local rank 2 of host here")
-    )  # type: ignore[union-attr]
+    assert found.cause == found.raised[0]
+    assert cause_sentence(found.cause, [], found.place) == (
+        "rank 2 (local rank 2 of host here) in load: ValueError: no"
+    )
 
 
 def test_only_ranks_in_the_phase_of_a_limit_are_late() -> None:

@@ -110,7 +110,6 @@ class RaisedError:
         origin: of a wrapped one, the rank on which it was raised.
         note: a sentence about the circumstances (a full disk).
         not_injected: whether it means that the cell's fault cannot be injected (`NothingToInjectError`).
-        place: the local rank and host of the rank that reported it, where there may be several.
     """
 
     rank: int
@@ -121,29 +120,6 @@ class RaisedError:
     origin: int | None = None
     note: str | None = None
     not_injected: bool = False
-    place: str | None = None
-
-
-@dataclass(frozen=True)
-class RankDeath:
-    """A rank whose process ended before it had reported.
-
-    Args:
-        rank, phase: the rank, and the phase that it was in.
-        exit_status: `exitcode` of its process, if it is known.
-        lost: why it is unknown, as a predicate.
-        uploading: whether an upload was in flight.
-        frame: the innermost frame when the interpreter died, as after a segmentation fault.
-        place: its local rank and host, where there may be several.
-    """
-
-    rank: int
-    phase: str
-    exit_status: int | None = None
-    lost: str | None = None
-    uploading: bool = False
-    frame: str | None = None
-    place: str | None = None
 
 
 @dataclass(frozen=True)
@@ -167,7 +143,3 @@ class LimitReached:
     others: Mapping[int, str]
     doing: Mapping[int, str]
     hosts: Mapping[int, str] = field(default_factory=dict)
-
-
-Cause = RaisedError | RankDeath | LimitReached
-"""Cause of a stage's end where not every rank reported."""

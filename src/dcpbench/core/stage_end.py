@@ -3,7 +3,7 @@ judge nothing; `dcpbench.verdict` does."""
 
 from dataclasses import dataclass
 
-from dcpbench.core.mismatch import RaisedError
+from dcpbench.core.mismatch import LimitReached, RaisedError
 from dcpbench.core.rank_report import RankReport
 
 WHOLE_STAGE = "cell"
@@ -61,6 +61,10 @@ class RankEnd:
     def is_in(self, phase: str) -> bool:
         """Whether it is in a phase. An upload may be in flight during another phase."""
         return phase in (WHOLE_STAGE, self.phase) or (phase == "upload" and bool(self.uploads))
+
+
+Cause = RaisedError | RankEnd | LimitReached
+"""Cause of a stage's end where not every rank reported; a RankEnd is a rank that died."""
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def _ended(expected: Expected, ends: Sequence[StageEnd]) -> Verdict:
             details["late_files"] = late
         return Verdict(
             stop.status,
-            cause_sentence(stop.cause, [one.sentence for one in failed]),
+            cause_sentence(stop.cause, [one.sentence for one in failed], stop.place),
             failed=failed,
             error=stop.cause if isinstance(stop.cause, RaisedError) else None,
             raised=stop.raised,

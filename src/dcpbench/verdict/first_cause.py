@@ -2,12 +2,12 @@
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from dcpbench.core.mismatch import Cause, LimitReached, RaisedError, RankDeath
+from dcpbench.core.mismatch import LimitReached, RaisedError
 from dcpbench.core.sentences import place_sentence
-from dcpbench.core.stage_end import WHOLE_STAGE, RankEnd, StageEnd
+from dcpbench.core.stage_end import WHOLE_STAGE, Cause, RankEnd, StageEnd
 from dcpbench.verdict.sentences import phase_sentence
 
 _DEATH_IS_SEEN_S = 0.25
@@ -18,12 +18,14 @@ _DEATH_IS_SEEN_S = 0.25
 class Stop:
     """Reason why a stage did not end as expected: a status, and the cause, or a sentence where there is none.
 
-    `raised` has the errors of all ranks that raised by themselves. `details` are for the row.
+    `place` is where the cause's rank is, if there may be several hosts. `raised` has the errors of all ranks
+    that raised by themselves. `details` are for the row.
     """
 
     status: str
     cause: Cause | None = None
     problem: str | None = None
+    place: str | None = None
     raised: tuple[RaisedError, ...] = ()
     details: dict[str, Any] = field(default_factory=dict)
 
@@ -47,28 +49,19 @@ def stop_of(end: StageEnd, dies: str | None = None) -> Stop | None:
         "upload_under_way": bool(first.uploads),
         "log_tail": list(first.log_tail),
     }
+    place = None
     if end.hosts:
         details |= {"host": first.host, "local_rank": first.local_rank}
+        place = place_sentence(first.local_rank, first.host)
     if first.failed:
-        raised = {
-            rank.rank: replace(rank.failed.error, place=_place(end, rank))
+        raised = tuple(
+            rank.failed.error
             for rank in end.ranks
             if rank.failed and (rank is first or not rank.failed.secondary)
-        }
+        )
         details["phase"] = first.failed.error.phase
-        return Stop("error", raised[first.rank], raised=tuple(raised.values()), details=details)
-    if dies:
-        return None
-    death = RankDeath(
-        first.rank,
-        first.phase,
-        first.exit_status,
-        first.lost,
-        bool(first.uploads),
-        first.frame,
-        _place(end, first),
-    )
-    return Stop("crash", death, details=details)
+        return Stop("error", first.failed.error, place=place, raised=raised, details=details)
+    return None if dies else Stop("crash", first, place=place, details=details)
 
 
 def _first_cause(ranks: Sequence[RankEnd]) -> RankEnd | None:
@@ -106,9 +99,4 @@ def _timeout(end: StageEnd) -> Stop:
 
 
 def _phases(ranks: Sequence[RankEnd]) -> dict[int, str]:
-    return {rank.rank: phase_sentence(rank.phase, bool(rank.uploads)) for rank in ranks}
-
-
-def _place(end: StageEnd, rank: RankEnd) -> str | None:
-    """Return where a rank is, in words, where there may be several hosts."""
-    return place_sentence(rank.local_rank, rank.host) if end.hosts else None
+    return {rank.rank: phase_sentence(rank) for rank in ranks}

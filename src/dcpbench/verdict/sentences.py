@@ -6,16 +6,15 @@ from typing import Any
 
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import (
-    Cause,
     Gap,
     GapKind,
     LimitReached,
     Mismatch,
     Problem,
     RaisedError,
-    RankDeath,
 )
 from dcpbench.core.sentences import mismatch_sentence, rank_sentence
+from dcpbench.core.stage_end import Cause, RankEnd
 
 _LISTED = 10
 """How many names of mismatches a sentence has."""
@@ -109,18 +108,18 @@ def beside_known_sentence(ids: Sequence[str], beside: Sequence[str], seen: str) 
     return f"{_BESIDE}{', '.join(dict.fromkeys(ids))}: {first}{more}{_SEEN}{seen}"
 
 
-def cause_sentence(cause: Cause, before: Iterable[str] = ()) -> str:
+def cause_sentence(cause: Cause, before: Iterable[str] = (), place: str | None = None) -> str:
     """Return why not every rank of a stage reported.
 
     Args:
         before: sentences of the checks that had failed until then.
+        place: where the rank of the cause is, where there may be several hosts.
     """
     if isinstance(cause, RaisedError):
-        return _raised(cause, before)
-    if isinstance(cause, RankDeath):
+        return f"{rank_sentence(cause.rank, place)} in {_raised(cause, before)}"
+    if isinstance(cause, RankEnd):
         at = f" at {cause.frame}" if cause.frame else ""
-        phase = phase_sentence(cause.phase, cause.uploading)
-        return f"{rank_sentence(cause.rank, cause.place)} {_ended(cause)} in {phase}{at}"
+        return f"{rank_sentence(cause.rank, place)} {_ended(cause)} in {phase_sentence(cause)}{at}"
     return _late(cause)
 
 
@@ -130,12 +129,12 @@ def replaced_sentence(replaced: Sequence[str]) -> str:
     return f"replaced by text or null, since JSON cannot hold it: {', '.join(replaced[:_LISTED])}{more}"
 
 
-def phase_sentence(phase: str, uploading: bool) -> str:
+def phase_sentence(rank: RankEnd) -> str:
     """Return a rank's phase, and that an upload is in flight during it."""
-    return f"{phase}, an upload under way" if uploading and phase != "upload" else phase
+    return f"{rank.phase}, an upload under way" if rank.uploads and rank.phase != "upload" else rank.phase
 
 
-def _ended(death: RankDeath) -> str:
+def _ended(death: RankEnd) -> str:
     """Return how the process of a rank ended."""
     status = death.exit_status
     if death.lost or status is None:
@@ -152,7 +151,7 @@ def _raised(error: RaisedError, before: Iterable[str]) -> str:
     if found := "; ".join(before):
         text = f"{text} (before that {found})"
     note = f" ({error.note})" if error.note else ""
-    return f"{rank_sentence(error.rank, error.place)} in {error.phase}: {text}{note}"
+    return f"{error.phase}: {text}{note}"
 
 
 def _late(limit: LimitReached) -> str:
