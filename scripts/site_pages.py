@@ -20,9 +20,9 @@ from dcpbench.cli.described import described
 from dcpbench.config import groups
 from dcpbench.config.cell_key import HOW_RUN
 from dcpbench.config.schema import OF_THE_SWEEP, Config
+from dcpbench.core.checks import CHECKS
+from dcpbench.core.metrics import METRICS
 from dcpbench.core.plugins import declared_values
-from dcpbench.records.checks import CHECKS
-from dcpbench.records.metrics import METRICS
 from dcpbench.records.row import AXES, STATUS_HELP, column_types
 
 _ROOT = Path(__file__).parents[1]

@@ -19,7 +19,7 @@ from mkdocs.exceptions import PluginError
 
 from dcpbench.analysis.frame import read_sweeps
 from dcpbench.cli.described import Axis, Described, described
-from dcpbench.records.checks import CHECKS
+from dcpbench.core.checks import CHECKS
 from dcpbench.records.row import STATUSES
 
 ROOT = Path(__file__).parents[1]

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from conftest import ONE_STEP, PARALLELISMS, Finished, run
+from dcpbench.core.checks import CHECKS
 from dcpbench.core.plugins import plugins
-from dcpbench.records.checks import CHECKS
 from dcpbench.records.row import columns
 from support.rows import seen
 

@@ -16,7 +16,7 @@ from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
 from dcpbench.config.groups import StorageConfig
 from dcpbench.config.save import SaveConfig
 from dcpbench.config.schema import Config
-from dcpbench.records.findings import Problem
+from dcpbench.core.mismatch import Problem
 from dcpbench.records.installation import conf_folders
 from dcpbench.verify.audit import Entry, audit, controls
 from dcpbench.verify.layout import whole

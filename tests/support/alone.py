@@ -16,15 +16,15 @@ from omegaconf import OmegaConf
 from dcpbench.config.groups import FaultConfig
 from dcpbench.config.schema import Config
 from dcpbench.core.plugins import declared_values, load_plugins
-from dcpbench.executors.base import Outcome
+from dcpbench.core.rank_report import RankReport
 from dcpbench.records.installation import conf_folders
-from dcpbench.records.rank_report import RankReport
 from dcpbench.scenarios.cell import Cell, Uploads
 from dcpbench.sweep.plan import known_failures
-from dcpbench.sweep.run.verdict import Verdict, verdict_of
+from dcpbench.verdict.judge import Verdict, verdict_of
 from dcpbench.worker.messages import CellSpec, RunId
 from dcpbench.worker.run_cell import run_cell
 from dcpbench.workloads.world import World
+from support.ends import reported
 from support.jobs import job
 
 _CHOICES = {
@@ -114,7 +114,7 @@ def run_alone(fault: str = "none", seen_by: World | None = None, **values: Any) 
         finally:
             torch.use_deterministic_algorithms(deterministic)
         ran.left = sorted(path.name for path in checkpoints.iterdir())
-    ran.verdict = verdict_of(job(given), [Outcome([report]) for report in ran.reports])
+    ran.verdict = verdict_of(job(given).expected, [reported([report]) for report in ran.reports])
     return ran
 
 

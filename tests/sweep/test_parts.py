@@ -15,7 +15,7 @@ import pytest
 from conftest import SMALL, Finished, dcpbench, run, start, words_of
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import Config
-from dcpbench.records.metrics import Measurement
+from dcpbench.core.metrics import Measurement
 from dcpbench.records.store import append_measurements, append_row, stored_rows, write_json
 from dcpbench.sweep.folder import manifest, parts
 from dcpbench.sweep.plan.job import Job

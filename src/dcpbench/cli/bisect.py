@@ -25,9 +25,9 @@ from dcpbench.cli import described
 from dcpbench.cli.environments import CannotInstallError, installed, releases
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.text import counted, did_you_mean
+from dcpbench.core.sentences import short_reason
 from dcpbench.executors.interpreters import environment_of, versions_of
 from dcpbench.records.row import STATUSES, Row
-from dcpbench.records.sentences import short_reason
 from dcpbench.records.store import SWEEP_JSON, stored_rows
 from dcpbench.report.labels import quantity
 from dcpbench.report.styles import print_table, standard_output, style_of, text_of

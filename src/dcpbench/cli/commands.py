@@ -9,9 +9,9 @@ from dcpbench.cli import completion, described
 from dcpbench.cli.parameters import PATH, flag, output, places, several
 from dcpbench.cli.tree import PURPOSE, Run, Tree, command
 from dcpbench.config.errors import ConfigError
+from dcpbench.core.metrics import METRICS
 from dcpbench.core.plugins import PluginError, load_plugins, plugins
 from dcpbench.records.files import open_standard_streams
-from dcpbench.records.metrics import METRICS
 from dcpbench.records.row import INTERRUPTED, NESTED, WRONG_CONFIGURATION, column_types
 from dcpbench.records.store import ResultsError
 from dcpbench.report.styles import complain, standard_output

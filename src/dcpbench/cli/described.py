@@ -13,9 +13,9 @@ from typing import Any, get_args, get_type_hints
 
 from dcpbench.config.schema import Config, conf_folder
 from dcpbench.config.text import did_you_mean, visible
+from dcpbench.core.metrics import METRICS
 from dcpbench.core.plugins import declared_values, plugins
 from dcpbench.records.installation import conf_folders
-from dcpbench.records.metrics import METRICS
 
 _COMMANDS: dict[str, str] = {
     "run": "run cells: one, or the product of lists",

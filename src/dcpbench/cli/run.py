@@ -24,7 +24,6 @@ from dcpbench.cli import described
 from dcpbench.config.errors import ConfigError, one_line, told_null_choices
 from dcpbench.config.schema import Config, conf_folder
 from dcpbench.core.plugins import plugins
-from dcpbench.executors import torchrun_process
 from dcpbench.records.files import Careful
 from dcpbench.records.installation import conf_folders
 from dcpbench.records.row import INTERRUPTED, WRONG_CONFIGURATION
@@ -70,8 +69,6 @@ def register_groups(arguments: Sequence[str]) -> None:
 def main(words: Sequence[str]) -> int:
     """Run the cells that these words ask for; the exit status."""
     sys.stderr = Careful(sys.stderr)
-    if torchrun_process.is_one():
-        return torchrun_process.main(words)
     task, signals = SweepTask(), Signals()
     status = 1  # of an exception that nobody foresaw, whose traceback comes after the table
     try:
@@ -108,8 +105,10 @@ def _run(task: SweepTask, words: Sequence[str]) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
-            instead = "start it once, as one process, which starts the ranks itself, or by torchrun"
-            raise ConfigError(f"RANK and WORLD_SIZE are set, and not by torchrun: {instead}")
+            instead = (
+                "start dcpbench once, without them; it starts its ranks, on many hosts with executor=ray"
+            )
+            raise ConfigError(f"RANK and WORLD_SIZE are set, as by torchrun: {instead}")
         try:
             Path.cwd()
         except FileNotFoundError:

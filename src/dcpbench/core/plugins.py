@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from dcpbench.records.checks import CheckSpec
-    from dcpbench.records.metrics import MetricSpec
+from dcpbench.core.checks import CheckSpec, register_check
+from dcpbench.core.metrics import MetricSpec, register_metric
 
 API = 1
 """The version of this contract. It is raised when plug-ins written for the previous one may not work."""
@@ -75,8 +74,8 @@ class Plugin:
     name: str
     api: int
     conf: Path | None = None
-    checks: tuple["CheckSpec", ...] = ()
-    metrics: tuple["MetricSpec", ...] = ()
+    checks: tuple[CheckSpec, ...] = ()
+    metrics: tuple[MetricSpec, ...] = ()
     values: Mapping[str, str] = field(default_factory=dict)
     resolvers: Mapping[str, str] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
@@ -142,9 +141,6 @@ def load_plugins() -> None:
     Raises:
         PluginError: as `plugins`.
     """
-    from dcpbench.records.checks import register_check
-    from dcpbench.records.metrics import register_metric
-
     for plugin in plugins():
         for check in plugin.checks:
             register_check(check)

@@ -45,14 +45,12 @@ def _no_other_interpreter(python: str) -> None:
 @dataclass
 class Machine:
     """How many GPUs there are, all that is said of it in `environment.json`, on how many hosts so many ranks
-    of a kind of device are, how many ranks there may be, if that is limited, and what versions another
-    interpreter has, if ranks can run under it."""
+    of a kind of device are, and what versions another interpreter has, if ranks can run under it."""
 
     gpus: int
     description: dict[str, Any]
     _more: Connection | None = None
     hosts: Callable[[int, str], int] = lambda ranks, device: 1
-    ranks: int | None = None
     versions_of: Callable[[str], Any] = _no_other_interpreter
 
     def complete(self) -> None:

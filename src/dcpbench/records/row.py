@@ -1,13 +1,13 @@
 """The row: the one record that a cell leaves behind; what its columns hold, and whether it is ok."""
 
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
-from dcpbench.records.checks import CHECKS
-from dcpbench.records.metrics import METRICS
+from dcpbench.core.checks import CHECKS
+from dcpbench.core.metrics import METRICS
+from dcpbench.core.plain_values import ColumnType
 
 SCHEMA_VERSION = 3
 
@@ -170,23 +170,6 @@ AXES = tuple(item.name for item in fields(Row) if item.metadata.get("axis"))
 
 REQUIRED = _ORDER[:14]
 """The columns that every row has, of whatever version."""
-
-
-@dataclass(frozen=True)
-class ColumnType:
-    """What a column may hold: JSON's own types exactly, as true is no number; null if it is `optional`."""
-
-    python: type
-    optional: bool = True
-
-    def fits(self, value: Any) -> bool:
-        """Whether a column of this type may hold this value."""
-        if value is None:
-            return self.optional
-        kind = type(value)
-        if self.python is float:
-            return kind in (float, int) and -sys.float_info.max <= value <= sys.float_info.max
-        return kind is self.python and (self.python is not int or -(2**63) <= value < 2**63)
 
 
 def _field_type(hint: Any) -> ColumnType:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dcpbench.checkpointers.dcp import DcpCheckpointer
-from dcpbench.plugins.faults.targets import NothingToPlantError
+from dcpbench.core.rank_report import NothingToInjectError
 from support.alone import alone
 
 ONE: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
@@ -29,5 +29,5 @@ def test_a_defect_is_seen(storage: str, scenario: str) -> None:
 
 def test_where_there_are_no_files_none_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DcpCheckpointer, "files", lambda *_: nullcontext(tmp_path / "none"))
-    with pytest.raises(NothingToPlantError, match="has no files"):
+    with pytest.raises(NothingToInjectError, match="has no files"):
         alone("file_stray", storage="file", **ONE)

@@ -3,8 +3,8 @@
 import pytest
 
 from conftest import Finished, run
+from dcpbench.core.rank_report import NothingToInjectError
 from dcpbench.plugins.faults.registry import listed
-from dcpbench.plugins.faults.targets import NothingToPlantError
 from dcpbench.workloads.training_run import TrainingRun
 from support.alone import run_alone
 
@@ -79,7 +79,7 @@ def test_right_training_beside_it_passes(mistrained: Finished) -> None:
 
 @pytest.mark.parametrize("fault", ["gradients_summed", "gradients_not_averaged", "share_trained_twice"])
 def test_one_rank_shares_no_batch(fault: str) -> None:
-    with pytest.raises(NothingToPlantError):
+    with pytest.raises(NothingToInjectError):
         run_alone(fault, **ONE_STEP)
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from conftest import SMALL, dcpbench, run
 from dcpbench.config.groups import Expect, Place, rank_of
+from dcpbench.core.checks import CHECKS
+from dcpbench.core.rank_report import NothingToInjectError
 from dcpbench.plugins.faults import registry
-from dcpbench.plugins.faults.targets import NothingToPlantError
-from dcpbench.records.checks import CHECKS
 from support.alone import run_alone
 
 ROOT = Path(__file__).parents[3]
@@ -110,7 +110,7 @@ def test_they_are_seen_in_whatever_model_they_are_planted(model: str, fault: str
 
 @pytest.mark.parametrize(("model", "fault"), [("bf16", "weight_through_bf16"), ("tied", "keys_exchanged")])
 def test_what_would_change_nothing_is_not_planted(model: str, fault: str) -> None:
-    with pytest.raises(NothingToPlantError):
+    with pytest.raises(NothingToInjectError):
         run_alone(fault, model=model, saves=1, train_steps=1, resume_steps=1)
 
 

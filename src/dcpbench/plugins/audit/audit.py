@@ -15,7 +15,7 @@ from rich.table import Table
 
 from dcpbench.checkpointers.on_disk import Audited, FolderState, audited, newest_first
 from dcpbench.config.text import counted
-from dcpbench.records.sentences import finding_sentence
+from dcpbench.core.sentences import finding_sentence
 from dcpbench.records.store import ResultsError
 from dcpbench.report.styles import complain, print_table, standard_output, style_of, text_of
 

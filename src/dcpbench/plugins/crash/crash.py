@@ -15,11 +15,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.checkpointers.on_disk import FolderState, newest_first
+from dcpbench.core.mismatch import Mismatch
 from dcpbench.plugins.crash.disk_states import Crash
 from dcpbench.plugins.crash.killing import PUBLISHER, At, Killing, misplaced
 from dcpbench.plugins.crash.loading import Loaded
 from dcpbench.plugins.crash.survey import StateKind
-from dcpbench.records.findings import Finding
 from dcpbench.scenarios import checks, contract, handover, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, live_state, retained_state
@@ -122,7 +122,7 @@ def _verify_killed(cell: Cell, killing: Killing, candidates: list[Checkpoint], f
     before: FileDigests = usual if folder == "same" else {}
     after = digest_files(Path(killed.checkpoint_id)) if here else {}
 
-    def wrong(at: At) -> list[Finding]:
+    def wrong(at: At) -> list[Mismatch]:
         told = misplaced(at, killing, usual, before, after)
         late = [rank for rank in killing.expected if rank not in killing.arrived]
         told += [f"rank {rank} did not arrive there" for rank in late]
@@ -139,7 +139,7 @@ def _verify_killed(cell: Cell, killing: Killing, candidates: list[Checkpoint], f
     if here and left:
         cell.measure("ranks_hung", len(left - told), phase="save")
 
-    def silent(heard: set[int]) -> list[Finding]:
+    def silent(heard: set[int]) -> list[Mismatch]:
         return [contract.breach("the save", f"rank {rank} was not told") for rank in sorted(left - heard)]
 
     if killing.uploader:

@@ -15,6 +15,7 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.checkpointers.base import Checkpointer
+from dcpbench.core.mismatch import Mismatch
 from dcpbench.plugins.crash.disk_states import Crash, DiskState, after, disk_states
 from dcpbench.plugins.crash.loading import Judge, Loaded, Loader, Values, folder_in_memory, plain, stranger
 from dcpbench.plugins.crash.operations import Kind, Record, Tree, tree_of
@@ -22,7 +23,6 @@ from dcpbench.plugins.crash.recording import read_record, recording
 from dcpbench.plugins.crash.script import Shown, plain_script
 from dcpbench.plugins.crash.small_saves import smallest
 from dcpbench.plugins.crash.survey import BREAKS, StateKind, Survey, survey
-from dcpbench.records.findings import Finding
 from dcpbench.scenarios import contract, fresh_process, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint
@@ -118,7 +118,7 @@ def _verify_record(cell: Cell, record: Record, saved: Tree) -> None:
     """What the record makes of the files before the save must be the files after it: a write that is missed
     is told."""
 
-    def differing(made: Tree) -> list[Finding]:
+    def differing(made: Tree) -> list[Mismatch]:
         paths = sorted(path for path in {*made, *saved} if made.get(path, "") != saved.get(path, ""))
         return [contract.breach("record", f"it makes something else of {path}") for path in paths[:1]]
 

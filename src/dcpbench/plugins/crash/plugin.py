@@ -3,9 +3,9 @@ fails."""
 
 from pathlib import Path
 
+from dcpbench.core.checks import CheckSpec
+from dcpbench.core.metrics import COUNTED, MetricSpec
 from dcpbench.core.plugins import API, Plugin
-from dcpbench.records.checks import CheckSpec
-from dcpbench.records.metrics import COUNTED, MetricSpec
 
 _HERE = "dcpbench.plugins.crash"
 

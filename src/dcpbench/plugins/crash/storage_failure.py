@@ -9,9 +9,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.checkpointers.on_disk import FolderState, audited
+from dcpbench.core.mismatch import Mismatch
+from dcpbench.core.rank_report import Skip
 from dcpbench.plugins.crash.failing import has_met, sound_storage
-from dcpbench.records.findings import Finding
-from dcpbench.records.rank_report import Skip
 from dcpbench.scenarios import checks, contract, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import SavedCheckpoint
@@ -73,7 +73,7 @@ def _is_told(cell: Cell, do: Callable[[], None], where: str) -> bool:
     except (Exception, CheckpointException):  # noqa: BLE001 - which it is, is the storage's to say
         raised = True
 
-    def wrong(heard: Sequence[bool]) -> list[Finding]:
+    def wrong(heard: Sequence[bool]) -> list[Mismatch]:
         silent = [rank for rank, was_told in enumerate(heard) if not was_told] if any(heard) else []
         return [contract.breach("the failure", f"rank {rank} was not told") for rank in silent]
 
@@ -85,7 +85,7 @@ def _is_told(cell: Cell, do: Callable[[], None], where: str) -> bool:
 def _verify_left(cell: Cell) -> None:
     """What a save that failed has left is not taken for a checkpoint. The control is one that is."""
 
-    def wrong(name: str) -> list[Finding]:
+    def wrong(name: str) -> list[Mismatch]:
         is_whole = cell.world.rank == 0 and audited(cell.folder / name).state is FolderState.whole
         return [contract.breach("what is left", "it is a whole checkpoint")] if is_whole else []
 

@@ -13,7 +13,8 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks
 from dcpbench.config.groups import FaultConfig, Place, rank_of
-from dcpbench.plugins.faults.targets import NothingToPlantError, Target
+from dcpbench.core.rank_report import NothingToInjectError
+from dcpbench.plugins.faults.targets import Target
 from dcpbench.plugins.faults.wrong_training import WrongTraining
 from dcpbench.scenarios.cell import Cell
 from dcpbench.workloads.training_run import TrainingRun
@@ -66,7 +67,7 @@ class FaultInjector:
                 for one in {str(self._first), checkpoint_id}
             }
             if not folders[checkpoint_id].is_dir():
-                raise NothingToPlantError("the checkpoint has no files")
+                raise NothingToInjectError("the checkpoint has no files")
             self._plant({}, folders[checkpoint_id], folders[str(self._first)])
             self._checkpointer.put_back(checkpoint_id, folders[checkpoint_id])
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from dcpbench.checkpointers.base import Checkpointer, Ranks
+from dcpbench.core.rank_report import NothingToInjectError
 from dcpbench.verify.perturb import perturbed
 from dcpbench.verify.snapshot import (
     TensorLeaf,
@@ -21,10 +22,6 @@ from dcpbench.verify.snapshot import (
 )
 
 Found = TypeVar("Found")
-
-
-class NothingToPlantError(Exception):
-    """This cell has nothing in which the fault could be planted, or it would change nothing there."""
 
 
 @dataclass
@@ -91,23 +88,23 @@ class Target:
         module.set_extra_state(perturbed(module.get_extra_state()))
 
     def one_of(self, found: Iterable[Found]) -> Found:
-        """The first of what was found; NothingToPlantError if that is nothing."""
+        """The first of what was found; NothingToInjectError if that is nothing."""
         for one in found:
             return one
-        raise NothingToPlantError("there is nothing in which it could be planted")
+        raise NothingToInjectError("there is nothing in which it could be planted")
 
     def put(self, part: torch.Tensor, values: torch.Tensor) -> None:
-        """Change a part to these values; NothingToPlantError if it has elements and has these values."""
+        """Change a part to these values; NothingToInjectError if it has elements and has these values."""
         before = part.clone()
         part.copy_(values)
         if part.numel() and _bytes(part).equal(_bytes(before)):
-            raise NothingToPlantError("it would change nothing there")
+            raise NothingToInjectError("it would change nothing there")
 
     def flip(self, flat: torch.Tensor, bit: int) -> None:
         """Flip one bit of the element with the largest magnitude. Bits are those of float32 (0 is one unit in
         the last place, 31 the sign); those in between are the lowest one of the exponent in other dtypes."""
         if not flat.numel():
-            raise NothingToPlantError("this rank has no elements")
+            raise NothingToInjectError("this rank has no elements")
         whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
         if flat.dtype != torch.float32 and bit:
             lowest = round(-math.log2(torch.finfo(flat.dtype).eps))

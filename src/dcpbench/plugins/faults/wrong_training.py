@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from dcpbench.config.mesh import SHARE_DATA, dp_degree
-from dcpbench.plugins.faults.targets import NothingToPlantError
+from dcpbench.core.rank_report import NothingToInjectError
 from dcpbench.verify.snapshot import local_part, named_parts, parts_of_each, plain_fqn
 from dcpbench.workloads.optimizers import InBackward, each_of
 from dcpbench.workloads.training_run import TrainingRun
@@ -29,21 +29,21 @@ class WrongTraining:
     """A parallel run on this rank, with methods that make its training wrong from now on.
 
     Raises:
-        NothingToPlantError: the run cannot be wrong in this way; from any of the methods.
+        NothingToInjectError: the run cannot be wrong in this way; from any of the methods.
     """
 
     def __init__(self, run: TrainingRun) -> None:
         self._run = run
         if run.why_no_twin:
-            raise NothingToPlantError(f"no twin would show it: {run.why_no_twin}")
+            raise NothingToInjectError(f"no twin would show it: {run.why_no_twin}")
         if isinstance(run.optimizer, InBackward):
-            raise NothingToPlantError("the optimizer steps in the backward pass")
+            raise NothingToInjectError("the optimizer steps in the backward pass")
 
     @property
     def shares(self) -> int:
         """How many ranks share a batch."""
         if dp_degree(self._run.sizes) == 1:
-            raise NothingToPlantError("no ranks share a batch")
+            raise NothingToInjectError("no ranks share a batch")
         return dp_degree(self._run.sizes)
 
     def scale_gradients(self, factor: float, first_layer: bool) -> None:
@@ -68,10 +68,10 @@ class WrongTraining:
         run, mesh = self._run, self._run.world.mesh(self._run.sizes)
         names = [name for name in run.sizes if name not in SHARE_DATA]
         if mesh is None or count >= self.shares or (len(names) == 1 and self.shares % count):
-            raise NothingToPlantError(f"a batch has no shares beside those of {count} ranks")
+            raise NothingToInjectError(f"a batch has no shares beside those of {count} ranks")
         of_fsdp1 = any(isinstance(one, FullyShardedDataParallel) for one in run.model.modules())
         if of_fsdp1 and len(names) > 1 and run.sizes[names[-1]] == 1:
-            raise NothingToPlantError("FSDP1 never averages over replicas of a single shard")
+            raise NothingToInjectError("FSDP1 never averages over replicas of a single shard")
         among = dict.fromkeys(names, 1)
         if count > 1:
             among[names[-1]] = count if len(names) == 1 else run.sizes[names[-1]]
@@ -96,7 +96,7 @@ class WrongTraining:
         def otherwise() -> Iterator[None]:
             groups = [group for group in self._run.optimizer.param_groups if group.get(key)]
             if not groups:
-                raise NothingToPlantError(f"no group has {key}")
+                raise NothingToInjectError(f"no group has {key}")
             with ExitStack() as restored:
                 for group in groups:
                     restored.enter_context(mock.patch.dict(group, {key: group[key] * factor}))
@@ -116,7 +116,7 @@ class WrongTraining:
             if local_part(one).numel() or not has_elements
         ]
         if not decayed:
-            raise NothingToPlantError(f"nothing that is called {pattern} has weight decay")
+            raise NothingToInjectError(f"nothing that is called {pattern} has weight decay")
         chosen = decayed[0]
 
         @contextmanager

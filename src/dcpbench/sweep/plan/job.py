@@ -9,14 +9,15 @@ from typing import Any
 
 from dcpbench.config.cell_key import CellKey, digest_of
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.groups import Device, StageConfig, StageWorld
+from dcpbench.config.groups import Device, Ending, StageConfig, StageWorld
 from dcpbench.config.schema import Config
 from dcpbench.executors.fork_server import Machine
 from dcpbench.records.installation import OURS, package_digest
 from dcpbench.records.user_code import file_of
 from dcpbench.sweep.plan import known_failures, validity
 from dcpbench.sweep.plan.cells import SweepCell
-from dcpbench.sweep.plan.known_failures import KnownFailure
+from dcpbench.verdict.judge import Expected
+from dcpbench.verdict.known_failures import KnownFailure
 from dcpbench.worker.messages import WorldKind
 
 _GROUPS = (
@@ -79,6 +80,17 @@ class Job:
     def world_size(self) -> int:
         """How many ranks its largest stage has."""
         return max(kind.world_size for kind in self.kinds)
+
+    @property
+    def expected(self) -> Expected:
+        """What the verdict has to know of it."""
+        stages = self.config.stages
+        return Expected(
+            worlds=[self.kind(stage).world_size for stage in stages],
+            dies={at: stage.target for at, stage in enumerate(stages) if stage.ends is Ending.crash},
+            known_failures=self.known_failures,
+            fault=self.config.fault if self.config.fault.target else None,
+        )
 
     def checkpoints(self, sweep: Path) -> tuple[Path, Path]:
         """Where the checkpoints of its first try go, in a sweep of that folder, and of its second: what a

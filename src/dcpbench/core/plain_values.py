@@ -6,32 +6,48 @@ replaced.
 """
 
 import reprlib
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from dcpbench.records.findings import Finding
-from dcpbench.records.metrics import Measurement
-from dcpbench.records.rank_report import CheckReport, RankReport
-from dcpbench.records.row import ColumnType, Row, column_types
-from dcpbench.records.sentences import replaced_sentence
+from dcpbench.core.metrics import Measurement
+from dcpbench.core.mismatch import Mismatch
+from dcpbench.core.rank_report import CheckReport, RankReport
 
 _DEEPEST = 20
 """Values of a report may be nested this deep; a row is a few levels deeper, and its reader stops at 200."""
-_DEEPEST_IN_ROW = 60
 _INTEGERS = range(-(2**63), 2**64)
 _LONGEST = 2**16
 """So many characters a text may have; a longer one is cut to half of them."""
 _NAMED = 100
 """How many replaced values a report names."""
-_NUMBER, _FLAG = ColumnType(float), ColumnType(bool)
-
 _shortened = reprlib.Repr()
 _shortened.maxother = _shortened.maxstring = 200
 
 
+@dataclass(frozen=True)
+class ColumnType:
+    """What a column may hold: JSON's own types exactly, as true is no number; null if it is `optional`."""
+
+    python: type
+    optional: bool = True
+
+    def fits(self, value: Any) -> bool:
+        """Whether a column of this type may hold this value."""
+        if value is None:
+            return self.optional
+        kind = type(value)
+        if self.python is float:
+            return kind in (float, int) and -sys.float_info.max <= value <= sys.float_info.max
+        return kind is self.python and (self.python is not int or -(2**63) <= value < 2**63)
+
+
+_NUMBER, _FLAG = ColumnType(float), ColumnType(bool)
+
+
 @dataclass
-class _Replacing:
+class Replacing:
     """Makes values plain, and notes each that it has replaced."""
 
     deepest: int = _DEEPEST
@@ -93,24 +109,24 @@ class _Replacing:
         for key, one in dict.items(value):
             yield self.value(key, at) if isinstance(key, int) else self.text(key, at), one
 
-    def finding(self, finding: Finding, at: str) -> Finding:
-        """A finding of a check."""
-        name = self.text(finding.name, at)
+    def mismatch(self, mismatch: Mismatch, at: str) -> Mismatch:
+        """A mismatch of a check."""
+        name = self.text(mismatch.name, at)
         at = f"{at}: {name}"
         return replace(
-            finding,
+            mismatch,
             name=name,
-            where=self.text(finding.where, at),
-            kind=self._optional_text(finding.kind, at),
-            by=self._optional_text(finding.by, at),
-            max_abs_diff=self.column(finding.max_abs_diff, _NUMBER, f"{at}.max_abs_diff"),
-            facts={self.text(key, at): self.value(one, f"{at}.{key}") for key, one in finding.facts.items()},
+            where=self.text(mismatch.where, at),
+            kind=self._optional_text(mismatch.kind, at),
+            by=self._optional_text(mismatch.by, at),
+            max_abs_diff=self.column(mismatch.max_abs_diff, _NUMBER, f"{at}.max_abs_diff"),
+            facts={self.text(key, at): self.value(one, f"{at}.{key}") for key, one in mismatch.facts.items()},
         )
 
     def check(self, seen: CheckReport, at: str) -> CheckReport:
-        """What a rank saw of a check, which has most findings in several places."""
+        """What a rank saw of a check, which has most mismatches in several places."""
         known = {id(one): one for one in [seen.first, *seen.worst, *seen.distinct.values()] if one}
-        plain = {number: self.finding(one, at) for number, one in known.items()}
+        plain = {number: self.mismatch(one, at) for number, one in known.items()}
         return replace(
             seen,
             first=plain[id(seen.first)] if seen.first else None,
@@ -147,7 +163,7 @@ class _Replacing:
 
 def plain_report(report: RankReport) -> RankReport:
     """A rank's report that the driver can read and put into a row; `replaced` names what is not as it was."""
-    replacing = _Replacing()
+    replacing = Replacing()
     typed = ("rank", "checks", "measurements", "replaced")
     rest = {item.name: getattr(report, item.name) for item in fields(report) if item.name not in typed}
     measured = [replacing.measurement(one) for one in report.measurements]
@@ -161,14 +177,3 @@ def plain_report(report: RankReport) -> RankReport:
         **{name: replacing.value(value, name) for name, value in rest.items()},
     )
     return replace(plain, replaced=[*replacing.replaced])
-
-
-def plain_row(row: Row, replaced: list[str]) -> Row:
-    """A row of values that its columns can hold; its reason and details name those that were replaced, in it
-    or before."""
-    replacing = _Replacing(_DEEPEST_IN_ROW)
-    flat = {name: replacing.column(row[name], kind, name) for name, kind in column_types().items()}
-    if replaced := [*replaced, *replacing.replaced]:
-        flat["reason"] = "; ".join(filter(None, (flat["reason"], replaced_sentence(replaced))))
-        flat["details"] = {**flat["details"], "replaced": replaced}
-    return Row.of(flat)

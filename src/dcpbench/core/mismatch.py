@@ -1,5 +1,5 @@
-"""Findings: what was seen to be wrong, as values. Known failures and planted faults are matched against
-these, and never against sentences, which `dcpbench.records.sentences` makes of them last."""
+"""Mismatches, and other reasons why a cell does not pass, as values. Known failures and injected faults are
+matched against these, never against sentences, which `dcpbench.core.sentences` makes of them last."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Problem(StrEnum):
-    """What kind of mismatch a finding is."""
+    """How a value is wrong."""
 
     differs = "differs"  # a tensor's elements
     nan = "nan"  # not a number, where there was one
@@ -41,7 +41,7 @@ class Problem(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class Mismatch:
     """One piece of state that is not what it should be, on one rank.
 
     Args:
@@ -102,12 +102,13 @@ class RaisedError:
     """An exception of a rank.
 
     Args:
-        rank, phase: which reported it, in which phase.
+        rank, phase: the rank that reported it, and its phase.
         type: the name of the exception's class; where DCP has wrapped it, of the one inside.
         message: its text, on one line.
         wrapped: the class in which DCP passed it on to every rank, if it did.
         origin: of a wrapped one, the rank on which it was raised.
         note: what else was seen at that moment (a full disk), as a sentence.
+        not_injected: whether it says that the cell's fault cannot be injected (`NothingToInjectError`).
         place: the local rank and host of the rank that reported it, where there may be several.
     """
 
@@ -118,6 +119,7 @@ class RaisedError:
     wrapped: str | None = None
     origin: int | None = None
     note: str | None = None
+    not_injected: bool = False
     place: str | None = None
 
 
@@ -126,17 +128,19 @@ class RankDeath:
     """A rank whose process ended before it had reported.
 
     Args:
-        rank, phase: which, in which phase.
-        ending: how its process ended: `was killed by SIGKILL`, `exited with status 7`, ….
-        upload_under_way: whether a save went on in the background.
+        rank, phase: the rank, and the phase that it was in.
+        exit_status: of its process, as multiprocessing has it, if that is known.
+        lost: why it is not known, in words.
+        uploading: whether an upload was in flight.
         frame: where the interpreter saw it die, as after a segmentation fault.
         place: its local rank and host, where there may be several.
     """
 
     rank: int
     phase: str
-    ending: str
-    upload_under_way: bool = False
+    exit_status: int | None = None
+    lost: str | None = None
+    uploading: bool = False
     frame: str | None = None
     place: str | None = None
 

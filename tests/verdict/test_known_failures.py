@@ -2,18 +2,17 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from dcpbench.config.errors import ConfigError
-from dcpbench.config.schema import conf_folder
-from dcpbench.executors.base import Outcome
-from dcpbench.records.findings import Finding, Problem, RaisedError
-from dcpbench.records.rank_report import CheckReport, RankReport
-from dcpbench.records.sentences import short_reason
-from dcpbench.sweep.plan.known_failures import KnownError, KnownFailure, KnownMismatch, listed, read
-from dcpbench.sweep.run.verdict import verdict_of
+from dcpbench.core.mismatch import Mismatch, Problem, RaisedError
+from dcpbench.core.rank_report import CheckReport, RankReport
+from dcpbench.core.sentences import short_reason
+from dcpbench.core.stage_end import StageEnd
+from dcpbench.sweep.plan.known_failures import check_entry
+from dcpbench.verdict.judge import verdict_of
+from dcpbench.verdict.known_failures import KnownError, KnownFailure, KnownMismatch
+from support.ends import raised, reported
 from support.jobs import job
 
 LISTED = KnownFailure(
@@ -25,13 +24,11 @@ LISTED = KnownFailure(
 )
 
 
-def after(
-    outcome: Outcome, known: KnownFailure = LISTED, torch: str = "2.13.0+cpu", **columns: object
-) -> str:
+def after(end: StageEnd, known: KnownFailure = LISTED, torch: str = "2.13.0+cpu", **columns: object) -> str:
     """The status that a cell ends with."""
     about = {"torch_version": torch, "parallel": "ddp", **columns}
     listed = (known,) if known.covers(about) else ()
-    return verdict_of(job(known=listed, **about), [outcome]).status
+    return verdict_of(job(known=listed, **about).expected, [end]).status
 
 
 def powered() -> list[RankReport]:
@@ -44,13 +41,13 @@ def powered() -> list[RankReport]:
     ]
 
 
-def failing(failed: dict[str, list[str]]) -> Outcome:
+def failing(failed: dict[str, list[str]]) -> StageEnd:
     """Ranks whose checks report these names."""
     reports = powered()
     for report in reports:
         for check, names in failed.items():
-            report.checks[check].add([Finding(name, Problem.missing) for name in names])
-    return Outcome(reports)
+            report.checks[check].add([Mismatch(name, Problem.missing) for name in names])
+    return reported(reports)
 
 
 def test_one_that_does_not_happen_always_may_pass() -> None:
@@ -60,7 +57,7 @@ def test_one_that_does_not_happen_always_may_pass() -> None:
 
 def test_cells_are_told_by_keys_of_their_configuration_too() -> None:
     overlapping = replace(LISTED, cells={"overlap_saves": True})
-    overlapping.check()
+    check_entry(overlapping)
     row = {"torch_version": "2.13.0"}
     assert overlapping.covers({**row, "config": {"overlap_saves": True}})
     assert not overlapping.covers({**row, "config": {"overlap_saves": False}})
@@ -84,22 +81,22 @@ def test_anything_beside_it_is_a_failure(failed: dict[str, list[str]]) -> None:
 
 def test_what_is_beside_a_known_failure_is_told_first() -> None:
     names = ["state.w.exp_avg", "param_groups.0.lr", "param_groups.0.eps"]
-    reason = str(verdict_of(job(known=(LISTED,)), [failing({"optim_equal": names})]).reason)
+    reason = str(verdict_of(job(known=(LISTED,)).expected, [failing({"optim_equal": names})]).reason)
     beside = "optim_equal: param_groups.0.lr: saved, but missing after the load, and 1 more"
     told = f"beside known failure moments: {beside}"
     assert reason.startswith(f"{told}; seen as optim_equal: rank 0: state.w.exp_avg")
     assert short_reason({"status": "fail", "reason": reason}) == told
-    alone = verdict_of(job(known=(LISTED,)), [failing({"model_equal": ["w"]})])
+    alone = verdict_of(job(known=(LISTED,)).expected, [failing({"model_equal": ["w"]})])
     assert str(alone.reason).startswith("model_equal: rank 0: w")
 
 
-def differing(**about: object) -> Finding:
+def differing(**about: object) -> Mismatch:
     """A finding as an entry may ask for it."""
     given = {"name": "state.w.exp_avg", "problem": Problem.differs, "by": "sliced", "where": "at step 2"}
     share = about.pop("share", 0.5)
     facts = dict.fromkeys(("index", "saved", "saved_bits", "restored", "restored_bits"), "0")
     facts |= {"differing": 1, "elements": 1} | ({} if share is None else {"share": share})
-    return Finding(**{"max_abs_diff": 1.0, **given, **about}, facts=facts)  # type: ignore[arg-type]
+    return Mismatch(**{"max_abs_diff": 1.0, **given, **about}, facts=facts)  # type: ignore[arg-type]
 
 
 CLOSELY = KnownFailure(
@@ -139,13 +136,13 @@ def test_kind_magnitude_mechanism_and_place_are_what_is_known(
     for report in reports:
         report.checks["optim_equal"].add(many)
     reports[rank].checks["optim_equal"].add([differing(**beside)])
-    assert after(Outcome(reports), CLOSELY) == expected
+    assert after(reported(reports), CLOSELY) == expected
 
 
 def test_the_farthest_of_one_name_counts() -> None:
     reports = powered()
     reports[0].checks["optim_equal"].add([differing(), differing(share=2.0), differing()])
-    assert after(Outcome(reports), CLOSELY) == "fail"
+    assert after(reported(reports), CLOSELY) == "fail"
 
 
 def test_what_two_defects_make_of_one_name_is_found_twice() -> None:
@@ -158,7 +155,7 @@ def test_a_cell_without_power_is_vacuous_before_it_is_known() -> None:
     outcome = failing({"optim_equal": ["state.w.exp_avg"]})
     for report in outcome.reports:
         report.checks["model_equal"].control = {"": {"w": False}}
-    verdict = verdict_of(job(known=(LISTED,)), [outcome])
+    verdict = verdict_of(job(known=(LISTED,)).expected, [outcome])
     assert verdict.status == "vacuous"
     assert str(verdict.reason).startswith("model_equal: its control did not report w (known failure moments")
 
@@ -166,28 +163,28 @@ def test_a_cell_without_power_is_vacuous_before_it_is_known() -> None:
 def test_every_rank_that_raised_is_to_be_known() -> None:
     listed = KnownFailure(id="e", torch=">=2", error=KnownError("KeyError", ["load"]), reason="x")
     known, other = RaisedError(0, "load", "KeyError", "'a'"), RaisedError(1, "load", "ValueError", "no")
-    assert after(Outcome([], "error", known, raised=(known, replace(known, rank=1))), listed) == "xfail"
-    assert after(Outcome([], "error", known, raised=(known, other)), listed) == "error"
+    assert after(raised(known, replace(known, rank=1)), listed) == "xfail"
+    assert after(raised(known, other), listed) == "error"
 
 
 def test_what_two_entries_list_together_is_known() -> None:
     """One of them alone is not enough, and an error is known only where it was raised."""
     names = KnownFailure(id="names", torch=">=2", error=KnownError("KeyError", ["load"]), reason="x")
-    raised = RaisedError(0, "load", "KeyError", "'a'")
+    error = RaisedError(0, "load", "KeyError", "'a'")
     seen = failing({"optim_equal": ["state.w.exp_avg"]}).reports
-    outcome = Outcome(seen, "error", raised)
-    verdict = verdict_of(job(known=(LISTED, names)), [outcome])
+    outcome = raised(error, reports=seen[1:], before=seen[:1])
+    verdict = verdict_of(job(known=(LISTED, names)).expected, [outcome])
     assert verdict.status == "xfail"
     assert str(verdict.reason).startswith("known failure moments, names: a test; x; seen as rank 0 in load")
-    assert verdict_of(job(known=(LISTED,)), [outcome]).status == "error"
-    assert verdict_of(job(known=(names,)), [outcome]).status == "error"
+    assert verdict_of(job(known=(LISTED,)).expected, [outcome]).status == "error"
+    assert verdict_of(job(known=(names,)).expected, [outcome]).status == "error"
 
 
 def test_what_an_earlier_stage_found_counts_where_a_later_one_raised() -> None:
     listed = KnownFailure(id="e", torch=">=2", error=KnownError("KeyError", ["load"]), reason="x")
-    raised = Outcome([], "error", RaisedError(0, "load", "KeyError", "'a'"))
-    assert verdict_of(job(known=(listed,)), [failing({}), raised]).status == "xfail"
-    assert verdict_of(job(known=(listed,)), [failing({"model_equal": ["w"]}), raised]).status == "error"
+    end = raised(RaisedError(0, "load", "KeyError", "'a'"))
+    assert verdict_of(job(known=(listed,)).expected, [failing({}), end]).status == "xfail"
+    assert verdict_of(job(known=(listed,)).expected, [failing({"model_equal": ["w"]}), end]).status == "error"
 
 
 def test_other_cells_and_other_versions_are_not_covered() -> None:
@@ -211,7 +208,7 @@ def test_a_listed_error_is_expected_and_no_other() -> None:
         (RaisedError(3, "load", "ValueError", "'a'"), "error"),
         (RaisedError(3, "load", "KeyError", "'b'"), "error"),
     ):
-        assert after(Outcome([], "error", error), listed) == expected
+        assert after(raised(error), listed) == expected
     error = RaisedError(3, "load", "KeyError", "'a'")
     for check, name, expected in (
         ("model_equal", "w", "xfail"),
@@ -219,111 +216,35 @@ def test_a_listed_error_is_expected_and_no_other() -> None:
         ("optim_equal", "w", "error"),
     ):
         seen = RankReport(1, {check: CheckReport()})
-        seen.checks[check].add([Finding(name, Problem.missing)])
-        outcome = Outcome([], "error", error, before=[seen])
-        assert after(outcome, listed) == expected, "nothing hides beside it"
-        assert after(Outcome([seen], "error", error), listed) == expected, "nor on a rank that went on"
+        seen.checks[check].add([Mismatch(name, Problem.missing)])
+        earlier = raised(error, before=[replace(seen, rank=3)])
+        assert after(earlier, listed) == expected, "nothing hides beside it"
+        assert after(raised(error, reports=[seen]), listed) == expected, "nor on a rank that went on"
     assert after(failing({"model_equal": ["w"]}), listed) == "fail", "the error is what is known"
 
 
 @pytest.mark.parametrize(
-    ("outcome", "expected"),
+    ("end", "expected"),
     [
         (failing({}), "xpass"),
-        (Outcome([RankReport(0)]), "vacuous"),
-        (Outcome([], "error", RaisedError(0, "load", "KeyError", "'a'")), "error"),
-        (Outcome([RankReport(0, skip="no")]), "skip"),
+        (reported([RankReport(0)]), "vacuous"),
+        (raised(RaisedError(0, "load", "KeyError", "'a'")), "error"),
+        (reported([RankReport(0, skip="no")]), "skip"),
     ],
 )
-def test_what_did_not_fail(outcome: Outcome, expected: str) -> None:
-    assert after(outcome) == expected
+def test_what_did_not_fail(end: StageEnd, expected: str) -> None:
+    assert after(end) == expected
 
 
 def test_a_cell_is_known_by_a_key_within_a_group_too() -> None:
     listed = replace(LISTED, cells={"storage.options.overwrite": [None, True]})
-    listed.check()
+    check_entry(listed)
     for config, covered in (({}, True), ({"storage.options.overwrite": False}, False)):
         assert listed.covers({"torch_version": "2.13.0", "config": config}) is covered
 
 
 def test_a_cell_is_known_by_the_torch_that_loads_too() -> None:
     listed = replace(LISTED, cells={}, load_torch="<2.13")
-    listed.check()
+    check_entry(listed)
     for loads, covered in (("2.12.1", True), ("2.13.0+cpu", False), (None, False)):
         assert listed.covers({"torch_version": "2.13.0", "load_torch_version": loads}) is covered
-
-
-def test_the_list_of_the_house_is_whole() -> None:
-    known = read(conf_folder() / "known_failures.yaml")
-    assert {each.id for each in known} == {
-        "fsdp1-tp-optimizer-state",
-        "fsdp1-tp-unfreezes",
-        "tensor-lr-in-defaults",
-        "compiled-fsdp1-names",
-        "compiled-mutated-buffer",
-        "fsdp1-one-shard",
-        "stager-used-once",
-        "shared-stager",
-        "shared-writer",
-        "writer-threads",
-        "state-of-frozen",
-        "state-in-low-precision",
-        "unfrozen-in-bf16",
-        "load-without-collectives",
-        "full-state-dict-tuples",
-        "full-state-dict-tp",
-        "empty-param-group",
-        "state-of-no-gradient",
-        "buffers-of-some-rank",
-        "integer-keys",
-        "grown-object",
-        "gradients-at-load",
-        "scheduler-after-load",
-        "plain-optimizer-fsdp1",
-        "several-optimizers-fsdp1",
-        "data-loader-generator",
-        "metadata-of-newer-torch",
-        "local-experts",
-        "other-dtype",
-        "broadcast-ddp",
-        "file-writer-safetensors",
-        "safetensors-values",
-        "consolidated-integers",
-        "consolidated-scalars",
-        "pipeline-param-groups",
-        "compiled-in-checkpoint-wrapper",
-        "gradient-divide-factor",
-        "flat-fsdp1-names",
-    }
-    for each in listed():
-        assert each.link is not None
-        assert (Path(__file__).parents[2] / each.link).is_file()
-
-
-def one_listed(mismatch: str) -> str:
-    """A list with one entry of one mismatch."""
-    return f"- {{id: a, torch: '>=2', checks: {{model_equal: [{mismatch}]}}, reason: b}}"
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("- {id: a, torch: '>=2', checks: {nope: []}, reason: b}", "no check 'nope'"),
-        ("- {id: a, cells: {nope: 1}, torch: '>=2', checks: {model_equal: []}, reason: b}", "no column"),
-        ("- {id: a, torch: new, checks: {model_equal: []}, reason: b}", "new"),
-        (one_listed("{name: '(', problems: [differs]}"), "known_failures="),
-        (one_listed("{name: a, problems: [wrong]}"), "no problem 'wrong'"),
-        (one_listed("{name: a}"), "problems"),
-        (one_listed("{name: a, problem: differs}"), "problem"),
-        (one_listed(".*"), "known_failures="),
-        ("- {ids: a}", "ids"),
-        ("- {id: a, torch: '>=2', reason: b}", "neither checks nor an error"),
-        ("- {id: a, torch: '>=2', error: {type: KeyError}, reason: b}", "missing mandatory value: phase"),
-        ("- [", "known_failures="),
-    ],
-)
-def test_a_list_that_is_wrong_is_refused(tmp_path: Path, text: str, told: str) -> None:
-    path = tmp_path / "known.yaml"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=told):
-        read(path)

@@ -1,16 +1,17 @@
 """Every sentence of a row's `reason`, made from findings and outcomes, last and in this one place."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from signal import Signals
 from string import Formatter
 from typing import Any
 
-from dcpbench.records.checks import CHECKS
-from dcpbench.records.findings import (
+from dcpbench.core.checks import CHECKS
+from dcpbench.core.mismatch import (
     Cause,
-    Finding,
     Gap,
     GapKind,
     LimitReached,
+    Mismatch,
     Problem,
     RaisedError,
     RankDeath,
@@ -117,7 +118,7 @@ _TEMPLATES: dict[Problem, tuple[str, ...]] = {
 """How a problem reads: the first template of which every field is among the finding's facts."""
 
 
-def describe(finding: Finding) -> str:
+def describe(finding: Mismatch) -> str:
     """What is wrong with one piece of state, without its name."""
     known = {**finding.facts, "max_abs_diff": finding.max_abs_diff}
     fitting = (
@@ -133,13 +134,13 @@ def describe(finding: Finding) -> str:
     return f"{text}{corrupt}"
 
 
-def finding_sentence(finding: Finding) -> str:
+def finding_sentence(finding: Mismatch) -> str:
     """`net1.weight (param) in the checkpoint of step 4: index [0, 1]: saved …`."""
     named = f"{finding.name} ({finding.kind})" if finding.kind else finding.name
     return f"{' '.join(f'{named} {finding.where}'.split())}: {describe(finding)}"
 
 
-def check_sentence(check: str, rank: str, first: Finding, names: Sequence[str]) -> str:
+def check_sentence(check: str, rank: str, first: Mismatch, names: Sequence[str]) -> str:
     """Why a check did not hold: its first finding, on which rank, in words, and what else differs."""
     more = f", and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     others = f" (differing: {', '.join(names[:_LISTED])}{more})" if len(names) > 1 else ""
@@ -231,9 +232,9 @@ def cause_sentence(cause: Cause, before: Iterable[str] = ()) -> str:
     if isinstance(cause, RaisedError):
         return _raised(cause, before)
     if isinstance(cause, RankDeath):
-        upload = ", an upload under way" if cause.upload_under_way and cause.phase != "upload" else ""
         at = f" at {cause.frame}" if cause.frame else ""
-        return f"{rank_sentence(cause.rank, cause.place)} {cause.ending} in {cause.phase}{upload}{at}"
+        phase = phase_sentence(cause.phase, cause.uploading)
+        return f"{rank_sentence(cause.rank, cause.place)} {_ended(cause)} in {phase}{at}"
     return _late(cause)
 
 
@@ -251,6 +252,21 @@ def rank_sentence(rank: int, place: str | None) -> str:
 def place_sentence(local_rank: int | None, host: str | None) -> str:
     """Where a rank is."""
     return f"local rank {local_rank} of host {host}"
+
+
+def phase_sentence(phase: str, uploading: bool) -> str:
+    """A rank's phase, and whether an upload is in flight during it."""
+    return f"{phase}, an upload under way" if uploading and phase != "upload" else phase
+
+
+def _ended(death: RankDeath) -> str:
+    """How the process of a rank ended."""
+    status = death.exit_status
+    if death.lost or status is None:
+        return death.lost or "was lost"
+    if status == 255:  # what multiprocessing takes for it if the server died that would have told it
+        return "exited with status 255, or was lost with the server that it was forked from,"
+    return f"was killed by {Signals(-status).name}" if status < 0 else f"exited with status {status}"
 
 
 def _raised(error: RaisedError, before: Iterable[str]) -> str:

@@ -5,59 +5,63 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dcpbench.records.findings import Finding
-from dcpbench.records.metrics import Measurement
+from dcpbench.core.metrics import Measurement
+from dcpbench.core.mismatch import Mismatch
 
 _KEPT = 10
-"""How many findings a report carries for each check; the number of all of them is kept beside."""
+"""How many mismatches a report carries for each check; the number of all of them is kept beside."""
 
 
 @dataclass
 class CheckReport:
     """What one rank saw of one check, over all checkpoints of the cell.
 
-    `first` is its first finding, `worst` are the worst ones, the worst first. `distinct` has the worst of
+    `first` is its first mismatch, `worst` are the worst ones, the worst first. `distinct` has the worst of
     each name, problem, place and defect: nothing that differs is left out of it.
     `compared` says at each place (a checkpoint, a moment) of each name that was to be compared whether this
     rank had any of it, `control` whether the negative control there was reported as different.
     """
 
-    first: Finding | None = None
-    worst: list[Finding] = field(default_factory=list)
+    first: Mismatch | None = None
+    worst: list[Mismatch] = field(default_factory=list)
     count: int = 0
-    distinct: dict[tuple[str, ...], Finding] = field(default_factory=dict)
+    distinct: dict[tuple[str, ...], Mismatch] = field(default_factory=dict)
     compared: dict[str, dict[str, bool]] = field(default_factory=dict)
     control: dict[str, dict[str, bool]] = field(default_factory=dict)
 
-    def add(self, findings: Iterable[Finding]) -> None:
+    def add(self, mismatches: Iterable[Mismatch]) -> None:
         """More pieces of state that are not what they should be."""
-        for finding in findings:
+        for mismatch in mismatches:
             self.count += 1
-            self.first = self.first or finding
-            alike = (finding.name, finding.problem.value, finding.where, finding.by or "")
-            self.distinct[alike] = max(self.distinct.get(alike, finding), finding, key=_farness)
-            self.worst = sorted([*self.worst, finding], key=badness, reverse=True)[:_KEPT]
+            self.first = self.first or mismatch
+            alike = (mismatch.name, mismatch.problem.value, mismatch.where, mismatch.by or "")
+            self.distinct[alike] = max(self.distinct.get(alike, mismatch), mismatch, key=_farness)
+            self.worst = sorted([*self.worst, mismatch], key=badness, reverse=True)[:_KEPT]
 
     @property
     def max_abs_diff(self) -> float:
         """The largest distance that was seen; 0 where nothing differs or no distance can be determined."""
-        return max((finding.max_abs_diff or 0.0 for finding in self.worst), default=0.0)
+        return max((mismatch.max_abs_diff or 0.0 for mismatch in self.worst), default=0.0)
 
 
-def _farness(finding: Finding) -> float:
+def _farness(mismatch: Mismatch) -> float:
     """How far it is as a part of the largest magnitude, which is what known failures are bounded by."""
-    share = finding.facts.get("share")
+    share = mismatch.facts.get("share")
     return math.inf if share is None or math.isnan(share) else float(share)
 
 
-def badness(finding: Finding) -> float:
+def badness(mismatch: Mismatch) -> float:
     """What cannot be measured (a missing key, another dtype, not a number) is worse than any distance."""
-    distance = finding.max_abs_diff
+    distance = mismatch.max_abs_diff
     return math.inf if distance is None or math.isnan(distance) else distance
 
 
 class Skip(Exception):  # noqa: N818 - it is no error
     """This torch or this machine cannot do what the cell is about, which only a rank can find out."""
+
+
+class NothingToInjectError(Exception):
+    """This cell has nothing into which its fault could be injected, or the fault would change nothing."""
 
 
 @dataclass

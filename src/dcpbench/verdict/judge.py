@@ -1,16 +1,15 @@
-"""From what each rank saw, in all stages of a try, to one verdict."""
+"""From how the stages of an attempt at a cell ended to one verdict."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from dcpbench.config.groups import Ending, Expect, rank_of
-from dcpbench.executors.base import Outcome
-from dcpbench.records.checks import CHECKS
-from dcpbench.records.findings import Finding, Gap, GapKind, RaisedError
-from dcpbench.records.rank_report import CheckReport, RankReport, badness
-from dcpbench.records.sentences import (
+from dcpbench.config.groups import Expect, FaultConfig, rank_of
+from dcpbench.core.checks import CHECKS
+from dcpbench.core.mismatch import Gap, GapKind, Mismatch, RaisedError
+from dcpbench.core.rank_report import CheckReport, RankReport, badness
+from dcpbench.core.sentences import (
     beside_known_sentence,
     cause_sentence,
     check_sentence,
@@ -22,23 +21,22 @@ from dcpbench.records.sentences import (
     rank_numbers,
     rank_sentence,
 )
-from dcpbench.sweep.plan.job import Job
-from dcpbench.sweep.plan.known_failures import explaining
+from dcpbench.core.stage_end import StageEnd
+from dcpbench.verdict.first_cause import Stop, stop_of
+from dcpbench.verdict.known_failures import KnownFailure, explaining
 
 _KEPT = 10
-"""How many findings the details of a row have for each check."""
-_NOTHING_TO_PLANT = "NothingToPlantError"
-"""What a rank raises that cannot plant the fault of its cell."""
+"""How many mismatches the details of a row have for each check."""
 
 
 class FailedCheck(NamedTuple):
-    """A check that did not hold: its first finding, on which rank, what else there is of any rank, and where
+    """A check that did not hold: its first mismatch, on which rank, what else there is of any rank, and where
     that rank is, if there are several hosts."""
 
     check: str
     rank: int
-    first: Finding
-    findings: tuple[Finding, ...]
+    first: Mismatch
+    mismatches: tuple[Mismatch, ...]
     place: str | None = None
 
     @property
@@ -49,7 +47,7 @@ class FailedCheck(NamedTuple):
     @property
     def names(self) -> list[str]:
         """Of all that differs."""
-        return list(dict.fromkeys(finding.name for finding in self.findings))
+        return list(dict.fromkeys(mismatch.name for mismatch in self.mismatches))
 
     @property
     def sentence(self) -> str:
@@ -59,9 +57,11 @@ class FailedCheck(NamedTuple):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a try of a cell came to, as the columns of its row say it; `failed`, `error` and what all ranks
-    `raised` are what known failures and faults are matched against. `powerless` says which checks could not
-    have failed."""
+    """The outcome of an attempt at a cell, as columns of its row.
+
+    `failed`, `error` and what all ranks `raised` are matched with known failures and faults. `powerless`
+    tells which checks could not have failed.
+    """
 
     status: str
     reason: str | None = None
@@ -79,38 +79,62 @@ class Verdict:
     details: dict[str, Any] = field(default_factory=dict)
 
 
-def verdict_of(job: Job, outcomes: Sequence[Outcome]) -> Verdict:
-    """What the stages of a try came to together, with regard to what is known to fail and what was
-    planted."""
-    verdict = _ended(job, outcomes)
+@dataclass(frozen=True)
+class Expected:
+    """What the verdict has to know of a cell.
+
+    Args:
+        worlds: of how many ranks each of its stages is.
+        dies: the functions of the stages that are there for a rank to die in them, by the stage's number.
+        known_failures: those that are listed for it.
+        fault: what is injected into it.
+    """
+
+    worlds: Sequence[int]
+    dies: Mapping[int, str] = field(default_factory=dict)
+    known_failures: Sequence[KnownFailure] = ()
+    fault: FaultConfig | None = None
+
+    def stop_of(self, stage: int, end: StageEnd) -> Stop | None:
+        """Return why one of its stages did not end as expected; None if it did."""
+        return stop_of(end, self.dies.get(stage))
+
+
+def verdict_of(expected: Expected, ends: Sequence[StageEnd]) -> Verdict:
+    """Judge an attempt at a cell by how its stages ended, up to the first that did not end as expected."""
+    verdict = _ended(expected, ends)
     if verdict.status == "skip":
         return verdict
-    if not job.config.fault.target:
-        return _with_known_failures(job, verdict)
-    if verdict.error and verdict.error.type == _NOTHING_TO_PLANT and not verdict.failed:
-        return Verdict("skip", f"fault={job.config.fault.name}: {verdict.error.message}")
-    return _with_fault(job, _with_known_failures(job, verdict))
+    fault, error = expected.fault, verdict.error
+    if fault and error and error.not_injected and not verdict.failed:
+        return Verdict("skip", f"fault={fault.name}: {error.message}")
+    verdict = _with_known_failures(expected.known_failures, verdict)
+    return _with_fault(fault, max(expected.worlds), verdict) if fault else verdict
 
 
-def _ended(job: Job, outcomes: Sequence[Outcome]) -> Verdict:
-    last = outcomes[-1]
-    if last.status:
-        if last.cause is None:
-            return Verdict(last.status, last.problem, details=last.details)
-        error = last.cause if isinstance(last.cause, RaisedError) else None
-        reports = [report for outcome in outcomes for report in (*outcome.reports, *outcome.before)]
+def _ended(expected: Expected, ends: Sequence[StageEnd]) -> Verdict:
+    last = ends[-1]
+    if stop := expected.stop_of(len(ends) - 1, last):
+        if stop.cause is None:
+            return Verdict(stop.status, stop.problem)
+        reports = [report for end in ends for report in end.observed]
         failed = tuple(filter(None, (_failed(check, reports) for check in CHECKS)))
-        details = {"reports_of_ranks": sorted(report.rank for report in last.reports), **last.details}
+        details = {"reports_of_ranks": sorted(report.rank for report in last.reports), **stop.details}
         if late := {str(report.rank): report.late_files for report in reports if report.late_files}:
             details["late_files"] = late
-        reason = cause_sentence(last.cause, [one.sentence for one in failed])
-        raised = last.raised or ((error,) if error else ())
-        return Verdict(last.status, reason, failed=failed, error=error, raised=raised, details=details)
+        return Verdict(
+            stop.status,
+            cause_sentence(stop.cause, [one.sentence for one in failed]),
+            failed=failed,
+            error=stop.cause if isinstance(stop.cause, RaisedError) else None,
+            raised=stop.raised,
+            details=details,
+        )
     if last.reports and all(report.skip for report in last.reports):
         return Verdict("skip", last.reports[0].skip)
     # The ranks of a stage that is there to die owe no report.
-    worlds = [job.kind(stage).world_size if stage.ends is Ending.report else 0 for stage in job.config.stages]
-    return judge([outcome.reports for outcome in outcomes], worlds)
+    worlds = [0 if stage in expected.dies else size for stage, size in enumerate(expected.worlds)]
+    return judge([end.reports for end in ends], worlds)
 
 
 def judge(stages: Sequence[Sequence[RankReport]], worlds: Sequence[int]) -> Verdict:
@@ -201,7 +225,7 @@ def _judged(check: str, stages: Sequence[Sequence[RankReport]], ranks: Sequence[
 def _failed(check: str, reports: Sequence[RankReport]) -> FailedCheck | None:
     """What all ranks found of a check; None if it held."""
     seen = [(report.rank, report.checks[check]) for report in reports if check in report.checks]
-    found = tuple(finding for _, view in seen for finding in view.distinct.values())
+    found = tuple(mismatch for _, view in seen for mismatch in view.distinct.values())
     firsts = [(rank, view.first) for rank, view in seen if view.first]
     # In the order in which places were looked at: what is saved again carries a defect to other ranks.
     places = [*(place for _, view in seen for place in view.compared), *(one.where for _, one in firsts)]
@@ -252,35 +276,36 @@ def _not_reported(stages: Sequence[Sequence[RankReport]], worlds: Sequence[int])
 
 
 def _worst(seen: Sequence[tuple[int, CheckReport]]) -> list[dict[str, Any]]:
-    """The worst findings of all ranks: of each piece of state at each checkpoint what the rank has on which
+    """The worst mismatches of all ranks: of each piece of state at each checkpoint what the rank has on which
     it is worst, and on which ranks it differs."""
-    found = [(finding, rank) for rank, view in seen for finding in view.worst]
+    found = [(mismatch, rank) for rank, view in seen for mismatch in view.worst]
     worst: dict[tuple[str, str], dict[str, Any]] = {}
-    for finding, rank in sorted(found, key=lambda item: badness(item[0]), reverse=True):
-        one = worst.setdefault((finding.name, finding.where), {**finding.plain(), "rank": rank, "ranks": []})
+    for mismatch, rank in sorted(found, key=lambda item: badness(item[0]), reverse=True):
+        one = worst.setdefault(
+            (mismatch.name, mismatch.where), {**mismatch.plain(), "rank": rank, "ranks": []}
+        )
         one["ranks"] = sorted({*one["ranks"], rank})
     return list(worst.values())[:_KEPT]
 
 
-def _with_known_failures(job: Job, verdict: Verdict) -> Verdict:
+def _with_known_failures(known: Sequence[KnownFailure], verdict: Verdict) -> Verdict:
     """An `xfail` of what is listed, an `xpass` of a cell that passed though it is listed.
 
     What is listed excuses no check that could not have failed: such a cell is `vacuous`. One in which
     anything is found, or any rank raises, that is not listed for it stays what it is, and says that first.
     """
-    known = job.known_failures
     missed = [failure for failure in known if failure.always] if verdict.status == "pass" else []
     if missed:
         reason = f"known failure {missed[0].id} did not happen ({missed[0].reason})"
         return replace(verdict, status="xpass", reason=reason)
-    failed = {one.check: one.findings for one in verdict.failed}
+    failed = {one.check: one.mismatches for one in verdict.failed}
     if verdict.status not in ("fail", "error"):
         return verdict
     explanation = explaining(known, failed, verdict.raised)
     if not explanation.by:
         return verdict
     if not explanation.whole:
-        beside = [f"{check}: {finding_sentence(finding)}" for check, finding in explanation.found]
+        beside = [f"{check}: {finding_sentence(mismatch)}" for check, mismatch in explanation.found]
         beside += [cause_sentence(error) for error in explanation.raised]
         reason = beside_known_sentence([one.id for one in explanation.by], beside, str(verdict.reason))
         return replace(verdict, reason=reason)
@@ -291,11 +316,10 @@ def _with_known_failures(job: Job, verdict: Verdict) -> Verdict:
     return replace(verdict, status="xfail", reason=reason)
 
 
-def _with_fault(job: Job, verdict: Verdict) -> Verdict:
-    """Whether a planted fault was seen as it has to be: by a check, or by a loader that refused."""
-    fault = job.config.fault
+def _with_fault(fault: FaultConfig, world_size: int, verdict: Verdict) -> Verdict:
+    """Whether an injected fault was seen as it has to be: by a check, or by a loader that refused."""
     failing = verdict.status in ("fail", "error")
-    expects = [_of_world(expect, job.world_size) for expect in fault.expects]
+    expects = [_of_world(expect, world_size) for expect in fault.expects]
     if failing and any(_is_as_expected(expect, verdict) for expect in expects):
         return replace(verdict, fault_seen=True)
     wanted = " or ".join(map(_expectation, expects))

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from dcpbench.records.findings import LimitReached
-from dcpbench.records.sentences import cause_sentence, rank_numbers, short_reason
+from dcpbench.core.mismatch import LimitReached
+from dcpbench.core.sentences import cause_sentence, rank_numbers, short_reason
 
 WORST = {"name": "net.weight", "problem": "differs", "max_abs_diff": 0.01234, "rank": 2}
 

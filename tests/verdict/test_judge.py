@@ -7,11 +7,12 @@ import pytest
 
 from dcpbench.config.groups import Ending, Expect, FaultConfig, ScenarioConfig, StageConfig
 from dcpbench.config.schema import Config
-from dcpbench.executors.base import Outcome
-from dcpbench.records.checks import CHECKS
-from dcpbench.records.findings import Finding, Problem, RaisedError, RankDeath
-from dcpbench.records.rank_report import CheckReport, RankReport
-from dcpbench.sweep.run.verdict import Verdict, judge, verdict_of
+from dcpbench.core.checks import CHECKS
+from dcpbench.core.mismatch import Mismatch, Problem, RaisedError
+from dcpbench.core.rank_report import CheckReport, RankReport
+from dcpbench.core.stage_end import StageEnd
+from dcpbench.verdict.judge import Verdict, judge, verdict_of
+from support.ends import on, raised, reported
 from support.jobs import job
 
 
@@ -26,8 +27,8 @@ def seen_at(*places: str) -> CheckReport:
     )
 
 
-def finding(name: str, text: str, distance: float | None = None, where: str = "") -> Finding:
-    return Finding(name, Problem.contract, None, distance, {"text": text}, where)
+def finding(name: str, text: str, distance: float | None = None, where: str = "") -> Mismatch:
+    return Mismatch(name, Problem.contract, None, distance, {"text": text}, where)
 
 
 def test_all_held_under_controls_is_a_pass() -> None:
@@ -176,9 +177,9 @@ def test_each_stage_is_asked_of_its_own_ranks() -> None:
 
 
 def test_no_report_at_all_is_no_pass() -> None:
-    assert verdict_of(job(), [Outcome([])]).status == "vacuous"
-    assert verdict_of(job(), [Outcome(reports(3))]).reason == "stage 0: no report of rank 3"
-    assert verdict_of(job(), [Outcome(reports(4))]).status == "pass"
+    assert verdict_of(job().expected, [reported([])]).status == "vacuous"
+    assert verdict_of(job().expected, [reported(reports(3))]).reason == "stage 0: no report of rank 3"
+    assert verdict_of(job().expected, [reported(reports(4))]).status == "pass"
 
 
 def test_the_details_have_each_control_at_its_place_and_every_rank() -> None:
@@ -273,8 +274,8 @@ def test_the_worst_of_all_ranks_come_first_with_their_ranks() -> None:
     seen = reports()
     for number in range(12):
         seen[0].checks["model_equal"].add([finding(f"w{number}", "differs", float(number), "at 2")])
-    far = Finding("w11", Problem.contract, "param", 50.0, {"text": "differs"}, "at 2")
-    seen[1].checks["model_equal"].add([far, Finding("gone", Problem.missing, where="at 2")])
+    far = Mismatch("w11", Problem.contract, "param", 50.0, {"text": "differs"}, "at 2")
+    seen[1].checks["model_equal"].add([far, Mismatch("gone", Problem.missing, where="at 2")])
     verdict = judge([seen], [2])
     details = verdict.details["checks"]["model_equal"]
     worst = details["worst"]
@@ -295,9 +296,9 @@ PLANTED = FaultConfig(
 )
 
 
-def with_fault(outcome: Outcome) -> bool | None:
+def with_fault(end: StageEnd) -> bool | None:
     config = Config(scenario=ScenarioConfig(name="a", target="x"), world_size=2, fault=PLANTED)
-    return verdict_of(job(config), [outcome]).fault_seen
+    return verdict_of(job(config).expected, [end]).fault_seen
 
 
 @pytest.mark.parametrize(
@@ -314,7 +315,7 @@ def test_a_fault_is_seen_by_its_check_on_its_rank_under_its_name(
 ) -> None:
     found = reports()
     found[rank].checks[check].add([finding(name, "differs")])
-    assert with_fault(Outcome(found)) is seen
+    assert with_fault(reported(found)) is seen
 
 
 @pytest.mark.parametrize(
@@ -329,24 +330,24 @@ def test_a_fault_is_seen_by_its_check_on_its_rank_under_its_name(
 def test_a_loader_that_refuses_may_be_how_a_fault_is_seen(
     phase: str, error: str, message: str, seen: bool
 ) -> None:
-    assert with_fault(Outcome([], "error", RaisedError(1, phase, error, message))) is seen
+    assert with_fault(raised(RaisedError(1, phase, error, message))) is seen
 
 
 def test_where_there_is_nothing_to_plant_a_fault_in_it_is_a_skip_unless_it_was_seen() -> None:
-    raised = RaisedError(1, "load", "NothingToPlantError", "it would change nothing there")
+    error = RaisedError(1, "load", "AnyError", "it would change nothing there", not_injected=True)
     config = Config(scenario=ScenarioConfig(name="a", target="x"), world_size=2, fault=PLANTED)
-    verdict = verdict_of(job(config), [Outcome([], "error", raised)])
+    verdict = verdict_of(job(config).expected, [raised(error)])
     assert (verdict.status, verdict.reason) == ("skip", "fault=lr: it would change nothing there")
     found = reports()
     found[1].checks["optim_equal"].add([finding("param_groups.0.lr", "differs")])
-    assert verdict_of(job(config), [Outcome(found, "error", raised)]).fault_seen
+    assert verdict_of(job(config).expected, [raised(error, before=found)]).fault_seen
     other = Config(scenario=ScenarioConfig(name="a", target="x"), world_size=2)
-    assert verdict_of(job(other), [Outcome([], "error", raised)]).status == "error"
+    assert verdict_of(job(other).expected, [raised(error)]).status == "error"
 
 
 def test_a_fault_that_nothing_tells_of_says_what_was_expected() -> None:
     config = Config(scenario=ScenarioConfig(name="a", target="x"), world_size=2, fault=PLANTED)
-    verdict = verdict_of(job(config), [Outcome(reports())])
+    verdict = verdict_of(job(config).expected, [reported(reports())])
     assert verdict.status == "pass"
     assert verdict.fault_seen is False
     assert verdict.reason is not None
@@ -357,15 +358,15 @@ def test_a_fault_that_nothing_tells_of_says_what_was_expected() -> None:
 def test_an_expectation_says_no_more_than_it_asks_for() -> None:
     asked = replace(PLANTED, expects=[Expect(check="optim_equal")])
     config = Config(scenario=ScenarioConfig(name="a", target="x"), world_size=2, fault=asked)
-    verdict = verdict_of(job(config), [Outcome(reports())])
+    verdict = verdict_of(job(config).expected, [reported(reports())])
     assert verdict.reason == "fault=lr was not seen as optim_equal: nothing was"
     asked = [Expect(phases=["load"], error="KeyError"), Expect(check="optim_equal", problem=Problem.differs)]
     config = replace(config, fault=replace(PLANTED, expects=asked))
-    verdict = verdict_of(job(config), [Outcome(reports())])
+    verdict = verdict_of(job(config).expected, [reported(reports())])
     assert verdict.reason == (
         "fault=lr was not seen as KeyError in load or optim_equal (differs): nothing was"
     )
-    skipped = verdict_of(job(config), [Outcome([RankReport(rank, skip="no") for rank in range(2)])])
+    skipped = verdict_of(job(config).expected, [reported([RankReport(rank, skip="no") for rank in range(2)])])
     assert (skipped.status, skipped.reason, skipped.fault_seen) == ("skip", "no", None)
 
 
@@ -373,34 +374,37 @@ def test_an_expectation_says_no_more_than_it_asks_for() -> None:
 def test_what_the_checks_had_found_before_a_rank_raised_is_told(check: str) -> None:
     before = [RankReport(1, {check: CheckReport()})]
     before[0].checks[check].add([finding("w", "differs")])
-    raised = RaisedError(1, "load", "ValueError", "no", "CheckpointException", 0)
-    verdict = verdict_of(job(), [Outcome([], "error", raised, before=before)])
+    error = RaisedError(1, "load", "ValueError", "no", "CheckpointException", 0)
+    verdict = verdict_of(job().expected, [raised(error, before=before)])
     assert verdict.reason == (
         "rank 1 in load: CheckpointException: on rank 0: ValueError: no "
         f"(before that {check}: rank 1: w: differs)"
     )
-    assert (verdict.error, verdict.raised) == (raised, (raised,))
+    assert (verdict.error, verdict.raised) == (error, (error,))
 
 
 def test_a_death_is_no_error_that_may_be_known() -> None:
-    death = RankDeath(1, "save", "was killed by SIGKILL")
-    verdict = verdict_of(
-        job(), [Outcome([reports(3)[2], RankReport(0)], "crash", death, details={"rank": 1})]
-    )
+    died = replace(on(1), phase="save", gone_at=1.0, exit_status=-9, uploads=(0.5,), log_tail=("Bang",))
+    end = StageEnd((died, *reported([reports(3)[2], RankReport(0)]).ranks))
+    verdict = verdict_of(job().expected, [end])
     assert (verdict.status, verdict.error, verdict.raised) == ("crash", None, ())
-    assert verdict.reason == "rank 1 was killed by SIGKILL in save"
-    assert verdict.details == {"reports_of_ranks": [0, 2], "rank": 1}
+    assert verdict.reason == "rank 1 was killed by SIGKILL in save, an upload under way"
+    about = {"rank": 1, "phase": "save", "upload_under_way": True, "log_tail": ["Bang"]}
+    assert verdict.details == {"reports_of_ranks": [0, 2], **about}
 
 
-def test_ranks_that_could_not_be_started_are_an_error() -> None:
-    verdict = verdict_of(job(), [Outcome([], "error", problem="no server", details={"log": "a"})])
-    assert (verdict.status, verdict.reason, verdict.details) == ("error", "no server", {"log": "a"})
+@pytest.mark.parametrize(
+    ("problem", "status"), [({"not_run": "no server"}, "error"), ({"skip": "no server"}, "skip")]
+)
+def test_ranks_that_could_not_be_started_are_an_error(problem: dict[str, str], status: str) -> None:
+    verdict = verdict_of(job().expected, [StageEnd(**problem)])  # type: ignore[arg-type]
+    assert (verdict.status, verdict.reason, verdict.details) == (status, "no server", {})
 
 
 def test_ranks_of_a_stage_that_is_there_to_die_owe_no_report() -> None:
     ends = Ending.crash, Ending.report
     stages = [StageConfig(target="x.y", ends=each) for each in ends]
     config = Config(scenario=ScenarioConfig(name="a", stages=stages), world_size=2)
-    assert verdict_of(job(config), [Outcome([]), Outcome(reports())]).status == "pass"
-    verdict = verdict_of(job(config), [Outcome(reports()), Outcome([])])
+    assert verdict_of(job(config).expected, [reported([]), reported(reports())]).status == "pass"
+    verdict = verdict_of(job(config).expected, [reported(reports()), reported([])])
     assert verdict.reason == "stage 1: no report of rank 0, 1"
