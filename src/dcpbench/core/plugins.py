@@ -18,6 +18,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from dcpbench.config.moved import MOVED
 from dcpbench.core.checks import CheckSpec, register_check
 from dcpbench.core.metrics import MetricSpec, register_metric
 
@@ -69,6 +70,7 @@ class Plugin:
         built: functions `(cell, run)`, called on each rank with each run that was built.
         checkpointers: functions `(cell, checkpointer)`, called on each rank with what saves and loads there.
         preload: modules that ranks use, imported before they are forked.
+        moved: its modules that were elsewhere, by the names that they had first: their names now.
     """
 
     name: str
@@ -87,6 +89,7 @@ class Plugin:
     built: tuple[str, ...] = ()
     checkpointers: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()
+    moved: Mapping[str, str] = field(default_factory=dict)
 
 
 def plugin_names() -> list[str]:
@@ -114,6 +117,7 @@ def _plugin(module: str) -> Plugin | None:
         raise PluginError(f"plug-in {module}: its `plugin` must be a dcpbench.core.plugins.Plugin")
     if plugin is not None and plugin.api != API:
         raise PluginError(f"plug-in {module}: it is for version {plugin.api} of the contract, not for {API}")
+    MOVED.update(plugin.moved if plugin else {})
     return plugin
 
 
