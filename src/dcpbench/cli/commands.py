@@ -250,8 +250,8 @@ _add(
     slower. CELL is the overrides of one cell, or the folder of a sweep and the name of a cell in it; add
     trust=true to run what another user's sweep names.
 
-    Each version has an environment of its own: one that --python names, else one that is made. Ends with 0
-    when the first bad one is found, with 1 when none is, with 2 when what was asked for is wrong.""",
+    The versions that are tried are those of the environments that --python names. Ends with 0 when the first
+    bad one is found, with 1 when none is, with 2 when what was asked for is wrong.""",
     click.Argument(["cell"], nargs=-1, required=True, metavar="CELL..."),
     click.Option(
         ["--good"], required=True, metavar="VERSION", help="A torch in which it is as it should be."
@@ -260,7 +260,6 @@ _add(
     _several(
         "--python", "VERSION=PATH", "The interpreter of an environment that has this torch (several times)."
     ),
-    _flag("--no-install", "Make no environments: versions without --python are passed over."),
     click.Option(
         ["--metric"],
         type=click.Choice([*METRICS]),

@@ -125,8 +125,8 @@ def _checks(details: dict[str, Any], limits: Limits) -> dict[str, Any]:
 
 
 def _described(finding: object) -> object:
-    """A finding with a sentence of what is wrong, `what`; those of schema version 1 have one."""
-    if not isinstance(finding, dict) or "what" in finding:
+    """Add to a finding a sentence that says what is wrong, `what`."""
+    if not isinstance(finding, dict):
         return finding
     try:
         known = Mismatch(
