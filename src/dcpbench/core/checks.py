@@ -74,10 +74,5 @@ for _spec in (
     CheckSpec("files_unchanged", "files=", "files are what they were when their save reported success"),
     CheckSpec("files_equal", "plain read=", "the files hold what was saved, read without DCP"),
     CheckSpec("random_equal", "random=", "each rank goes on to draw what it would have drawn"),
-    CheckSpec("crash_consistent", "crash consistent", "no crash leaves what loads as neither checkpoint"),
-    CheckSpec(
-        "crash_recoverable", "crash recoverable", "a crash in a save leaves the old or the new checkpoint"
-    ),
-    CheckSpec("crash_durable", "crash durable", "after success a crash leaves the new checkpoint"),
 ):
     register_check(_spec)

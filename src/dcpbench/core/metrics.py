@@ -111,7 +111,8 @@ def aggregated(measurements: Iterable[Measurement]) -> dict[str, float | int | N
 SHARED_CELL_S = "shared_cell_s"
 
 _HEADLINE: dict[str, Any] = {"shown": "always", "compared": "always", "history": True}
-_COUNTED: dict[str, Any] = {"over_saves": "last", "better": None, "counted": True}
+COUNTED: dict[str, Any] = {"over_saves": "last", "better": None, "counted": True}
+"""Arguments of a metric that counts what neither fewer nor more of is better."""
 
 for _spec in (
     MetricSpec("build_s", "building models, optimizers and meshes", phase="build", whole_phase=True),
@@ -128,20 +129,9 @@ for _spec in (
     MetricSpec("raw_write_s", "writing as many bytes into plain files, without DCP", shown="measured"),
     MetricSpec("raw_read_s", "reading those plain files", shown="measured"),
     MetricSpec(SHARED_CELL_S, "cell_s where other cells ran on the same devices: for estimates only"),
-    MetricSpec(
-        "crash_states_enumerated", "states that crashes may leave, as they were enumerated", **_COUNTED
-    ),
-    MetricSpec("crash_states", "those of them whose files differ", **_COUNTED),
-    MetricSpec("crash_states_s", "enumerating and loading them"),
-    MetricSpec("crash_states_new", "those that load as the new checkpoint", **_COUNTED),
-    MetricSpec("crash_states_old", "those that load as the old checkpoint", **_COUNTED),
-    MetricSpec("crash_states_refused", "those that are refused", **_COUNTED),
-    MetricSpec("crash_states_mixture", "those that load as a mixture of both", **_COUNTED),
-    MetricSpec("crash_states_foreign", "those that load as values of neither", **_COUNTED),
     MetricSpec("clock_offset_s", "how far the clock of a host is from the driver's, the farthest", "max"),
     MetricSpec(
         "gradient_bound_used", "the largest part of its bound that a gradient's difference took", "max"
     ),
-    MetricSpec("ranks_hung", "ranks that hang after a peer died in a save", **_COUNTED),
 ):
     register_metric(_spec)

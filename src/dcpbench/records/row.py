@@ -39,11 +39,9 @@ _ORDER = tuple(
     save_harmless fault fault_seen flaky config_digest code_digest config_dir disk_bytes repeat raw_write_s
     raw_read_s shared_cell_s checkpointer load_world_size expected_digest state_resume_equal flags_equal
     side_effect_free files_unchanged files_equal random_equal cwd state_dict scheduler load_into
-    optimizer_state activation_checkpointing crash_consistent crash_recoverable crash_durable
-    crash_states_enumerated crash_states crash_states_s crash_states_new crash_states_old crash_states_refused
-    crash_states_mixture crash_states_foreign clock_offset_s component ranks_hung python_version
-    load_torch_version load_python_version resume training replicas_equal batch_loss_close gradient_bound
-    step_bound gradient_bound_used
+    optimizer_state activation_checkpointing clock_offset_s component python_version load_torch_version
+    load_python_version resume training replicas_equal batch_loss_close gradient_bound step_bound
+    gradient_bound_used
     """.split()  # noqa: SIM905
 )
 """The order of the columns, which never changes; others follow as they are declared."""

@@ -31,10 +31,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.core.mismatch import RaisedError
 from dcpbench.core.plain_values import plain_report
+from dcpbench.core.plugins import load_plugins
 from dcpbench.core.rank_report import NothingToInjectError, RankReport
 from dcpbench.core.sentences import place_sentence, rank_sentence
 from dcpbench.core.stage_end import Failed
-from dcpbench.records.plugins import load_plugins
 from dcpbench.records.user_code import import_from_current_folder
 from dcpbench.worker.left_behind import Fingerprint
 from dcpbench.worker.messages import (

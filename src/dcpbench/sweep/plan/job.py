@@ -10,7 +10,7 @@ from typing import Any
 from dcpbench.config.cell_key import CellKey, digest_of
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Device, Ending, StageConfig, StageWorld
-from dcpbench.config.schema import Config, conf_folder
+from dcpbench.config.schema import Config
 from dcpbench.executors.fork_server import Machine
 from dcpbench.records.installation import OURS, package_digest
 from dcpbench.records.user_code import file_of
@@ -109,12 +109,12 @@ def plan(cells: Sequence[SweepCell], machine: Machine) -> list[Job]:
     jobs: list[Job] = []
     several_sizes = validity.has_several_sizes(cell.config for cell in cells)
     commit, here = _git_commit(), machine.description
-    listed = conf_folder() / "known_failures.yaml"
     for cell in cells:
         try:
             config = validity.resolve(cell.config, machine)
             skip = validity.why_skip(cell.config, config, machine, several_sizes, cell.overrides)
-            known = known_failures.read(Path(config.known_failures) if config.known_failures else listed)
+            own = config.known_failures
+            known = known_failures.read(Path(own)) if own else known_failures.listed()
             loads = machine.versions_of(config.load_python) if config.load_python else None
         except ConfigError as error:
             where = f" (in {cell.name})" if len(cells) > 1 else ""

@@ -12,11 +12,22 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from yaml import YAMLError
 
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.schema import Config
+from dcpbench.config.schema import Config, conf_folder
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import Problem
+from dcpbench.core.plugins import plugins
 from dcpbench.records.row import columns
 from dcpbench.verdict.known_failures import KnownFailure, KnownMismatch
+
+
+def listed() -> list[KnownFailure]:
+    """Return what `conf/known_failures.yaml` lists, and then the lists of plug-ins.
+
+    Raises:
+        ConfigError: as `read`.
+    """
+    added = [plugin.known_failures for plugin in plugins() if plugin.known_failures]
+    return [failure for path in (conf_folder() / "known_failures.yaml", *added) for failure in read(path)]
 
 
 @cache
@@ -36,13 +47,13 @@ def read(path: Path) -> list[KnownFailure]:
         known = [OmegaConf.to_object(OmegaConf.merge(schema, entry)) for entry in entries]
     except (OSError, YAMLError, OmegaConfBaseException, TypeError, ValueError) as error:
         raise ConfigError(f"known_failures={path}: {' '.join(str(error).split())}") from None
-    listed = [failure for failure in known if isinstance(failure, KnownFailure)]
-    for failure in listed:
+    found = [failure for failure in known if isinstance(failure, KnownFailure)]
+    for failure in found:
         try:
             check_entry(failure)
         except (ConfigError, InvalidSpecifier, re.error) as error:
             raise ConfigError(f"known_failures={path}: {failure.id}: {error}") from None
-    return listed
+    return found
 
 
 def check_entry(failure: KnownFailure) -> None:
