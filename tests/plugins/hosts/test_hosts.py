@@ -21,11 +21,11 @@ from dcpbench.config.groups import ExecutorConfig
 from dcpbench.config.schema import TimeoutsConfig
 from dcpbench.core.rank_report import RankReport
 from dcpbench.core.stage_end import RankEnd, StageEnd
-from dcpbench.executors import hosts_executor, stage_on_hosts
 from dcpbench.executors.base import HostsLostError
-from dcpbench.executors.host_agent import State
-from dcpbench.executors.hosts import Agent, HostsEngine
-from dcpbench.executors.hosts_executor import HostsExecutor
+from dcpbench.plugins.hosts import hosts_executor, stage_on_hosts
+from dcpbench.plugins.hosts.host_agent import State
+from dcpbench.plugins.hosts.hosts import Agent, HostsEngine
+from dcpbench.plugins.hosts.hosts_executor import HostsExecutor
 from dcpbench.records.installation import installation, package_digest
 from dcpbench.report.__main__ import main as report
 from dcpbench.worker.messages import CellSpec, RunId, WorldKind
