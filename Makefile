@@ -22,7 +22,7 @@ test-exhaustive: $(VENV)/.ready
 check: lint
 	$(PYTEST) -m "not slow and not browser and not multinode and not slurm and not exhaustive"
 
-# Cells on several hosts: those that Ray simulates, torchrun's, and, as root, network namespaces. Installs Ray,
+# Cells on several hosts: those that Ray simulates, and, as root, network namespaces. Installs Ray,
 # which nothing else wants.
 test-multinode: $(VENV)/.ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'

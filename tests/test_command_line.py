@@ -132,6 +132,18 @@ def test_another_launcher_is_refused(overrides: list[str], sweep: Callable[..., 
         f"dcpbench: {overrides[0]}: dcpbench runs cells with its own"
     )
     assert "scripts/ray.sbatch" in ended.err
+
+
+def test_a_driver_that_a_launcher_of_ranks_starts_is_refused(
+    sweep: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"):  # as torchrun sets them
+        monkeypatch.setenv(name, "1")
+    ended = sweep("parallel=ddp", "device=cpu")
+    (line,) = ended.err.splitlines()
+    assert line.startswith("dcpbench: RANK and WORLD_SIZE are set, as by torchrun: start dcpbench once")
+    assert ended.status == 2
+    assert not ended.folder.exists()
     assert not list(ended.folder.glob("results*"))
 
 

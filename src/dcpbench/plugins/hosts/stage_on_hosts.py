@@ -11,7 +11,7 @@ from typing import Any
 
 from dcpbench.core.stage_end import RankEnd, StageEnd
 from dcpbench.executors.base import OnPhase
-from dcpbench.executors.hosts import ANSWER_S, Agent, Placed
+from dcpbench.plugins.hosts.hosts import ANSWER_S, Agent, Placed
 from dcpbench.worker.messages import RunId
 
 _LOOK_EVERY_S = 0.25

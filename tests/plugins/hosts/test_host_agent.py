@@ -10,8 +10,9 @@ import pytest
 
 from dcpbench.config.schema import Config, TimeoutsConfig
 from dcpbench.core.stage_end import StageEnd
-from dcpbench.executors import fork_server, host_agent
-from dcpbench.executors.host_agent import Event, HostAgent, HostEnvironment
+from dcpbench.executors import fork_server
+from dcpbench.plugins.hosts import host_agent
+from dcpbench.plugins.hosts.host_agent import Event, HostAgent, HostEnvironment
 from dcpbench.records.installation import installation
 from dcpbench.worker.messages import CellSpec, RunId, StoreAddress, WorldKind
 from support.alone import config

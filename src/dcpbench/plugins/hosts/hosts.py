@@ -12,7 +12,7 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
 from dcpbench.executors.base import Engine
 from dcpbench.executors.fork_server import Machine
-from dcpbench.executors.placement import spread
+from dcpbench.plugins.hosts.placement import spread
 from dcpbench.records.installation import installation
 
 START_S = 60.0
@@ -34,7 +34,7 @@ class AgentError(Exception):
 
 @dataclass(eq=False)
 class Agent(ABC):
-    """A `dcpbench.executors.host_agent.HostAgent`, by the name and the address of its host.
+    """A `dcpbench.plugins.hosts.host_agent.HostAgent`, by the name and the address of its host.
 
     Args:
         gpus: those of the host, counted through all hosts.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dcpbench.executors.placement import spread
+from dcpbench.plugins.hosts.placement import spread
 
 
 @pytest.mark.parametrize(

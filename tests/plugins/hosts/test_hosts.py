@@ -21,11 +21,11 @@ from dcpbench.config.groups import ExecutorConfig
 from dcpbench.config.schema import TimeoutsConfig
 from dcpbench.core.rank_report import RankReport
 from dcpbench.core.stage_end import RankEnd, StageEnd
-from dcpbench.executors import hosts_executor, stage_on_hosts
 from dcpbench.executors.base import HostsLostError
-from dcpbench.executors.host_agent import State
-from dcpbench.executors.hosts import Agent, HostsEngine
-from dcpbench.executors.hosts_executor import HostsExecutor
+from dcpbench.plugins.hosts import hosts_executor, stage_on_hosts
+from dcpbench.plugins.hosts.host_agent import State
+from dcpbench.plugins.hosts.hosts import Agent, HostsEngine
+from dcpbench.plugins.hosts.hosts_executor import HostsExecutor
 from dcpbench.records.installation import installation, package_digest
 from dcpbench.report.__main__ import main as report
 from dcpbench.worker.messages import CellSpec, RunId, WorldKind
@@ -251,6 +251,13 @@ def test_plugins_are_told_with_their_digests(tmp_path: Path, monkeypatch: pytest
     assert all(re.fullmatch(r"an_own_plugin \w{16}", one) for one in seen), seen
 
 
+def test_a_driver_of_many_hosts_imports_no_torch() -> None:
+    names = ("hosts", "hosts_executor", "stage_on_hosts", "host_agent", "placement")
+    asks = f"import sys, {', '.join(f'dcpbench.plugins.hosts.{name}' for name in names)}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 HOSTS = ("executor.target=support.pretended_hosts.PretendedHosts", "executor.hosts=2")
 
 
@@ -288,7 +295,7 @@ def test_the_hosts_asked_for_are_part_of_the_cell(
         ((*HOSTS, "part=2/2"), "1 cell: 1 are done"),
         ((HOSTS[0], "executor.hosts=3"), "is another matrix: it has no cell"),
         ((HOSTS[0], "part=1/2", "executor.ranks_per_host=1"), "is another matrix: it has no cell"),
-        ((), "executor.hosts=2: executor=local has this host alone; use executor=ray"),
+        ((), "executor.hosts=2: executor=local has this host alone; choose another executor"),
         (("executor.hosts=1",), "is another matrix: it has no cell"),
     ],
 )
@@ -302,8 +309,8 @@ def test_a_sweep_is_resumed_on_the_hosts_it_asked_for(
 @pytest.mark.parametrize(
     ("word", "told"),
     [
-        ("executor.hosts=2", "executor=local has this host alone; use executor=ray"),
-        ("executor.ranks_per_host=1", "executor=local has this host alone; use executor=ray"),
+        ("executor.hosts=2", "executor=local has this host alone; choose another executor"),
+        ("executor.ranks_per_host=1", "executor=local has this host alone; choose another executor"),
         ("executor.hosts=0", "must be at least 1"),
         ("executor.hosts=1,2", "is about the whole sweep and takes one value"),
     ],

@@ -11,9 +11,9 @@ from typing import Any
 from dcpbench.config.schema import TimeoutsConfig
 from dcpbench.core.stage_end import HostUsed, RankEnd, StageEnd
 from dcpbench.executors.base import Executor, HostsLostError, OnPhase
-from dcpbench.executors.host_agent import Key, State
-from dcpbench.executors.hosts import ANSWER_S, HOSTS_S, START_S, Agent, AgentError, HostsEngine, Placed
-from dcpbench.executors.stage_on_hosts import Answer, StageOnHosts
+from dcpbench.plugins.hosts.host_agent import Key, State
+from dcpbench.plugins.hosts.hosts import ANSWER_S, HOSTS_S, START_S, Agent, AgentError, HostsEngine, Placed
+from dcpbench.plugins.hosts.stage_on_hosts import Answer, StageOnHosts
 from dcpbench.worker.messages import CellSpec, StoreAddress, WorldKind
 
 _LOOK_EVERY_S = 0.25

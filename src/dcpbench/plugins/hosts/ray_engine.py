@@ -1,5 +1,5 @@
 """Ranks on every host of a Ray cluster: one driver outside any rank, and on each host an actor that owns the
-ranks there (`dcpbench.executors.host_agent`).
+ranks there (`dcpbench.plugins.hosts.host_agent`).
 
 Ray starts the actors, carries calls, and tells when an actor or a host has died. Actors outlive the deaths of
 ranks, and the driver those of actors and hosts. An actor that has died is replaced where its host is still
@@ -24,9 +24,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
-from dcpbench.executors.host_agent import CALLS, HostAgent, HostEnvironment
-from dcpbench.executors.hosts import HOSTS_S, Agent, HostsEngine
-from dcpbench.executors.hosts_executor import HostsExecutor
+from dcpbench.plugins.hosts.host_agent import CALLS, HostAgent, HostEnvironment
+from dcpbench.plugins.hosts.hosts import HOSTS_S, Agent, HostsEngine
+from dcpbench.plugins.hosts.hosts_executor import HostsExecutor
 
 _CONNECT_S = 1.0
 _ANSWER_S = 5.0

@@ -19,7 +19,7 @@ from support.hosts import Hosts, copy_dcpbench, hosts
 from support.s3 import CREDENTIALS, s3_server
 
 pytest.importorskip("ray", reason="make test-multinode installs it")
-from dcpbench.executors import ray_engine
+from dcpbench.plugins.hosts import ray_engine
 
 pytestmark = pytest.mark.multinode
 
@@ -178,7 +178,7 @@ def test_cells_that_asked_for_two_hosts_never_run_on_one(tmp_path: Path) -> None
     asked = ("-m", *DIES, "scenario.options.phase=train", "scenario.options.once=true", "timeouts.cell_s=60")
     with hosts(2) as two:
         words = ("scenario.options.how=kills_host,not", *two.words, "executor.hosts=2")
-        soon = partial(plant, "dcpbench.executors.hosts_executor", "HOSTS_S", 2.0)
+        soon = partial(plant, "dcpbench.plugins.hosts.hosts_executor", "HOSTS_S", 2.0)
         ended = run(folder, *asked, *words, prepare=soon)
         left = "4 ranks have no room on the hosts that are left (executor.hosts=2): 127.0.0.2 is"
         (row,) = ended.rows
