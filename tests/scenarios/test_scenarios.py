@@ -1,10 +1,11 @@
 """Every scenario on CPU ranks with gloo, under every parallelism that it makes sense with."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from conftest import ONE_STEP, PARALLELISMS, SMALL, Finished, run
+from conftest import ONE_STEP, PARALLELISMS, SMALL, Finished, blocks, run, selected, tiered
 
 CHECKS_OF = {
     "partial_load": ("model_equal", "optim_equal", "contract_held"),
@@ -15,23 +16,28 @@ CHECKS_OF = {
     "fine_tune": ("model_equal", "optim_equal", "extra_equal", "loss_resume_equal", "contract_held"),
 }
 KNOWN = "fsdp_tp"
+FOUR = ("hsdp", "hsdp2", "fsdp2_tp")
+"""Which take four ranks."""
 OF_SEEDS = ("fsdp", KNOWN)
 """Under which `experiment=seeds` runs every one of these scenarios."""
+KEPT = (
+    *(("none", "key_order"), ("ddp", "stateful_or_not"), ("hsdp", "in_place"), ("fsdp2", "partial_load")),
+    *(("hsdp2", "overwrite"), ("fsdp2_tp", "fine_tune")),
+)
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def matrix(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def matrix(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    cells = [
+        {"scenario": scenario, "parallel": parallel, "world_size": 4 if parallel in FOUR else 2}
+        for parallel, scenario in selected(request, "parallel", "scenario")
+        if parallel not in OF_SEEDS
+    ]
+    cells.append({"scenario": "chain", "parallel": "fsdp2", "save": "async", "load_into": "gradients"})
     folder = tmp_path_factory.mktemp("scenarios") / "sweep"
-    scenarios = f"scenario: '{','.join(CHECKS_OF)}'"
-    blocks = (
-        f"{{{scenarios}, parallel: 'none,ddp,fsdp2', world_size: 2}}",
-        f"{{{scenarios}, parallel: 'hsdp,hsdp2,fsdp2_tp', world_size: 4}}",
-        "{scenario: chain, parallel: fsdp2, save: async, load_into: gradients, world_size: 2}",
-    )
-    matrix = [f"+hydra.sweeper.matrix.b{number}={block}" for number, block in enumerate(blocks)]
-    return run(folder, "device=cpu", "saves=2", *SMALL, *matrix)
+    return run(folder, "device=cpu", "saves=2", *SMALL, *blocks({"world_size": 2, **cell} for cell in cells))
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +47,7 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return run(tmp_path_factory.mktemp("seeds") / "sweep", "experiment=seeds", "device=cpu", eager, *ONE_STEP)
 
 
+@pytest.mark.extended
 def test_the_experiment_of_pytorchs_own_tests(seeds: Finished) -> None:
     assert seeds.status == 0, seeds.out
     statuses = {row["status"] for row in seeds.rows}
@@ -53,12 +60,15 @@ def test_the_experiment_of_pytorchs_own_tests(seeds: Finished) -> None:
     assert not [rank["left_behind"] for rank in ranks if rank["left_behind"]]
 
 
-@pytest.mark.parametrize("scenario", CHECKS_OF)
-@pytest.mark.parametrize("parallel", PARALLELISMS)
+@pytest.mark.parametrize(
+    ("parallel", "scenario"),
+    tiered([(parallel, scenario) for parallel in PARALLELISMS for scenario in CHECKS_OF], *KEPT),
+)
 def test_a_scenario_holds_under_every_parallelism(
-    matrix: Finished, seeds: Finished, scenario: str, parallel: str
+    matrix: Finished, request: pytest.FixtureRequest, scenario: str, parallel: str
 ) -> None:
-    row = (seeds if parallel in OF_SEEDS else matrix).row(scenario=scenario, parallel=parallel)
+    sweep = request.getfixturevalue("seeds") if parallel in OF_SEEDS else matrix
+    row = sweep.row(scenario=scenario, parallel=parallel)
     if parallel == KNOWN:
         assert row["status"] == "xfail", row["reason"]
         assert "fsdp1-tp" in row["reason"]
@@ -80,6 +90,7 @@ def test_what_is_compared_beside_an_upload_does_not_meet_its_collectives(matrix:
     assert row["status"] == "pass", row["reason"]
 
 
+@pytest.mark.extended
 def test_fsdp1_with_tp_trains_what_was_frozen_and_says_so(seeds: Finished) -> None:
     row = seeds.row(scenario="fine_tune", parallel=KNOWN)
     assert "fsdp1-tp-unfreezes" in row["reason"]
@@ -110,16 +121,25 @@ def test_one_file_holds_the_full_state_of_every_layout(tmp_path: Path) -> None:
     assert ended.status == 0
 
 
-@pytest.mark.parametrize("checkpointer", ["torch_save", "safetensors", "torch_checkpointing"])
-def test_others_are_seen_through_by_the_same_faults(tmp_path: Path, checkpointer: str) -> None:
+@pytest.fixture(scope="module")
+def others(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    installed = ["torch_save", "safetensors", *(name for name in ("torch_checkpointing",) if find_spec(name))]
+    asked = [name for name in installed if name in selected(request, "checkpointer")] or installed[:1]
+    faults = ("weight_lowest_bit", "stale_stage", "key_dropped", "checkpoint_of_first_save", "file_missing")
+    cells = (f"checkpointer={','.join(asked)}", "parallel=fsdp2", f"fault={','.join(faults)}", "saves=2")
+    return run(tmp_path_factory.mktemp("others") / "sweep", "-m", *cells, "device=cpu", "world_size=2")
+
+
+@pytest.mark.parametrize(
+    "checkpointer",
+    tiered(["torch_save", "safetensors", "torch_checkpointing"], "torch_save", "torch_checkpointing"),
+)
+def test_others_are_seen_through_by_the_same_faults(others: Finished, checkpointer: str) -> None:
     if checkpointer == "torch_checkpointing":
         pytest.importorskip("torch_checkpointing")
-    faults = ("weight_lowest_bit", "stale_stage", "key_dropped", "checkpoint_of_first_save", "file_missing")
-    cells = (f"checkpointer={checkpointer}", "parallel=fsdp2", f"fault={','.join(faults)}", "saves=2")
-    ended = run(tmp_path / "sweep", "-m", *cells, "device=cpu", "world_size=2")
-    seen = [row["fault_seen"] for row in ended.rows]
-    assert seen == [True] * 4 + [None], ended.out
-    assert "takes checkpointer=dcp" in ended.rows[-1]["reason"]
+    rows = [row for row in others.rows if row["checkpointer"] == checkpointer]
+    assert [row["fault_seen"] for row in rows] == [True] * 4 + [None], others.out
+    assert "takes checkpointer=dcp" in rows[-1]["reason"]
 
 
 def test_one_process_without_a_group(tmp_path: Path) -> None:

@@ -1,13 +1,12 @@
 """A trainer of a user's own, which saves and loads by itself, by `checkpointer=trainer`."""
 
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from conftest import ONE_STEP, Finished, run
+from conftest import ONE_STEP, Finished, blocks, run, selected, tiered
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import WorkloadConfig
 from dcpbench.scenarios import lockstep
@@ -153,19 +152,23 @@ def test_each_trainer_draws_from_generators_of_its_own() -> None:
 
 
 @pytest.fixture(scope="module")
-def sweep(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    cells = ("workload.target=support.own_trainer.Trainer", "checkpointer=trainer", "parallel=none,ddp,fsdp2")
-    return run(
-        tmp_path_factory.mktemp("own") / "sweep", "-m", *cells, "device=cpu", "world_size=2", *ONE_STEP
-    )
+def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    alone = {"parallel": "none", "world_size": 1, "saves": 1, "verify": "standard,deep"}
+    cells = [
+        {"workload.target": "support.own_trainer.KeepsItInMemory", **alone},
+        {
+            "workload.target": "support.own_trainer.Trainer",
+            "parallel": ",".join(selected(request, "parallel") or ["fsdp2"]),
+            "world_size": 2,
+        },
+    ]
+    words = ("checkpointer=trainer", "device=cpu", *ONE_STEP)
+    return run(tmp_path_factory.mktemp("own") / "sweep", *blocks(cells), *words)
 
 
 @pytest.mark.slow
-def test_what_a_trainer_has_in_memory_alone_is_seen_by_a_fresh_process(tmp_path: Path) -> None:
-    asked = ("workload.target=support.own_trainer.KeepsItInMemory", "checkpointer=trainer", "parallel=none")
-    small = ("device=cpu", "world_size=1", "saves=1", *ONE_STEP)
-    ended = run(tmp_path / "s", "-m", *asked, "verify=standard,deep", *small)
-    standard, deep = ended.rows
+def test_what_a_trainer_has_in_memory_alone_is_seen_by_a_fresh_process(sweep: Finished) -> None:
+    standard, deep = sweep.rows[:2]
     assert standard["status"] == "pass", standard["reason"]
     assert deep["status"] == "fail"
     assert (
@@ -175,9 +178,9 @@ def test_what_a_trainer_has_in_memory_alone_is_seen_by_a_fresh_process(tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["none", "ddp", "fsdp2"])
+@pytest.mark.parametrize("parallel", tiered(["none", "ddp", "fsdp2"], "fsdp2"))
 def test_a_trainer_passes_on_ranks(sweep: Finished, parallel: str) -> None:
-    row = sweep.row(parallel=parallel)
+    row = sweep.row(parallel=parallel, world_size=2)
     assert row["status"] == "pass", row["reason"]
     assert row["checkpointer"] == "trainer"
     assert row["checkpoint_bytes"] > 0
