@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from conftest import ONE_STEP, SMALL, Finished, alive_in, hanging, run, start, wait_for, words_of
+from conftest import ONE_STEP, SMALL, Finished, alive_in, hanging, run, start, tiered, wait_for, words_of
 from dcpbench import __main__
 from dcpbench.cli import commands
 from dcpbench.cli.run import unmasked_interrupts
@@ -110,6 +110,7 @@ def test_a_storage_that_cannot_be_written_to(
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_checkpoints_lie_where_storage_root_says(tmp_path: Path, sweep: Callable[..., Finished]) -> None:
     root = tmp_path / "elsewhere"
     ended = sweep(
@@ -155,22 +156,23 @@ def test_users_own_groups_are_taken_from_config_dir(sweep: Callable[..., Finishe
     assert ended.status == 0
 
 
+NEEDS_NO_TORCH = {
+    "--help": ("  compare  what changed", 0),
+    "run --help": ("parallel=fsdp: how", 0),
+    "--version": ("torch 2", 0),
+    "--cfg job": ("parallel:", 0),
+    "run --cfg job": ("parallel:", 0),
+    "compre": ("did you mean dcpbench compare?", 2),
+    "report compre": ("did you mean dcpbench compare?", 2),
+    "parallel=ddp fsdp": ("did you mean parallel=fsdp?", 2),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "told", "status"),
-    [
-        (["--help"], "  compare  what changed", 0),
-        (["run", "--help"], "parallel=fsdp: how", 0),
-        (["--version"], "torch 2", 0),
-        (["--cfg", "job"], "parallel:", 0),
-        (["run", "--cfg", "job"], "parallel:", 0),
-        (["compre"], "did you mean dcpbench compare?", 2),
-        (["report", "compre"], "did you mean dcpbench compare?", 2),
-        (["parallel=ddp", "fsdp"], "did you mean parallel=fsdp?", 2),
-    ],
-)
-def test_help_and_configuration_need_no_torch(words: list[str], told: str, status: int) -> None:
-    program = [sys.executable, "-X", "importtime", "-m", "dcpbench", *words]
+@pytest.mark.parametrize("words", tiered(NEEDS_NO_TORCH, "run --help", "--cfg job", "compre"))
+def test_help_and_configuration_need_no_torch(words: str) -> None:
+    told, status = NEEDS_NO_TORCH[words]
+    program = [sys.executable, "-X", "importtime", "-m", "dcpbench", *words.split()]
     ended = subprocess.run(program, capture_output=True, text=True, check=False)
     assert ended.returncode == status
     lines = [line for line in ended.stderr.splitlines() if not line.startswith("import time:")]
@@ -184,16 +186,18 @@ def test_help_and_configuration_need_no_torch(words: list[str], told: str, statu
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
-    [
-        ["sharing=disjoint"],
-        ["sharing=correctness"],
-        ["hydra/sweeper=basic", "hydra.sweeper.max_batch_size=1"],
-    ],
-    ids=" ".join,
+    tiered(
+        [
+            "sharing=disjoint",
+            "sharing=correctness",
+            "hydra/sweeper=basic hydra.sweeper.max_batch_size=1",
+        ],
+        "sharing=disjoint",
+    ),
 )
-def test_ctrl_c_keeps_the_rows_and_ends_the_ranks(tmp_path: Path, how: list[str]) -> None:
+def test_ctrl_c_keeps_the_rows_and_ends_the_ranks(tmp_path: Path, how: str) -> None:
     folder = tmp_path / "sweep"
-    lists = ("scenario=save_load,hangs", *SMALL, *how)
+    lists = ("scenario=save_load,hangs", *SMALL, *how.split())
     driver = start(*words_of(folder, "-m", *lists, "parallel=ddp", "device=cpu", "saves=1"), cwd=tmp_path)
     wait_for(lambda: hanging(folder))
     os.killpg(driver.pid, signal.SIGINT)

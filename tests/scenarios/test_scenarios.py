@@ -1,7 +1,7 @@
 """Every scenario on CPU ranks with gloo, under every parallelism that it makes sense with."""
 
 from importlib.util import find_spec
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,11 +99,21 @@ def test_fsdp1_with_tp_trains_what_was_frozen_and_says_so(seeds: Finished) -> No
     assert "pretrain.layer1.weight" in row["reason"]
 
 
-def test_one_file_holds_the_full_state_of_every_layout(tmp_path: Path) -> None:
-    lists = ("checkpointer=torch_save,safetensors", "parallel=ddp,fsdp2", "save=sync,async", "raw=true")
-    ended = run(tmp_path / "sweep", "-m", "device=cpu", "world_size=2", "saves=2", *lists)
-    assert [row["status"] for row in ended.rows] == ["pass", "skip"] * 4, ended.out
-    for row in ended.rows:
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    files = {"checkpointer": "torch_save,safetensors", "parallel": "ddp,fsdp2", "raw": True}
+    cells: list[dict[str, Any]] = [
+        {**files, "world_size": 2, "saves": 2, "save": "sync,async"},
+        {"scenario": "no_dist", "parallel": "none,fsdp", "save": "sync,async"},
+        {"scenario": "no_cpu_backend,save_load", "load_parallel": "ddp", "save": "async", "parallel": "ddp"},
+    ]
+    return run(tmp_path_factory.mktemp("few") / "sweep", *blocks(cells), "device=cpu")
+
+
+def test_one_file_holds_the_full_state_of_every_layout(few: Finished) -> None:
+    rows = [row for row in few.rows if row["checkpointer"] != "dcp"]
+    assert [row["status"] for row in rows] == ["pass", "skip"] * 4, few.out
+    for row in rows:
         if row["status"] == "skip":
             assert " takes save=sync and not async: it has no upload" in row["reason"]
             continue
@@ -118,7 +128,7 @@ def test_one_file_holds_the_full_state_of_every_layout(tmp_path: Path) -> None:
         assert all(row[check] is True for check in (*CHECKS_OF["in_place"][:4], *also))
         assert row["checkpoint_bytes"] > 0
         assert row["raw_write_s"] > 0
-    assert ended.status == 0
+    assert few.status == 0
 
 
 @pytest.fixture(scope="module")
@@ -142,19 +152,15 @@ def test_others_are_seen_through_by_the_same_faults(others: Finished, checkpoint
     assert "takes checkpointer=dcp" in rows[-1]["reason"]
 
 
-def test_one_process_without_a_group(tmp_path: Path) -> None:
-    ended = run(
-        tmp_path / "sweep", "-m", "scenario=no_dist", "parallel=none,fsdp", "save=sync,async", "device=cpu"
-    )
-    assert [row["status"] for row in ended.rows] == ["pass", "pass", "skip", "skip"], ended.out
-    assert {row["world_size"] for row in ended.rows} == {1}
-    assert "one process has nobody to spread a model over" in ended.rows[2]["reason"]
+def test_one_process_without_a_group(few: Finished) -> None:
+    rows = [row for row in few.rows if row["scenario"] == "no_dist"]
+    assert [row["status"] for row in rows] == ["pass", "pass", "skip", "skip"], few.out
+    assert {row["world_size"] for row in rows} == {1}
+    assert "one process has nobody to spread a model over" in rows[2]["reason"]
 
 
-def test_what_makes_no_sense_is_a_skip_that_says_why(tmp_path: Path) -> None:
-    lists = ("scenario=no_cpu_backend,save_load", "load_parallel=ddp", "save=async", "parallel=ddp")
-    ended = run(tmp_path / "sweep", "-m", *lists, "device=cpu")
-    reasons = [row["reason"] for row in ended.rows if row["status"] == "skip"]
+def test_what_makes_no_sense_is_a_skip_that_says_why(few: Finished) -> None:
+    reasons = [row["reason"] for row in few.rows if row["load_parallel"]]
     assert len(reasons) == 2
     assert "takes device=cuda and not cpu" in reasons[0]
     assert "scenario=save_load loads under the parallelism that it saved with" in reasons[1]
