@@ -65,19 +65,25 @@ def test_a_trainer_that_saves_all_it_has_passes_and_what_is_not_checked_says_why
     assert "random.rank0.python in the checkpoint of step 1" not in compared["random_equal"]["control"]
 
 
-@pytest.mark.parametrize(
-    ("trainer", "seen"),
-    [
-        (trainers.ForgetsTheScheduler, {"extra_equal": "scheduler.last_epoch"}),
-        (trainers.ForgetsTheGenerators, {"random_equal": "random.rank0.cpu", "loss_resume_equal": ""}),
-        (trainers.ForgetsTheOrder, {"extra_equal": "order.state", "loss_resume_equal": ""}),
-        (trainers.OneStepOff, {"extra_equal": "progress.step"}),
-        (trainers.SavesViews, {"model_equal": "0.weight", "loss_resume_equal": ""}),
-        (trainers.ForgetsTheSecond, {"optim_equal": "state.3.weight.momentum_buffer"}),
-        (trainers.TimesItself, {"extra_equal": "started", "save_harmless": "started"}),
-    ],
+SEEN = {
+    trainers.ForgetsTheScheduler: {"extra_equal": "scheduler.last_epoch"},
+    trainers.ForgetsTheGenerators: {"random_equal": "random.rank0.cpu", "loss_resume_equal": ""},
+    trainers.ForgetsTheOrder: {"extra_equal": "order.state", "loss_resume_equal": ""},
+    trainers.OneStepOff: {"extra_equal": "progress.step"},
+    trainers.SavesViews: {"model_equal": "0.weight", "loss_resume_equal": ""},
+    trainers.ForgetsTheSecond: {"optim_equal": "state.3.weight.momentum_buffer"},
+    trainers.TimesItself: {"extra_equal": "started", "save_harmless": "started"},
+}
+OF_EACH_CHECK = (
+    *(trainers.ForgetsTheScheduler, trainers.ForgetsTheGenerators, trainers.SavesViews),
+    *(trainers.ForgetsTheSecond, trainers.TimesItself),
 )
-def test_what_a_trainer_does_wrong_is_seen(trainer: type, seen: dict[str, str]) -> None:
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", tiered(SEEN, *OF_EACH_CHECK))
+def test_what_a_trainer_does_wrong_is_seen(trainer: type) -> None:
+    seen = SEEN[trainer]
     verdict = judged(trainer)
     assert verdict.status == "fail", verdict.reason
     found = failing(verdict)
@@ -86,8 +92,13 @@ def test_what_a_trainer_does_wrong_is_seen(trainer: type, seen: dict[str, str]) 
         assert name in ("", found[check])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "trainer", [trainers.SavesInTheBackground, trainers.Two, trainers.SaysWhatIsNone, trainers.DrawsNothing]
+    "trainer",
+    tiered(
+        [trainers.SavesInTheBackground, trainers.Two, trainers.SaysWhatIsNone, trainers.DrawsNothing],
+        *(trainers.SavesInTheBackground, trainers.DrawsNothing),
+    ),
 )
 def test_a_trainer_that_does_it_right_passes(trainer: type) -> None:
     verdict = judged(trainer)
@@ -95,6 +106,7 @@ def test_a_trainer_that_does_it_right_passes(trainer: type) -> None:
     assert verdict.checks["random_equal"] is (None if trainer is trainers.DrawsNothing else True)
 
 
+@pytest.mark.slow
 def test_a_fresh_process_loads_by_the_trainer_and_goes_on() -> None:
     target = {"target": "support.own_trainer.Trainer"}
     short = {"saves": 2, "train_steps": 1, "resume_steps": 1}
@@ -113,6 +125,7 @@ def test_a_fresh_process_loads_by_the_trainer_and_goes_on() -> None:
     }
 
 
+@pytest.mark.slow
 def test_what_cannot_be_looked_at_is_told() -> None:
     verdict = judged(trainers.Unlucky)
     assert verdict.status == "pass", verdict.reason
