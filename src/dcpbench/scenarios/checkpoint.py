@@ -66,7 +66,7 @@ def live_state(run: TrainingRun) -> State:
     if run.keeps_random:
         state[RANDOM] = snapshot_nested({"random": run.random_state()})
     everything = {name: leaf for leaves in state.values() for name, leaf in leaves.items()}
-    return {**state, FLAGS: snapshot_flags(run.model, run.optimizer, everything, run.clears_gradients)}
+    return {**state, FLAGS: snapshot_flags(run.model, run.optimizer, everything, run.clears_gradients, parts)}
 
 
 def retained_state(run: TrainingRun) -> State:

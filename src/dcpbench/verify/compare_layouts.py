@@ -4,7 +4,7 @@ The digests of a tensor's parts add up to that of the whole, so that none is gat
 differs, each rank looks at its own part beside what the checkpoint holds at that place.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -80,18 +80,31 @@ def compare_replicas(
         the names of these tensors, and whether a change on one of the ranks was reported; and those of which
         the ranks do not have the same bits.
     """
-    everybody = gathered((digested(leaves), digested(all_different(leaves))), group)
-    fired, found = dict[str, bool](), list[Finding]()
-    for name in dict.fromkeys(name for theirs, _ in everybody for name in theirs):
-        held = {rank: theirs[name] for rank, (theirs, _) in enumerate(everybody) if name in theirs}
-        held = {rank: part for rank, part in held.items() if part.extent.numel}
-        ranks: dict[Extent, list[int]] = {}
-        for rank, part in held.items():
-            ranks.setdefault(part.extent, []).append(rank)
-        if several := next((some for some in ranks.values() if len(some) > 1), None):
-            found += _unlike(name, held)
-            fired[name] = bool(_unlike(name, {**held, several[-1]: everybody[several[-1]][1][name]}))
-    return fired, found
+    everybody = gathered(digested(leaves), group)
+    names = dict.fromkeys(name for theirs in everybody for name in theirs)
+    parts = {name: _held(name, everybody) for name in names}
+    last = {name: rank for name, held in parts.items() if (rank := _last_replica(held)) is not None}
+    if not last:
+        return {}, []
+    mine = {name: leaf for name, leaf in leaves.items() if name in last}
+    changed = gathered(digested(all_different(mine)), group)
+    found = [finding for name in last for finding in _unlike(name, parts[name])]
+    controls = {name: {**parts[name], rank: changed[rank][name]} for name, rank in last.items()}
+    return {name: bool(_unlike(name, held)) for name, held in controls.items()}, found
+
+
+def _held(name: str, everybody: Sequence[Leaves]) -> dict[int, DigestedLeaf]:
+    """The parts of a tensor, by rank; not of ranks that have no element of it."""
+    held = {rank: theirs[name] for rank, theirs in enumerate(everybody) if name in theirs}
+    return {rank: part for rank, part in held.items() if part.extent.numel}
+
+
+def _last_replica(held: Mapping[int, DigestedLeaf]) -> int | None:
+    """The last of the ranks that have the same part of a tensor; None if each has another."""
+    ranks: dict[Extent, list[int]] = {}
+    for rank, part in held.items():
+        ranks.setdefault(part.extent, []).append(rank)
+    return next((some[-1] for some in ranks.values() if len(some) > 1), None)
 
 
 def _unlike(name: str, held: Mapping[int, DigestedLeaf]) -> list[Finding]:
