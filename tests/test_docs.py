@@ -193,6 +193,27 @@ def test_the_workflow_of_several_hosts_runs_the_tests_that_make_test_leaves_out(
     assert all(re.search(rf"^test-{one}:(.|\n\t)*-m {one}$", made, re.MULTILINE) for one in left_out)
 
 
+def test_the_workflow_of_each_change_runs_the_tiers() -> None:
+    (check, test), steps = _jobs("tests.yml")
+    assert check["strategy"]["matrix"] == {"python": ["3.11", "3.13"], "torch": ["2.11", "2.13", "2.15"]}
+    assert [step["run"] for step in steps if step.get("name") == "Tests"] == ["make check", 'make "$TARGET"']
+    assert re.findall(r"'([\w-]+)'", test["env"]["TARGET"]) == ["schedule", "test-all", "test"]
+    assert not [step["run"] for step in steps if "${{" in step.get("run", "")]
+
+
+def test_each_tier_of_tests_holds_the_one_before() -> None:
+    """Of what a tier leaves out, the next one leaves out less, and the last nothing that has no target."""
+    made = (ROOT / "Makefile").read_text()
+    elsewhere = re.findall(r"not (\w+)", re.findall(r"^ELSEWHERE := (.*)", made, re.MULTILINE)[0])
+    out = [
+        {*re.findall(r"not (\w+)", re.findall(rf"^{tier}: lint\n\t.*-m \"(.*)\"", made, re.MULTILINE)[0])}
+        for tier in ("check", "test", "test-all")
+    ]
+    assert out == [{"slow", "browser", "extended"}, {"extended"}, set()]
+    assert made.count('$(ELSEWHERE)"') == 3
+    assert all(f"$(MAKE) test-{marker}\n" in made for marker in elsewhere)
+
+
 def test_the_workflow_publishes_what_make_docs_builds() -> None:
     _, steps = _jobs("docs.yml")
     assert [step["run"] for step in steps if "run" in step] == ["make docs"]
