@@ -63,6 +63,7 @@ def test_an_expert_of_each_rank_comes_back_as_one_ranks(defective: Finished) -> 
     assert (row["model_equal"], row["optim_equal"], row["extra_equal"]) == (False, False, True)
 
 
+@pytest.mark.slow
 def test_what_had_no_gradient_cannot_be_loaded(defective: Finished) -> None:
     row = defective.row(model="unused", parallel="fsdp2")
     assert row["status"] == "xfail", row["reason"]
