@@ -57,5 +57,5 @@ def test_rows_say_by_which_bound(sweep: Finished) -> None:
 
 @pytest.mark.exhaustive
 def test_every_ordinary_cell_passes(tmp_path_factory: pytest.TempPathFactory) -> None:
-    swept = run(tmp_path_factory.mktemp("every") / "sweep", "experiment=ordinary", timeout=7200)
+    swept = run(tmp_path_factory.mktemp("every") / "sweep", "experiment=ordinary", timeout_s=7200)
     assert {row["overrides"]: row["reason"] for row in swept.rows if row["status"] != "pass"} == {}
