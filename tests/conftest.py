@@ -20,6 +20,7 @@ import psutil
 import pytest
 import yaml
 
+from dcpbench.core.plugins import load_plugins
 from support import drivers
 from support.drivers import Driver, environment
 
@@ -35,6 +36,8 @@ SMALL = ("model=short", *ONE_STEP)
 """For sweeps that need no more: what a cell costs goes with its parameters and its steps."""
 PARALLELISMS = ("none", "ddp", "fsdp", "hsdp", "fsdp_tp", "fsdp2", "hsdp2", "fsdp2_tp")
 
+
+load_plugins()
 
 # What tests compute is small, and threads that wait for each other spin on cores that ranks need.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -173,7 +176,8 @@ def blocks(cells: Iterable[dict[str, Any]]) -> list[str]:
 
 def cells_of(name: str) -> dict[str, dict[str, Any]]:
     """Return the blocks of an experiment of the tests, each with what holds for all of them."""
-    asked = yaml.safe_load((TESTS / "conf" / "experiment" / f"{name}.yaml").read_text())
+    (path,) = TESTS.rglob(f"conf/experiment/{name}.yaml")
+    asked = yaml.safe_load(path.read_text())
     matrix = asked.pop("hydra")["sweeper"]["matrix"]
     chosen = [item for one in asked.pop("defaults", []) for item in one.items()]
     of_all = {group.removeprefix("override /"): value for group, value in chosen} | _flat(asked)
