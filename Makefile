@@ -17,7 +17,7 @@ PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 ELSEWHERE := not multinode and not slurm and not exhaustive
 
 check: lint
-	$(PYTEST) -m "not slow and not browser and not extended and $(ELSEWHERE)"
+	$(PYTEST) -n 2 -m "not slow and not cell and not browser and not extended and $(ELSEWHERE)"
 
 test: lint
 	$(PYTEST) -m "not extended and $(ELSEWHERE)"

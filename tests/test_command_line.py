@@ -68,7 +68,21 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
+QUICK = (
+    "unknown option",
+    "mistyped value",
+    "new option",
+    "bare word",
+    "wrong type",
+    "too small",
+    "mesh too large",
+)
+"""Which `make check` has."""
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in WRONG]
+)
 def test_a_wrong_configuration_is_one_line_and_starts_nothing(
     case: str, sweep: Callable[..., Finished]
 ) -> None:
@@ -149,6 +163,7 @@ def test_an_existing_sweep_is_never_written_over(tmp_path: Path, sweep: Callable
     assert len(list(folder.iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_users_own_groups_are_taken_from_config_dir(sweep: Callable[..., Finished]) -> None:
     ended = sweep("model=mine", "parallel=fsdp2", "device=cpu", "world_size=2", "saves=1")
     assert ended.row(model="mine")["status"] == "pass", ended.out
@@ -230,6 +245,7 @@ def test_ranks_may_have_as_many_files_open_as_the_machine_lets_them(sweep: Calla
     assert [row["status"] for row in ended.rows] == ["pass"], (ended.out, ended.err)
 
 
+@pytest.mark.slow
 def test_the_report_prints_the_same_table_again(tmp_path: Path, sweep: Callable[..., Finished]) -> None:
     ended = sweep("-m", "parallel=ddp,none", "device=cpu", "saves=1", "world_size=2", *SMALL)
     assert ended.status == 0

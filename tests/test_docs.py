@@ -201,7 +201,7 @@ def test_each_tier_of_tests_holds_the_one_before() -> None:
         {*re.findall(r"not (\w+)", re.findall(rf"^{tier}: lint\n\t.*-m \"(.*)\"", made, re.MULTILINE)[0])}
         for tier in ("check", "test", "test-all")
     ]
-    assert out == [{"slow", "browser", "extended"}, {"extended"}, set()]
+    assert out == [{"slow", "cell", "browser", "extended"}, {"extended"}, set()]
     assert made.count('$(ELSEWHERE)"') == 3
     assert all(f"$(MAKE) test-{marker}\n" in made for marker in elsewhere)
 

@@ -148,6 +148,7 @@ def old_night(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_only_the_newest_nights_are_kept(nights: Nights) -> None:
     """Beside them, folders that look like nights and are not: links, names, files of another program."""
     elsewhere = old_night(nights.folder.parent / "elsewhere")

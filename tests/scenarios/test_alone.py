@@ -87,7 +87,7 @@ OF_EACH_CHECK = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.cell
 @pytest.mark.parametrize("fault", tiered(SEEN, *OF_EACH_CHECK))
 def test_a_fault_is_seen_by_the_checks_that_it_breaks(fault: str) -> None:
     verdict, _ = alone(fault, saves=2)
@@ -116,7 +116,7 @@ def wrong_loss(run: TrainingRun) -> None:
     run.loss_of = lambda samples: honest(samples) + 1e-4  # type: ignore[method-assign]
 
 
-@pytest.mark.slow
+@pytest.mark.cell
 @pytest.mark.parametrize(
     ("wrong", "check", "name"),
     [
@@ -195,7 +195,7 @@ def no_gradient(*_: Any) -> tuple[None, float]:
     return None, 0.0
 
 
-@pytest.mark.slow
+@pytest.mark.cell
 @pytest.mark.parametrize(
     ("check", "module", "comparison"),
     [

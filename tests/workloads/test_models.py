@@ -26,6 +26,7 @@ def test_a_frozen_layer_is_saved_unless_it_is_left_out() -> None:
     assert "net1.weight" in run.state()["model"].state_dict()
 
 
+@pytest.mark.cell
 @pytest.mark.parametrize("optimizer", ["adagrad", "sgd_plain"])
 def test_what_a_save_before_the_first_step_leaves_alone_passes_with_power(optimizer: str) -> None:
     once = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}

@@ -114,6 +114,7 @@ def test_one_that_steps_in_the_backward_pass_takes_the_steps_of_one_that_does_no
     assert runs[1].alive == [True] * 3, "gradients are freed, and were there"
 
 
+@pytest.mark.cell
 @pytest.mark.parametrize(
     ("optimizer", "fault"),
     [("adam_and_sgd", "lr_of_second_group"), ("adam_in_backward", "lr_next_float")],

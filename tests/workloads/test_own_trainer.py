@@ -80,7 +80,7 @@ OF_EACH_CHECK = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.cell
 @pytest.mark.parametrize("trainer", tiered(SEEN, *OF_EACH_CHECK))
 def test_what_a_trainer_does_wrong_is_seen(trainer: type) -> None:
     seen = SEEN[trainer]
@@ -92,7 +92,7 @@ def test_what_a_trainer_does_wrong_is_seen(trainer: type) -> None:
         assert name in ("", found[check])
 
 
-@pytest.mark.slow
+@pytest.mark.cell
 @pytest.mark.parametrize(
     "trainer",
     tiered(
@@ -106,7 +106,7 @@ def test_a_trainer_that_does_it_right_passes(trainer: type) -> None:
     assert verdict.checks["random_equal"] is (None if trainer is trainers.DrawsNothing else True)
 
 
-@pytest.mark.slow
+@pytest.mark.cell
 def test_a_fresh_process_loads_by_the_trainer_and_goes_on() -> None:
     target = {"target": "support.own_trainer.Trainer"}
     short = {"saves": 2, "train_steps": 1, "resume_steps": 1}
@@ -125,7 +125,7 @@ def test_a_fresh_process_loads_by_the_trainer_and_goes_on() -> None:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.cell
 def test_what_cannot_be_looked_at_is_told() -> None:
     verdict = judged(trainers.Unlucky)
     assert verdict.status == "pass", verdict.reason

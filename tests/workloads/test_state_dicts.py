@@ -42,6 +42,7 @@ def test_a_save_promises_the_keys_that_torch_makes(flattened: bool) -> None:
         assert {f"optimizer.param_groups.1.{key}" for key in held["param_groups"][1]} <= promised
 
 
+@pytest.mark.cell
 @pytest.mark.parametrize("asked", ["sharded", "flattened"])
 def test_what_an_option_asks_for_is_what_a_cell_does(asked: str) -> None:
     verdict, report = alone(**ONCE, optimizer="adamw_groups", state_dict=asked, verify="deep")

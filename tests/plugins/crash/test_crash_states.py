@@ -10,7 +10,7 @@ from dcpbench.checkpointers import torch_save
 from support.alone import Ran, run_alone, unexplained
 
 SMALL: dict[str, Any] = {"model": "few_rows", "train_steps": 1, "saves": 1}
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cell
 CRASH_CHECKS = ("crash_consistent", "crash_recoverable", "crash_durable")
 
 

@@ -91,6 +91,7 @@ def test_one_rank_shares_no_batch(fault: str) -> None:
         run_alone(fault, **ONE_STEP)
 
 
+@pytest.mark.cell
 def test_buffers_of_a_step_do_not_widen_its_bound() -> None:
     # Kernels that are not deterministic have noise that is measured, by twins that begin with these buffers.
     ended = run_alone("layer_gradient_scaled", model="buffered", deterministic=False, **ONE_STEP)
@@ -98,6 +99,7 @@ def test_buffers_of_a_step_do_not_widen_its_bound() -> None:
     assert ended.verdict.fault_seen, ended.verdict.reason
 
 
+@pytest.mark.cell
 def test_gradients_of_zeros_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = TrainingRun.loss_of
     monkeypatch.setattr(TrainingRun, "loss_of", lambda run, samples: 0 * honest(run, samples) + 1)
