@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from conftest import tiered
 from dcpbench.scenarios import checkpoint, checks, lockstep, partial_load, steps, twin
 from dcpbench.verdict.verdict import Verdict
 from dcpbench.verify import audit
@@ -79,7 +80,15 @@ SEEN: dict[str, set[str]] = {
 """By which checks a fault has to be seen; by those of equality that are not named it must not be."""
 
 
-@pytest.mark.parametrize("fault", SEEN)
+OF_EACH_CHECK = (
+    *("weight_lowest_bit", "step_off_by_one", "noise_one_draw_ahead", "save_nudges_weight", "key_added"),
+    *("missing_keys_ignored", "second_step_wrong", "hook_lost", "load_changes_other_run"),
+    *("values_negated_twice", "file_overwritten_later", "generator_seeded_again"),
+)
+
+
+@pytest.mark.cell
+@pytest.mark.parametrize("fault", tiered(SEEN, *OF_EACH_CHECK))
 def test_a_fault_is_seen_by_the_checks_that_it_breaks(fault: str) -> None:
     verdict, _ = alone(fault, saves=2)
     assert verdict.fault_seen is True, verdict.reason
@@ -107,6 +116,7 @@ def wrong_loss(run: TrainingRun) -> None:
     run.loss_of = lambda samples: honest(samples) + 1e-4  # type: ignore[method-assign]
 
 
+@pytest.mark.cell
 @pytest.mark.parametrize(
     ("wrong", "check", "name"),
     [
@@ -135,7 +145,7 @@ def test_training_that_is_wrong_from_the_first_step_on_says_nothing_against_the_
     assert str(verdict.reason).startswith(f"the resume is right; training: {check}: rank 0: {name} ")
 
 
-@pytest.mark.parametrize("model", ["short", "bf16"])
+@pytest.mark.parametrize("model", tiered(["short", "bf16"], "short"))
 def test_a_step_that_is_measured_is_taken_with_the_ranks_gradients(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,7 +168,7 @@ def test_a_step_that_is_measured_is_taken_with_the_ranks_gradients(
     assert all(measured)
 
 
-@pytest.mark.parametrize("other_kernels", [False, True])
+@pytest.mark.parametrize("other_kernels", tiered([False, True], True))
 def test_a_model_that_counts_its_steps_in_a_plain_attribute_trains_rightly(
     other_kernels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +195,7 @@ def no_gradient(*_: Any) -> tuple[None, float]:
     return None, 0.0
 
 
+@pytest.mark.cell
 @pytest.mark.parametrize(
     ("check", "module", "comparison"),
     [
@@ -207,6 +218,7 @@ def test_a_comparison_that_sees_nothing_is_vacuous(
     assert_blind(verdict, check)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("scenario", "check", "module", "comparison"),
     [

@@ -147,6 +147,7 @@ MEASURED: dict[str, tuple[dict[str, Any], str, list[str]]] = {
 }
 
 
+@pytest.mark.cell
 @pytest.mark.parametrize("name", MEASURED)
 def test_what_is_measured_of_each_save_and_load(name: str) -> None:
     values, phase, metrics = MEASURED[name]

@@ -9,6 +9,8 @@ import torch
 from dcpbench.scenarios import formats
 from support.alone import alone, group_of_one, run_alone, world
 
+pytestmark = pytest.mark.cell
+
 ONE: dict[str, Any] = {
     "scenario": "formats",
     "model": "short",

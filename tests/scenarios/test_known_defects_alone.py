@@ -20,6 +20,8 @@ from dcpbench.workloads.build_run import build
 from dcpbench.workloads.training_run import TrainingRun
 from support.alone import Ran, bare_cell, config, group_of_one, run_alone, world
 
+pytestmark = pytest.mark.cell
+
 SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 3}
 
 

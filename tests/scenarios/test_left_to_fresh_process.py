@@ -20,6 +20,8 @@ from dcpbench.verify.snapshot import DigestedLeaf, snapshot_nested
 from dcpbench.workloads.training_run import TrainingRun
 from support.alone import bare_cell, config, world
 
+pytestmark = pytest.mark.cell
+
 SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
 
 

@@ -10,6 +10,8 @@ from dcpbench.scenarios.checkpoint import Checkpoint, key_of
 from dcpbench.workloads.build_run import build
 from support.alone import bare_cell, config, run_alone, unexplained, world
 
+pytestmark = pytest.mark.cell
+
 SMALL = {"model": "short", "saves": 1, "train_steps": 2, "resume_steps": 1}
 HERE = "after the load of step 2"
 

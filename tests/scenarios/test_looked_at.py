@@ -30,6 +30,8 @@ from support.looked_at import (
     save_load,
 )
 
+pytestmark = pytest.mark.cell
+
 
 def test_save_load() -> None:
     ran = passed(run_alone(**SMALL))

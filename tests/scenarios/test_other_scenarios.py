@@ -35,6 +35,8 @@ from support.alone import Ran, alone, bare_cell, config, group_of_one, run_alone
 from support.looked_at import SHORT
 from support.planted import DEFECTS
 
+pytestmark = pytest.mark.cell
+
 SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
 
 

@@ -9,6 +9,8 @@ from dcpbench.scenarios import overwrite_ranks
 from dcpbench.scenarios.cell import Cell
 from support.alone import alone
 
+pytestmark = pytest.mark.cell
+
 ONE: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
 
 

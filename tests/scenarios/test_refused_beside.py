@@ -16,6 +16,8 @@ from dcpbench.scenarios.contract import Unsaveable, verify_refused_beside
 from dcpbench.verify.audit import Entry, Manifest
 from support.alone import Ran, bare_cell, group_of_one, run_alone, world
 
+pytestmark = pytest.mark.cell
+
 WHERE = "of a save that cannot be written, beside another"
 
 

@@ -16,6 +16,8 @@ from dcpbench.scenarios.shared_folder import UnseenFileError, wait_until_seen
 from support.alone import bare_cell, world
 from support.gloo_ranks import Ask
 
+pytestmark = pytest.mark.cell
+
 TWO_HOSTS = ("one", "one", "other", "other")
 ALWAYS = 10**9
 Late = dict[str, dict[str, tuple[int, int | None]]]

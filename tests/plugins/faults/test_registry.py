@@ -85,6 +85,7 @@ def test_a_glob_finds_them(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.cell
 @pytest.mark.parametrize(
     ("model", "fault"),
     [

@@ -272,6 +272,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return Finished(0, "", "", folder)
 
 
+@pytest.mark.slow
 def test_the_hosts_asked_for_are_part_of_the_cell(
     asked: Finished, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -288,6 +289,7 @@ def test_the_hosts_asked_for_are_part_of_the_cell(
     assert "2 cells not in the newest sweep" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "told"),
     [
