@@ -1,5 +1,6 @@
 """Every scenario on CPU ranks with gloo, under every parallelism that it makes sense with."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest

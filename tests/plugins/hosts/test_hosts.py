@@ -253,7 +253,8 @@ def test_plugins_are_told_with_their_digests(tmp_path: Path, monkeypatch: pytest
 
 def test_a_driver_of_many_hosts_imports_no_torch() -> None:
     names = ("hosts", "hosts_executor", "stage_on_hosts", "host_agent", "placement")
-    asks = f"import sys, {', '.join(f'dcpbench.plugins.hosts.{name}' for name in names)}; print('torch' in sys.modules)"
+    modules = ", ".join(f"dcpbench.plugins.hosts.{name}" for name in names)
+    asks = f"import sys, {modules}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
