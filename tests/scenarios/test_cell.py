@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions
 from dcpbench.checkpointers.base import PendingSave
 from dcpbench.core.metrics import METRICS, PHASE_S, MetricSpec
 from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.rank_report import Compared
 from dcpbench.scenarios import steps
 from dcpbench.scenarios.cell import Uploads
 from dcpbench.scenarios.checkpoint import (
@@ -114,9 +115,11 @@ def test_what_is_counted_is_all_of_one_metric(tmp_path: Path) -> None:
 
 def test_a_check_knows_what_this_rank_had_and_where_it_found_what(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path)
-    cell.check("model_equal", [Mismatch("weight", Problem.differs)], "here", {"weight": True, "bias": False})
-    cell.check("model_equal", [], "here", ["more"])
+    wrong = [Mismatch("weight", Problem.differs)]
+    cell.record("model_equal", Compared.of(wrong, wrong, {"weight": True, "bias": False}), "here")
+    cell.record("model_equal", Compared.of([], wrong, ["more"]), "here")
     report = cell.report.checks["model_equal"]
+    assert report.control == {"here": {"weight": True, "more": False}}
     assert report.compared == {"here": {"weight": True, "bias": False, "more": True}}
     assert [(one.name, one.where) for one in report.distinct.values()] == [("weight", "here")]
 
@@ -127,7 +130,8 @@ def test_a_control_that_was_missed_once_is_not_made_up_for_at_the_same_place(
 ) -> None:
     cell = bare_cell(tmp_path)
     for did in fired:
-        cell.control("model_equal", {"weight": did, "bias": True}, "here")
+        names = {"weight": True, "bias": True}
+        cell.record("model_equal", Compared([], names, {"weight": did, "bias": True}), "here")
     assert cell.report.checks["model_equal"].control == {"here": {"weight": all(fired), "bias": True}}
 
 

@@ -13,10 +13,10 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 from dcpbench.config.groups import Verify
 from dcpbench.core.mismatch import Mismatch, Problem
-from dcpbench.scenarios import fresh_process, read_whole, steps
+from dcpbench.scenarios import fresh_process, handover, read_whole, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import FLAGS, SavedCheckpoint
-from dcpbench.verify.snapshot import DigestedLeaf, snapshot_nested
+from dcpbench.verify.snapshot import snapshot_nested
 from dcpbench.workloads.training_run import TrainingRun
 from support.alone import bare_cell, config, world
 
@@ -35,10 +35,10 @@ def newest(tmp_path: Path, *keys: str) -> tuple[Cell, SavedCheckpoint]:
 
 
 def left(cell: Cell) -> dict[str, set[str]]:
-    with torch.serialization.safe_globals([DigestedLeaf, fresh_process.Extent]):
-        step, checkpoint_id, state, _ = torch.load(cell.folder / "newest.pt", weights_only=True)
-    assert (step, checkpoint_id) == (7, str(cell.folder))
-    return {check: set(leaves) for check, leaves in state.items()}
+    (newest,) = handover.take(cell, "newest.pt").checkpoints
+    place = newest.checkpoint(cell, mock.Mock()).checkpoint_id
+    assert (newest.step, place) == (7, str(cell.folder))
+    return {check: set(leaves) for check, leaves in newest.state.items()}
 
 
 ALL = ("model.first", "model.middle", "model.last", "number", "other")
@@ -47,7 +47,7 @@ ALL = ("model.first", "model.middle", "model.last", "number", "other")
 @pytest.mark.parametrize("missing", ["", *ALL])
 def test_a_fresh_process_is_left_what_the_checkpoint_holds(missing: str, tmp_path: Path) -> None:
     cell, _ = newest(tmp_path, *(key for key in ALL if key != missing))
-    fresh_process.leave(cell)
+    fresh_process.leave_newest(cell)
     names = {"model_equal": {"first", "middle", "last"}, "extra_equal": {"number", "other"}}
     assert left(cell) == {
         check: held - {missing.removeprefix("model.") if "model" in check else missing}
@@ -67,7 +67,7 @@ def test_a_fresh_process_is_not_left_what_ranks_do_not_agree_on(
 
     monkeypatch.setattr(fresh_process, "digests", digests)
     cell, _ = newest(tmp_path, *ALL)
-    fresh_process.leave(cell)
+    fresh_process.leave_newest(cell)
     agreed = {
         "model_equal": {"first", "middle", "last"} - differing,
         "extra_equal": {"number", "other"} - differing,
@@ -78,7 +78,7 @@ def test_a_fresh_process_is_not_left_what_ranks_do_not_agree_on(
 @pytest.mark.parametrize("missing", ["", "model.middle", "number"])
 def test_a_fresh_process_tells_what_the_checkpoint_no_longer_holds(missing: str, tmp_path: Path) -> None:
     cell, saved = newest(tmp_path, *ALL)
-    fresh_process.leave(cell)
+    fresh_process.leave_newest(cell)
     values = {
         **{f"model.{name}": leaf.local for name, leaf in saved.state["model_equal"].items()},
         **saved.state["extra_equal"],
@@ -104,7 +104,7 @@ def test_a_trainer_is_left_to_a_fresh_process_of_each_rank(
     monkeypatch.setattr(fresh_process, "drop_pages", dropped.append)
     cell, saved = newest(tmp_path)
     run: Any = mock.Mock(TrainingRun, keeps_random=frozenset())
-    losses = steps.Losses([1.0], [], None, {})
+    losses = steps.Losses([1.0], mock.Mock(), {})
     standard = replace(cell, config=replace(cell.config, verify=Verify.standard))
     fresh_process.leave_to_trainer(standard, saved, run, losses)
     assert not [*tmp_path.iterdir()]
@@ -121,13 +121,13 @@ def test_what_is_left_is_no_longer_cached_by_rank_0_alone(
     dropped: list[Path] = []
     monkeypatch.setattr(fresh_process, "drop_pages", dropped.append)
     cell, _ = newest(tmp_path, *ALL)
-    fresh_process.leave(replace(cell, world=world(1, 2)))
+    fresh_process.leave_newest(replace(cell, world=world(1, 2)))
     assert (dropped, (tmp_path / "newest.pt").exists()) == ([], False)
     for config_without in (replace(cell.config, verify=Verify.standard),):
-        fresh_process.leave(replace(cell, config=config_without))
-    fresh_process.leave(replace(cell, complete=[]))
+        fresh_process.leave_newest(replace(cell, config=config_without))
+    fresh_process.leave_newest(replace(cell, complete=[]))
     assert (dropped, (tmp_path / "newest.pt").exists()) == ([], False)
-    fresh_process.leave(cell)
+    fresh_process.leave_newest(cell)
     assert dropped == [tmp_path]
 
 

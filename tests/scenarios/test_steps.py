@@ -20,10 +20,10 @@ from dcpbench.core.mismatch import Problem
 from dcpbench.core.rank_report import RankReport
 from dcpbench.scenarios import fresh_process, handover, read_whole, steps
 from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import RANDOM, Checkpoint, SavedCheckpoint, State
+from dcpbench.scenarios.checkpoint import RANDOM, Checkpoint, SavedCheckpoint
 from dcpbench.verify import compare_layouts
 from dcpbench.verify.files import FileDigests, digest_files, recorded_syncs
-from dcpbench.verify.snapshot import Leaves
+from dcpbench.verify.snapshot import Leaves, State
 from dcpbench.workloads.build_run import build
 from dcpbench.workloads.world import World
 from support import own_trainer

@@ -3,7 +3,7 @@
 import multiprocessing
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing.process import BaseProcess
@@ -13,14 +13,10 @@ from typing import Any
 from dcpbench.checkpointers.base import PendingSave
 from dcpbench.config.schema import Config
 from dcpbench.core.metrics import METRICS, PHASE_S, Measurement
-from dcpbench.core.mismatch import Mismatch
-from dcpbench.core.rank_report import CheckReport, RankReport
+from dcpbench.core.rank_report import CheckReport, Compared, RankReport
 from dcpbench.scenarios.checkpoint import SavedCheckpoint
 from dcpbench.verify.files import FileDigests, Synced
 from dcpbench.workloads.world import World
-
-Compared = Iterable[str] | Mapping[str, bool]
-"""The names that were compared; of those that lie on other ranks only, False."""
 
 
 class Uploads:
@@ -99,25 +95,7 @@ class Cell:
         """How many values of a metric this rank has recorded: the number of the next save, or load."""
         return sum(one.metric == metric for one in self.report.measurements)
 
-    def check(self, name: str, findings: Iterable[Mismatch], where: str, compared: Compared) -> None:
-        """Record what a comparison found and what it compared; `where` says at which checkpoint. A rank that
-        has nothing to compare there says so with nothing."""
-        report = self._report_of(name)
-        report.add(replace(finding, where=where) for finding in findings)
-        had = compared if isinstance(compared, Mapping) else dict.fromkeys(compared, True)
-        report.compared.setdefault(where, {}).update(had)
-
-    def control(self, name: str, fired: Mapping[str, bool], where: str) -> None:
-        """Record for each name whether the negative control of a check was reported as different at the place
-        where it was compared; there each time, if it is compared there more than once."""
-        seen = self._report_of(name).control.setdefault(where, {})
-        seen.update({one: did and seen.get(one, True) for one, did in fired.items()})
-
-    def controlled(self, check: str, names: Iterable[str], found: Iterable[Mismatch], where: str) -> None:
-        """Record a control: each of these names must be among what a comparison found with something that is
-        different."""
-        reported = {finding.name for finding in found}
-        self.control(check, {name: name in reported for name in names}, where)
-
-    def _report_of(self, check: str) -> CheckReport:
-        return self.report.checks.setdefault(check, CheckReport())
+    def record(self, check: str, compared: Compared, where: str) -> None:
+        """Record the result of a comparison with its negative control; `where` names the checkpoint or the
+        moment. A rank that has nothing to compare there records an empty one."""
+        self.report.checks.setdefault(check, CheckReport()).record(compared, where)

@@ -9,15 +9,18 @@ import torch.distributed as dist
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave
 from dcpbench.core.mismatch import Mismatch
+from dcpbench.core.rank_report import Compared
 from dcpbench.verify import snapshot
 from dcpbench.verify.audit import Entry
 from dcpbench.verify.compare import Recall, compare
 from dcpbench.verify.compare_layouts import compare_across
 from dcpbench.verify.files import FileDigests
 from dcpbench.verify.flags import snapshot_flags
+from dcpbench.verify.perturb import compared_names
 from dcpbench.verify.snapshot import (
     DigestedLeaf,
     Leaves,
+    State,
     TensorLeaf,
     by_parameter,
     expected_of,
@@ -29,9 +32,6 @@ from dcpbench.verify.snapshot import (
     snapshot_optimizer,
 )
 from dcpbench.workloads.training_run import TrainingRun
-
-State = dict[str, Leaves]
-"""The leaves that each of the equality checks looks at, by check."""
 
 _PREFIXES = {"model_equal": "model.", "optim_equal": "optimizer."}
 """What the keys of a checkpoint begin with, by the check that looks at what lies there."""
@@ -112,7 +112,6 @@ class Checkpoint:
         numbers: of parameters by FQN, where it has an optimizer's state under these.
         how: it was saved or is loaded, where that is not as usual (`, saved again`).
         beside: those whose saves were under way at the same time.
-        unrestored: the state of the target before the load, where a known defect leaves some of it.
     """
 
     step: int
@@ -124,7 +123,6 @@ class Checkpoint:
     numbers: Mapping[str, str] = field(default_factory=dict)
     how: str = ""
     beside: list["Checkpoint"] = field(default_factory=list)
-    unrestored: State | None = None
 
     def __str__(self) -> str:
         return f"in the checkpoint of step {self.step}{self.how}"
@@ -167,6 +165,19 @@ class Checkpoint:
         if self.by_content:
             return compare_across(self.state[check], actual, group, recall)
         return compare(self.state[check], actual, recall, closely)
+
+    def compared(
+        self,
+        check: str,
+        actual: Leaves,
+        other: Leaves,
+        group: dist.ProcessGroup | None,
+        recall: Recall | None = None,
+    ) -> Compared:
+        """Compare a state with what was saved; the control compares `other`."""
+        control = self.compare(check, other, group, closely=False)
+        found = self.compare(check, actual, group, recall)
+        return Compared.of(found, control, compared_names(self.state[check]))
 
 
 @dataclass(kw_only=True)

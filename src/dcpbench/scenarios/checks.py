@@ -1,60 +1,40 @@
 """What scenarios verify, each check with its negative control: the power to fail, shown in the cell."""
 
-import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from dcpbench.core.checks import CHECKS
-from dcpbench.core.mismatch import Mismatch
-from dcpbench.core.rank_report import CheckReport
-from dcpbench.scenarios import contract, known_defects, lockstep, steps
+from dcpbench.core.rank_report import NOTHING, CheckReport, Compared
+from dcpbench.scenarios import contract, lockstep, steps
 from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import FLAGS, Checkpoint, State, live_state, retained_state
+from dcpbench.scenarios.checkpoint import FLAGS, Checkpoint, live_state, retained_state
+from dcpbench.scenarios.explained import Restored, Resumed, defects_at, explained
 from dcpbench.scenarios.lockstep import Lockstep
 from dcpbench.scenarios.plain_runs import copy_state, exchange_of
 from dcpbench.scenarios.steps import Losses, Oracle, other_seed
-from dcpbench.verify.compare import compare, same_value
-from dcpbench.verify.files import compare_files, file_controls
+from dcpbench.verify.compare import same_leaves
+from dcpbench.verify.files import compare_files
 from dcpbench.verify.perturb import (
     all_different,
+    compare_controlled,
     compared_names,
-    controllable,
     perturb_model,
     perturb_optimizer,
     with_changed_constants,
     with_other_names,
 )
-from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaves, TensorLeaf, snapshot_nested
-from dcpbench.verify.tolerances import (
-    TOLERANCES,
-    compare_close,
-    loss_name,
-    loss_tolerance,
-    losses_close,
-    losses_equal,
-)
+from dcpbench.verify.resumed import ResumedRule
+from dcpbench.verify.snapshot import DigestedLeaf, Leaves, State, TensorLeaf
 from dcpbench.workloads import build_run
 from dcpbench.workloads.batches import batches_of
 from dcpbench.workloads.training_run import TrainingRun
 
 _UNRESTORED = 5
 """How many models from other seeds a loss is held against before it is said that nothing tells them apart."""
-
-_DRAWN = {"loss": 0.02, "model_equal": 0.1, "optim_equal": 2.0}
-"""How far a run with a known defect may be from a plain one that draws other random numbers: its losses as a
-part of these, its tensors of the largest magnitude in them."""
-
-Findings = Iterable[Mismatch]
-
-_RECORDED = {"train_state.losses", "train_state.current_loss"}
-"""Losses as a run's state has them."""
-
-Comparison = Callable[[list[float]], Findings]
-"""What is wrong with the losses of a run."""
 
 View = Callable[[TrainingRun], State]
 """What of a training run is compared: its live state, or a part of it."""
@@ -90,8 +70,7 @@ def verify_training(cell: Cell, oracle: Oracle, prepare: Callable[[TrainingRun],
         never, saved = live_state(unsaved), live_state(trained)
         for check, leaves in never.items():
             where = "in the run that saved"
-            cell.check("save_harmless", compare(leaves, saved[check]), where, compared_names(leaves))
-            control_changed(cell, "save_harmless", leaves, where)
+            cell.record("save_harmless", compare_controlled(leaves, saved[check]), where)
 
 
 def _layout_matters(cell: Cell, run: TrainingRun, why_before: str | None) -> bool:
@@ -108,7 +87,20 @@ def _layout_matters(cell: Cell, run: TrainingRun, why_before: str | None) -> boo
     return why is not None
 
 
-def make_different(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, number: int = 0) -> None:
+@dataclass(frozen=True)
+class Unrestored:
+    """A target of loads before a load, when everything in it is different.
+
+    Args:
+        fired: for each check, the names that the comparison reported then: its negative control.
+        state: the state that it had, where a known defect of torch may leave some of that.
+    """
+
+    fired: Mapping[str, Mapping[str, bool]]
+    state: State
+
+
+def make_different(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, number: int = 0) -> Unrestored:
     """Change every element and every hyperparameter of the target of a load, the one of this number, so that
     a load which restores nothing of it cannot go unseen, and prove it."""
     with cell.phase("build"):
@@ -116,17 +108,18 @@ def make_different(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, numb
         target.forget(seed)
         perturb_model(target.model, seed, target.is_left_out)
         perturb_optimizer(target.optimizer, seed, checkpoint.state.get("optim_equal"))
-        known_defects.before_load(cell, target, checkpoint)
+        state = retained_state(target) if defects_at(cell, "restored") else {}
         if cell.config.load_into.gradients:
             target.leave_gradients(batches_of(cell.config, cell.world.device))
-    prove_power(cell, target, checkpoint)
+    return replace(prove_power(cell, target, checkpoint), state=state)
 
 
-def load_and_verify(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, number: int = 0) -> None:
+def load_and_verify(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, number: int = 0) -> Unrestored:
     """Load a checkpoint, the one of this number, into a target in which everything was made different."""
-    make_different(cell, target, checkpoint, number)
+    before = make_different(cell, target, checkpoint, number)
     steps.load(cell, target, checkpoint)
-    verify_restored(cell, target, checkpoint)
+    verify_restored(cell, target, checkpoint, before)
+    return before
 
 
 def verify_saved_again(cell: Cell, target: TrainingRun, checkpoint: Checkpoint) -> None:
@@ -147,9 +140,10 @@ def verify_saved_again(cell: Cell, target: TrainingRun, checkpoint: Checkpoint) 
 
 
 def prove_power(
-    cell: Cell, target: TrainingRun, checkpoint: Checkpoint, view: View = live_state, where: str = ""
-) -> None:
-    """The negative controls: each comparison with a target in which everything is different."""
+    cell: Cell, target: TrainingRun, checkpoint: Checkpoint, view: View = live_state
+) -> Unrestored:
+    """Run the negative controls: each comparison with a target in which everything is different."""
+    fired: dict[str, dict[str, bool]] = {}
     with cell.phase("verify", "power"):
         unrestored = view(target)
         for check, leaves in checkpoint.state.items():
@@ -162,22 +156,36 @@ def prove_power(
                 left_out = filter(target.is_left_out, unrestored[check]) if check == "model_equal" else ()
                 other = with_changed_constants(leaves, with_other_names(unrestored[check]), left_out)
             found = checkpoint.compare(check, other, cell.world.group, closely=False)
-            cell.controlled(check, controllable(leaves), found, where or str(checkpoint))
+            fired[check] = {**Compared.of((), found, compared_names(leaves)).fired}
+    return Unrestored(fired, {})
 
 
 def verify_restored(
-    cell: Cell, target: TrainingRun, checkpoint: Checkpoint, view: View = live_state, where: str = ""
+    cell: Cell,
+    target: TrainingRun,
+    checkpoint: Checkpoint,
+    before: Unrestored,
+    view: View = live_state,
+    where: str = "",
 ) -> None:
     """What came back must be, bit for bit, what was there at the moment of saving: part by part, or by
     content where the parts lie otherwise. Where `view` is of all of it, the checks of plug-ins follow."""
     with cell.phase("verify", "equality"):
-        actual = view(target)
-        for check in checkpoint.state:
-            recall, group = checkpoint.recall_of(check), cell.world.group
-            found = checkpoint.compare(check, actual[check], group, recall)
-            marked = known_defects.mark_restored(cell, check, found, checkpoint, actual[check])
-            names = compared_names(checkpoint.state[check])
-            cell.check(check, marked, where or str(checkpoint), names)
+        actual, group = view(target), cell.world.group
+        compared: dict[str, Compared] = {}
+        for check, leaves in checkpoint.state.items():
+            found = checkpoint.compare(check, actual[check], group, checkpoint.recall_of(check))
+            compared[check] = Compared(found, compared_names(leaves), before.fired[check])
+
+        def about() -> Restored:
+            names = {check: frozenset(one.name for one in wrong.found) for check, wrong in compared.items()}
+            return Restored(checkpoint, actual, before.state, names)
+
+        def equal(check: str, state: State) -> set[str]:
+            return same_leaves(state.get(check, {}), actual[check])
+
+        for check, one in explained(cell, "restored", compared, about, equal).items():
+            cell.record(check, one, where or str(checkpoint))
         for spec in CHECKS.values():
             if spec.probe and view is live_state:
                 spec.probe(cell, target, checkpoint)
@@ -200,11 +208,11 @@ def resume(
         exactly: whether losses and state are the same bits; another layout sums in another order.
         until: the last step, if not after `resume_steps`; the uninterrupted run's state there is known.
     """
-    first, last = checkpoint.step + 1, until or checkpoint.step + cell.config.resume_steps
+    last = until or checkpoint.step + cell.config.resume_steps
+    taken = range(checkpoint.step + 1, last + 1)
     where = f"after the checkpoint of step {checkpoint.step}{checkpoint.how}"
-    with cell.phase("verify", "known_defects"):
-        mark = known_defects.resumed_by(cell, target, losses.data, last)
-    recorded = [*target.train_state.losses]
+    restored = _plain_copy(cell, target) if defects_at(cell, "resumed") else None
+    before = [*target.train_state.losses]
     if exactly or target.why_no_twin:
         resumed = steps.train(cell, target, losses.data, last)
     else:
@@ -212,102 +220,48 @@ def resume(
             twin = build_run.build_twin(cell.config, cell.world, other_seed(cell, 0))
             copy_state(target, twin, exchange_of(cell.world, target))
         resumed = Lockstep(cell, target, twin, where).train(losses.data, last)
-    recorded += resumed
-    continued = losses.continued[first - 1 : last]
-    tolerance = TOLERANCES[cell.config.tolerance.value]
-    dtypes = target.dtypes | losses.computes_in
-    near = partial(losses_close, first=first, tolerance=loss_tolerance(tolerance, dtypes))
-    drawn = bool(target.draws and target.sizes)
-    beside = partial(losses_close, first=first, tolerance=_DRAWN["loss"]) if drawn else near
-
-    def marked(compared: Comparison) -> Comparison:
-        return lambda seen: mark(
-            compared(seen), lambda other: beside(other.train_state.losses[-len(seen) or last :], seen)
-        )
-
-    comparisons: dict[str, Comparison] = {}
-    if exactly:
-        comparisons["loss_resume_equal"] = marked(partial(losses_equal, continued, first=first))
-    elif not _layout_matters(cell, target, losses.why_layout_bound):
-        comparisons["loss_resume_close"] = marked(partial(near, continued, reference="uninterrupted"))
     with cell.phase("verify", "resumed"):
-        taken = range(first, last + 1)
-        _verify_losses(cell, comparisons, resumed, target.alive[-len(taken) :], losses, taken, where)
-        expected = replace(checkpoint, state=losses.states[last])
-        for check, leaves in retained_state(target).items():
-            close = _DRAWN.get(check, tolerance) if drawn else tolerance
-            explain = partial(_explain, mark, target, recorded, close)
-            if check == FLAGS:
-                _verify_resumed(cell, FLAGS, check, expected, leaves, f"{where}, resumed", explain)
-            elif exactly:
-                _verify_resumed(cell, "state_resume_equal", check, expected, leaves, where, explain)
+        drawn = bool(target.draws and target.sizes)
+        dtypes = target.dtypes | losses.computes_in
+        continued = losses.continued[taken.start - 1 : last]
+        rule = ResumedRule.of(continued, taken.start, exactly, cell.config.tolerance.value, dtypes, drawn)
+        compared: dict[str, Compared] = {}
+        if exactly or not _layout_matters(cell, target, losses.why_layout_bound):
+            others = (steps.unrestored(cell, losses, number, taken) for number in range(_UNRESTORED))
+            compared[rule.check] = rule.compare(resumed, target.alive[-len(taken) :], others)
+        for part, leaves in retained_state(target).items():
+            if exactly or part == FLAGS:
+                reference = replace(checkpoint, state=losses.states[last])
+                compared[part] = _compare_resumed(cell, reference, part, leaves)
+
+        def equal(part: str, state: State) -> set[str]:
+            if part == rule.check:
+                return rule.same_losses(resumed, state)
+            return rule.same_state(part, [*before, *resumed], live_state(target), state)
+
+        if restored:
+            about = partial(Resumed, restored, losses.data, last)
+            compared = explained(cell, "resumed", compared, about, equal)
+        for part, one in compared.items():
+            check = part if part in (rule.check, FLAGS) else "state_resume_equal"
+            cell.record(check, one, f"{where}, resumed" if part == FLAGS else where)
     cell.report.resumed[checkpoint.step] = resumed
 
 
-def _verify_resumed(
-    cell: Cell,
-    check: str,
-    part: str,
-    expected: Checkpoint,
-    actual: Leaves,
-    where: str,
-    explain: Callable[[Findings], Findings],
-) -> None:
-    """A part of a resumed run's state must be what it is in the uninterrupted one. The control is a copy in
-    which everything is different, and a value that is not restored is not by that as it should be."""
-    found = expected.compare(part, actual, cell.world.group)
+def _plain_copy(cell: Cell, run: TrainingRun) -> TrainingRun:
+    """Build an unwrapped run in the state of a run; collective."""
+    with cell.phase("verify", "known_defects"):
+        plain = build_run.build_plain(cell.config, cell.world, cell.config.seed)
+        copy_state(run, plain, exchange_of(cell.world, run))
+        return plain
+
+
+def _compare_resumed(cell: Cell, expected: Checkpoint, part: str, actual: Leaves) -> Compared:
+    """Compare a part of a resumed run's state with the uninterrupted run's. The control is a copy in which
+    everything is different; a value that is not restored is not by that as it should be."""
     values = [name for name, leaf in actual.items() if not isinstance(leaf, TensorLeaf | DigestedLeaf)]
     other = with_changed_constants(expected.state[part], all_different(actual), values)
-    control = expected.compare(part, other, cell.world.group, closely=False)
-    cell.check(check, explain(found), where, compared_names(expected.state[part]))
-    cell.controlled(check, controllable(expected.state[part]), control, where)
-
-
-def _explain(
-    mark: known_defects.Mark, run: TrainingRun, recorded: list[float], tolerance: float, found: Findings
-) -> Findings:
-    """What was found of a resumed run's state, with marks: on tensors that are close to those of a run with
-    the known defect, and on the losses in it where they are those that were recorded."""
-    found, state = list(found), run.train_state
-
-    def beside(other: TrainingRun) -> Findings:
-        (tensors, objects), (of_run, objects_of_run) = map(_tensors_and_objects, (other, run))
-        far = [*compare_close(tensors, of_run, tolerance), *compare(objects, objects_of_run)]
-        alike = {*tensors, *objects} - {one.name for one in far} - _RECORDED
-        if same_value([state.losses, state.current_loss], [recorded, recorded[-1]]):
-            alike |= _RECORDED
-        return [one for one in found if one.name not in alike]
-
-    return mark(found, beside)
-
-
-def _verify_losses(
-    cell: Cell,
-    comparisons: Mapping[str, Comparison],
-    seen: list[float],
-    alive: list[bool],
-    losses: Losses,
-    taken: range,
-    where: str,
-) -> None:
-    """Losses by comparisons each of which must report those of models from which nothing was restored.
-
-    Those of the steps `taken` mean something if they are finite and not zero, and a gradient was there
-    (`alive`). Two models' losses may come close by chance, at a step or two: several are tried.
-    """
-    telling = {
-        loss_name(step): math.isfinite(loss) and loss != 0.0 and lives
-        for step, (loss, lives) in enumerate(zip(seen, alive, strict=False), taken.start)
-    }
-    for check, compared in comparisons.items():
-        cell.check(check, compared(seen), where, map(loss_name, taken))
-        reported: set[str] = set()
-        for other in range(_UNRESTORED):
-            if telling.keys() <= reported:
-                break
-            unrestored = steps.unrestored(cell, losses, other, taken)
-            reported |= {finding.name for finding in compared(unrestored)}
-        cell.control(check, {name: means and name in reported for name, means in telling.items()}, where)
+    return expected.compared(part, actual, other, cell.world.group)
 
 
 def verify_files(cell: Cell) -> None:
@@ -316,16 +270,7 @@ def verify_files(cell: Cell) -> None:
     for where, then, digests in cell.files.values():
         with cell.phase("verify", "files"):
             of_rank_0 = cell.world.rank == 0
-            found = compare_files(then, digests()) if of_rank_0 else []
-            control = file_controls(then) if of_rank_0 else {}
-            cell.check("files_unchanged", found, where, control)
-            cell.control("files_unchanged", control, where)
-
-
-def control_changed(cell: Cell, check: str, expected: Leaves, where: str) -> None:
-    """The control of an equality check with a changed copy of each piece of state."""
-    control = compare(expected, all_different(expected), closely=False)
-    cell.controlled(check, controllable(expected), control, where)
+            cell.record("files_unchanged", compare_files(then, digests()) if of_rank_0 else NOTHING, where)
 
 
 def changed(view: View) -> View:
@@ -343,17 +288,3 @@ def _verify_absent_key(cell: Cell, checkpoint: Checkpoint) -> None:
     load = partial(checkpoint.checkpointer.load, absent, checkpoint.checkpoint_id)
     with cell.phase("verify", "absent_key"):
         contract.verify_refused(cell, BaseException, "absent", load, lambda: None, where)
-
-
-def _tensors(run: TrainingRun) -> Leaves:
-    """The live tensors of model, optimizer and component."""
-    state = live_state(run)
-    both = {**state["model_equal"], **state["optim_equal"], **run.component.leaves()}
-    return {name: leaf for name, leaf in both.items() if isinstance(leaf, TensorLeaf | Idle)}
-
-
-def _tensors_and_objects(run: TrainingRun) -> tuple[Leaves, Leaves]:
-    """These, and whatever else is in its objects."""
-    tensors = _tensors(run)
-    objects = {**snapshot_nested(run.objects()), **run.component.leaves()}
-    return tensors, {name: leaf for name, leaf in objects.items() if name not in tensors}

@@ -83,7 +83,7 @@ def _verify_broadcast(cell: Cell, saved: Checkpoint, file: str) -> None:
         cell.report.not_applied["model_equal by BroadcastingTorchSaveReader"] = why
         return
     part = replace(saved, state={"model_equal": saved.state["model_equal"]}, how=", broadcast")
-    checks.make_different(cell, target, part)
+    before = checks.make_different(cell, target, part)
     with cell.phase("load", "broadcast"):
         dcp.load(
             {"model": model},
@@ -91,4 +91,4 @@ def _verify_broadcast(cell: Cell, saved: Checkpoint, file: str) -> None:
             planner=DynamicMetaLoadPlanner(),
             process_group=cell.world.checkpoint_group,
         )
-    checks.verify_restored(cell, target, part)
+    checks.verify_restored(cell, target, part, before)

@@ -2,7 +2,6 @@
 checkpoint, once what the kernel had cached of the files is dropped. A trainer of a user's own loads it
 itself, in as many processes as have saved it."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,52 +11,46 @@ from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.config.groups import Verify
 from dcpbench.scenarios import checks, steps
 from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import Checkpoint, SavedCheckpoint, State, as_saved, key_of
+from dcpbench.scenarios.checkpoint import Checkpoint, SavedCheckpoint, as_saved, key_of
+from dcpbench.scenarios.handover import Handover, LeftCheckpoint, leave, take
 from dcpbench.scenarios.read_whole import verify_read
 from dcpbench.scenarios.steps import Losses
 from dcpbench.verify.compare_layouts import digests
 from dcpbench.verify.files import drop_pages
-from dcpbench.verify.layout import Extent
 from dcpbench.verify.plain_read import compare_stored
-from dcpbench.verify.snapshot import DigestedLeaf
-from dcpbench.workloads.batches import batches_of
+from dcpbench.verify.snapshot import State
 from dcpbench.workloads.training_run import TrainingRun
 
 _LEFT, _LEFT_BY = "newest.pt", "newest-rank{}.pt"
 _HOW = ", loaded by a fresh process"
 
-SAFE: list[Any] = [DigestedLeaf, Extent]
-"""What a state that is left to another process is made of."""
 
-
-def leave(cell: Cell) -> None:
+def leave_newest(cell: Cell) -> None:
     """At the end of a stage, leave to the fresh process what its newest complete checkpoint must bring back,
     as digests of whole tensors and small exact values, and drop what is cached of the files; collective.
     What the ranks do not agree on no one checkpoint brings back: what they load shows that."""
     if cell.config.verify is not Verify.deep or cell.config.own_trainer or not cell.complete:
         return
     (newest,) = cell.complete
-    state, numbers = stored_state(cell, newest)
+    left = stored(cell, newest)
     with cell.phase("verify", "left"):
         if cell.world.rank == 0:
-            torch.save((newest.step, newest.checkpoint_id, state, numbers), cell.folder / _LEFT)
+            leave(cell, Handover([left]), _LEFT)
             drop_pages(Path(newest.checkpoint_id))
 
 
-def stored_state(cell: Cell, saved: SavedCheckpoint) -> tuple[State, Mapping[str, str]]:
+def stored(cell: Cell, saved: SavedCheckpoint) -> LeftCheckpoint:
     """What a checkpoint must bring back to a process that had no part in saving it, as digests of whole
-    tensors and small exact values, without what the ranks do not agree on; collective. And the numbers of
-    parameters by FQN, where it has an optimizer's state under these."""
+    tensors and small exact values, without what the ranks do not agree on; collective."""
     state: State = {}
     with cell.phase("verify", "left"):
         for check, leaves in as_saved(saved.source, saved.state).items():
             names = (name for name in leaves if key_of(check, name, saved.numbers) in saved.keys)
-            stored = {name: leaves[name] for name in names}
-            whole, wrong = digests(stored, cell.world.group)
+            whole, wrong = digests({name: leaves[name] for name in names}, cell.world.group)
             differing = {finding.name for finding in wrong}
             if agreed := {name: leaf for name, leaf in whole.items() if name not in differing}:
                 state[check] = agreed
-    return state, saved.numbers
+    return LeftCheckpoint.of(cell, saved, state)
 
 
 def leave_to_trainer(cell: Cell, newest: Checkpoint, run: TrainingRun, losses: Losses) -> None:
@@ -65,9 +58,10 @@ def leave_to_trainer(cell: Cell, newest: Checkpoint, run: TrainingRun, losses: L
     training must come to from there; drop what is cached of the files."""
     if cell.config.verify is not Verify.deep:
         return
-    left = newest.step, newest.checkpoint_id, newest.state, run.keeps_random, losses.continued, losses.states
+    left = [LeftCheckpoint.of(cell, newest, newest.state)]
+    handover = Handover.of(left, losses, losses.states, keeps_random=run.keeps_random)
     with cell.phase("verify", "left"):
-        torch.save(left, cell.folder / _LEFT_BY.format(cell.world.rank))
+        leave(cell, handover, _LEFT_BY.format(cell.world.rank))
         if cell.world.rank == 0:
             drop_pages(Path(newest.checkpoint_id))
 
@@ -76,15 +70,12 @@ def load_by_trainer(cell: Cell) -> None:
     """The last stage of a trainer: built anew in processes that saved nothing, it loads the newest checkpoint
     and goes on from there. What that takes is no cost of its way to save and load."""
     before = len(cell.report.measurements)
-    # Any values may be among a trainer's; this cell wrote the file.
-    left = torch.load(cell.folder / _LEFT_BY.format(cell.world.rank), weights_only=False)
-    step, checkpoint_id, state, keeps_random, continued, states = left
-    saved = Checkpoint(step, checkpoint_id, steps.open_checkpointer(cell), state, how=_HOW)
+    left = take(cell, _LEFT_BY.format(cell.world.rank), any_values=True)
+    saved = left.checkpoints[0].checkpoint(cell, steps.open_checkpointer(cell), how=_HOW)
     target = steps.build_anew(cell)
-    target.keeps_random = keeps_random
+    target.keeps_random = left.keeps_random
     checks.load_and_verify(cell, target, saved)
-    data = batches_of(cell.config, cell.world.device)
-    checks.resume(cell, target, saved, Losses(continued, data, states))
+    checks.resume(cell, target, saved, left.losses(cell))
     own = [one for one in cell.report.measurements if (one.phase or "").startswith("verify")]
     cell.report.measurements[before:] = own
 
@@ -95,19 +86,16 @@ def load_alone(cell: Cell, **_: Any) -> None:
     checkpointer's. Where no save came to its end there is nothing to load."""
     if not (cell.folder / _LEFT).exists():
         return
-    with torch.serialization.safe_globals(SAFE):
-        step, checkpoint_id, state, numbers = torch.load(cell.folder / _LEFT, weights_only=True)
     checkpointer = steps.open_checkpointer(cell)
-    saved = Checkpoint(step, checkpoint_id, checkpointer, state, by_content=True, how=_HOW, numbers=numbers)
-    where = str(saved)
+    left = take(cell, _LEFT).checkpoints[0]
+    saved = left.checkpoint(cell, checkpointer, by_content=True, how=_HOW)
     with cell.phase("verify", "fresh_process"):
-        loaded = empty_values(checkpointer, checkpoint_id)
-        checkpointer.load(loaded, checkpoint_id)
+        loaded = empty_values(checkpointer, saved.checkpoint_id)
+        checkpointer.load(loaded, saved.checkpoint_id)
         held = verify_read(cell, saved, loaded, None)
-        if stored := checkpointer.stored(checkpoint_id):
-            seen = compare_stored([held], stored, 0, 1, cell.world.device)
-            cell.check("files_equal", seen.found, where, seen.control)
-            cell.control("files_equal", seen.control, where)
+        if in_files := checkpointer.stored(saved.checkpoint_id):
+            compared = compare_stored([held], in_files, 0, 1, cell.world.device)
+            cell.record("files_equal", compared, str(saved))
 
 
 def empty_values(checkpointer: Checkpointer, checkpoint_id: str) -> dict[str, Any]:

@@ -2,16 +2,19 @@
 computes its own gradients of the same batch, and then steps on the ranks' gradients."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from dcpbench.config.mesh import SHARE_DATA, dp_degree
 from dcpbench.core.mismatch import Mismatch
-from dcpbench.scenarios import known_defects
+from dcpbench.core.rank_report import Compared
 from dcpbench.scenarios.cell import Cell
+from dcpbench.scenarios.explained import TwinGradients, defects_at, explained
 from dcpbench.scenarios.plain_runs import exchange_of
 from dcpbench.scenarios.twin import Pass, Twin, dense, inexact_steps, state_of
 from dcpbench.verify.compare_layouts import compare_replicas, gathered
@@ -77,7 +80,7 @@ class Lockstep:
         self._why_not: dict[str, str] = {}
         self._losses: dict[int, _Losses] = {}
         self._exchange = exchange_of(cell.world, run)
-        self._defects = known_defects.gradients_of(cell, twin)
+        self._explains = bool(defects_at(cell, "twin"))
         self._leaves = of_kind("param", snapshot_model(run.model))
         self._parts = Parts.of(self._leaves, self._exchange)
         self._noise = runs_other_kernels(cell.config, run.sizes)
@@ -148,8 +151,41 @@ class Lockstep:
         own: Pass,
         others: list[Pass],
     ) -> None:
-        seen, twins = self._seen[GRADIENT], self._twin.parameters
-        leaves = self._leaves
+        seen, leaves = self._seen[GRADIENT], self._leaves
+        found, kept = list[Mismatch](), dict[str, TwinGradient]()
+        parts: dict[str, GradientPart] = {}
+        for name, twin in self._twin_gradients(own, others):
+            bound = self._bound(leaves[name].dtype)
+            part = parts[name] = GradientPart(leaves[name], here.get(name), whole.get(name))
+            finding, used = compare_gradient(name, step, part, twin)
+            self._bound_used = max(self._bound_used, used)
+            found += [finding] if finding else []
+            if twin is None or not twin.can_tell(bound.control):
+                continue
+            if self._explains:
+                kept[name] = twin
+            had = leaves[name].extent.numel > 0
+            seen.compared[name] = seen.compared.get(name, False) or had
+            if had and not seen.fired.get(name):
+                control = compare_gradient(name, step, part, twin.made_different(bound.control))
+                seen.fired[name] = control[0] is not None
+
+        def equal(_: str, state: Mapping[str, Mapping[str, TwinGradient]]) -> set[str]:
+            expected = state[GRADIENT].items()
+            return {
+                name
+                for name, twin in expected
+                if name in parts and compare_gradient(name, step, parts[name], twin)[0] is None
+            }
+
+        about = partial(TwinGradients, GRADIENT, kept, own.gradients, self._gradients_after)
+        compared = {GRADIENT: Compared(found, {}, {})}
+        seen.found += explained(self._cell, "twin", compared, about, equal)[GRADIENT].found
+
+    def _twin_gradients(self, own: Pass, others: list[Pass]) -> Iterator[tuple[str, TwinGradient | None]]:
+        """Sum the gradients of all ranks' shares of a batch; collective. Of another stage of a pipeline there
+        is none."""
+        twins, leaves = self._twin.parameters, self._leaves
         names = [name for name, value in twins.items() if value.numel()]
         mine: dict[str, list[torch.Tensor]] = {}
         if self._counts:
@@ -158,23 +194,14 @@ class Lockstep:
                 mine[name] = [one, one.abs(), *noise]
         elements = {name: twins[name].numel() * (1 + twins[name].is_complex()) for name in names}
         for name, present, sums in summed(names, mine, elements, 2 + len(others), self._exchange):
-            if name not in leaves or leaves[name].extent.shape != tuple(twins[name].shape):
-                continue  # of another stage of a pipeline
-            bound = self._bound(leaves[name].dtype)
-            twin = TwinGradient.of(bound, *sums) if present else None
-            part = GradientPart(leaves[name], here.get(name), whole.get(name))
-            finding, used = compare_gradient(name, step, part, self._defects.expected(name, twin))
-            self._bound_used = max(self._bound_used, used)
-            if finding:
-                mark = self._defects.mark(finding, step, part, twin, own.gradients.get(name))
-                seen.found.append(mark)
-            if twin is None or not twin.can_tell(bound.control):
-                continue
-            had = leaves[name].extent.numel > 0
-            seen.compared[name] = seen.compared.get(name, False) or had
-            if had and not seen.fired.get(name):
-                control = compare_gradient(name, step, part, twin.made_different(bound.control))
-                seen.fired[name] = control[0] is not None
+            if name in leaves and leaves[name].extent.shape == tuple(twins[name].shape):
+                yield name, TwinGradient.of(self._bound(leaves[name].dtype), *sums) if present else None
+
+    def _gradients_after(self, change: Callable[[nn.Module], None]) -> dict[str, TwinGradient]:
+        with self._twin.changed(change):
+            others = self._twin.jittered() if self._noise and not self._run.draws else []
+            gradients = self._twin_gradients(self._twin.passed_again(), others)
+            return {name: twin for name, twin in gradients if twin}
 
     def _bound(self, dtype: torch.dtype) -> GradientBound:
         eps = rounding([dtype, self._reduced_in] if self._reduced_in else [dtype])
@@ -229,8 +256,7 @@ class Lockstep:
             self._seen[GRADIENT].fired = dict.fromkeys(self._seen[GRADIENT].fired, False)
         for check, seen in self._seen.items():
             if check not in self._why_not:
-                self._cell.check(check, seen.found, self._where, seen.compared)
-                self._cell.control(check, seen.fired, self._where)
+                self._cell.record(check, Compared(seen.found, seen.compared, seen.fired), self._where)
         if LOSS not in self._why_not:
             self._record_losses()
         self._compare_replicas()
@@ -247,8 +273,7 @@ class Lockstep:
             found += self._far(step, one.twin)
             means = math.isfinite(one.ranks) and one.ranks != 0.0 and lives
             fired[loss_name(step)] = means and any(self._far(step, other) for other in others)
-        self._cell.check(LOSS, found, self._where, [*fired])
-        self._cell.control(LOSS, fired, self._where)
+        self._cell.record(LOSS, Compared(found, dict.fromkeys(fired, True), fired), self._where)
 
     def _far(self, step: int, twin: float) -> list[Mismatch]:
         one = self._losses[step]
@@ -260,10 +285,9 @@ class Lockstep:
         cell = self._cell
         state = {name: leaf for name, leaf in state_of(self._run).items() if isinstance(leaf, TensorLeaf)}
         leaves = {name: leaf for name, leaf in state.items() if leaf.kind != "buffer"}
-        fired, found = compare_replicas(leaves, cell.world.group)
-        if fired:
-            cell.check(REPLICAS, found, self._where, [*fired])
-            cell.control(REPLICAS, fired, self._where)
+        compared = compare_replicas(leaves, cell.world.group)
+        if compared.fired:
+            cell.record(REPLICAS, compared, self._where)
         else:
             cell.report.not_applied[REPLICAS] = "no two ranks have the same part of anything"
 

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dcpbench.scenarios import contract
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, key_of
-from dcpbench.verify.perturb import all_different, controllable
+from dcpbench.verify.perturb import all_different
 from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaves, TensorLeaf, retained, snapshot_nested
 
 
@@ -28,9 +27,9 @@ def verify_read(
                 continue
             is_tensor = isinstance(leaf, TensorLeaf | DigestedLeaf)
             actual |= {name: held.get(key)} if is_tensor else snapshot_nested({name: _as_seen(values[key])})
-        found = saved.compare(check, actual, group, saved.recall_of(check))
-        control = saved.compare(check, all_different(actual), group)
-        contract.verify(cell, check, found, control, controllable(leaves), str(saved))
+        other = all_different(actual)
+        compared = saved.compared(check, actual, other, group, saved.recall_of(check))
+        cell.record(check, compared, str(saved))
     return held
 
 

@@ -15,22 +15,17 @@ import torch
 
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.core.plugins import all_of
-from dcpbench.scenarios import contract, known_defects, side_effects
+from dcpbench.core.rank_report import NOTHING
+from dcpbench.scenarios import contract, side_effects
 from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import (
-    RANDOM,
-    Checkpoint,
-    SavedCheckpoint,
-    State,
-    promised_keys,
-    retained_state,
-)
+from dcpbench.scenarios.checkpoint import RANDOM, Checkpoint, SavedCheckpoint, promised_keys, retained_state
+from dcpbench.scenarios.explained import StoredFiles, explained
 from dcpbench.scenarios.shared_folder import wait_until_seen
-from dcpbench.verify.audit import audit, controls
+from dcpbench.verify.audit import compare_manifest
 from dcpbench.verify.compare_layouts import gathered
-from dcpbench.verify.files import FileDigests, digest_late_files, not_synced, synced_in
+from dcpbench.verify.files import FileDigests, compare_synced, digest_late_files, synced_in
 from dcpbench.verify.plain_read import compare_stored
-from dcpbench.verify.snapshot import Leaves
+from dcpbench.verify.snapshot import Leaves, State
 from dcpbench.workloads import build_run
 from dcpbench.workloads.batches import Batches, batches_of
 from dcpbench.workloads.training_run import TrainingRun
@@ -293,9 +288,15 @@ def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
         if stored := checkpoint.checkpointer.stored(checkpoint.checkpoint_id):
             world = cell.world
             seen = compare_stored(checkpoint.by_key, stored, world.rank, world.size, world.device)
-            found = known_defects.mark_stored(cell, seen.found, checkpoint, stored)
-            cell.check("files_equal", found, str(checkpoint), seen.control)
-            cell.control("files_equal", seen.control, str(checkpoint))
+            names = frozenset(one.name for one in seen.found)
+
+            def equal(_: str, state: State) -> set[str]:
+                again = compare_stored(state.values(), stored, world.rank, world.size, world.device)
+                return again.names.keys() - {one.name for one in again.found}
+
+            about = partial(StoredFiles, checkpoint, stored, names)
+            for check, one in explained(cell, "stored", {"files_equal": seen}, about, equal).items():
+                cell.record(check, one, str(checkpoint))
         else:
             cell.report.not_applied.setdefault("files_equal", "nothing else reads what lies there")
     cell.complete[:] = [checkpoint]
@@ -305,17 +306,14 @@ def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
 
 def _audit(cell: Cell, checkpoint: SavedCheckpoint, everybody: list[Any]) -> None:
     """What a checkpoint says of itself on rank 0, against what `everybody` had to save, and has synced."""
-    found, control = [], {}
+    compared = NOTHING
     if cell.world.rank == 0:
         expected = {key: what for keys, _, _ in everybody for key, what in keys.items()}
-        manifest = checkpoint.checkpointer.manifest(checkpoint.checkpoint_id)
-        found, control = audit(manifest, expected), controls(manifest, expected)
+        compared = compare_manifest(checkpoint.checkpointer.manifest(checkpoint.checkpoint_id), expected)
         synced = [one for _, _, one in everybody]
         if (files := everybody[0][1]) and None not in synced:
-            found += not_synced(files, set().union(*synced))
-            control["files that were not synced"] = len(not_synced(files, ())) == len(files)
-    cell.check("checkpoint_whole", found, str(checkpoint), list(control))
-    cell.control("checkpoint_whole", control, str(checkpoint))
+            compared += compare_synced(files, set().union(*synced))
+    cell.record("checkpoint_whole", compared, str(checkpoint))
 
 
 def _synced(cell: Cell, checkpoint: SavedCheckpoint) -> set[str] | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.rank_report import Compared
 
 Shape = tuple[int, ...]
 
@@ -75,8 +76,9 @@ def audit(manifest: Manifest, expected: Mapping[str, Entry]) -> list[Mismatch]:
     for key, entry in entries.items():
         wanted = expected.get(key, entry)
         if wanted.shape is not None and entry.shape is None:
-            dtypes = {"expected": wanted.dtype, "stored": "no tensor"}
-            found.append(Mismatch(key, Problem.dtype, facts=dtypes))
+            found.append(
+                Mismatch(key, Problem.dtype, facts={"expected": wanted.dtype, "stored": "no tensor"})
+            )
         if wanted.shape is None and entry.shape and entry.dtype != "torch.uint8":  # the bytes of a stream
             found.append(Mismatch(key, Problem.dtype, facts={"expected": "a value", "stored": entry.dtype}))
         if entry.shape is not None:
@@ -90,8 +92,9 @@ def audit(manifest: Manifest, expected: Mapping[str, Entry]) -> list[Mismatch]:
     for path, spans in manifest.spans.items():
         found += [Mismatch(path, Problem.ranges, facts=facts) for facts in _overlapping(spans)]
     strangers = sorted(manifest.found.keys() - manifest.named.keys() - manifest.own)
-    sizes = {path: manifest.found[path] for path in strangers}
-    return found + [Mismatch(path, Problem.stray, facts={"found": size}) for path, size in sizes.items()]
+    return found + [
+        Mismatch(path, Problem.stray, facts={"found": manifest.found[path]}) for path in strangers
+    ]
 
 
 def _overlapping(spans: Iterable[Span]) -> Iterator[dict[str, Any]]:
@@ -131,6 +134,12 @@ def _tensor(key: str, entry: Entry, shape: Shape, expected: Entry) -> list[Misma
     if stored < math.prod(shape):
         wrong.append((Problem.uncovered, {"stored": stored, "elements": math.prod(shape)}))
     return [Mismatch(key, problem, facts=facts) for problem, facts in wrong]
+
+
+def compare_manifest(manifest: Manifest, expected: Mapping[str, Entry]) -> Compared:
+    """Audit a manifest; the control audits copies of it that are damaged."""
+    control = controls(manifest, expected)
+    return Compared(audit(manifest, expected), dict.fromkeys(control, True), control)
 
 
 def controls(manifest: Manifest, expected: Mapping[str, Entry]) -> dict[str, bool]:

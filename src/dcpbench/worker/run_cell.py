@@ -61,7 +61,7 @@ def run_cell(
         return
     if alone:  # what it uses is no cost of the cell's way to save and load
         return
-    fresh_process.leave(cell)
+    fresh_process.leave_newest(cell)
     if spec.run.stage + 1 < len(config.stages) and stage.ends is Ending.report:
         wait_until_seen(cell, where, "of this stage")
     if config.compile:
