@@ -47,7 +47,7 @@ ALL = ("model.first", "model.middle", "model.last", "number", "other")
 @pytest.mark.parametrize("missing", ["", *ALL])
 def test_a_fresh_process_is_left_what_the_checkpoint_holds(missing: str, tmp_path: Path) -> None:
     cell, _ = newest(tmp_path, *(key for key in ALL if key != missing))
-    fresh_process.leave_newest(cell)
+    handover.leave_newest(cell)
     names = {"model_equal": {"first", "middle", "last"}, "extra_equal": {"number", "other"}}
     assert left(cell) == {
         check: held - {missing.removeprefix("model.") if "model" in check else missing}
@@ -59,15 +59,15 @@ def test_a_fresh_process_is_left_what_the_checkpoint_holds(missing: str, tmp_pat
 def test_a_fresh_process_is_not_left_what_ranks_do_not_agree_on(
     differing: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = fresh_process.digests
+    honest = handover.digests
 
     def digests(leaves: Any, group: Any) -> Any:
         whole, _ = honest(leaves, group)
         return whole, [Mismatch(name, Problem.ranks_disagree) for name in leaves if name in differing]
 
-    monkeypatch.setattr(fresh_process, "digests", digests)
+    monkeypatch.setattr(handover, "digests", digests)
     cell, _ = newest(tmp_path, *ALL)
-    fresh_process.leave_newest(cell)
+    handover.leave_newest(cell)
     agreed = {
         "model_equal": {"first", "middle", "last"} - differing,
         "extra_equal": {"number", "other"} - differing,
@@ -78,7 +78,7 @@ def test_a_fresh_process_is_not_left_what_ranks_do_not_agree_on(
 @pytest.mark.parametrize("missing", ["", "model.middle", "number"])
 def test_a_fresh_process_tells_what_the_checkpoint_no_longer_holds(missing: str, tmp_path: Path) -> None:
     cell, saved = newest(tmp_path, *ALL)
-    fresh_process.leave_newest(cell)
+    handover.leave_newest(cell)
     values = {
         **{f"model.{name}": leaf.local for name, leaf in saved.state["model_equal"].items()},
         **saved.state["extra_equal"],
@@ -101,16 +101,16 @@ def test_a_trainer_is_left_to_a_fresh_process_of_each_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dropped: list[Path] = []
-    monkeypatch.setattr(fresh_process, "drop_pages", dropped.append)
+    monkeypatch.setattr(handover, "drop_pages", dropped.append)
     cell, saved = newest(tmp_path)
     run: Any = mock.Mock(TrainingRun, keeps_random=frozenset())
     losses = steps.Losses([1.0], mock.Mock(), {})
     standard = replace(cell, config=replace(cell.config, verify=Verify.standard))
-    fresh_process.leave_to_trainer(standard, saved, run, losses)
+    handover.leave_to_trainer(standard, saved, run, losses)
     assert not [*tmp_path.iterdir()]
-    fresh_process.leave_to_trainer(replace(cell, world=world(1, 2)), saved, run, losses)
+    handover.leave_to_trainer(replace(cell, world=world(1, 2)), saved, run, losses)
     assert dropped == []
-    fresh_process.leave_to_trainer(cell, saved, run, losses)
+    handover.leave_to_trainer(cell, saved, run, losses)
     assert dropped == [tmp_path]
     assert {path.name for path in tmp_path.iterdir()} == {"newest-rank0.pt", "newest-rank1.pt"}
 
@@ -119,15 +119,15 @@ def test_what_is_left_is_no_longer_cached_by_rank_0_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dropped: list[Path] = []
-    monkeypatch.setattr(fresh_process, "drop_pages", dropped.append)
+    monkeypatch.setattr(handover, "drop_pages", dropped.append)
     cell, _ = newest(tmp_path, *ALL)
-    fresh_process.leave_newest(replace(cell, world=world(1, 2)))
+    handover.leave_newest(replace(cell, world=world(1, 2)))
     assert (dropped, (tmp_path / "newest.pt").exists()) == ([], False)
     for config_without in (replace(cell.config, verify=Verify.standard),):
-        fresh_process.leave_newest(replace(cell, config=config_without))
-    fresh_process.leave_newest(replace(cell, complete=[]))
+        handover.leave_newest(replace(cell, config=config_without))
+    handover.leave_newest(replace(cell, complete=[]))
     assert (dropped, (tmp_path / "newest.pt").exists()) == ([], False)
-    fresh_process.leave_newest(cell)
+    handover.leave_newest(cell)
     assert dropped == [tmp_path]
 
 

@@ -10,17 +10,21 @@ from typing import Any
 import torch
 
 from dcpbench.checkpointers.base import Checkpointer
+from dcpbench.config.groups import Verify
 from dcpbench.core.rank_report import Compared
 from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import RANDOM, Checkpoint
+from dcpbench.scenarios.checkpoint import RANDOM, Checkpoint, SavedCheckpoint, as_saved, key_of
 from dcpbench.scenarios.steps import Losses
 from dcpbench.verify.compare_layouts import digests
-from dcpbench.verify.files import FileDigests
+from dcpbench.verify.files import FileDigests, drop_pages
 from dcpbench.verify.layout import Extent
 from dcpbench.verify.snapshot import DigestedLeaf, State
 from dcpbench.workloads.batches import batches_of
+from dcpbench.workloads.training_run import TrainingRun
 
 _NEXT_STAGE = "handover.pt"
+NEWEST, NEWEST_OF_RANK = "newest.pt", "newest-rank{}.pt"
+"""What is left to a fresh process: of the newest checkpoint, or of a trainer's by each rank."""
 
 
 @dataclass(frozen=True)
@@ -123,3 +127,44 @@ def take_over(cell: Cell, checkpointer: Checkpointer, same_layout: bool) -> tupl
     for state in () if same_layout else states:
         del state[RANDOM]
     return checkpoints, handover.losses(cell)
+
+
+def leave_newest(cell: Cell) -> None:
+    """At the end of a stage, leave to the fresh process what its newest complete checkpoint must bring back,
+    as digests of whole tensors and small exact values, and drop what is cached of the files; collective.
+    What the ranks do not agree on no one checkpoint brings back: what they load shows that."""
+    if cell.config.verify is not Verify.deep or cell.config.own_trainer or not cell.complete:
+        return
+    (newest,) = cell.complete
+    left = stored(cell, newest)
+    with cell.phase("verify", "left"):
+        if cell.world.rank == 0:
+            leave(cell, Handover([left]), NEWEST)
+            drop_pages(Path(newest.checkpoint_id))
+
+
+def stored(cell: Cell, saved: SavedCheckpoint) -> LeftCheckpoint:
+    """What a checkpoint must bring back to a process that had no part in saving it, as digests of whole
+    tensors and small exact values, without what the ranks do not agree on; collective."""
+    state: State = {}
+    with cell.phase("verify", "left"):
+        for check, leaves in as_saved(saved.source, saved.state).items():
+            names = (name for name in leaves if key_of(check, name, saved.numbers) in saved.keys)
+            whole, wrong = digests({name: leaves[name] for name in names}, cell.world.group)
+            differing = {finding.name for finding in wrong}
+            if agreed := {name: leaf for name, leaf in whole.items() if name not in differing}:
+                state[check] = agreed
+    return LeftCheckpoint.of(cell, saved, state)
+
+
+def leave_to_trainer(cell: Cell, newest: Checkpoint, run: TrainingRun, losses: Losses) -> None:
+    """Leave to a fresh process of each rank what the newest checkpoint of a trainer must bring back, and what
+    training must come to from there; drop what is cached of the files."""
+    if cell.config.verify is not Verify.deep:
+        return
+    left = [LeftCheckpoint.of(cell, newest, newest.state)]
+    handover = Handover.of(left, losses, losses.states, keeps_random=run.keeps_random)
+    with cell.phase("verify", "left"):
+        leave(cell, handover, NEWEST_OF_RANK.format(cell.world.rank))
+        if cell.world.rank == 0:
+            drop_pages(Path(newest.checkpoint_id))

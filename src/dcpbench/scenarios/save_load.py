@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
-from dcpbench.scenarios import checks, contract, fresh_process, steps
+from dcpbench.scenarios import checks, contract, handover, steps
 from dcpbench.scenarios.cell import Cell
 
 
@@ -30,7 +30,7 @@ def save_load(cell: Cell) -> None:
         checks.resume(cell, target, checkpoint, oracle.losses)
     checks.verify_saved_again(cell, target, checkpoints[0])
     if cell.config.own_trainer:
-        fresh_process.leave_to_trainer(cell, checkpoints[-1], oracle.trained, oracle.losses)
+        handover.leave_to_trainer(cell, checkpoints[-1], oracle.trained, oracle.losses)
 
 
 def no_dist(cell: Cell) -> None:

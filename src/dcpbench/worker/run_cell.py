@@ -17,7 +17,7 @@ from dcpbench.config.groups import Ending, StageWorld
 from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import RankReport, Skip
 from dcpbench.measure import memory
-from dcpbench.scenarios import fresh_process
+from dcpbench.scenarios import handover
 from dcpbench.scenarios.cell import Cell, Uploads
 from dcpbench.scenarios.checks import verify_files
 from dcpbench.scenarios.shared_folder import wait_until_seen
@@ -61,7 +61,7 @@ def run_cell(
         return
     if alone:  # what it uses is no cost of the cell's way to save and load
         return
-    fresh_process.leave_newest(cell)
+    handover.leave_newest(cell)
     if spec.run.stage + 1 < len(config.stages) and stage.ends is Ending.report:
         wait_until_seen(cell, where, "of this stage")
     if config.compile:

@@ -41,7 +41,7 @@ def listed(name: str) -> KnownFailure:
 @stages_again
 def test_of_a_stager_that_saves_share() -> None:
     ran = overlapping("async_shared_stager")
-    failed = {one.check: one.findings for one in ran.verdict.failed}
+    failed = {one.check: one.mismatches for one in ran.verdict.failed}
     state = {"model_equal", "optim_equal", "extra_equal", "files_equal"}
     assert failed.keys() == state | {"loss_resume_equal", "state_resume_equal"}
     for check, findings in failed.items():
@@ -55,14 +55,14 @@ def test_of_a_stager_that_saves_share() -> None:
 @stages_again
 @pytest.mark.parametrize("fault", ["weight_lowest_bit", "second_step_wrong"])
 def test_another_defect_beside_it_is_not_of_it(fault: str) -> None:
-    failed = {one.check: one.findings for one in overlapping("async_shared_stager", fault).verdict.failed}
+    failed = {one.check: one.mismatches for one in overlapping("async_shared_stager", fault).verdict.failed}
     assert not explaining([listed("shared-stager")], failed, []).whole
 
 
 @stages_again
 def test_a_file_that_holds_what_no_save_had_is_not_of_it() -> None:
     failed = {
-        one.check: one.findings for one in overlapping("async_shared_stager", "file_bit").verdict.failed
+        one.check: one.mismatches for one in overlapping("async_shared_stager", "file_bit").verdict.failed
     }
     assert None in {one.by for one in failed["files_equal"]}
     assert not explaining([listed("shared-stager")], failed, []).whole

@@ -23,7 +23,7 @@ from dcpbench.plugins.crash.recording import read_record, recording
 from dcpbench.plugins.crash.script import Shown, plain_script
 from dcpbench.plugins.crash.small_saves import smallest
 from dcpbench.plugins.crash.survey import BREAKS, StateKind, Survey, survey
-from dcpbench.scenarios import contract, fresh_process, steps
+from dcpbench.scenarios import contract, fresh_process, handover, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.handover import Handover, leave, take
 from dcpbench.scenarios.read_whole import verify_read
@@ -45,7 +45,7 @@ def record_saves(cell: Cell, same_folder: bool, **_: Any) -> None:
     steps.finish(inside, old)
     first.close()  # also the process that uploads: the next one records what it does
     before = str(Path(_BEFORE) / Path(old.checkpoint_id).name)
-    left = [replace(fresh_process.stored(cell, old), folder=before)]
+    left = [replace(handover.stored(cell, old), folder=before)]
     if cell.world.rank == 0:
         shutil.copytree(inside.folder, cell.folder / _BEFORE)
     if same_folder:
@@ -64,7 +64,7 @@ def record_saves(cell: Cell, same_folder: bool, **_: Any) -> None:
                 raise  # else it has to be refused
         else:
             recorder.succeeded()
-            left.append(fresh_process.stored(cell, new))
+            left.append(handover.stored(cell, new))
     second.close()
     # What is recorded takes longer.
     del cell.report.measurements[measured:]
