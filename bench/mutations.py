@@ -10,8 +10,8 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "dcpbench"
 
-_CHECKS, _STEPS, _LOCKSTEP = "scenarios/checks.py", "scenarios/steps.py", "scenarios/lockstep.py"
-_TRAINING, _TWIN = "verify/training.py", "scenarios/twin.py"
+_CHECKS, _STEPS, _LOCKSTEP = "cell/checks.py", "cell/steps.py", "cell/lockstep.py"
+_TRAINING, _TWIN = "verify/training.py", "workloads/twin.py"
 PLANTED: dict[str, tuple[str, str, str]] = {
     "controls always true": (
         "core/rank_report.py",

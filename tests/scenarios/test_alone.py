@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from dcpbench.scenarios import checkpoint, checks, lockstep, partial_load, steps, twin
+from dcpbench.cell import checkpoint, checks, lockstep, steps
+from dcpbench.scenarios import partial_load
 from dcpbench.verdict.judge import Verdict
 from dcpbench.verify import audit
-from dcpbench.workloads import build_run
+from dcpbench.workloads import build_run, twin
 from dcpbench.workloads.batches import batches_of
 from dcpbench.workloads.build_run import build_plain, build_stranger
 from dcpbench.workloads.models import Mlp

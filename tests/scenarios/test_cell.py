@@ -12,13 +12,9 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 
-from dcpbench.checkpointers.base import PendingSave
-from dcpbench.core.metrics import METRICS, PHASE_S, MetricSpec
-from dcpbench.core.mismatch import Mismatch, Problem
-from dcpbench.core.rank_report import Compared
-from dcpbench.scenarios import steps
-from dcpbench.scenarios.cell import Uploads
-from dcpbench.scenarios.checkpoint import (
+from dcpbench.cell import steps
+from dcpbench.cell.cell import Uploads
+from dcpbench.cell.checkpoint import (
     FLAGS,
     RANDOM,
     Checkpoint,
@@ -26,6 +22,10 @@ from dcpbench.scenarios.checkpoint import (
     live_state,
     promised_keys,
 )
+from dcpbench.checkpointers.base import PendingSave
+from dcpbench.core.metrics import METRICS, PHASE_S, MetricSpec
+from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.rank_report import Compared
 from dcpbench.verify import snapshot
 from dcpbench.verify.layout import whole
 from dcpbench.verify.snapshot import TensorLeaf, snapshot_nested

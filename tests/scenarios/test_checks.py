@@ -11,14 +11,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dcpbench.cell import checkpoint, checks, contract, explained, lockstep, steps
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import Checkpoint, live_state
+from dcpbench.cell.explained import Resumed, TwinGradients
+from dcpbench.cell.steps import Losses
 from dcpbench.core.checks import CheckSpec
 from dcpbench.core.defects import Defect
 from dcpbench.core.mismatch import Mismatch, Problem
-from dcpbench.scenarios import checkpoint, checks, contract, explained, lockstep, steps
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import Checkpoint, live_state
-from dcpbench.scenarios.explained import Resumed, TwinGradients
-from dcpbench.scenarios.steps import Losses
 from dcpbench.verify import perturb, resumed, training
 from dcpbench.verify.files import digest_files
 from dcpbench.verify.resumed import ResumedRule

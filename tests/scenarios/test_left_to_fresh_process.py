@@ -11,11 +11,12 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 
+from dcpbench.cell import handover, read_whole, steps
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import FLAGS, SavedCheckpoint
 from dcpbench.config.groups import Verify
 from dcpbench.core.mismatch import Mismatch, Problem
-from dcpbench.scenarios import fresh_process, handover, read_whole, steps
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import FLAGS, SavedCheckpoint
+from dcpbench.scenarios import fresh_process
 from dcpbench.verify.snapshot import snapshot_nested
 from dcpbench.workloads.training_run import TrainingRun
 from support.alone import bare_cell, config, world

@@ -5,8 +5,8 @@ from unittest import mock
 
 import pytest
 
-from dcpbench.scenarios import checks, steps
-from dcpbench.scenarios.checkpoint import Checkpoint, key_of
+from dcpbench.cell import checks, steps
+from dcpbench.cell.checkpoint import Checkpoint, key_of
 from dcpbench.workloads.build_run import build
 from support.alone import bare_cell, config, run_alone, unexplained, world
 

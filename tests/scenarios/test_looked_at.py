@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from dcpbench.cell import lockstep
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.scenarios import fresh_process as stage
-from dcpbench.scenarios import lockstep
 from dcpbench.verify import snapshot
 from support.alone import config, group_of_one, run_alone, world
 from support.looked_at import (

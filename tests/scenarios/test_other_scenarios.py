@@ -15,17 +15,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint import DefaultLoadPlanner, state_dict_loader
 
+from dcpbench.cell import handover, steps
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.core.rank_report import CheckReport, Skip
-from dcpbench.scenarios import (
-    fine_tune,
-    handover,
-    in_place,
-    partial_load,
-    refused_saves,
-    stateful_objects,
-    steps,
-)
+from dcpbench.scenarios import fine_tune, in_place, partial_load, refused_saves, stateful_objects
 from dcpbench.verify.perturb import controllable
 from dcpbench.verify.snapshot import snapshot_nested
 from dcpbench.workloads.build_run import build

@@ -14,13 +14,14 @@ from unittest import mock
 import pytest
 import torch
 
+from dcpbench.cell import handover, read_whole, steps
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import RANDOM, Checkpoint, SavedCheckpoint
 from dcpbench.checkpointers import base
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.core.mismatch import Problem
 from dcpbench.core.rank_report import RankReport
-from dcpbench.scenarios import fresh_process, handover, read_whole, steps
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import RANDOM, Checkpoint, SavedCheckpoint
+from dcpbench.scenarios import fresh_process
 from dcpbench.verify import compare_layouts
 from dcpbench.verify.files import FileDigests, digest_files, recorded_syncs
 from dcpbench.verify.snapshot import Leaves, State

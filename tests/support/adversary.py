@@ -10,9 +10,9 @@ import numpy as np
 import psutil
 import torch
 
+from dcpbench.cell.cell import Cell
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared, RankReport
-from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.save_load import save_load
 from dcpbench.worker.messages import Message
 

@@ -3,10 +3,10 @@ places, and of what there each name."""
 
 from typing import Any
 
+from dcpbench.cell.checkpoint import FLAGS, live_state
 from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import RankReport
 from dcpbench.scenarios import fine_tune
-from dcpbench.scenarios.checkpoint import FLAGS, live_state
 from dcpbench.verify.audit import Chunk, Entry, Manifest, controls
 from dcpbench.verify.perturb import controllable
 from dcpbench.verify.process_state import snapshot_process

@@ -9,9 +9,9 @@ import time
 import torch
 import torch.distributed as dist
 
+from dcpbench.cell import steps
+from dcpbench.cell.cell import Cell
 from dcpbench.core.rank_report import Compared
-from dcpbench.scenarios import steps
-from dcpbench.scenarios.cell import Cell
 from dcpbench.verify.compare import compare
 from dcpbench.verify.compare_layouts import digests
 from dcpbench.verify.perturb import all_different

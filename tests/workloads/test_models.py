@@ -3,7 +3,7 @@
 import pytest
 
 from conftest import SMALL, Finished, run
-from dcpbench.scenarios.checkpoint import FLAGS, live_state
+from dcpbench.cell.checkpoint import FLAGS, live_state
 from dcpbench.workloads.batches import batches_of
 from dcpbench.workloads.build_run import build
 from support.alone import alone, config, world

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from conftest import ONE_STEP, Finished, run
+from dcpbench.cell import lockstep
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import WorkloadConfig
-from dcpbench.scenarios import lockstep
 from dcpbench.verdict.judge import Verdict
 from dcpbench.workloads import own_trainer
 from dcpbench.workloads.trainer_run import TrainerRun

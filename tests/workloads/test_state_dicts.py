@@ -7,7 +7,7 @@ import pytest
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 from conftest import SMALL, Finished, run
-from dcpbench.scenarios.checkpoint import live_state, promised_keys
+from dcpbench.cell.checkpoint import live_state, promised_keys
 from dcpbench.verify.snapshot import by_parameter
 from dcpbench.workloads.build_run import build
 from support.alone import alone, config, world

@@ -18,7 +18,7 @@ class Defect:
         applies: whether a cell may be subject to it, by its configuration.
         expected: called as `expected(cell, moment, reference)` on every rank, after a comparison with the
             reference has failed on any of them. Returns the states that the defect may make of it, by check
-            and then by name, none if it makes nothing of it. `dcpbench.scenarios.explained` has a class of
+            and then by name, none if it makes nothing of it. `dcpbench.cell.explained` has a class of
             references for each moment.
     """
 

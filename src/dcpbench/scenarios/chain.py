@@ -3,9 +3,9 @@ saves is as good as what it was resumed from."""
 
 from dataclasses import replace
 
+from dcpbench.cell import checks, handover, steps
+from dcpbench.cell.cell import Cell
 from dcpbench.core.rank_report import Skip
-from dcpbench.scenarios import checks, handover, steps
-from dcpbench.scenarios.cell import Cell
 
 
 def chain(cell: Cell) -> None:

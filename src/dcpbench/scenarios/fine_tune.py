@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
+from dcpbench.cell import checks, contract, steps
+from dcpbench.cell.cell import Cell
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared, Skip
-from dcpbench.scenarios import checks, contract, steps
-from dcpbench.scenarios.cell import Cell
 from dcpbench.verify.snapshot import State, below, named_parameters, snapshot_model
 from dcpbench.workloads.stateful import PartState, SubmoduleState
 from dcpbench.workloads.training_run import TrainingRun

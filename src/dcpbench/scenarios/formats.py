@@ -14,12 +14,12 @@ from torch.distributed.checkpoint.format_utils import (
 )
 from torch.distributed.tensor import DTensor
 
+from dcpbench.cell import checks, steps
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import Checkpoint, as_saved
+from dcpbench.cell.read_whole import verify_read
+from dcpbench.cell.shared_folder import wait_until_seen
 from dcpbench.checkpointers.nested import slots
-from dcpbench.scenarios import checks, steps
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import Checkpoint, as_saved
-from dcpbench.scenarios.read_whole import verify_read
-from dcpbench.scenarios.shared_folder import wait_until_seen
 
 _SHARDED = (DTensor, ShardedTensor)
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
+from dcpbench.cell import checks, steps
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.handover import NEWEST, NEWEST_OF_RANK, take
+from dcpbench.cell.read_whole import verify_read
 from dcpbench.checkpointers.base import Checkpointer
-from dcpbench.scenarios import checks, steps
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.handover import NEWEST, NEWEST_OF_RANK, take
-from dcpbench.scenarios.read_whole import verify_read
 from dcpbench.verify.plain_read import compare_stored
 
 _HOW = ", loaded by a fresh process"

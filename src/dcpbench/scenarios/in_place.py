@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
+from dcpbench.cell import checks, contract, steps
+from dcpbench.cell.cell import Cell
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
-from dcpbench.scenarios import checks, contract, steps
-from dcpbench.scenarios.cell import Cell
 from dcpbench.verify.snapshot import local_part
 
 

@@ -4,8 +4,8 @@ by the cell's own way, and by every other that reads what it wrote."""
 from dataclasses import replace
 from typing import Any
 
-from dcpbench.scenarios import checks, steps
-from dcpbench.scenarios.cell import Cell
+from dcpbench.cell import checks, steps
+from dcpbench.cell.cell import Cell
 from dcpbench.workloads.training_run import TrainingRun
 
 

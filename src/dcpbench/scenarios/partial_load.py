@@ -7,12 +7,12 @@ from dataclasses import replace
 # Private to torch, and its only way to read all that is below a key without a template for it.
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
+from dcpbench.cell import checks, contract, steps
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import RANDOM, Checkpoint, live_state, retained_state
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
-from dcpbench.scenarios import checks, contract, steps
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import RANDOM, Checkpoint, live_state, retained_state
 from dcpbench.verify.compare_layouts import compare_across
 from dcpbench.verify.perturb import all_different, compare_controlled, controllable, with_other_names
 from dcpbench.verify.snapshot import Leaves, State, below, snapshot_nested

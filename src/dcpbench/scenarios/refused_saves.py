@@ -9,13 +9,13 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
+from dcpbench.cell import checks, contract, steps
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import SavedCheckpoint
+from dcpbench.cell.shared_folder import wait_until_seen
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
 from dcpbench.records.files import everything_below
-from dcpbench.scenarios import checks, contract, steps
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import SavedCheckpoint
-from dcpbench.scenarios.shared_folder import wait_until_seen
 
 
 def overwrite(cell: Cell) -> None:

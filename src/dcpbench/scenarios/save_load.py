@@ -6,10 +6,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dcpbench.cell import checks, contract, handover, steps
+from dcpbench.cell.cell import Cell
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
-from dcpbench.scenarios import checks, contract, handover, steps
-from dcpbench.scenarios.cell import Cell
 
 
 def save_load(cell: Cell) -> None:

@@ -8,9 +8,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from dcpbench.scenarios import checks, steps
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.shared_folder import wait_until_seen
+from dcpbench.cell import checks, steps
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.shared_folder import wait_until_seen
 from dcpbench.verify.audit import compare_manifest
 from dcpbench.verify.perturb import compare_controlled
 from dcpbench.verify.snapshot import expected_of, retained, snapshot_nested

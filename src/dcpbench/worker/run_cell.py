@@ -13,14 +13,14 @@ import torch._inductor.config
 import torch.utils.deterministic
 from torch._dynamo.utils import counters
 
+from dcpbench.cell import handover
+from dcpbench.cell.cell import Cell, Uploads
+from dcpbench.cell.checks import verify_files
+from dcpbench.cell.shared_folder import wait_until_seen
 from dcpbench.config.groups import Ending, StageWorld
 from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import RankReport, Skip
 from dcpbench.measure import memory
-from dcpbench.scenarios import handover
-from dcpbench.scenarios.cell import Cell, Uploads
-from dcpbench.scenarios.checks import verify_files
-from dcpbench.scenarios.shared_folder import wait_until_seen
 from dcpbench.verify.files import recorded_syncs
 from dcpbench.worker import compilation
 from dcpbench.worker.messages import CellSpec

@@ -8,14 +8,15 @@ import pytest
 import torch
 from torch import nn
 
+from dcpbench.cell import checks, explained
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import FLAGS, live_state
+from dcpbench.cell.explained import Resumed, TwinGradients, defects_at
 from dcpbench.core.defects import Defect
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
 from dcpbench.plugins.defects import _cells, as_restored, divided_twice, trained_alone, unfrozen
-from dcpbench.scenarios import checks, explained, fine_tune
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import FLAGS, live_state
-from dcpbench.scenarios.explained import Resumed, TwinGradients, defects_at
+from dcpbench.scenarios import fine_tune
 from dcpbench.verify.compare import compare
 from dcpbench.verify.layout import whole
 from dcpbench.verify.resumed import ResumedRule

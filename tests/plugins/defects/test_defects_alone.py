@@ -8,11 +8,11 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+from dcpbench.cell import checks
+from dcpbench.cell.checkpoint import Checkpoint
+from dcpbench.cell.explained import Restored, Resumed
 from dcpbench.config.schema import conf_folder
 from dcpbench.plugins.defects import as_restored, other_save, own_chunks
-from dcpbench.scenarios import checks
-from dcpbench.scenarios.checkpoint import Checkpoint
-from dcpbench.scenarios.explained import Restored, Resumed
 from dcpbench.sweep.plan.known_failures import read
 from dcpbench.verdict.known_failures import KnownFailure, explaining
 from dcpbench.verify.compare import same_leaves

@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dcpbench.cell.checkpoint import Checkpoint
+from dcpbench.cell.explained import Restored
 from dcpbench.plugins.defects import as_list, one_replica
 from dcpbench.plugins.defects.never_stepped import never_stepped
 from dcpbench.plugins.defects.own_chunks import loaded_alone
 from dcpbench.plugins.defects.sliced_by_shard import sliced
-from dcpbench.scenarios.checkpoint import Checkpoint
-from dcpbench.scenarios.explained import Restored
 from dcpbench.verify.compare import same_leaves
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.plain_read import StoredChunk

@@ -13,6 +13,9 @@ from threading import Event
 
 from torch.distributed.checkpoint.api import CheckpointException
 
+from dcpbench.cell import checks, contract, handover, steps
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import Checkpoint, live_state, retained_state
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.checkpointers.on_disk import FolderState, newest_first
 from dcpbench.core.mismatch import Mismatch
@@ -21,9 +24,6 @@ from dcpbench.plugins.crash.disk_states import Crash
 from dcpbench.plugins.crash.killing import PUBLISHER, At, Killing, misplaced
 from dcpbench.plugins.crash.loading import Loaded
 from dcpbench.plugins.crash.survey import StateKind
-from dcpbench.scenarios import checks, contract, handover, steps
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import Checkpoint, live_state, retained_state
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.files import FileDigests, digest_files
 from dcpbench.workloads.training_run import TrainingRun

@@ -13,6 +13,10 @@ from typing import Any
 
 from torch.distributed.checkpoint.api import CheckpointException
 
+from dcpbench.cell import contract, handover, steps
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.handover import Handover, leave, take
+from dcpbench.cell.read_whole import verify_read
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
@@ -23,10 +27,7 @@ from dcpbench.plugins.crash.recording import read_record, recording
 from dcpbench.plugins.crash.script import Shown, plain_script
 from dcpbench.plugins.crash.small_saves import smallest
 from dcpbench.plugins.crash.survey import BREAKS, StateKind, Survey, survey
-from dcpbench.scenarios import contract, fresh_process, handover, steps
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.handover import Handover, leave, take
-from dcpbench.scenarios.read_whole import verify_read
+from dcpbench.scenarios import fresh_process
 
 _SAVED, _BEFORE, _LOGS, _LEFT = "saved", "before", "logs", "saves.pt"
 _FILE = "dcpbench.checkpointers.storage.file"

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from torch.distributed.checkpoint.api import CheckpointException
 
+from dcpbench.cell import checks, contract, steps
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import SavedCheckpoint
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.checkpointers.on_disk import FolderState, audited
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared, Skip
 from dcpbench.plugins.crash.failing import has_met, sound_storage
-from dcpbench.scenarios import checks, contract, steps
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import SavedCheckpoint
 from dcpbench.verify.compare_layouts import gathered
 
 _OLDER, _NEWER = "older", "newer"

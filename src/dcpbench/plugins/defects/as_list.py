@@ -3,10 +3,10 @@
 
 from collections.abc import Iterator
 
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.explained import Restored
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.explained import Restored
 from dcpbench.verify.snapshot import State
 
 _CHECK = "optim_equal"

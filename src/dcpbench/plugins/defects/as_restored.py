@@ -2,6 +2,9 @@
 
 from collections.abc import Iterator
 
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import live_state
+from dcpbench.cell.explained import Resumed
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import (
@@ -12,13 +15,10 @@ from dcpbench.plugins.defects._cells import (
     shares_stager_or_writer,
     unfreeze,
 )
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import live_state
-from dcpbench.scenarios.explained import Resumed
-from dcpbench.scenarios.plain_runs import copy_state
 from dcpbench.verify.snapshot import State
 from dcpbench.verify.whole_tensors import Exchange
 from dcpbench.workloads import build_run
+from dcpbench.workloads.plain_runs import copy_state
 
 
 def _keeps_empty_group(config: Config) -> bool:

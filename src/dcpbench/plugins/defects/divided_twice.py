@@ -4,10 +4,10 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.explained import TwinGradients
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.explained import TwinGradients
 from dcpbench.verify.training import TwinGradient
 
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import torch
 
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.explained import Restored
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.explained import Restored
 from dcpbench.verify.snapshot import Idle, Leaf, Leaves, State, TensorLeaf
 
 _CHECK = "optim_equal"

@@ -5,11 +5,11 @@ Replicas never average their gradients (docs/findings/hsdp-one-shard.md), each r
 
 from collections.abc import Iterator
 
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.explained import Restored, StoredFiles
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import has_local_experts, never_averages
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.explained import Restored, StoredFiles
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.snapshot import DigestedLeaf, Leaves, State, digested, of_kind
 

@@ -3,10 +3,10 @@
 
 from collections.abc import Iterator
 
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.explained import Restored, StoredFiles
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import shares_stager_or_writer
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.explained import Restored, StoredFiles
 from dcpbench.verify.snapshot import State
 
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import torch
 
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.explained import Restored
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import fsdp1_sizes, has_tensor_parallel_fsdp1
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.explained import Restored
 from dcpbench.verify.compare import Recall
 from dcpbench.verify.layout import Extent
 from dcpbench.verify.snapshot import Leaf, Leaves, State, TensorLeaf, digest_of

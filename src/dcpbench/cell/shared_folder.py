@@ -5,8 +5,8 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from dcpbench.cell.cell import Cell
 from dcpbench.checkpointers.base import file_lengths
-from dcpbench.scenarios.cell import Cell
 from dcpbench.verify.compare_layouts import gathered
 
 SHOWS_S = 60.0

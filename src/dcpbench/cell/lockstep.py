@@ -10,13 +10,11 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.explained import TwinGradients, defects_at, explained
 from dcpbench.config.mesh import SHARE_DATA, dp_degree
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.explained import TwinGradients, defects_at, explained
-from dcpbench.scenarios.plain_runs import exchange_of
-from dcpbench.scenarios.twin import Pass, Twin, dense, inexact_steps, state_of
 from dcpbench.verify.compare_layouts import compare_replicas, gathered
 from dcpbench.verify.perturb import all_different, compared_names, controllable
 from dcpbench.verify.snapshot import TensorLeaf, local_part, of_kind, snapshot_model
@@ -34,7 +32,9 @@ from dcpbench.verify.training import (
 from dcpbench.verify.whole_tensors import Parts, any_rank, summed, summed_numbers
 from dcpbench.workloads.batches import Batches
 from dcpbench.workloads.parallelisms import broadcasts_buffers, reduced_in, runs_other_kernels
+from dcpbench.workloads.plain_runs import exchange_of
 from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.twin import Pass, Twin, dense, inexact_steps, state_of
 
 GRADIENT, STEP, REPLICAS, LOSS = "gradient_close", "step_equal", "replicas_equal", "batch_loss_close"
 CHECKS = (GRADIENT, STEP, REPLICAS, LOSS)

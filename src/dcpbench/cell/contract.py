@@ -7,10 +7,10 @@ from typing import Any
 
 from torch.distributed.checkpoint.api import CheckpointException
 
+from dcpbench.cell.cell import Cell
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
-from dcpbench.scenarios.cell import Cell
 
 _SLOT = 3
 """Of saves of something else than a training run, whose own slots may keep copies of that."""

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import Checkpoint, key_of
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import Checkpoint, key_of
 from dcpbench.verify.perturb import all_different
 from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaves, TensorLeaf, retained, snapshot_nested
 

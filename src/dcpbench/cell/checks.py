@@ -7,15 +7,14 @@ from typing import Any
 
 import torch
 
+from dcpbench.cell import contract, lockstep, steps
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import FLAGS, Checkpoint, live_state, retained_state
+from dcpbench.cell.explained import Restored, Resumed, defects_at, explained
+from dcpbench.cell.lockstep import Lockstep
+from dcpbench.cell.steps import Losses, Oracle, other_seed
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.rank_report import NOTHING, CheckReport, Compared
-from dcpbench.scenarios import contract, lockstep, steps
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import FLAGS, Checkpoint, live_state, retained_state
-from dcpbench.scenarios.explained import Restored, Resumed, defects_at, explained
-from dcpbench.scenarios.lockstep import Lockstep
-from dcpbench.scenarios.plain_runs import copy_state, exchange_of
-from dcpbench.scenarios.steps import Losses, Oracle, other_seed
 from dcpbench.verify.compare import same_leaves
 from dcpbench.verify.files import compare_files
 from dcpbench.verify.perturb import (
@@ -31,6 +30,7 @@ from dcpbench.verify.resumed import ResumedRule
 from dcpbench.verify.snapshot import DigestedLeaf, Leaves, State, TensorLeaf
 from dcpbench.workloads import build_run
 from dcpbench.workloads.batches import batches_of
+from dcpbench.workloads.plain_runs import copy_state, exchange_of
 from dcpbench.workloads.training_run import TrainingRun
 
 _UNRESTORED = 5

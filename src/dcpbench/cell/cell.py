@@ -10,11 +10,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from dcpbench.cell.checkpoint import SavedCheckpoint
 from dcpbench.checkpointers.base import PendingSave
 from dcpbench.config.schema import Config
 from dcpbench.core.metrics import METRICS, PHASE_S, Measurement
 from dcpbench.core.rank_report import CheckReport, Compared, RankReport
-from dcpbench.scenarios.checkpoint import SavedCheckpoint
 from dcpbench.verify.files import FileDigests, Synced
 from dcpbench.workloads.world import World
 

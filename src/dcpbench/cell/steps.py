@@ -1,5 +1,5 @@
 """The steps that scenarios are made of: build, train, save, load. What is verified between them is in
-`dcpbench.scenarios.checks`."""
+`dcpbench.cell.checks`."""
 
 import itertools
 import multiprocessing
@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
+from dcpbench.cell import contract, side_effects
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import RANDOM, Checkpoint, SavedCheckpoint, promised_keys, retained_state
+from dcpbench.cell.explained import StoredFiles, explained
+from dcpbench.cell.shared_folder import wait_until_seen
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.core.plugins import all_of
 from dcpbench.core.rank_report import NOTHING
-from dcpbench.scenarios import contract, side_effects
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import RANDOM, Checkpoint, SavedCheckpoint, promised_keys, retained_state
-from dcpbench.scenarios.explained import StoredFiles, explained
-from dcpbench.scenarios.shared_folder import wait_until_seen
 from dcpbench.verify.audit import compare_manifest
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.files import FileDigests, compare_synced, digest_late_files, synced_in

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import live_state, retained_state
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import live_state, retained_state
 from dcpbench.verify.flags import snapshot_gradients
 from dcpbench.verify.perturb import compare_controlled
 from dcpbench.verify.process_state import left_open, snapshot_open, snapshot_process

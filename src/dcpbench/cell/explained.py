@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.plugins import plugins
 from dcpbench.core.rank_report import Compared
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import Checkpoint
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.plain_read import Stored
 from dcpbench.verify.snapshot import State

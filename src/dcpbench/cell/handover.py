@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import RANDOM, Checkpoint, SavedCheckpoint, as_saved, key_of
+from dcpbench.cell.steps import Losses
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.config.groups import Verify
 from dcpbench.core.rank_report import Compared
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import RANDOM, Checkpoint, SavedCheckpoint, as_saved, key_of
-from dcpbench.scenarios.steps import Losses
 from dcpbench.verify.compare_layouts import digests
 from dcpbench.verify.files import FileDigests, drop_pages
 from dcpbench.verify.layout import Extent
