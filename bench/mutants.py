@@ -31,7 +31,10 @@ from pathlib import Path
 from mutations import EDITS, PACKAGE, Mutant, mutants, planted
 
 ROOT = Path(__file__).resolve().parents[1]
-VERIFICATION = ("verify", "cell", "scenarios", "workloads/twin.py", "plugins/defects", "core/rank_report.py", "verdict/judge.py")
+VERIFICATION = (
+    *("verify", "cell", "scenarios", "workloads/twin.py", "workloads/lockstep.py", "plugins/defects"),
+    *("core/rank_report.py", "verdict/judge.py"),
+)
 EQUIVALENT = Path(__file__).with_name("mutants-equivalent.txt")
 LEAST_LIMIT_S = 60.0
 

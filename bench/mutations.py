@@ -10,7 +10,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "dcpbench"
 
-_CHECKS, _STEPS, _LOCKSTEP = "cell/checks.py", "cell/steps.py", "cell/lockstep.py"
+_CHECKS, _STEPS, _LOCKSTEP = "cell/checks.py", "cell/steps.py", "workloads/lockstep.py"
 _TRAINING, _TWIN = "verify/training.py", "workloads/twin.py"
 PLANTED: dict[str, tuple[str, str, str]] = {
     "controls always true": (
@@ -67,8 +67,8 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     ),
     "replicas not compared": (
         _LOCKSTEP,
-        "cell.record(REPLICAS, compared,",
-        "cell.record(REPLICAS, Compared([], compared.names, compared.fired),",
+        "return compare_replicas(leaves, self._world.group)",
+        "return Compared([], (made := compare_replicas(leaves, self._world.group)).names, made.fired)",
     ),
     "rank 0 skipped": (
         _CHECKS,

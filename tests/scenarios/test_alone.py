@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from dcpbench.cell import checkpoint, checks, lockstep, steps
+from dcpbench.cell import checkpoint, checks, steps
 from dcpbench.scenarios import partial_load
 from dcpbench.verdict.judge import Verdict
 from dcpbench.verify import audit
-from dcpbench.workloads import build_run, twin
+from dcpbench.workloads import build_run, lockstep, twin
 from dcpbench.workloads.batches import batches_of
 from dcpbench.workloads.build_run import build_plain, build_stranger
 from dcpbench.workloads.models import Mlp

@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dcpbench.cell import checkpoint, checks, contract, explained, lockstep, steps
+from dcpbench.cell import checkpoint, checks, contract, explained, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint, live_state
-from dcpbench.cell.explained import Resumed, TwinGradients
+from dcpbench.cell.explained import Resumed
 from dcpbench.cell.steps import Losses
 from dcpbench.core.checks import CheckSpec
 from dcpbench.core.defects import Defect
@@ -23,9 +23,10 @@ from dcpbench.verify import perturb, resumed, training
 from dcpbench.verify.files import digest_files
 from dcpbench.verify.resumed import ResumedRule
 from dcpbench.verify.snapshot import Leaves
-from dcpbench.workloads import build_run
+from dcpbench.workloads import build_run, lockstep
 from dcpbench.workloads.batches import batches_of
 from dcpbench.workloads.build_run import build, build_plain
+from dcpbench.workloads.lockstep import TwinGradients
 from dcpbench.workloads.training_run import TrainingRun
 from support.alone import alone, bare_cell, config, run_alone, world
 

@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from conftest import ONE_STEP, Finished, run
-from dcpbench.cell import lockstep
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import WorkloadConfig
 from dcpbench.verdict.judge import Verdict
-from dcpbench.workloads import own_trainer
+from dcpbench.workloads import lockstep, own_trainer
 from dcpbench.workloads.trainer_run import TrainerRun
 from support import own_trainer as trainers
 from support.alone import config, run_alone, world

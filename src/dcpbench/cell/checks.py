@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 
-from dcpbench.cell import contract, lockstep, steps
+from dcpbench.cell import contract, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import FLAGS, Checkpoint, live_state, retained_state
 from dcpbench.cell.explained import Restored, Resumed, defects_at, explained
-from dcpbench.cell.lockstep import Lockstep
 from dcpbench.cell.steps import Losses, Oracle, other_seed
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.rank_report import NOTHING, CheckReport, Compared
@@ -28,8 +27,9 @@ from dcpbench.verify.perturb import (
 )
 from dcpbench.verify.resumed import ResumedRule
 from dcpbench.verify.snapshot import DigestedLeaf, Leaves, State, TensorLeaf
-from dcpbench.workloads import build_run
-from dcpbench.workloads.batches import batches_of
+from dcpbench.workloads import build_run, lockstep
+from dcpbench.workloads.batches import Batches, batches_of
+from dcpbench.workloads.lockstep import Lockstep, TwinGradients
 from dcpbench.workloads.plain_runs import copy_state, exchange_of
 from dcpbench.workloads.training_run import TrainingRun
 
@@ -63,14 +63,44 @@ def verify_training(cell: Cell, oracle: Oracle, prepare: Callable[[TrainingRun],
             twin = build_run.build_twin(cell.config, cell.world, cell.config.seed)
             if prepare:
                 copy_state(unsaved, twin, exchange_of(cell.world, unsaved))
-        beside = Lockstep(cell, unsaved, twin, "in the uninterrupted run")
-        beside.train(oracle.data, until)
-        cell.report.losses["twin"] = beside.twin_losses
+        where = "in the uninterrupted run"
+        _, cell.report.losses["twin"] = _train_beside(cell, unsaved, twin, oracle.data, until, where)
     with cell.phase("verify", "harmless"):
         never, saved = live_state(unsaved), live_state(trained)
         for check, leaves in never.items():
             where = "in the run that saved"
             cell.record("save_harmless", compare_controlled(leaves, saved[check]), where)
+
+
+def _train_beside(
+    cell: Cell, run: TrainingRun, twin: TrainingRun, data: Batches, until: int, where: str
+) -> tuple[list[float], list[float]]:
+    """Train a run up to and including step `until`, compare each step with that of a twin which is in the
+    same state, and record it; return the losses of both."""
+
+    def explain(found: Compared, reference: TwinGradients, equal: Callable[[Any], set[str]]) -> Compared:
+        check = reference.check
+        done = explained(cell, "twin", {check: found}, lambda: reference, lambda _, one: equal(one[check]))
+        return done[check]
+
+    before = len(run.train_state.losses)
+    with cell.phase("verify", "training"):
+        asked = explain if defects_at(cell, "twin") else None
+        beside = Lockstep(cell.config, cell.world, run, twin, asked)
+    while run.train_state.step < until:
+        with cell.phase("train"), run.recording() as gradients:
+            run.train(data, run.train_state.step + 1)
+        if beside.follows:
+            with cell.phase("verify", "training"):
+                beside.follow(data, gradients)
+    with cell.phase("verify", "training"):
+        for check, compared in beside.results().items():
+            cell.record(check, compared, where)
+    if "gradient_bound" in beside.bounds:
+        cell.measure("gradient_bound_used", beside.bound_used)
+    cell.report.bounds |= beside.bounds
+    cell.report.not_applied |= beside.not_applied
+    return run.train_state.losses[before:], beside.twin_losses
 
 
 def _layout_matters(cell: Cell, run: TrainingRun, why_before: str | None) -> bool:
@@ -219,7 +249,7 @@ def resume(
         with cell.phase("build"):
             twin = build_run.build_twin(cell.config, cell.world, other_seed(cell, 0))
             copy_state(target, twin, exchange_of(cell.world, target))
-        resumed = Lockstep(cell, target, twin, where).train(losses.data, last)
+        resumed, _ = _train_beside(cell, target, twin, losses.data, last, where)
     with cell.phase("verify", "resumed"):
         drawn = bool(target.draws and target.sizes)
         dtypes = target.dtypes | losses.computes_in

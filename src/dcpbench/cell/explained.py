@@ -7,9 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-import torch
-from torch import nn
-
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.core.defects import Defect, Moment
@@ -18,7 +15,6 @@ from dcpbench.core.rank_report import Compared
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.plain_read import Stored
 from dcpbench.verify.snapshot import State
-from dcpbench.verify.training import TwinGradient
 from dcpbench.workloads.batches import Batches
 from dcpbench.workloads.training_run import TrainingRun
 
@@ -51,23 +47,6 @@ class Resumed:
     restored: TrainingRun
     data: Batches
     until: int
-
-
-@dataclass(frozen=True)
-class TwinGradients:
-    """The reference of a step's gradients.
-
-    Args:
-        check: which looks at them.
-        twins: the twin's, of the whole batch, by name.
-        own: the twin's of this rank's share of the batch alone, elements in float64.
-        after: changes the twin, and returns its gradients as they are then; collective.
-    """
-
-    check: str
-    twins: Mapping[str, TwinGradient]
-    own: Mapping[str, torch.Tensor]
-    after: Callable[[Callable[[nn.Module], None]], Mapping[str, TwinGradient]]
 
 
 @cache

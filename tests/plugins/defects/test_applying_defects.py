@@ -11,7 +11,7 @@ from torch import nn
 from dcpbench.cell import checks, explained
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import FLAGS, live_state
-from dcpbench.cell.explained import Resumed, TwinGradients, defects_at
+from dcpbench.cell.explained import Resumed
 from dcpbench.core.defects import Defect
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
@@ -25,6 +25,7 @@ from dcpbench.verify.training import GradientBound, GradientPart, TwinGradient, 
 from dcpbench.verify.whole_tensors import real_elements
 from dcpbench.workloads.batches import batches_of
 from dcpbench.workloads.build_run import build_plain, build_replica, build_twin
+from dcpbench.workloads.lockstep import TwinGradients, defects_at
 from dcpbench.workloads.training_run import TrainingRun
 from support.alone import bare_cell, config, world
 
@@ -105,7 +106,7 @@ def by(defect: Any, cell: Cell) -> Expected:
 
     def expected(name: str, twin: TwinGradient, own: torch.Tensor) -> TwinGradient | None:
         assert defect.applies(cell.config)
-        about = TwinGradients("gradient_close", {name: twin}, {name: own}, lambda change: {})
+        about = TwinGradients({name: twin}, {name: own}, lambda change: {})
         (state,) = defect.expected(cell, "twin", about)
         made: TwinGradient | None = state["gradient_close"].get(name)
         return made
@@ -166,7 +167,7 @@ def test_what_tensor_parallelism_shards_has_gradients_though_it_was_frozen(tmp_p
             twin.backward(twin.next_batch(batches_of(cell.config, cell.world.device)))
         return {name: summed_twin(one) for name, one in gradients.items() if name in frozen_of(twin.model)}
 
-    (state,) = unfrozen.defect.expected(cell, "twin", TwinGradients("gradient_close", {}, {}, after))
+    (state,) = unfrozen.defect.expected(cell, "twin", TwinGradients({}, {}, after))
     assert state["gradient_close"].keys() == {"pretrain.net1.weight", "pretrain.net1.bias"}
 
 

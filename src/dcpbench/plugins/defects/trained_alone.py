@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import TwinGradients
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import never_averages
 from dcpbench.verify.training import TwinGradient
+from dcpbench.workloads.lockstep import TwinGradients
 
 
 def _expected(

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import TwinGradients
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import fsdp1_sizes, unfreeze
 from dcpbench.verify.training import TwinGradient
+from dcpbench.workloads.lockstep import TwinGradients
 
 
 def _applies(config: Config) -> bool:
