@@ -25,7 +25,7 @@ from dcpbench.verify.training import GradientBound, GradientPart, TwinGradient, 
 from dcpbench.verify.whole_tensors import real_elements
 from dcpbench.workloads.batches import batches_of
 from dcpbench.workloads.build_run import build_plain, build_replica, build_twin
-from dcpbench.workloads.lockstep import TwinGradients, defects_at
+from dcpbench.workloads.lockstep import TwinGradients
 from dcpbench.workloads.training_run import TrainingRun
 from support.alone import bare_cell, config, world
 
