@@ -14,14 +14,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 from dcpbench.cell import steps
 from dcpbench.cell.cell import Uploads
-from dcpbench.cell.checkpoint import (
-    FLAGS,
-    RANDOM,
-    Checkpoint,
-    SavedCheckpoint,
-    live_state,
-    promised_keys,
-)
+from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint
 from dcpbench.checkpointers.base import PendingSave
 from dcpbench.core.metrics import METRICS, PHASE_S, MetricSpec
 from dcpbench.core.mismatch import Mismatch, Problem
@@ -30,6 +23,7 @@ from dcpbench.verify import snapshot
 from dcpbench.verify.layout import whole
 from dcpbench.verify.snapshot import TensorLeaf, snapshot_nested
 from dcpbench.workloads.build_run import build
+from dcpbench.workloads.run_state import FLAGS, RANDOM, live_state, promised_keys
 from dcpbench.workloads.world import World
 from support.alone import bare_cell, config, run_alone, world
 

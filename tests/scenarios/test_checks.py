@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from dcpbench.cell import checkpoint, checks, contract, explained, steps
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.checkpoint import Checkpoint, live_state
+from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import Resumed
 from dcpbench.cell.steps import Losses
 from dcpbench.core.checks import CheckSpec
@@ -27,6 +27,7 @@ from dcpbench.workloads import build_run, lockstep
 from dcpbench.workloads.batches import batches_of
 from dcpbench.workloads.build_run import build, build_plain
 from dcpbench.workloads.lockstep import TwinGradients
+from dcpbench.workloads.run_state import live_state
 from dcpbench.workloads.training_run import TrainingRun
 from support.alone import alone, bare_cell, config, run_alone, world
 

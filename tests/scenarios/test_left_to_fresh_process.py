@@ -13,11 +13,12 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 from dcpbench.cell import handover, read_whole, steps
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.checkpoint import FLAGS, SavedCheckpoint
+from dcpbench.cell.checkpoint import SavedCheckpoint
 from dcpbench.config.groups import Verify
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.scenarios import fresh_process
 from dcpbench.verify.snapshot import snapshot_nested
+from dcpbench.workloads.run_state import FLAGS
 from dcpbench.workloads.training_run import TrainingRun
 from support.alone import bare_cell, config, world
 

@@ -6,8 +6,9 @@ from unittest import mock
 import pytest
 
 from dcpbench.cell import checks, steps
-from dcpbench.cell.checkpoint import Checkpoint, key_of
+from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.workloads.build_run import build
+from dcpbench.workloads.run_state import key_of
 from support.alone import bare_cell, config, run_alone, unexplained, world
 
 SMALL = {"model": "short", "saves": 1, "train_steps": 2, "resume_steps": 1}

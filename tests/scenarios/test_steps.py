@@ -16,7 +16,7 @@ import torch
 
 from dcpbench.cell import handover, read_whole, steps
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.checkpoint import RANDOM, Checkpoint, SavedCheckpoint
+from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint
 from dcpbench.checkpointers import base
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.core.mismatch import Problem
@@ -24,8 +24,9 @@ from dcpbench.core.rank_report import RankReport
 from dcpbench.scenarios import fresh_process
 from dcpbench.verify import compare_layouts
 from dcpbench.verify.files import FileDigests, digest_files, recorded_syncs
-from dcpbench.verify.snapshot import Leaves, State
+from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.build_run import build
+from dcpbench.workloads.run_state import RANDOM, State
 from dcpbench.workloads.world import World
 from support import own_trainer
 from support.alone import bare_cell, config, world

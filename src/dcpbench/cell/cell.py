@@ -3,7 +3,7 @@
 import multiprocessing
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing.process import BaseProcess
@@ -15,8 +15,10 @@ from dcpbench.checkpointers.base import PendingSave
 from dcpbench.config.schema import Config
 from dcpbench.core.metrics import METRICS, PHASE_S, Measurement
 from dcpbench.core.rank_report import CheckReport, Compared, RankReport
-from dcpbench.verify.files import FileDigests, Synced
 from dcpbench.workloads.world import World
+
+Digests = Mapping[str, str]
+"""What can be told of the bytes of a checkpoint's files, by their paths in it."""
 
 
 class Uploads:
@@ -51,13 +53,15 @@ class Cell:
     announce: Callable[[str], None]
     report: RankReport
     uploads: Uploads
-    files: dict[str, tuple[str, FileDigests, Callable[[], FileDigests]]] = field(default_factory=dict)
+    files: dict[str, tuple[str, Mapping[str, str], Callable[[], Mapping[str, str]]]] = field(
+        default_factory=dict
+    )
     """Of each checkpoint by its id: how it is called, what its files were when it was complete, and what says
     what they are now."""
     complete: list[SavedCheckpoint] = field(default_factory=list)
     """The newest checkpoint that is complete, once there is one."""
-    synced: Synced = field(default_factory=set)
-    """The files that this rank has synced."""
+    synced: Callable[[Path], set[str]] = lambda folder: set()
+    """Says which files below a folder this rank has synced."""
     endings: ExitStack = field(default_factory=ExitStack)
     """What has to be given back when the stage ends."""
     children_before: set[BaseProcess] = field(default_factory=lambda: set(multiprocessing.active_children()))

@@ -1,104 +1,24 @@
 """A checkpoint together with the state that it must bring back."""
 
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import torch
 import torch.distributed as dist
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
-from dcpbench.verify import snapshot
-from dcpbench.verify.audit import Entry
-from dcpbench.verify.compare import Recall, compare
-from dcpbench.verify.compare_layouts import compare_across
-from dcpbench.verify.files import FileDigests
-from dcpbench.verify.flags import snapshot_flags
-from dcpbench.verify.perturb import compared_names
-from dcpbench.verify.snapshot import (
-    DigestedLeaf,
-    Leaves,
-    State,
-    TensorLeaf,
-    by_parameter,
-    expected_of,
-    named_parameters,
-    named_parts,
-    retained,
-    snapshot_model,
-    snapshot_nested,
-    snapshot_optimizer,
-)
+from dcpbench.verify.compare_layouts import compare_state
+from dcpbench.verify.perturb import compared_names, unlike
+from dcpbench.verify.process_state import OpenFiles
+from dcpbench.verify.snapshot import Leaves
+from dcpbench.workloads.run_state import Keys, State, as_saved, key_of
 from dcpbench.workloads.training_run import TrainingRun
 
-_PREFIXES = {"model_equal": "model.", "optim_equal": "optimizer."}
-"""What the keys of a checkpoint begin with, by the check that looks at what lies there."""
-
-RANDOM = "random_equal"
-"""The check that looks at what ranks draw next."""
-
-FLAGS = "flags_equal"
-"""The check that looks at what no checkpoint holds."""
-
-
-def key_of(check: str, name: str, numbers: Mapping[str, str]) -> str:
-    """The flattened key under which a checkpoint holds what a check looks at by this name; `numbers` are
-    those of parameters by FQN, where an optimizer's state lies under these."""
-    if numbers and check == "optim_equal" and name.startswith("state."):
-        fqn, entry = name.removeprefix("state."), ""
-        while fqn and fqn not in numbers:
-            fqn, _, last = fqn.rpartition(".")
-            entry = f".{last}{entry}"
-        name = f"state.{numbers[fqn]}{entry}" if fqn else name
-    return f"{_PREFIXES.get(check, '')}{name}"
-
-
-def live_state(run: TrainingRun) -> State:
-    """The state of this rank, which goes on changing."""
-    parts = named_parts(run.model)
-    state = {
-        "model_equal": snapshot_model(run.model, parts),
-        "optim_equal": snapshot_optimizer(run.model, run.optimizer, parts),
-        "extra_equal": snapshot_nested(run.objects()) | run.component.leaves(),
-    }
-    if run.keeps_random:
-        state[RANDOM] = snapshot_nested({"random": run.random_state()})
-    everything = {name: leaf for leaves in state.values() for name, leaf in leaves.items()}
-    return {**state, FLAGS: snapshot_flags(run.model, run.optimizer, everything, run.clears_gradients, parts)}
-
-
-def retained_state(run: TrainingRun) -> State:
-    """The state of this rank as it is now, whatever becomes of it."""
-    return {check: retained(leaves) for check, leaves in live_state(run).items()}
-
-
-def as_saved(run: TrainingRun, saved: State) -> State:
-    """The state of a training run as its state dicts have it: without what is frozen, where that is left out,
-    and by the names that they have for it."""
-    state = {check: leaves for check, leaves in saved.items() if check != FLAGS}
-    if run.options.ignore_frozen_params:
-        frozen = {name for name, value in named_parameters(run.model).items() if not value.requires_grad}
-        state["model_equal"] = {
-            name: leaf for name, leaf in saved["model_equal"].items() if name not in frozen
-        }
-    if run.options.flatten_optimizer_state_dict:
-        state["optim_equal"] = by_parameter(saved["optim_equal"])
-    if numbers := run.numbers:
-        state["optim_equal"] = {
-            name: [int(numbers[fqn]) for fqn in leaf] if name.endswith(".params") else leaf
-            for name, leaf in saved["optim_equal"].items()
-        }
-    return state
-
-
-def promised_keys(run: TrainingRun, saved: State, beside: Leaves | None) -> dict[str, Entry]:
-    """The keys that a save of a training run has to have, on whichever rank that has them."""
-    promised = expected_of(beside or {})
-    for check, leaves in as_saved(run, saved).items():
-        promised |= {key_of(check, name, run.numbers): entry for name, entry in expected_of(leaves).items()}
-    return promised
+Recall = Callable[[str], torch.Tensor | None]
+"""What a checkpoint holds under a name: the whole tensor, on the CPU; None if there is none."""
 
 
 @dataclass
@@ -128,15 +48,6 @@ class Checkpoint:
         return f"in the checkpoint of step {self.step}{self.how}"
 
     @property
-    def is_small(self) -> bool:
-        """Whether none of the model's tensors is large; the same on every rank."""
-        leaves = self.state["model_equal"].values()
-        parts = (leaf for leaf in leaves if isinstance(leaf, TensorLeaf | DigestedLeaf))
-        return all(
-            math.prod(part.extent.shape) * part.dtype.itemsize <= snapshot.LARGE_BYTES for part in parts
-        )
-
-    @property
     def by_key(self) -> list[Leaves]:
         """What each check looks at, by the flattened keys of a checkpoint."""
         state = as_saved(self.source, self.state) if self.source else self.state
@@ -162,22 +73,19 @@ class Checkpoint:
         closely: bool = True,
     ) -> list[Mismatch]:
         """What of a live state is not what was saved; `recall` helps to say how large tensors differ."""
-        if self.by_content:
-            return compare_across(self.state[check], actual, group, recall)
-        return compare(self.state[check], actual, recall, closely)
+        return compare_state(self.state[check], actual, group, recall, closely, self.by_content)
+
+    def control(self, check: str, other: Leaves, group: dist.ProcessGroup | None) -> Compared:
+        """Run the negative control of a comparison, with a state in which everything is different."""
+        found = self.compare(check, other, group, closely=False)
+        return Compared.of((), found, compared_names(self.state[check]))
 
     def compared(
-        self,
-        check: str,
-        actual: Leaves,
-        other: Leaves,
-        group: dist.ProcessGroup | None,
-        recall: Recall | None = None,
+        self, check: str, actual: Leaves, group: dist.ProcessGroup | None, recall: Recall | None = None
     ) -> Compared:
-        """Compare a state with what was saved; the control compares `other`."""
-        control = self.compare(check, other, group, closely=False)
-        found = self.compare(check, actual, group, recall)
-        return Compared.of(found, control, compared_names(self.state[check]))
+        """Compare a state with what was saved; the control is a copy in which everything is different."""
+        control = self.control(check, unlike(self.state[check], actual), group)
+        return replace(control, found=self.compare(check, actual, group, recall))
 
 
 @dataclass(kw_only=True)
@@ -187,8 +95,8 @@ class SavedCheckpoint(Checkpoint):
     what was open before it."""
 
     source: TrainingRun
-    keys: dict[str, Entry]
+    keys: Keys
     pending: PendingSave
     number: int
-    files: Future[tuple[float, FileDigests]]
-    opened: Leaves
+    files: Future[tuple[float, Mapping[str, str]]]
+    opened: OpenFiles

@@ -1,6 +1,6 @@
 """What scenarios verify, each check with its negative control: the power to fail, shown in the cell."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -9,28 +9,20 @@ import torch
 
 from dcpbench.cell import contract, steps
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.checkpoint import FLAGS, Checkpoint, live_state, retained_state
+from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import Restored, Resumed, defects_at, explained
 from dcpbench.cell.steps import Losses, Oracle, other_seed
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.rank_report import NOTHING, CheckReport, Compared
 from dcpbench.verify.compare import same_leaves
 from dcpbench.verify.files import compare_files
-from dcpbench.verify.perturb import (
-    all_different,
-    compare_controlled,
-    compared_names,
-    perturb_model,
-    perturb_optimizer,
-    with_changed_constants,
-    with_other_names,
-)
+from dcpbench.verify.perturb import compare_controlled, unlike
 from dcpbench.verify.resumed import ResumedRule
-from dcpbench.verify.snapshot import DigestedLeaf, Leaves, State, TensorLeaf
 from dcpbench.workloads import build_run, lockstep
 from dcpbench.workloads.batches import Batches, batches_of
 from dcpbench.workloads.lockstep import Lockstep, TwinGradients
 from dcpbench.workloads.plain_runs import copy_state, exchange_of
+from dcpbench.workloads.run_state import FLAGS, State, is_small, live_state, retained_state
 from dcpbench.workloads.training_run import TrainingRun
 
 _UNRESTORED = 5
@@ -122,11 +114,11 @@ class Unrestored:
     """A target of loads before a load, when everything in it is different.
 
     Args:
-        fired: for each check, the names that the comparison reported then: its negative control.
+        controls: for each check its negative control.
         state: the state that it had, where a known defect of torch may leave some of that.
     """
 
-    fired: Mapping[str, Mapping[str, bool]]
+    controls: Mapping[str, Compared]
     state: State
 
 
@@ -135,9 +127,7 @@ def make_different(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, numb
     a load which restores nothing of it cannot go unseen, and prove it."""
     with cell.phase("build"):
         seed = other_seed(cell, number)
-        target.forget(seed)
-        perturb_model(target.model, seed, target.is_left_out)
-        perturb_optimizer(target.optimizer, seed, checkpoint.state.get("optim_equal"))
+        target.make_different(seed, checkpoint.state.get("optim_equal"))
         state = retained_state(target) if defects_at(cell, "restored") else {}
         if cell.config.load_into.gradients:
             target.leave_gradients(batches_of(cell.config, cell.world.device))
@@ -155,7 +145,7 @@ def load_and_verify(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, num
 def verify_saved_again(cell: Cell, target: TrainingRun, checkpoint: Checkpoint) -> None:
     """A restored run that was trained on is saved once more, and that brings back the same, into a target of
     loads before. Of a large state it would cost as much as all that is measured."""
-    if not checkpoint.is_small:
+    if not is_small(checkpoint.state):
         return
     name, step = f"{checkpoint.checkpoint_id}-again", target.train_state.step
     state = retained_state(target)
@@ -170,24 +160,24 @@ def verify_saved_again(cell: Cell, target: TrainingRun, checkpoint: Checkpoint) 
 
 
 def prove_power(
-    cell: Cell, target: TrainingRun, checkpoint: Checkpoint, view: View = live_state
+    cell: Cell, target: TrainingRun, checkpoint: Checkpoint, view: View = live_state, changed: bool = False
 ) -> Unrestored:
-    """Run the negative controls: each comparison with a target in which everything is different."""
-    fired: dict[str, dict[str, bool]] = {}
+    """Run the negative controls: each comparison with a target in which everything is different; where no
+    such target is at hand, with its state `changed`."""
+    controls: dict[str, Compared] = {}
     with cell.phase("verify", "power"):
         unrestored = view(target)
         for check, leaves in checkpoint.state.items():
-            if check == FLAGS:
-                other = all_different(unrestored[check])
+            constants: Iterable[str] | None = ()
+            if check == FLAGS or changed:
+                constants = None
             elif check == "extra_equal":
                 constants = filter(target.may_be_constant, unrestored[check])
-                other = with_changed_constants(leaves, unrestored[check], constants)
-            else:
-                left_out = filter(target.is_left_out, unrestored[check]) if check == "model_equal" else ()
-                other = with_changed_constants(leaves, with_other_names(unrestored[check]), left_out)
-            found = checkpoint.compare(check, other, cell.world.group, closely=False)
-            fired[check] = {**Compared.of((), found, compared_names(leaves)).fired}
-    return Unrestored(fired, {})
+            elif check == "model_equal":
+                constants = filter(target.is_left_out, unrestored[check])
+            other = unlike(leaves, unrestored[check], constants)
+            controls[check] = checkpoint.control(check, other, cell.world.group)
+    return Unrestored(controls, {})
 
 
 def verify_restored(
@@ -203,9 +193,9 @@ def verify_restored(
     with cell.phase("verify", "equality"):
         actual, group = view(target), cell.world.group
         compared: dict[str, Compared] = {}
-        for check, leaves in checkpoint.state.items():
+        for check in checkpoint.state:
             found = checkpoint.compare(check, actual[check], group, checkpoint.recall_of(check))
-            compared[check] = Compared(found, compared_names(leaves), before.fired[check])
+            compared[check] = replace(before.controls[check], found=found)
 
         def about() -> Restored:
             names = {check: frozenset(one.name for one in wrong.found) for check, wrong in compared.items()}
@@ -262,7 +252,7 @@ def resume(
         for part, leaves in retained_state(target).items():
             if exactly or part == FLAGS:
                 reference = replace(checkpoint, state=losses.states[last])
-                compared[part] = _compare_resumed(cell, reference, part, leaves)
+                compared[part] = reference.compared(part, leaves, cell.world.group)
 
         def equal(part: str, state: State) -> set[str]:
             if part == rule.check:
@@ -286,14 +276,6 @@ def _plain_copy(cell: Cell, run: TrainingRun) -> TrainingRun:
         return plain
 
 
-def _compare_resumed(cell: Cell, expected: Checkpoint, part: str, actual: Leaves) -> Compared:
-    """Compare a part of a resumed run's state with the uninterrupted run's. The control is a copy in which
-    everything is different; a value that is not restored is not by that as it should be."""
-    values = [name for name, leaf in actual.items() if not isinstance(leaf, TensorLeaf | DigestedLeaf)]
-    other = with_changed_constants(expected.state[part], all_different(actual), values)
-    return expected.compared(part, actual, other, cell.world.group)
-
-
 def verify_files(cell: Cell) -> None:
     """At the end of a stage: every file of each checkpoint must be what it was when its save reported
     success; rank 0 looks at them."""
@@ -301,11 +283,6 @@ def verify_files(cell: Cell) -> None:
         with cell.phase("verify", "files"):
             of_rank_0 = cell.world.rank == 0
             cell.record("files_unchanged", compare_files(then, digests()) if of_rank_0 else NOTHING, where)
-
-
-def changed(view: View) -> View:
-    """A view in which all is different, for a control where no unrestored state is at hand."""
-    return lambda run: {check: all_different(leaves) for check, leaves in view(run).items()}
 
 
 def _verify_absent_key(cell: Cell, checkpoint: Checkpoint) -> None:

@@ -12,10 +12,8 @@ from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.plugins import plugins
 from dcpbench.core.rank_report import Compared
-from dcpbench.verify.compare_layouts import gathered
-from dcpbench.verify.plain_read import Stored
-from dcpbench.verify.snapshot import State
 from dcpbench.workloads.batches import Batches
+from dcpbench.workloads.run_state import State
 from dcpbench.workloads.training_run import TrainingRun
 
 
@@ -35,7 +33,7 @@ class StoredFiles:
     """The reference of a checkpoint's files: what they hold, and the mismatches of this rank, by key."""
 
     checkpoint: Checkpoint
-    stored: Stored
+    stored: Mapping[str, Any]
     names: frozenset[str]
 
 
@@ -76,7 +74,7 @@ def explained(
     """
     found = {check: [*one.found] for check, one in compared.items()}
     defects = defects_at(cell, moment)
-    if defects and any(gathered(any(found.values()), cell.world.group)):
+    if defects and any(cell.world.gathered(any(found.values()))):
         about = reference()
         for by, defect in defects.items():
             for state in defect.expected(cell, moment, about):

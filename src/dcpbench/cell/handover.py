@@ -10,16 +10,15 @@ from typing import Any
 import torch
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.checkpoint import RANDOM, Checkpoint, SavedCheckpoint, as_saved, key_of
+from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint
 from dcpbench.cell.steps import Losses
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.config.groups import Verify
 from dcpbench.core.rank_report import Compared
 from dcpbench.verify.compare_layouts import digests
-from dcpbench.verify.files import FileDigests, drop_pages
-from dcpbench.verify.layout import Extent
-from dcpbench.verify.snapshot import DigestedLeaf, State
+from dcpbench.verify.snapshot import PLAIN
 from dcpbench.workloads.batches import batches_of
+from dcpbench.workloads.run_state import RANDOM, State, as_saved, key_of
 from dcpbench.workloads.training_run import TrainingRun
 
 _NEXT_STAGE = "handover.pt"
@@ -36,7 +35,7 @@ class LeftCheckpoint:
     folder: str
     state: State
     numbers: Mapping[str, str] = field(default_factory=dict)
-    files: tuple[str, FileDigests] | None = None
+    files: tuple[str, Mapping[str, str]] | None = None
 
     @classmethod
     def of(cls, cell: Cell, checkpoint: Checkpoint, state: State) -> "LeftCheckpoint":
@@ -87,7 +86,7 @@ def leave(cell: Cell, handover: Handover, name: str) -> None:
 def take(cell: Cell, name: str, any_values: bool = False) -> Handover:
     """Read the file of this name. With `any_values` it may hold those of a user's trainer; this cell wrote
     it."""
-    safe: list[Any] = [Handover, LeftCheckpoint, DigestedLeaf, Extent]
+    safe: list[Any] = [Handover, LeftCheckpoint, *PLAIN]
     with torch.serialization.safe_globals(safe):
         handover: Handover = torch.load(cell.folder / name, weights_only=not any_values)
     return handover
@@ -140,7 +139,7 @@ def leave_newest(cell: Cell) -> None:
     with cell.phase("verify", "left"):
         if cell.world.rank == 0:
             leave(cell, Handover([left]), NEWEST)
-            drop_pages(Path(newest.checkpoint_id))
+            newest.checkpointer.drop_cached(newest.checkpoint_id)
 
 
 def stored(cell: Cell, saved: SavedCheckpoint) -> LeftCheckpoint:
@@ -167,4 +166,4 @@ def leave_to_trainer(cell: Cell, newest: Checkpoint, run: TrainingRun, losses: L
     with cell.phase("verify", "left"):
         leave(cell, handover, NEWEST_OF_RANK.format(cell.world.rank))
         if cell.world.rank == 0:
-            drop_pages(Path(newest.checkpoint_id))
+            newest.checkpointer.drop_cached(newest.checkpoint_id)

@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.checkpoint import live_state, retained_state
-from dcpbench.verify.flags import snapshot_gradients
 from dcpbench.verify.perturb import compare_controlled
-from dcpbench.verify.process_state import left_open, snapshot_open, snapshot_process
-from dcpbench.verify.snapshot import Leaves, State, named_parts, retained
+from dcpbench.verify.process_state import OpenFiles, snapshot_process
+from dcpbench.verify.snapshot import Leaves
+from dcpbench.workloads.run_state import State, live_gradients, live_state, retained_gradients, retained_state
 from dcpbench.workloads.training_run import TrainingRun
 
 
@@ -31,25 +30,24 @@ def gradients_unchanged(cell: Cell, target: TrainingRun, where: str) -> Iterator
         yield
         return
     with cell.phase("verify", "beside"):
-        before = retained(snapshot_gradients(named_parts(target.model)))
+        before = retained_gradients(target)
     yield
     with cell.phase("verify", "beside"):
-        _verify(cell, before, snapshot_gradients(named_parts(target.model)), where)
+        _verify(cell, before, live_gradients(target), where)
         target.model.zero_grad()
 
 
-def open_before(cell: Cell, again: bool) -> Leaves:
+def open_before(cell: Cell, again: bool) -> OpenFiles:
     """What is open now. What the first save or load opens to keep it, as sockets, is its own to decide:
     threads and descriptors are counted from the second one on, done `again`; and not those of the client of a
     store, which closes connections that it has not used for a while and opens others."""
     config = cell.config
-    counts = again and not config.overlap_saves and not config.storage.url
-    return snapshot_open(cell.folder, counts)
+    return OpenFiles(cell.folder, again and not config.overlap_saves and not config.storage.url)
 
 
-def verify_nothing_left_open(cell: Cell, before: Leaves, where: str) -> None:
+def verify_nothing_left_open(cell: Cell, before: OpenFiles, where: str) -> None:
     """No more may be open than was before, once all has ended that was under way."""
-    _verify(cell, before, left_open(cell.folder, before), where)
+    cell.record("side_effect_free", before.compare(), where)
 
 
 def _observed(cell: Cell, state: State) -> Leaves:

@@ -11,7 +11,8 @@ from dcpbench.cell import checks, contract, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared, Skip
-from dcpbench.verify.snapshot import State, below, named_parameters, snapshot_model
+from dcpbench.verify.snapshot import below, named_parameters, snapshot_model
+from dcpbench.workloads.run_state import State
 from dcpbench.workloads.stateful import PartState, SubmoduleState
 from dcpbench.workloads.training_run import TrainingRun
 
@@ -56,7 +57,7 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
     checkpoints = steps.train_and_save(tuning, oracle)
 
     def verify_frozen(run: TrainingRun, where: str) -> None:
-        different = checks.prove_power(tuning, run, model_only, checks.changed(_as_pretrained))
+        different = checks.prove_power(tuning, run, model_only, _as_pretrained, changed=True)
         checks.verify_restored(tuning, run, model_only, different, _as_pretrained, where)
 
     verify_frozen(oracle.trained, "after the fine-tuning")

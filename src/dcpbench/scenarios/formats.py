@@ -16,10 +16,11 @@ from torch.distributed.tensor import DTensor
 
 from dcpbench.cell import checks, steps
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.checkpoint import Checkpoint, as_saved
+from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.read_whole import verify_read
 from dcpbench.cell.shared_folder import wait_until_seen
 from dcpbench.checkpointers.nested import slots
+from dcpbench.workloads.run_state import as_saved
 
 _SHARDED = (DTensor, ShardedTensor)
 

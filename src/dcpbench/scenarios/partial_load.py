@@ -9,13 +9,14 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from
 
 from dcpbench.cell import checks, contract, steps
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.checkpoint import RANDOM, Checkpoint, live_state, retained_state
+from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
 from dcpbench.verify.compare_layouts import compare_across
-from dcpbench.verify.perturb import all_different, compare_controlled, controllable, with_other_names
-from dcpbench.verify.snapshot import Leaves, State, below, snapshot_nested
+from dcpbench.verify.perturb import all_different, compare_controlled, controllable, unlike
+from dcpbench.verify.snapshot import Leaves, below, snapshot_nested
+from dcpbench.workloads.run_state import RANDOM, State, live_state, retained_state
 from dcpbench.workloads.training_run import TrainingRun
 
 
@@ -50,7 +51,7 @@ def _verify_untouched(cell: Cell, target: TrainingRun, before: State, saved: Che
             {**state["optim_equal"], **state["extra_equal"], **state[RANDOM]}
             for state in (live_state(target), before, saved.state)
         )
-        compared = compare_controlled(then, now, with_other_names(loaded))
+        compared = compare_controlled(then, now, unlike(then, loaded, ()))
         cell.record("contract_held", compared, f"not loaded {saved}")
 
 

@@ -1,12 +1,13 @@
 """What a checkpoint says of itself, against what was to be saved: nothing is loaded for it."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
+from dcpbench.verify.files import compare_synced
 
 Shape = tuple[int, ...]
 
@@ -136,10 +137,17 @@ def _tensor(key: str, entry: Entry, shape: Shape, expected: Entry) -> list[Misma
     return [Mismatch(key, problem, facts=facts) for problem, facts in wrong]
 
 
-def compare_manifest(manifest: Manifest, expected: Mapping[str, Entry]) -> Compared:
-    """Audit a manifest; the control audits copies of it that are damaged."""
+def compare_manifest(
+    manifest: Manifest,
+    expected: Mapping[str, Entry],
+    files: Collection[str] = (),
+    synced: Collection[str] | None = None,
+) -> Compared:
+    """Audit a manifest; the control audits copies of it that are damaged. All of `files` have to be `synced`,
+    if it is known which are."""
     control = controls(manifest, expected)
-    return Compared(audit(manifest, expected), dict.fromkeys(control, True), control)
+    compared = Compared(audit(manifest, expected), dict.fromkeys(control, True), control)
+    return compared + compare_synced(files, synced) if files and synced is not None else compared
 
 
 def controls(manifest: Manifest, expected: Mapping[str, Entry]) -> dict[str, bool]:

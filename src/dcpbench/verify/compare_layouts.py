@@ -51,6 +51,20 @@ def compare_across(
     return [*wrong, *closer, *others]
 
 
+def compare_state(
+    saved: Leaves,
+    actual: Leaves,
+    group: dist.ProcessGroup | None,
+    recall: Recall | None = None,
+    closely: bool = True,
+    by_content: bool = False,
+) -> list[Mismatch]:
+    """Compare part by part, or by content, which is collective over `group`."""
+    if by_content:
+        return compare_across(saved, actual, group, recall)
+    return compare(saved, actual, recall, closely)
+
+
 def digests(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, list[Mismatch]]:
     """Every tensor as the digest of the whole of it, the same on all ranks; collective over `group`.
 

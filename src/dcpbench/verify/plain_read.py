@@ -1,9 +1,11 @@
 """What lies in a checkpoint's files, against what was saved: read without whatever wrote it."""
 
+import io
 import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -12,7 +14,7 @@ from dcpbench.core.rank_report import Compared
 from dcpbench.verify.compare import compare
 from dcpbench.verify.layout import Extent
 from dcpbench.verify.perturb import made_different
-from dcpbench.verify.snapshot import BLOCK, DigestedLeaf, Leaves, TensorLeaf
+from dcpbench.verify.snapshot import BLOCK, DigestedLeaf, Idle, Leaves, TensorLeaf, retained, snapshot_nested
 
 _LONGEST_ERROR = 200
 
@@ -134,3 +136,35 @@ def part_of(extent: Extent, chunks: Iterable[StoredChunk]) -> torch.Tensor:
     if box is None:
         raise ValueError("no chunk holds any of it")
     return box.reshape(-1)[extent.start : extent.start + extent.numel]
+
+
+class WholeValues:
+    """Values that a checkpoint holds, whole, by their flattened keys; `leaves` are the same as leaves."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+        self.leaves = retained(snapshot_nested(dict(values)))
+
+    def like(self, expected: Leaves, keys: Mapping[str, str]) -> Leaves:
+        """Return the values of which a state has leaves, by the names that it has for them; `keys` are
+        theirs."""
+        actual: Leaves = {}
+        for name, leaf in expected.items():
+            key = keys[name]
+            if key not in self._values or isinstance(leaf, Idle):
+                continue
+            is_tensor = isinstance(leaf, TensorLeaf | DigestedLeaf)
+            seen = {name: self.leaves.get(key)} if is_tensor else {name: _as_seen(self._values[key])}
+            actual |= seen if is_tensor else snapshot_nested(seen)
+        return actual
+
+
+def _as_seen(value: Any) -> Any:
+    """A value that was no tensor, as a comparison looks at it: numbers for tensors without dimensions, and
+    what was written for a stream of bytes."""
+    if isinstance(value, torch.Tensor) and value.dim():
+        value = io.BytesIO(value.numpy().tobytes())
+    if isinstance(value, io.BytesIO):
+        value.seek(0)
+        return torch.load(value, weights_only=True)
+    return value.item() if isinstance(value, torch.Tensor) else value

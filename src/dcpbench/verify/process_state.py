@@ -14,6 +14,8 @@ from typing import Any
 import psutil
 import torch
 
+from dcpbench.core.rank_report import Compared
+from dcpbench.verify.perturb import compare_controlled
 from dcpbench.verify.snapshot import Leaves, retained, snapshot_nested
 
 _PRECISIONS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
@@ -85,14 +87,21 @@ def open_descriptors() -> dict[int, str]:
     return opened
 
 
-def left_open(folder: Path, before: Leaves) -> Leaves:
-    """The same once it has settled; what has become less counts as what it was."""
+class OpenFiles:
+    """What is open now below a folder and, with `counts`, how many threads and descriptors there are."""
 
-    def grown() -> Leaves:
-        now = snapshot_open(folder, counts=len(before) > 1)
-        return {name: leaf for name, leaf in now.items() if leaf > before[name]}
+    def __init__(self, folder: Path, counts: bool) -> None:
+        self._folder, self._counts = folder, counts
+        self.before = snapshot_open(folder, counts)
 
-    return {**before, **settled(grown)}
+    def compare(self) -> Compared:
+        """Compare it with what is open once that has settled; less is as good."""
+
+        def grown() -> Leaves:
+            now = snapshot_open(self._folder, self._counts)
+            return {name: leaf for name, leaf in now.items() if leaf > self.before[name]}
+
+        return compare_controlled(self.before, {**self.before, **settled(grown)})
 
 
 def settled(grown: Callable[[], dict[str, Any]]) -> dict[str, Any]:

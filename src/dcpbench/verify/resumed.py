@@ -2,7 +2,7 @@
 known defect."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
 from dcpbench.verify.compare import same_leaves, same_value
-from dcpbench.verify.snapshot import Idle, Leaves, State, TensorLeaf, of_kind
+from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf, of_kind
 from dcpbench.verify.tolerances import (
     TOLERANCES,
     compare_close,
@@ -93,7 +93,7 @@ class ResumedRule:
         names = self._names(len(self.expected))
         return Compared(self.wrong(seen), dict.fromkeys(names, True), fired)
 
-    def same_losses(self, resumed: list[float], state: State) -> set[str]:
+    def same_losses(self, resumed: list[float], state: Mapping[str, Leaves]) -> set[str]:
         """Return the names of the losses of a resumed run that are close to those of another run, which is in
         this state now. It may have been restored at another step."""
         theirs = state["extra_equal"]["train_state.losses"]
@@ -102,7 +102,9 @@ class ResumedRule:
         far = {one.name for one in losses_close(theirs, resumed, self.first, tolerance)}
         return {*self._names(max(len(resumed), len(self.expected)))} - far
 
-    def same_state(self, part: str, recorded: list[float], own: State, state: State) -> set[str]:
+    def same_state(
+        self, part: str, recorded: list[float], own: Mapping[str, Leaves], state: Mapping[str, Leaves]
+    ) -> set[str]:
         """Return the names in a resumed run's `own` state that are as in another run's: tensors of model and
         optimizer closely, the rest bit for bit; and its losses, if they are those that were recorded."""
         (tensors, objects), (own_tensors, own_objects) = map(_tensors_and_objects, (state, own))
@@ -118,7 +120,7 @@ class ResumedRule:
         return [loss_name(step) for step in range(self.first, self.first + steps)]
 
 
-def _tensors_and_objects(state: State) -> tuple[Leaves, Leaves]:
+def _tensors_and_objects(state: Mapping[str, Leaves]) -> tuple[Leaves, Leaves]:
     """Return the tensors of model, optimizer and component, and whatever else is in a run's objects."""
     extra = state["extra_equal"]
     trained = {**state["model_equal"], **state["optim_equal"], **of_kind("param", extra)}

@@ -79,8 +79,8 @@ Leaf = Any
 """A tensor as `TensorLeaf` or `DigestedLeaf`, such an entry as `Idle`; all else as a copy of the value."""
 Leaves = dict[str, Leaf]
 """Every piece of state by its name."""
-State = dict[str, Leaves]
-"""The leaves that each of the equality checks looks at, by check."""
+PLAIN = (DigestedLeaf, Extent)
+"""The classes of what is left of leaves when tensors are digested."""
 
 
 def snapshot_model(model: nn.Module, parts: ParameterParts | None = None) -> Leaves:

@@ -6,6 +6,7 @@ import pkgutil
 import random
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ from dcpbench.config.groups import Ending, StageWorld
 from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import RankReport, Skip
 from dcpbench.measure import memory
-from dcpbench.verify.files import recorded_syncs
+from dcpbench.verify.files import recorded_syncs, synced_in
 from dcpbench.worker import compilation
 from dcpbench.worker.messages import CellSpec
 from dcpbench.workloads.world import World
@@ -51,7 +52,16 @@ def run_cell(
     try:
         with recorded_syncs() as synced, ExitStack() as endings:
             told = Uploads(uploads)
-            cell = Cell(config, world, where, announce, report, told, synced=synced, endings=endings)
+            cell = Cell(
+                config,
+                world,
+                where,
+                announce,
+                report,
+                told,
+                synced=partial(synced_in, synced=synced),
+                endings=endings,
+            )
             if spec.run.stage:
                 wait_until_seen(cell, where, "of the stage before")
             pkgutil.resolve_name(stage.target)(cell, **config.scenario.options)

@@ -10,8 +10,7 @@ from torch import nn
 
 from dcpbench.cell import checks, explained
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.checkpoint import FLAGS, live_state
-from dcpbench.cell.explained import Resumed
+from dcpbench.cell.explained import Resumed, defects_at
 from dcpbench.core.defects import Defect
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
@@ -26,6 +25,7 @@ from dcpbench.verify.whole_tensors import real_elements
 from dcpbench.workloads.batches import batches_of
 from dcpbench.workloads.build_run import build_plain, build_replica, build_twin
 from dcpbench.workloads.lockstep import TwinGradients
+from dcpbench.workloads.run_state import FLAGS, live_state
 from dcpbench.workloads.training_run import TrainingRun
 from support.alone import bare_cell, config, world
 

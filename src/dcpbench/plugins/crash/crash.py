@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.cell import checks, contract, handover, steps
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.checkpoint import Checkpoint, live_state, retained_state
+from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.checkpointers.on_disk import FolderState, newest_first
 from dcpbench.core.mismatch import Mismatch
@@ -26,6 +26,7 @@ from dcpbench.plugins.crash.loading import Loaded
 from dcpbench.plugins.crash.survey import StateKind
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.files import FileDigests, digest_files
+from dcpbench.workloads.run_state import live_state, retained_state
 from dcpbench.workloads.training_run import TrainingRun
 
 Kill = str | list[int]

@@ -7,7 +7,7 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Restored
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
-from dcpbench.verify.snapshot import State
+from dcpbench.workloads.run_state import State
 
 _CHECK = "optim_equal"
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.checkpoint import live_state
 from dcpbench.cell.explained import Resumed
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
@@ -15,10 +14,10 @@ from dcpbench.plugins.defects._cells import (
     shares_stager_or_writer,
     unfreeze,
 )
-from dcpbench.verify.snapshot import State
 from dcpbench.verify.whole_tensors import Exchange
 from dcpbench.workloads import build_run
 from dcpbench.workloads.plain_runs import copy_state
+from dcpbench.workloads.run_state import State, live_state
 
 
 def _keeps_empty_group(config: Config) -> bool:

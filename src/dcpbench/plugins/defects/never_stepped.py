@@ -10,7 +10,8 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Restored
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
-from dcpbench.verify.snapshot import Idle, Leaf, Leaves, State, TensorLeaf
+from dcpbench.verify.snapshot import Idle, Leaf, Leaves, TensorLeaf
+from dcpbench.workloads.run_state import State
 
 _CHECK = "optim_equal"
 

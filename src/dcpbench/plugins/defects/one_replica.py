@@ -11,7 +11,8 @@ from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import has_local_experts, never_averages
 from dcpbench.verify.compare_layouts import gathered
-from dcpbench.verify.snapshot import DigestedLeaf, Leaves, State, digested, of_kind
+from dcpbench.verify.snapshot import DigestedLeaf, Leaves, digested, of_kind
+from dcpbench.workloads.run_state import State
 
 
 def _has_buffers(config: Config) -> bool:

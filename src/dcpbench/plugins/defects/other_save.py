@@ -7,7 +7,7 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Restored, StoredFiles
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import shares_stager_or_writer
-from dcpbench.verify.snapshot import State
+from dcpbench.workloads.run_state import State
 
 
 def _expected(cell: Cell, moment: Moment, reference: Restored | StoredFiles) -> Iterator[State]:

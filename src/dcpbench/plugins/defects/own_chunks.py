@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.checkpoint import key_of
 from dcpbench.cell.explained import Restored
 from dcpbench.checkpointers.dcp import stored_chunks
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import loads_alone
 from dcpbench.verify.plain_read import StoredChunk, part_of
-from dcpbench.verify.snapshot import State, TensorLeaf
+from dcpbench.verify.snapshot import TensorLeaf
+from dcpbench.workloads.run_state import State, key_of
 
 
 def _expected(cell: Cell, moment: Moment, reference: Restored) -> Iterator[State]:

@@ -12,7 +12,8 @@ from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import fsdp1_sizes, has_tensor_parallel_fsdp1
 from dcpbench.verify.compare import Recall
 from dcpbench.verify.layout import Extent
-from dcpbench.verify.snapshot import Leaf, Leaves, State, TensorLeaf, digest_of
+from dcpbench.verify.snapshot import Leaf, Leaves, TensorLeaf, digest_of
+from dcpbench.workloads.run_state import State
 
 _CHECK = "optim_equal"
 
