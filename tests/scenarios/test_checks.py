@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dcpbench.cell import checkpoint, checks, contract, explained, steps
+from dcpbench.cell import checks, contract, explained, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import Resumed
@@ -19,7 +19,7 @@ from dcpbench.cell.steps import Losses
 from dcpbench.core.checks import CheckSpec
 from dcpbench.core.defects import Defect
 from dcpbench.core.mismatch import Mismatch, Problem
-from dcpbench.verify import perturb, resumed, training
+from dcpbench.verify import compare_layouts, perturb, resumed, training
 from dcpbench.verify.files import digest_files
 from dcpbench.verify.resumed import ResumedRule
 from dcpbench.verify.snapshot import Leaves
@@ -96,7 +96,7 @@ def test_a_control_differs_in_values_and_not_in_what_there_is(monkeypatch: pytes
         assert twin.keys() == {*actual, *elsewhere}
         return training.compare_step(step, twin, actual, elsewhere, tolerances)
 
-    watch(checkpoint, "compare")
+    watch(compare_layouts, "compare")
     watch(perturb, "compare")
     monkeypatch.setattr(lockstep, "compare_step", compare_step)
     verdict, _ = alone(**SMALL)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from dcpbench.cell import handover as stage
+from dcpbench.checkpointers import base
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.verify import snapshot
 from dcpbench.workloads import lockstep
@@ -114,7 +114,7 @@ def test_a_trainer_is_looked_at_but_for_its_files_and_a_twin() -> None:
 
 def test_a_trainer_is_built_by_a_fresh_process_too(monkeypatch: pytest.MonkeyPatch) -> None:
     dropped: list[Path] = []
-    monkeypatch.setattr(stage, "drop_pages", dropped.append)
+    monkeypatch.setattr(base, "drop_pages", dropped.append)
     values = {"checkpointer": "trainer", "workload": {"target": "support.own_trainer.Trainer"}}
     looked = Looked(config(**SMALL, **values))
     ran = passed(run_alone(**SMALL, **values, verify="deep"))

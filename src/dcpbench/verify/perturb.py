@@ -200,25 +200,32 @@ def all_different(leaves: Leaves) -> Leaves:
     return {name: made_different(leaf) for name, leaf in leaves.items()}
 
 
-def unlike(expected: Leaves, unrestored: Leaves, constants: Iterable[str] | None = None) -> Leaves:
-    """Return a state for a negative control, in which everything is different from the expected one.
-
-    Args:
-        unrestored: a state that was not restored, or without `constants` any one, all of which is changed.
-        constants: names that may have the expected value there, as nothing changes it: they get another.
-    """
-    if constants is None:
-        unrestored = all_different(unrestored)
-        tensors = TensorLeaf | DigestedLeaf
-        constants = [name for name, leaf in unrestored.items() if not isinstance(leaf, tensors)]
-    else:
-        # Nobody may change the names of a group's parameters in a live optimizer.
-        names = [name for name in unrestored if name.endswith(".params")]
-        unrestored = {**unrestored, **all_different({name: unrestored[name] for name in names})}
-    held = {name: unrestored[name] for name in constants if name in expected}
+def with_changed_constants(expected: Leaves, unrestored: Leaves, names: Iterable[str]) -> Leaves:
+    """An unrestored state, with another value for what of these `names` is in it as expected: nothing changes
+    that."""
+    held = {name: unrestored[name] for name in names if name in expected}
     found = compare({name: expected[name] for name in held}, held, closely=False)
     same = held.keys() - {one.name for one in found}
     return {**unrestored, **all_different({name: held[name] for name in same})}
+
+
+def with_other_names(leaves: Leaves) -> Leaves:
+    """With the names of each group's parameters made different, which in a live optimizer nobody may do."""
+    names = {name: leaf for name, leaf in leaves.items() if name.endswith(".params")}
+    return {**leaves, **{name: made_different(leaf) for name, leaf in names.items()}}
+
+
+def unlike(expected: Leaves, state: Leaves, constants: Iterable[str] | None = None) -> Leaves:
+    """Return a state for a negative control, in which everything is different from the expected one.
+
+    Args:
+        state: an unrestored one; without `constants` any one, all of which is changed.
+        constants: names that may have the expected value there, as nothing changes it.
+    """
+    if constants is not None:
+        return with_changed_constants(expected, with_other_names(state), constants)
+    values = [name for name, leaf in state.items() if not isinstance(leaf, TensorLeaf | DigestedLeaf)]
+    return with_changed_constants(expected, all_different(state), values)
 
 
 def compare_controlled(expected: Leaves, actual: Leaves, other: Leaves | None = None) -> Compared:

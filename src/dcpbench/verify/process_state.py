@@ -87,21 +87,25 @@ def open_descriptors() -> dict[int, str]:
     return opened
 
 
+def left_open(folder: Path, before: Leaves) -> Leaves:
+    """The same once it has settled; what has become less counts as what it was."""
+
+    def grown() -> Leaves:
+        now = snapshot_open(folder, counts=len(before) > 1)
+        return {name: leaf for name, leaf in now.items() if leaf > before[name]}
+
+    return {**before, **settled(grown)}
+
+
 class OpenFiles:
-    """What is open now below a folder and, with `counts`, how many threads and descriptors there are."""
+    """What is open now, as `snapshot_open` sees it."""
 
     def __init__(self, folder: Path, counts: bool) -> None:
-        self._folder, self._counts = folder, counts
-        self.before = snapshot_open(folder, counts)
+        self._folder, self._before = folder, snapshot_open(folder, counts)
 
     def compare(self) -> Compared:
-        """Compare it with what is open once that has settled; less is as good."""
-
-        def grown() -> Leaves:
-            now = snapshot_open(self._folder, self._counts)
-            return {name: leaf for name, leaf in now.items() if leaf > self.before[name]}
-
-        return compare_controlled(self.before, {**self.before, **settled(grown)})
+        """Compare it with what is left open, once that has settled."""
+        return compare_controlled(self._before, left_open(self._folder, self._before))
 
 
 def settled(grown: Callable[[], dict[str, Any]]) -> dict[str, Any]:

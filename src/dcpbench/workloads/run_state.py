@@ -3,10 +3,10 @@
 import math
 from collections.abc import Mapping
 
+from dcpbench.verify import snapshot
 from dcpbench.verify.audit import Entry
 from dcpbench.verify.flags import snapshot_flags, snapshot_gradients
 from dcpbench.verify.snapshot import (
-    LARGE_BYTES,
     DigestedLeaf,
     Leaves,
     TensorLeaf,
@@ -107,4 +107,4 @@ def retained_gradients(run: TrainingRun) -> Leaves:
 def is_small(state: State) -> bool:
     """Whether none of the model's tensors is large; the same on every rank."""
     parts = (leaf for leaf in state["model_equal"].values() if isinstance(leaf, TensorLeaf | DigestedLeaf))
-    return all(math.prod(part.extent.shape) * part.dtype.itemsize <= LARGE_BYTES for part in parts)
+    return all(math.prod(part.extent.shape) * part.dtype.itemsize <= snapshot.LARGE_BYTES for part in parts)
