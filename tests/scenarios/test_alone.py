@@ -9,7 +9,7 @@ import torch
 
 from dcpbench.cell import steps
 from dcpbench.scenarios import partial_load
-from dcpbench.verdict.judge import Verdict
+from dcpbench.verdict.verdict import Verdict
 from dcpbench.verify import audit, compare_layouts, perturb, resumed
 from dcpbench.workloads import build_run, lockstep, twin
 from dcpbench.workloads.batches import batches_of
