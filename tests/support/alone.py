@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 from omegaconf import OmegaConf
 
+from dcpbench.cell.cell import Cell, Uploads
 from dcpbench.config.groups import FaultConfig
 from dcpbench.config.schema import Config
 from dcpbench.core.plugins import declared_values, load_plugins
 from dcpbench.core.rank_report import RankReport
 from dcpbench.records.installation import conf_folders
-from dcpbench.scenarios.cell import Cell, Uploads
 from dcpbench.sweep.plan import known_failures
 from dcpbench.verdict.attempt import verdict_of
 from dcpbench.verdict.verdict import Verdict

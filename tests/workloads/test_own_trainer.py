@@ -9,9 +9,8 @@ import torch
 from conftest import ONE_STEP, Finished, blocks, run, selected, tiered
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import WorkloadConfig
-from dcpbench.scenarios import lockstep
 from dcpbench.verdict.verdict import Verdict
-from dcpbench.workloads import own_trainer
+from dcpbench.workloads import lockstep, own_trainer
 from dcpbench.workloads.trainer_run import TrainerRun
 from support import own_trainer as trainers
 from support.alone import config, run_alone, world
