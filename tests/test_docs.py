@@ -19,9 +19,9 @@ from mkdocs.exceptions import PluginError
 
 from dcpbench.analysis.frame import read_sweeps
 from dcpbench.cli.described import Axis, Described, described
+from dcpbench.core.statuses import STATUSES
 from dcpbench.faults.registry import load_faults
 from dcpbench.records.checks import CHECKS
-from dcpbench.records.row import STATUSES
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

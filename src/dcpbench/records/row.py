@@ -6,24 +6,11 @@ from dataclasses import dataclass, field, fields
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
+from dcpbench.core.statuses import shown
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.metrics import METRICS
 
 SCHEMA_VERSION = 3
-
-STATUS_HELP = {
-    "crash": "a rank died, by a signal or its own exit",
-    "timeout": "a phase took longer than it may",
-    "error": "a rank raised",
-    "fail": "a check did not hold",
-    "vacuous": "the checks held, but one of them could not have failed, or a rank did not look",
-    "xpass": "a failure listed in known_failures.yaml did not happen any more",
-    "xfail": "a failure listed in known_failures.yaml happened, and nothing beside it",
-    "skip": "this machine or this combination cannot",
-    "pass": "every check that applies held, and each was shown to be able to fail",
-}
-STATUSES = tuple(STATUS_HELP)
-"""Every status that a cell may come to, the worst first."""
 
 WRONG_CONFIGURATION = 2
 INTERRUPTED = 130
@@ -47,17 +34,6 @@ _ORDER = tuple(
     """.split()  # noqa: SIM905
 )
 """The order of the columns, which never changes; others follow as they are declared."""
-
-
-def is_ok(status: str, flaky: bool | None = None, fault_seen: bool | None = None) -> bool:
-    """Whether a cell came out as it should.
-
-    A cell with a planted fault did when the fault was seen for what it is. A flaky cell never did: that its
-    second try passed does not say what its first one was.
-    """
-    if flaky:
-        return False
-    return status in ("pass", "xfail", "skip") if fault_seen is None else fault_seen
 
 
 def _axis(default: Any) -> Any:
@@ -147,7 +123,7 @@ class Row:
     @property
     def is_ok(self) -> bool:
         """Whether it is what one wants to see."""
-        return is_ok(self.status, self.flaky, self.fault_seen)
+        return shown(self.status, self.flaky, self.fault_seen).ok
 
     def flat(self) -> dict[str, Any]:
         """Every column and its value, then `config` and `details`."""

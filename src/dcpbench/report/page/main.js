@@ -25,6 +25,7 @@ async function start() {
 }
 
 function makeApp(data) {
+  readStatuses(data.statuses);
   const runs = runsOf(data);
   const axes = axesOf(data.axes, runs);
   for (const run of runs) run.place = configuration(run, data.axes);

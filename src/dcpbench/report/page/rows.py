@@ -7,8 +7,9 @@ from typing import Any
 import pandas as pd
 
 from dcpbench.analysis.cell_identity import identity_keys, override_values
-from dcpbench.analysis.frame import Sweeps, ok, records, short_names
+from dcpbench.analysis.frame import Sweeps, records, short_names
 from dcpbench.analysis.runs import commands
+from dcpbench.core.statuses import SHOWN, shown
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.findings import Finding, Problem
 from dcpbench.records.metrics import METRICS
@@ -45,7 +46,9 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
     rows = records(frame[kept])
     values = {column: [_clean(row[column], limits) for row in rows] for column in kept}
     values["sweep"] = [labels[sweep] for sweep in frame["sweep"]]
-    values["ok"] = ok(frame).tolist()
+    outcomes = [shown(row["status"], row["flaky"], row["fault_seen"]) for row in rows]
+    values["shown"] = [spec.name for spec in outcomes]
+    values["ok"] = [spec.ok for spec in outcomes]
     values["again"] = commands(frame)
     details = [_dict(value) for value in frame["details"]]
     values["short"] = [
@@ -57,6 +60,10 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
     beside = {name: of for name, of in _axes_beside(frame).items() if name not in values}
     return {
         "axes": ["sweep", *AXES, *beside],
+        "statuses": [
+            {"name": spec.name, "letter": spec.letter, "label": spec.label, "means": spec.help}
+            for spec in SHOWN.values()
+        ],
         "checks": [
             {"name": spec.name, "help": spec.help, "training": spec.training} for spec in CHECKS.values()
         ],

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dcpbench.core.statuses import shown
 from dcpbench.executors.base import HostUsed, Outcome
 from dcpbench.records.metrics import METRICS, PHASE_S, SHARED_CELL_S, Measurement, aggregated
 from dcpbench.records.plain_values import plain_row
 from dcpbench.records.rank_report import RankReport
-from dcpbench.records.row import Row, is_ok
+from dcpbench.records.row import Row
 from dcpbench.sweep.plan.job import Job
 from dcpbench.sweep.run.verdict import Verdict
 
@@ -39,7 +40,7 @@ class Try:
     @property
     def is_ok(self) -> bool:
         """Whether it came out as it should."""
-        return is_ok(self.verdict.status, fault_seen=self.verdict.fault_seen)
+        return shown(self.verdict.status, fault_seen=self.verdict.fault_seen).ok
 
     @property
     def reports(self) -> list[RankReport]:

@@ -1,0 +1,1 @@
+"""Axes, statuses, checks and limits, each declared once, and the values that all rooms share. No torch."""
