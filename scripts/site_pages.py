@@ -20,11 +20,12 @@ from dcpbench.cli.described import described
 from dcpbench.config import groups
 from dcpbench.config.cell_key import HOW_RUN
 from dcpbench.config.schema import OF_THE_SWEEP, Config
+from dcpbench.core.axes import AXES
 from dcpbench.core.statuses import STATUSES
 from dcpbench.faults.registry import NONE, load_faults
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.metrics import METRICS
-from dcpbench.records.row import AXES, column_types
+from dcpbench.records.row import column_types
 
 _ROOT = Path(__file__).parents[1]
 _AT_THE_TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}

@@ -16,7 +16,7 @@ from dcpbench.config.groups import (
 )
 from dcpbench.config.schema import SEED_STRIDE, Config
 from dcpbench.executors.fork_server import Machine
-from dcpbench.sweep.plan.validity import has_several_sizes, resolve, why_skip
+from dcpbench.sweep.plan.validity import check, has_several_sizes, resolve, why_skip
 
 GPUS = Machine(gpus=2, description={})
 NO_GPU = Machine(gpus=0, description={})
@@ -197,4 +197,4 @@ def test_the_mesh_that_is_loaded_under_must_fit_too() -> None:
 @pytest.mark.parametrize("seed", [2**63 - 1, 2**64 // SEED_STRIDE + 1, -(2**63)])
 def test_a_seed_from_which_no_batch_can_be_drawn_is_refused(seed: int) -> None:
     with pytest.raises(ConfigError, match=f"seed={seed}: must be between -92233443668.. and 184466887"):
-        Config(seed=seed).check()
+        check(Config(seed=seed))

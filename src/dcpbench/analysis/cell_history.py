@@ -16,8 +16,8 @@ from dcpbench.analysis.cell_identity import cell_names, config_differences, with
 from dcpbench.analysis.change_points import Change, changes
 from dcpbench.analysis.frame import is_false, is_true, records, severities
 from dcpbench.analysis.history_rows import Rows
+from dcpbench.core.axes import AXES
 from dcpbench.core.statuses import SEVERITY, SHOWN, StatusSpec
-from dcpbench.records.row import AXES
 from dcpbench.records.store import RESULTS_JSONL
 
 KINDS = tuple(SHOWN.values())

@@ -16,7 +16,7 @@ import pandas as pd
 from dcpbench.analysis.frame import as_text
 from dcpbench.analysis.query import QueryError
 from dcpbench.config.cell_key import CellKey, digest_of, lies_below
-from dcpbench.records.row import AXES
+from dcpbench.core.axes import AXES
 
 SHOWN_BY_AXES = frozenset([*AXES, "workload.target"])
 """The keys of overrides whose values axes show: of a workload of one's own it is `model`."""

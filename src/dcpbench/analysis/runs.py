@@ -7,10 +7,10 @@ import pandas as pd
 
 from dcpbench.analysis.cell_identity import override_words
 from dcpbench.analysis.frame import is_true, ok, records, severities
+from dcpbench.core.axes import AXES
 from dcpbench.core.statuses import SEVERITY
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.metrics import METRICS
-from dcpbench.records.row import AXES
 from dcpbench.records.sentences import short_reason
 
 _REPEAT = re.compile(r"(^|,)repeat=\d+(?=$|,)")

@@ -12,49 +12,44 @@ from typing import Any
 from omegaconf import MISSING
 
 from dcpbench.config.cell_key import HOW_RUN
-from dcpbench.config.mesh import DIMENSIONS, mesh_sizes
+from dcpbench.config.mesh import Dimension, mesh_sizes
+
+HELP, LEAST = "help", "least"
+"""In a field's metadata: what it is; the least value that it can have."""
 
 
-def how_run(default: Any) -> Any:
-    """A field that says how a cell is run: `dcpbench.config.cell_key` leaves it out of a cell's identity."""
+def key(default: Any, help: str = "", least: int | None = None, *, how_run: bool = False) -> Any:
+    """A field with what `dcpbench run --help` prints of it and the least value that it can have.
+
+    One that only says how a cell is run is left out of its identity. A default that is a class is called.
+    """
+    said = {HELP: help, LEAST: least, HOW_RUN: how_run}
     if isinstance(default, type):
-        return field(default_factory=default, metadata={HOW_RUN: True})
-    return field(default=default, metadata={HOW_RUN: True})
+        return field(default_factory=default, metadata=said)
+    return field(default=default, metadata=said)
 
 
+def how_run(default: Any, help: str = "", least: int | None = None) -> Any:
+    """A field that says how a cell is run: `dcpbench.config.cell_key` leaves it out of a cell's identity."""
+    return key(default, help, least, how_run=True)
+
+
+# The values of keys that have few, which `Config` describes.
 Device = StrEnum("Device", "auto cpu cuda")
-
+Matrix = StrEnum("Matrix", "product pairwise")
 CompileScope = StrEnum("CompileScope", "model layer")
-"""What `compile=true` compiles: the model as a whole, or each of its layers by itself."""
-
 ActivationCheckpointing = StrEnum("ActivationCheckpointing", "layer compiled_layer")
-"""What is computed again in the backward pass: each layer, which is compiled with what does so; or each layer
-that is compiled by itself, with that around it."""
-
 KeepCheckpoints = StrEnum("KeepCheckpoints", "none failed all")
-"""Whose checkpoints stay on disk after their cell has ended."""
-
 OptimizerStateAs = StrEnum("OptimizerStateAs", "plain")
-"""How an optimizer's state is saved, where that is not by DCP's functions: as its own `state_dict` has it."""
-
 Rerun = StrEnum("Rerun", "none failed")
-"""Which cells of a sweep that is resumed run again, besides those that have no row that stands."""
-
 PlanAs = StrEnum("PlanAs", "auto blocks cells json")
-"""What a plan shows: blocks of cells, cells, all of it as JSON, or cells unless they are many."""
-
 Isolation = StrEnum("Isolation", "warm fresh")
-"""Whether ranks stay up from cell to cell; after anything but a pass they are replaced anyway."""
-
 Place = StrEnum("Place", "restored live staged written both training")
 """Where a fault is planted."""
 
 Sharing = StrEnum("Sharing", "none disjoint correctness")
-"""Which cells run at the same time: none; those that have GPUs of their own each; with `correctness` also
-several on the same GPUs, or the CPU, whose times then say nothing and are null."""
-
 Verify = StrEnum("Verify", "standard deep")
-"""Whether at its end a cell also has a fresh process load a checkpoint, after dropping its cached pages."""
+Tolerance = StrEnum("Tolerance", "strict standard")
 
 Ending = StrEnum("Ending", "report crash")
 """How a stage of a cell is expected to end: every rank reports, or a rank dies."""
@@ -62,9 +57,6 @@ Ending = StrEnum("Ending", "report crash")
 StageWorld = StrEnum("StageWorld", "save load alone")
 """Whose ranks and parallelism a stage of a cell has: those that save, or those that load; `alone` is one rank
 on the CPU, without a process group."""
-
-Tolerance = StrEnum("Tolerance", "strict standard")
-"""The named tolerance profiles of `dcpbench.verify.tolerances`."""
 
 
 @dataclass
@@ -139,8 +131,8 @@ class ExecutorConfig(Group):
     target: str = how_run(MISSING)
     options: dict[str, Any] = how_run(dict)
     address: str | None = how_run(None)
-    ranks_per_host: int | None = None
-    hosts: int | None = None
+    ranks_per_host: int | None = key(None, least=1)
+    hosts: int | None = key(None, least=1)
 
 
 @dataclass
@@ -191,7 +183,7 @@ class ParallelConfig(Group):
                 multiply to the world size.
         """
         decided = self.replicated_on(1)
-        given: dict[str, int] = {name: getattr(decided, name) for name in DIMENSIONS}
+        given = {name.value: int(getattr(decided, name)) for name in Dimension}
         return mesh_sizes(self.name, self.mesh, given, world_size)
 
 
@@ -208,7 +200,7 @@ class ModelConfig(Group):
     other axes that it can be used with; with others a cell is a skip.
     """
 
-    batch_size: int = 24
+    batch_size: int = key(24, least=1)
     requires_accelerator: bool = False
     tp_plan: dict[str, str] = field(default_factory=dict)
     sp_plan: dict[str, str] = field(default_factory=dict)
@@ -223,8 +215,12 @@ class WorkloadConfig:
     `target(**options)` returns a `dcpbench.workloads.workload.Workload`; with `checkpointer=trainer`
     `target(setup, **options)` returns a trainer, see `dcpbench.workloads.own_trainer`."""
 
-    target: str | None = None
-    options: dict[str, Any] = field(default_factory=dict)
+    target: str | None = key(
+        None,
+        "a function that returns a dcpbench.workloads.workload.Workload, with checkpointer=trainer a "
+        "trainer; null: the groups model and optimizer",
+    )
+    options: dict[str, Any] = key(dict, "keyword arguments for it")
 
 
 @dataclass
@@ -277,13 +273,6 @@ class CheckpointerConfig(LimitedGroup):
     ranks."""
 
 
-class Matrix(StrEnum):
-    """How lists of values are combined to cells: all combinations, or as few as have every two values."""
-
-    product = "product"
-    pairwise = "pairwise"
-
-
 @dataclass
 class StorageConfig(Group):
     """Where checkpoints lie: `target(folder, config, save)` returns a
@@ -296,10 +285,10 @@ class StorageConfig(Group):
     """
 
     root: str | None = how_run(None)
-    thread_count: int = 1
+    thread_count: int = key(1, least=1)
     sync_files: bool = True
-    keep_free_bytes: int = how_run(2**30)
-    needs_bytes: int | None = how_run(None)
+    keep_free_bytes: int = how_run(2**30, least=0)
+    needs_bytes: int | None = how_run(None, least=0)
     only: dict[str, Only] = how_run(dict)
 
     @property

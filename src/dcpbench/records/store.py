@@ -21,10 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dcpbench.core.axes import AXES
 from dcpbench.core.statuses import STATUSES
 from dcpbench.records import files
 from dcpbench.records.metrics import METRICS, Measurement
-from dcpbench.records.row import AXES, Row, columns
+from dcpbench.records.row import Row, columns
 from dcpbench.records.row_reader import UNKNOWN, read_row, value_text
 
 RESULTS_JSONL = "results.jsonl"

@@ -11,15 +11,15 @@ from dcpbench.analysis.cell_identity import SHOWN_BY_AXES, override_words
 from dcpbench.analysis.frame import is_false, is_true, records
 from dcpbench.analysis.runs import one_a_cell, runs_text, severity, status_text
 from dcpbench.config.text import counted
+from dcpbench.core.axes import AXES
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.metrics import METRICS
-from dcpbench.records.row import AXES
 from dcpbench.report.document import Table
 from dcpbench.report.labels import byte_unit, checks_text, entry, plain
 
-_ALWAYS = ("parallel", "compile", "save")
-_ROWS = ("sweep", "scenario", "parallel")
-_COLUMNS = ("compile", "save")
+_ALWAYS = [spec.name for spec in AXES.values() if spec.always]
+_ROWS = ["sweep", *(spec.name for spec in AXES.values() if spec.pivot == "rows")]
+_COLUMNS = [spec.name for spec in AXES.values() if spec.pivot == "columns"]
 _LINES = 100
 
 

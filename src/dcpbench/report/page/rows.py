@@ -9,11 +9,12 @@ import pandas as pd
 from dcpbench.analysis.cell_identity import identity_keys, override_values
 from dcpbench.analysis.frame import Sweeps, records, short_names
 from dcpbench.analysis.runs import commands
+from dcpbench.core.axes import AXES
 from dcpbench.core.statuses import SHOWN, shown
 from dcpbench.records.checks import CHECKS
 from dcpbench.records.findings import Finding, Problem
 from dcpbench.records.metrics import METRICS
-from dcpbench.records.row import AXES, columns
+from dcpbench.records.row import columns
 from dcpbench.records.sentences import describe, short_reason
 from dcpbench.records.store import RESULTS_JSONL
 
@@ -57,9 +58,11 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
     values["losses"] = [_losses(one) for one in details]
     for name, of in (("check_details", _checks), ("ending", _ending)):
         values[name] = [_clean(of(one, limits), limits) for one in details]
+    important = sorted((spec for spec in AXES.values() if spec.place), key=lambda spec: spec.place)
     beside = {name: of for name, of in _axes_beside(frame).items() if name not in values}
     return {
         "axes": ["sweep", *AXES, *beside],
+        "important": [{"name": spec.name, "down": spec.down} for spec in important],
         "statuses": [
             {"name": spec.name, "letter": spec.letter, "label": spec.label, "means": spec.help}
             for spec in SHOWN.values()

@@ -18,7 +18,8 @@ from dcpbench.analysis.frame import read_sweeps
 from dcpbench.analysis.query import QueryError
 from dcpbench.config.cell_key import digest_of
 from dcpbench.config.text import counted, visible
-from dcpbench.records.row import AXES, NESTED, Row, column_types
+from dcpbench.core.axes import AXES
+from dcpbench.records.row import NESTED, Row, column_types
 from dcpbench.records.store import SUPERSEDED_JSONL, ResultsError, stored_rows
 from dcpbench.report.styles import complain
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dcpbench.core.axes import AXES
 from dcpbench.core.statuses import shown
 from dcpbench.executors.base import HostUsed, Outcome
 from dcpbench.records.metrics import METRICS, PHASE_S, SHARED_CELL_S, Measurement, aggregated
@@ -92,7 +93,8 @@ def row_of(job: Job, tries: Sequence[Try], shared: bool = False) -> Row:
         kept = {name: None if spec.unit == "s" else metrics[name] for name, spec in METRICS.items()}
         metrics = kept | {SHARED_CELL_S: metrics["cell_s"]}
     row = Row(
-        **job.columns,
+        axes={name: job.columns[name] for name in AXES},
+        **{name: value for name, value in job.columns.items() if name not in AXES},
         **{name: getattr(verdict, name) for name in _OF_VERDICT},
         reason=reason,
         metrics=metrics,
