@@ -31,7 +31,7 @@ from pathlib import Path
 from mutations import EDITS, PACKAGE, Mutant, mutants, planted
 
 ROOT = Path(__file__).resolve().parents[1]
-VERIFICATION = ("verify", "scenarios", "records/rank_report.py", "sweep/run/verdict.py")
+VERIFICATION = ("verify", "scenarios", "core/rank_report.py", "verdict/judge.py")
 EQUIVALENT = Path(__file__).with_name("mutants-equivalent.txt")
 LEAST_LIMIT_S = 60.0
 

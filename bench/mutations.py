@@ -92,7 +92,7 @@ PLANTED: dict[str, tuple[str, str, str]] = {
         "    stranger.noise = Noise(config.seed)",
         "    stranger.noise = Noise(seed)",
     ),
-    "missing reports accepted": ("sweep/run/verdict.py", "powerless += _not_reported", "_not_reported"),
+    "missing reports accepted": ("verdict/judge.py", "powerless += _not_reported", "_not_reported"),
 }
 """Edits of a text in a file, by what they do."""
 

@@ -21,10 +21,10 @@ from dcpbench.config import groups
 from dcpbench.config.cell_key import HOW_RUN
 from dcpbench.config.schema import OF_THE_SWEEP, Config
 from dcpbench.core.axes import AXES
+from dcpbench.core.checks import CHECKS
+from dcpbench.core.metrics import METRICS
+from dcpbench.core.plugins import declared_values
 from dcpbench.core.statuses import STATUSES
-from dcpbench.faults.registry import NONE, load_faults
-from dcpbench.records.checks import CHECKS
-from dcpbench.records.metrics import METRICS
 from dcpbench.records.row import column_types
 
 _ROOT = Path(__file__).parents[1]
@@ -222,7 +222,7 @@ def _statuses() -> str:
 
 
 def _faults() -> str:
-    specs = {name: spec for name, spec in load_faults().items() if name != NONE}
+    specs = declared_values().get("fault", {})
     parts = [
         f"The {len(specs)} defects that `fault=<name>` plants in a cell, to see that it fails. "
         "`seen by` is the check that has to report it, or the exception that has to refuse it; "

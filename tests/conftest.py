@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from dcpbench.core.plugins import load_plugins
 from support import drivers
 from support.drivers import Driver, environment
 
@@ -34,6 +35,8 @@ SMALL = ("model=short", *ONE_STEP)
 """For sweeps that need no more: what a cell costs goes with its parameters and its steps."""
 PARALLELISMS = ("none", "ddp", "fsdp", "hsdp", "fsdp_tp", "fsdp2", "hsdp2", "fsdp2_tp")
 
+
+load_plugins()
 
 # What tests compute is small, and threads that wait for each other spin on cores that ranks need.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -19,9 +19,8 @@ from mkdocs.exceptions import PluginError
 
 from dcpbench.analysis.frame import read_sweeps
 from dcpbench.cli.described import Axis, Described, described
+from dcpbench.core.checks import CHECKS
 from dcpbench.core.statuses import STATUSES
-from dcpbench.faults.registry import load_faults
-from dcpbench.records.checks import CHECKS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -53,21 +52,6 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_samples_are_what_their_commands_print(page: Path, running: Any) -> None:
     list(running.differing(PAGES[0].read_text()))  # whose sweeps others read
     assert list(running.differing(page.read_text())) == [], "make samples"
-
-
-def test_the_table_of_defects_is_what_faults_have_to_be_seen_by() -> None:
-    page = (DOCS / "concepts" / "checks.md").read_text()
-    table = page.partition("| class of defect |")[2].partition("\n\n")[0].splitlines()[2:]
-    faults, caught = load_faults(), set()
-    for row in table:
-        checks, names = (set(re.findall(r"`(\w+)`", cell)) for cell in row.split(" | ")[1:])
-        assert checks <= CHECKS.keys()
-        caught |= checks
-        for name in names:
-            seen_by = {expect.check for expect in faults[name].expects}
-            assert seen_by & checks or seen_by == {None}, f"{name}: {seen_by}"
-    needed = {expect.check for fault in faults.values() for expect in fault.expects if expect.check}
-    assert needed - caught <= {"loss_resume_equal"}, "which is named where the state is"
 
 
 def test_what_looks_like_a_sample_is_one() -> None:

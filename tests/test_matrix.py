@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from conftest import ONE_STEP, PARALLELISMS, Finished, run
-from dcpbench.records.checks import CHECKS
+from dcpbench.core.checks import CHECKS
+from dcpbench.core.plugins import plugins
 from dcpbench.records.row import columns
 from support.rows import seen
 
@@ -31,7 +32,7 @@ def test_state_comes_back_and_training_goes_on(matrix: Finished, parallel: str, 
     row = matrix.row(parallel=parallel, save=save)
     assert row["status"] == "pass", row["reason"]
     # Of other scenarios.
-    others = ("loss_resume_close", "crash_consistent", "crash_recoverable", "crash_durable")
+    others = ("loss_resume_close", *(check.name for plugin in plugins() for check in plugin.checks))
     assert all(row[check] is True for check in CHECKS if check not in others)
     assert (row["powered"], row["resume"], row["training"]) == (True, True, True)
     bound = "measured_noise" if "tp" in parallel else "rounding_of_sum"

@@ -16,9 +16,9 @@ from support.drivers import environment
 pytestmark = pytest.mark.slow
 
 PLUGIN = """
-from dcpbench.records.checks import CheckSpec, register_check
-from dcpbench.records.findings import Finding, Problem
-from dcpbench.records.metrics import MetricSpec, register_metric
+from dcpbench.core.checks import CheckSpec, register_check
+from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.metrics import MetricSpec, register_metric
 
 
 def descriptors(cell):
@@ -31,7 +31,7 @@ def verify_float32(cell, target, checkpoint):
 
     def wrong(dtype):
         parameters = target.model.named_parameters()
-        return [Finding(name, Problem.dtype, facts={"saved": dtype, "restored": value.dtype})
+        return [Mismatch(name, Problem.dtype, facts={"saved": dtype, "restored": value.dtype})
                 for name, value in parameters if value.dtype != dtype]
 
     names, where = [name for name, _ in target.model.named_parameters()], str(checkpoint)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from conftest import SMALL, TESTS, Finished, alive_in, wait_for
+from dcpbench.records.store import read_rows
 from support.drivers import environment
 from support.namespaces import not_here
 from support.slurm import Slurm, slurm
@@ -94,12 +95,13 @@ def test_jobs_of_an_array_go_on_one_after_the_other_until_the_sweep_is_whole(
 
 
 def test_jobs_of_an_array_run_a_part_each_two_at_a_time(cluster: Slurm, tmp_path: Path) -> None:
-    done = Finished(0, "", "", tmp_path / "sweep")
+    folder = tmp_path / "sweep"
     job = submit(cluster, tmp_path, "--array=1-3%2", *ASKED, "seed=0,1,2,3,4,5", PARTS="3")
     wait_for(lambda: all(cluster.state(f"{job}_{part}") == "COMPLETED" for part in (1, 2, 3)), 300)
-    assert [row["status"] for row in done.rows] == ["pass"] * 6
-    assert [row["seed"] for row in done.rows] == [*range(6)]
-    on = Counter(host["name"] for row in done.rows for host in row["details"]["hosts"])
+    rows, _ = read_rows(folder)
+    assert [row["status"] for row in rows] == ["pass"] * 6
+    assert {row["seed"] for row in rows} == {*range(6)}
+    on = Counter(host["name"] for row in rows for host in row["details"]["hosts"])
     assert sorted(on.values()) == [2, 4], "one part on one node, two on the other"
     told = [(tmp_path / f"job-{part}.log").read_text() for part in (1, 2, 3)]
-    assert sum(f"6 of 6 cells of {done.folder} have a row" in one for one in told) == 1
+    assert sum(f"6 of 6 cells of {folder} have a row" in one for one in told) == 1

@@ -15,11 +15,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from dcpbench.cli.commands import main as dcpbench
+from dcpbench.core.metrics import Measurement
 from dcpbench.records import files, store
-from dcpbench.records.metrics import Measurement
 from dcpbench.report.__main__ import main
 from dcpbench.sweep.folder import manifest, resume
-from dcpbench.sweep.plan.resources import Costs, Estimated
 from report.sweeps import cell, folder_of_lines, folder_with, line
 from support.adversary import nest
 from support.jobs import job
@@ -320,14 +319,6 @@ def test_going_on_clears_no_cell_that_lies_elsewhere(outside: Path, tmp_path: Pa
     object.__setattr__(one.cell, "folder", sweep / "a")
     with pytest.raises(Exception, match="does not lie in"):
         resume.take_up(sweep, [one], resume.Found([], [], {}, torn=False))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
-def test_a_sweep_beside_it_breaks_no_plan(
-    plant: Callable[[Path, Path], None], outside: Path, tmp_path: Path
-) -> None:
-    bad = hostile(tmp_path / "sweeps", "results.jsonl", plant, outside)
-    assert Costs().learn_beside(bad.parent / "new", [Estimated(["a"], 1)]) == []
 
 
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)

@@ -304,10 +304,8 @@ def test_an_edited_configuration_is_told_and_nothing_is_called_slower(
 def test_rows_without_a_digest_compare_by_their_address(
     sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As those of schema version 1, whose overrides are no words of a shell."""
-    first = {"config": {}, "config_digest": "of then", "schema_version": 1}
-    asked_for = "parallel=ddp +model.options.sizes=[3, 4] timeouts.cell_s=9"
-    old = sweep("old", row(overrides=asked_for, **first))
+    asked_for = "parallel=ddp '+model.options.sizes=[3, 4]' timeouts.cell_s=9"
+    old = sweep("old", row(overrides=asked_for, config_digest=None))
     new = sweep("new", row(overrides="parallel=ddp '+model.options.sizes=[3, 4]'"))
     other = sweep("other", row(overrides="parallel=ddp '+model.options.sizes=[3, 8]'"))
     assert [line["verdict"] for line in statuses(capsys, old, new)] == ["same"]

@@ -64,12 +64,12 @@ def test_rows_of_before_a_column_was_added_are_whole(tmp_path: Path) -> None:
         (b'"a row"\n', '"a row", where a row was expected'),
         (b"{}\n", "no schema_version in it"),
         (
-            line(schema_version=0, git_commit="abc"),
-            "schema version 0, this dcpbench reads 1 to 3; left out; dcpbench at",
+            line(schema_version=1, git_commit="abc"),
+            "schema version 1, this dcpbench reads 2 and 3; left out; dcpbench at",
         ),
         (
             line(schema_version=4),
-            "schema version 4, this dcpbench reads 1 to 3; left out; a newer dcpbench reads it",
+            "schema version 4, this dcpbench reads 2 and 3; left out; a newer dcpbench reads it",
         ),
         (line()[:-40] + b"\0" * 40 + b"\n", "NUL bytes"),
         (b"[" * 100_000 + b"\n", "nested too deeply"),

@@ -127,7 +127,7 @@ def test_both_files_tell_the_same(nights: Path, capsys: pytest.CaptureFixture[st
 def test_older_rows_without_some_columns(tmp_path: Path) -> None:
     """Their copies have another header."""
     night(tmp_path, 1, cell(save_s=0.5, disk_bytes=7))
-    old = night(tmp_path, 0, cell(save_s=0.25, schema_version=1))
+    old = night(tmp_path, 0, cell(save_s=0.25, schema_version=2))
     with (old / RESULTS_CSV).open(newline="") as read:
         lines = list(csv.reader(read))
     known = lines[0].index("schema_version") + 1

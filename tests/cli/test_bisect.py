@@ -46,7 +46,7 @@ def bisect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Bisect:
     def run(
         environments: dict[str, object], *options: str, cell: Sequence[str] = ("parallel=ddp",)
     ) -> tuple[int, str, str]:
-        words = ["--no-install", "-o", str(tmp_path / "café")]
+        words = ["-o", str(tmp_path / "café")]
         for version, given in environments.items():
             rows = given if isinstance(given, list) else [given]
             lines = [

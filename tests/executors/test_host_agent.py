@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from dcpbench.config.schema import Config, TimeoutsConfig
+from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors import fork_server, host_agent
-from dcpbench.executors.host_agent import HostAgent, Surroundings
-from dcpbench.executors.torchrun_process import _to_go_on
+from dcpbench.executors.host_agent import Event, HostAgent, HostEnvironment
 from dcpbench.records.installation import installation
-from dcpbench.records.store import SWEEP_JSON
 from dcpbench.worker.messages import CellSpec, RunId, StoreAddress, WorldKind
 from support.alone import config
 from support.drivers import start_server
@@ -30,11 +29,11 @@ def agents(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[HostAgent]]:
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.setenv(variable, "lo")
     monkeypatch.setattr(sys, "path", [*sys.path])
-    around = Surroundings(str(Path.cwd()), tuple(sys.path), {})
+    around = HostEnvironment(str(Path.cwd()), tuple(sys.path), {})
     made = [HostAgent(f"host{number}", f"127.0.0.{2 + number}", around, ()) for number in range(2)]
     at = StoreAddress("127.0.0.2", made[0].listen(0))
     for number, agent in enumerate(made):
-        agent.start(KEY, [number], 0, [], at)
+        agent.start(KEY, [number], [], at)
     yield made
     for agent in made:
         agent.kill(KEY)
@@ -45,13 +44,24 @@ def _spec(folder: Path, given: Config) -> CellSpec:
     return CellSpec(RunId("tests", "cell", 0, 0), given, str(folder), str(folder / "checkpoints"))
 
 
+def _run(agent: HostAgent, epoch: int, spec: CellSpec) -> list[Event]:
+    """Run a stage, and return all of its events."""
+    events = agent.run(epoch, KEY, spec, LIMITS)
+    while not (events and isinstance(events[-1], StageEnd)):
+        events += agent.events(epoch)
+    return events
+
+
 def test_ranks_of_two_agents_run_a_stage_and_a_stage_that_was_given_up_never_starts(
     agents: list[HostAgent], tmp_path: Path
 ) -> None:
     spec = _spec(tmp_path / "cell", config(world_size=2, parallel="ddp", model="short", saves=1))
     with ThreadPoolExecutor() as threads:
-        ends = [*threads.map(lambda agent: agent.run(1, KEY, spec, LIMITS), agents)]
-    reports = [rank.report for end in ends if end for rank in end.ranks]
+        events = [*threads.map(lambda agent: _run(agent, 1, spec), agents)]
+    for number, (*phases, _) in enumerate(events):
+        assert {rank for rank, _ in phases} == {number}, "each agent reports the ranks that it has"
+        assert {"train", "save", "load"} <= {phase for _, phase in phases}
+    reports = [rank.report for *_, end in events for rank in end.ranks]
     assert [(one.rank, one.host, one.local_rank) for one in reports if one] == [
         (0, "host0", 0),
         (1, "host1", 0),
@@ -62,11 +72,10 @@ def test_ranks_of_two_agents_run_a_stage_and_a_stage_that_was_given_up_never_sta
 
     agents[1].conclude(2, dumps=False)
     again = _spec(tmp_path / "again", spec.config)
-    assert agents[1].run(2, KEY, again, LIMITS) is None
+    assert _run(agents[1], 2, again) == [StageEnd()]
     concluding = threading.Timer(0.5, agents[0].conclude, (2, True))
     concluding.start()
-    end = agents[0].run(2, KEY, again, LIMITS)
-    assert end
+    *_, end = _run(agents[0], 2, again)
     (waiting,) = end.ranks
     assert (waiting.waiting, waiting.report, end.limit) == (True, None, None)
     assert waiting.doing, "its stack was dumped"
@@ -84,17 +93,3 @@ def test_a_folder_that_a_file_system_shows_late_is_waited_for_and_one_that_it_ne
     monkeypatch.setattr(host_agent, "_SHOWS_S", 0.2)
     never = str(tmp_path / "of another host" / "cell")
     assert agents[0].state(KEY, [str(late), never]).unseen == never
-
-
-def test_a_driver_that_follows_one_that_was_killed_goes_on_with_a_sweep_that_is_shown_late(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ["parallel=ddp", f"hydra.sweep.dir={tmp_path}"]
-    shows = threading.Timer(0.3, (tmp_path / SWEEP_JSON).touch)
-    shows.start()
-    assert _to_go_on(words, again=True) == [*words, f"resume={tmp_path}"]
-    shows.join()
-    assert _to_go_on(words, again=False) == words, "another sweep, which is refused a folder that has one"
-    monkeypatch.setattr(host_agent, "_SHOWS_S", 0.2)
-    other = [f"hydra.sweep.dir={tmp_path / 'other'}"]
-    assert _to_go_on(other, again=True) == other

@@ -4,6 +4,7 @@ import platform
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -17,7 +18,10 @@ import pytest
 from conftest import SMALL, Finished, dcpbench, run
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
-from dcpbench.executors import hosts_executor
+from dcpbench.config.schema import TimeoutsConfig
+from dcpbench.core.rank_report import RankReport
+from dcpbench.core.stage_end import RankEnd, StageEnd
+from dcpbench.executors import hosts_executor, stage_on_hosts
 from dcpbench.executors.base import HostsLostError
 from dcpbench.executors.host_agent import State
 from dcpbench.executors.hosts import Agent, HostsEngine
@@ -34,13 +38,23 @@ HERE = {"python": platform.python_version(), **installation()}
 
 @dataclass(eq=False)
 class Answers(Agent):
-    """An agent of a host that differs from this one in what it is `like`; it does not tell what is null."""
+    """An agent of a host that differs from this one in what it is `like`; it does not tell what is null.
+
+    About a stage it answers with `events`, a list for each call; then it is silent, and dies once the stage
+    is concluded.
+    """
 
     like: dict[str, Any] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    events: list[Any] = field(default_factory=list)
+    silent: list[Future[Any]] = field(default_factory=list)
 
     def call(self, method: str, *_: Any) -> Future[Any]:
         self.asked.append(method)
+        if method in ("run", "events"):
+            return self._next_events()
+        for silent in self.silent if method == "conclude" else ():
+            silent.set_exception(ConnectionError("gone"))
         described = {"host": self.name, "torch": "2.13.0", **HERE, **self.like}
         answers = {
             "describe": {name: value for name, value in described.items() if value},
@@ -51,11 +65,19 @@ class Answers(Agent):
         call.set_result(answers.get(method))
         return call
 
+    def _next_events(self) -> Future[Any]:
+        call: Future[Any] = Future()
+        if not self.events:
+            self.silent.append(call)
+        else:
+            call.set_result(self.events.pop(0))
+        return call
+
     def why_lost(self, error: BaseException) -> str | None:
-        raise NotImplementedError
+        return f"was lost: {error}" if isinstance(error, ConnectionError) else None
 
     def give_up(self) -> None:
-        raise NotImplementedError
+        self.asked.append("give_up")
 
 
 class Cluster(HostsEngine):
@@ -79,8 +101,8 @@ class Cluster(HostsEngine):
         raise NotImplementedError
 
 
-def host(name: str, **like: Any) -> Answers:
-    return Answers(name, "127.0.0.1", (), like=like)
+def host(name: str, events: Sequence[Any] = (), **like: Any) -> Answers:
+    return Answers(name, "127.0.0.1", (), like=like, events=[*events])
 
 
 def placed(cluster: Cluster, kind: WorldKind = TWO_RANKS) -> dict[str, range]:
@@ -104,6 +126,73 @@ def test_cells_wait_for_the_hosts_they_asked_for(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(hosts_executor, "HOSTS_S", 60.0)
     with pytest.raises(HostsLostError, match=re.escape(lost.replace("a is", "none is"))):
         placed(Cluster(two, []))
+
+
+def _reported(rank: int) -> StageEnd:
+    report = RankReport(rank)
+    return StageEnd((RankEnd(rank, 0, "", "report", report=report),))
+
+
+def _run(executor: HostsExecutor) -> tuple[StageEnd, list[tuple[int, str]]]:
+    """Run a stage, and return how it ended and the phases that began."""
+    phases: list[tuple[int, str]] = []
+    spec = CellSpec(RunId("tests", "cell", 0, 0), config(), "", "")
+    end = executor.run(TWO_RANKS, spec, TimeoutsConfig(cell_s=60), lambda *phase: phases.append(phase))
+    return end, phases
+
+
+def test_a_stage_ends_when_each_host_has_reported() -> None:
+    a = host("a", events=[[(0, "train")], [], [(0, "save"), _reported(0)]])
+    b = host("b", events=[[], [(1, "train")], [_reported(1)]])
+    end, phases = _run(Cluster(ExecutorConfig("ray"), [a, b]).executor(()))
+    assert end.is_complete
+    assert sorted(phases) == [(0, "save"), (0, "train"), (1, "train")]
+    assert [(one.name, one.ranks) for one in end.hosts] == [("a", (0,)), ("b", (1,))]
+    assert "conclude" not in a.asked + b.asked
+
+
+def test_a_stage_that_fails_on_a_host_is_concluded_on_the_others() -> None:
+    failed = RankEnd(0, 0, "a", "train", gone_at=time.monotonic(), exit_status=-9)
+    a = host("a", events=[[StageEnd((failed,))]])
+    b = host("b", events=[[(1, "load")]])
+    end, _ = _run(Cluster(ExecutorConfig("ray"), [a, b]).executor(()))
+    killed, lost = end.ranks
+    assert (killed.exit_status, killed.lost) == (-9, None)
+    assert (lost.phase, lost.lost) == ("load", "was lost: gone")
+    assert lost.gone_at is not None
+    assert lost.gone_at < time.monotonic() - 1, "its ranks ended before anybody saw that it had"
+
+
+def test_a_silent_agent_is_given_up_and_its_late_answer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage_on_hosts, "_SILENT_S", 0.5)
+    a = host("a", events=[[(0, "save")]])
+    b = host("b", events=[[], [], [_reported(1)], [], [_reported(1)]])
+    c = host("c", events=[[(0, "train")], [_reported(0)]])
+    executor = Cluster(ExecutorConfig("ray", hosts=2), [a, b], [c, b]).executor(())
+    end, phases = _run(executor)
+    given_up = "was given up with its host, which did not answer within 0.5 s, last heard of"
+    assert [(one.phase, one.lost) for one in end.ranks] == [("save", given_up), ("report", None)]
+    assert "give_up" in a.asked
+
+    (late,) = a.silent
+    late.set_result([(0, "load")])
+    end, phases = _run(executor)
+    assert end.is_complete
+    assert phases == [(0, "train")]
+    assert end.dropped == ("host a: a late answer was dropped: cell, try 1, epoch 1",)
+
+
+def test_a_driver_that_was_held_up_gives_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage_on_hosts, "_SILENT_S", 2.0)
+    a, b = host("a"), host("b", events=[[(1, "train")], [_reported(1)]])
+
+    def hold_up(*_: Any) -> None:
+        time.sleep(2.5)
+        threading.Timer(0.5, a.silent[0].set_result, [[_reported(0)]]).start()
+
+    executor = Cluster(ExecutorConfig("ray"), [a, b]).executor(())
+    spec = CellSpec(RunId("tests", "cell", 0, 0), config(), "", "")
+    assert executor.run(TWO_RANKS, spec, TimeoutsConfig(cell_s=60), hold_up).is_complete
 
 
 @pytest.mark.parametrize(

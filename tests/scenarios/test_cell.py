@@ -13,8 +13,8 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 from dcpbench.checkpointers.base import PendingSave
-from dcpbench.records.findings import Finding, Problem
-from dcpbench.records.metrics import METRICS, PHASE_S, MetricSpec
+from dcpbench.core.metrics import METRICS, PHASE_S, MetricSpec
+from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.scenarios import steps
 from dcpbench.scenarios.cell import Uploads
 from dcpbench.scenarios.checkpoint import (
@@ -114,7 +114,7 @@ def test_what_is_counted_is_all_of_one_metric(tmp_path: Path) -> None:
 
 def test_a_check_knows_what_this_rank_had_and_where_it_found_what(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path)
-    cell.check("model_equal", [Finding("weight", Problem.differs)], "here", {"weight": True, "bias": False})
+    cell.check("model_equal", [Mismatch("weight", Problem.differs)], "here", {"weight": True, "bias": False})
     cell.check("model_equal", [], "here", ["more"])
     report = cell.report.checks["model_equal"]
     assert report.compared == {"here": {"weight": True, "bias": False, "more": True}}

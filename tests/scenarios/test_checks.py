@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dcpbench.records.checks import CheckSpec
-from dcpbench.records.findings import Finding, Problem
+from dcpbench.core.checks import CheckSpec
+from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.scenarios import checkpoint, checks, contract, known_defects, lockstep, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, live_state
@@ -60,17 +60,17 @@ def test_a_control_differs_in_values_and_not_in_what_there_is(monkeypatch: pytes
     def watch(module: Any, name: str) -> None:
         honest = getattr(module, name)
 
-        def compare(expected: Leaves, actual: Leaves, *rest: Any, **options: Any) -> list[Finding]:
+        def compare(expected: Leaves, actual: Leaves, *rest: Any, **options: Any) -> list[Mismatch]:
             seen.append(name)
             assert expected.keys() == actual.keys()
-            found: list[Finding] = honest(expected, actual, *rest, **options)
+            found: list[Mismatch] = honest(expected, actual, *rest, **options)
             return found
 
         monkeypatch.setattr(module, name, compare)
 
     def compare_step(
         step: int, twin: Leaves, actual: Leaves, elsewhere: Any = (), tolerances: Any = None
-    ) -> list[Finding]:
+    ) -> list[Mismatch]:
         seen.append("compare_step")
         assert twin.keys() >= actual.keys()
         assert twin.keys() == {*actual, *elsewhere}
@@ -147,7 +147,7 @@ def test_as_many_models_are_tried_as_it_takes_to_tell_two_losses_apart(telling: 
     losses = unrestored_losses([[2.0 if number == telling else 1.0, 3.0] for number in range(5)])
     asked = []
 
-    def compared(seen: list[float]) -> list[Finding]:
+    def compared(seen: list[float]) -> list[Mismatch]:
         asked.append(seen)
         return losses_equal([1.0, 1.0], seen, first=1)
 
@@ -349,7 +349,7 @@ def test_beside_a_known_defect_a_run_that_draws_otherwise_may_be_farther_off(
                 value.mul_(1.003)
         target.draws, target.sizes = draws, sizes
 
-        def mark(found: list[Finding], beside: Any) -> list[Finding]:
+        def mark(found: list[Mismatch], beside: Any) -> list[Mismatch]:
             told.append({one.name for one in beside(other)})
             return found
 

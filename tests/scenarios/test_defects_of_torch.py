@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from dcpbench.records.findings import Finding, Problem
+from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.scenarios import checks, fine_tune, known_defects, plain_runs
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import FLAGS, Checkpoint, live_state
@@ -23,7 +23,7 @@ from dcpbench.workloads.training_run import TrainingRun
 from support.alone import bare_cell, config, world
 
 SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
-FOUND = [Finding("net1.weight", Problem.differs)]
+FOUND = [Mismatch("net1.weight", Problem.differs)]
 CHECKS = ("model_equal", "optim_equal", "extra_equal")
 ONE_SHARD = dict.fromkeys(("model_equal", "optim_equal"), "replica")
 MARKED: dict[tuple[str, int], dict[str, str]] = {
@@ -192,7 +192,7 @@ def resumed(cell: Cell, target: TrainingRun, until: int) -> tuple[str | None, Tr
     """By what a difference is marked that a run which goes on from the same does not have; that run."""
     seen: list[TrainingRun] = []
 
-    def compare(other: TrainingRun) -> list[Finding]:
+    def compare(other: TrainingRun) -> list[Mismatch]:
         seen.append(other)
         return []
 
@@ -263,7 +263,7 @@ def test_of_a_resumed_state_close_tensors_and_recorded_losses_are_explained() ->
         "train_state.current_loss",
         "tensor_object.data",
     )
-    found = [Finding(name, Problem.differs) for name in names]
+    found = [Mismatch(name, Problem.differs) for name in names]
 
     def left(recorded: list[float]) -> list[str]:
         marked = checks._explain(lambda found, beside: beside(other), run, recorded, 1e-4, iter(found))

@@ -9,10 +9,11 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from dcpbench.config.schema import conf_folder
-from dcpbench.records.findings import Finding, Problem
+from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.scenarios import checks, known_defects
 from dcpbench.scenarios.checkpoint import Checkpoint
-from dcpbench.sweep.plan.known_failures import KnownFailure, explaining, read
+from dcpbench.sweep.plan.known_failures import read
+from dcpbench.verdict.known_failures import KnownFailure, explaining
 from dcpbench.verify.snapshot import TensorLeaf, snapshot_nested
 from dcpbench.workloads.batches import batches_of
 from dcpbench.workloads.build_run import build
@@ -81,7 +82,7 @@ def test_saves_that_share_nothing_have_no_such_defect(tmp_path: Path) -> None:
             other, step=1, state={"model_equal": snapshot_nested({"w": torch.zeros(2)})}, beside=[other]
         )
         found = known_defects.mark_restored(
-            cell, "model_equal", [Finding("w", Problem.differs)], mine, leaves
+            cell, "model_equal", [Mismatch("w", Problem.differs)], mine, leaves
         )
         assert [one.by for one in found] == ["other_save" if shares else None]
 
@@ -101,7 +102,7 @@ def test_what_was_there_before_a_load_is_retained_where_a_rank_reads_its_own(
         return
     checkpoint.unrestored["model_equal"] = snapshot_nested({"w": torch.zeros(2), "other": torch.zeros(2)})
     actual = snapshot_nested({"w": torch.ones(2), "other": torch.zeros(2)})
-    found = [Finding("w", Problem.differs), Finding("other", Problem.differs)]
+    found = [Mismatch("w", Problem.differs), Mismatch("other", Problem.differs)]
     marks = {
         one.name: one.by
         for one in known_defects.mark_restored(cell, "model_equal", found, checkpoint, actual)
@@ -119,7 +120,7 @@ def test_a_run_that_goes_on_beside_leaves_the_one_that_was_restored_alone(tmp_pa
     data = batches_of(cell.config, cell.world.device)
     others: list[TrainingRun] = []
     mark = known_defects.resumed_by(cell, runs[0], data, 1)
-    finding = Finding("loss of step 1", Problem.value)
+    finding = Mismatch("loss of step 1", Problem.value)
     (marked,) = mark([finding], lambda other: others.append(other) or [])
     assert marked.by == "as_restored"
     for run in runs:

@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 from dcpbench.config.groups import Verify
-from dcpbench.records.findings import Finding, Problem
+from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.scenarios import fresh_process, read_whole, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import FLAGS, SavedCheckpoint
@@ -63,7 +63,7 @@ def test_a_fresh_process_is_not_left_what_ranks_do_not_agree_on(
 
     def digests(leaves: Any, group: Any) -> Any:
         whole, _ = honest(leaves, group)
-        return whole, [Finding(name, Problem.ranks_disagree) for name in leaves if name in differing]
+        return whole, [Mismatch(name, Problem.ranks_disagree) for name in leaves if name in differing]
 
     monkeypatch.setattr(fresh_process, "digests", digests)
     cell, _ = newest(tmp_path, *ALL)

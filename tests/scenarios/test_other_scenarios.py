@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.checkpoint import DefaultLoadPlanner, state_dict_loader
 
 from dcpbench.checkpointers.dcp import DcpCheckpointer
-from dcpbench.records.rank_report import CheckReport, Skip
+from dcpbench.core.rank_report import CheckReport, Skip
 from dcpbench.scenarios import (
     fine_tune,
     handover,

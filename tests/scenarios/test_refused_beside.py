@@ -11,7 +11,7 @@ import pytest
 
 from dcpbench.checkpointers.base import PendingSave
 from dcpbench.checkpointers.dcp import DcpCheckpointer
-from dcpbench.records.findings import Finding
+from dcpbench.core.mismatch import Mismatch
 from dcpbench.scenarios.contract import Unsaveable, verify_refused_beside
 from dcpbench.verify.audit import Entry, Manifest
 from support.alone import Ran, bare_cell, group_of_one, run_alone, world
@@ -67,7 +67,7 @@ def test_one_that_is_not_refused_as_it_should_be_is_seen(
     ran = overlapping(defect())
     assert {one.check: one.names for one in ran.verdict.failed} == {"contract_held": [found]}
     (worst,) = ran.reports[0].checks["contract_held"].worst
-    assert isinstance(worst, Finding)
+    assert isinstance(worst, Mismatch)
     assert worst.where == WHERE
 
 

@@ -16,8 +16,8 @@ import torch
 
 from dcpbench.checkpointers import base
 from dcpbench.checkpointers.dcp import DcpCheckpointer
-from dcpbench.records.findings import Problem
-from dcpbench.records.rank_report import RankReport
+from dcpbench.core.mismatch import Problem
+from dcpbench.core.rank_report import RankReport
 from dcpbench.scenarios import fresh_process, handover, read_whole, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import RANDOM, Checkpoint, SavedCheckpoint, State

@@ -10,8 +10,8 @@ import numpy as np
 import psutil
 import torch
 
-from dcpbench.records.findings import Finding, Problem
-from dcpbench.records.rank_report import RankReport
+from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.rank_report import RankReport
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.save_load import save_load
 from dcpbench.worker.messages import Message
@@ -90,7 +90,7 @@ class Mine:
 def reports_odd_values(cell: Cell) -> None:
     """What it finds and measures is none of it a number or a text."""
     save_load(cell)
-    finding = Finding(
+    finding = Mismatch(
         "w", Problem.contract, facts={"text": "odd", **odd_values()}, max_abs_diff=np.float32(2)
     )
     cell.check("contract_held", [finding], "", ["w"])
@@ -102,7 +102,7 @@ def reports_odd_values(cell: Cell) -> None:
 
 def raises_with_odd_values(cell: Cell) -> None:
     """It has found something odd when it raises."""
-    cell.check("contract_held", [Finding("w", Problem.contract, facts={"text": {1}})], "", ["w"])
+    cell.check("contract_held", [Mismatch("w", Problem.contract, facts={"text": {1}})], "", ["w"])
     raise ValueError("no more")
 
 

@@ -4,7 +4,7 @@ places, and of what there each name."""
 from typing import Any
 
 from dcpbench.config.schema import Config
-from dcpbench.records.rank_report import RankReport
+from dcpbench.core.rank_report import RankReport
 from dcpbench.scenarios import fine_tune
 from dcpbench.scenarios.checkpoint import FLAGS, live_state
 from dcpbench.verify.audit import Chunk, Entry, Manifest, controls

@@ -2,9 +2,9 @@
 
 import itertools
 import json
+import re
 import shutil
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,12 +15,11 @@ import pytest
 from conftest import SMALL, Finished, dcpbench, run, start, words_of
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import Config
-from dcpbench.records.metrics import Measurement
-from dcpbench.records.store import append_measurements, append_row, stored_rows, write_json
+from dcpbench.records.store import read_rows, write_json
+from dcpbench.report import read_sweeps
 from dcpbench.sweep.folder import manifest, parts
 from dcpbench.sweep.plan.job import Job
 from dcpbench.sweep.plan.part import Part
-from support.rows import row
 
 ASKED = ("-m", *SMALL, "device=cpu", "parallel=none", "world_size=1", "saves=1", "seed=1,2", "repeats=2")
 
@@ -49,97 +48,68 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, list[Finish
     return Finished(0, "", "", folder), parts
 
 
-def test_every_cell_is_run_once_and_the_whole_sweep_has_its_row(
-    two: tuple[Finished, list[Finished]],
-) -> None:
+def _rows(folder: Path) -> list[dict[str, object]]:
+    return read_rows(folder)[0]
+
+
+def test_every_cell_is_run_once(two: tuple[Finished, list[Finished]]) -> None:
     whole, parts = two
     assert [part.status for part in parts] == [0, 0], [part.err for part in parts]
     asked = json.loads((whole.folder / "sweep.json").read_text())["cells"]
-    assert [row["cell"] for row in whole.rows] == asked
-    rows = {row["cell"]: row for part in parts for row in part.rows}
-    assert len(rows) == sum(len(part.rows) for part in parts) == 4
-    assert whole.rows == [rows[cell] for cell in asked]
-    # One cell each, with both of its runs.
     assert [len(part.rows) for part in parts] == [2, 2]
-    for part in parts:
+    assert {row["cell"] for part in parts for row in part.rows} == {*asked}
+    for part in parts:  # one cell each, with both of its runs
         assert set(Counter(row["seed"] for row in part.rows).values()) == {2}
     last = [part.err for part in parts if f"4 of 4 cells of {whole.folder} have a row" in part.err]
     assert last, [part.err for part in parts]
 
 
-def test_the_whole_sweep_is_read_as_one(two: tuple[Finished, list[Finished]]) -> None:
+def test_folder_of_parts_is_read_as_one_sweep(two: tuple[Finished, list[Finished]], tmp_path: Path) -> None:
     whole, parts = two
-    report = dcpbench("report", str(whole.folder), folder=whole.folder)
+    night = tmp_path / "night"
+    shutil.copytree(whole.folder, night)
+    report = dcpbench("report", str(night), folder=night)
     assert "2 cells in 4 runs: 4 pass" in report.out
     assert "sweeps" not in report.out
-    lines = [(part.folder / "measurements.jsonl").read_text().splitlines() for part in parts]
-    together = (whole.folder / "measurements.jsonl").read_text().splitlines()
-    assert Counter(together) == Counter([line for part in lines for line in part])
-    history = dcpbench("history", str(whole.folder.parent), folder=whole.folder)
-    assert "1 sweep," in history.out
-    known = json.loads((whole.folder / "environment.json").read_text())
-    assert known["torch"] == whole.rows[0]["torch_version"]
+    assert "have no row" not in report.err
+    assert (night / "report.html").is_file()
+    assert not (night / "results.jsonl").exists()
+    assert _rows(night) == [row for part in parts for row in part.rows]
+    one, other = (part.folder / "environment.json" for part in parts)
+    write_json(night / other.parent.name / "environment.json", {"host": "other"})
+    (known,) = read_sweeps([night]).environments.values()
+    assert known == {**json.loads(one.read_text()), "earlier": [{"host": "other"}]}
+    shutil.copytree(night, tmp_path / "later")
+    history = dcpbench("history", str(tmp_path), folder=tmp_path)
+    assert "2 sweeps," in history.out
+    compared = dcpbench("compare", str(night), str(tmp_path / "later"), folder=tmp_path)
+    assert compared.status == 0, compared.err
+    assert "2 cells, 0 with another status" in compared.out
 
 
-def test_cells_of_a_part_that_never_ran_are_known_and_it_begins_when_it_is_asked_for(tmp_path: Path) -> None:
+def test_parts_are_resumed_one_by_one(tmp_path: Path) -> None:
     folder = tmp_path / "night"
     first = _of_part("1/2", folder)
-    whole = Finished(0, "", "", folder)
     assert f"part=1/2: {len(first.rows)} of 4 cells of {folder} have a row" in first.err
-    assert whole.rows == first.rows
+    assert re.search(r"\nnext: .* -m dcpbench report (\S*/)?night\n", first.err)
     owed = {*json.loads((folder / "sweep.json").read_text())["cells"]} - {row["cell"] for row in first.rows}
     report = dcpbench("report", str(folder), folder=folder)
     assert f"{folder}: {len(owed)} of 4 cells have no row" in report.err
-    second = dcpbench(f"resume={folder}", "part=2/2", "rerun=failed", folder=folder)
+    refused = dcpbench(f"resume={folder}", folder=folder)
+    assert refused.status == 2
+    told = r"is in 2 parts, each resumed by itself: [^,]* -m dcpbench resume (\S*/)?night part=2/2$"
+    assert re.search(told, refused.err.splitlines()[-1])
+    second = dcpbench(f"resume={folder}", "part=2/2", "rerun=failed", folder=folder)  # it has not begun
     assert second.status == 0, second.err
     assert f"part=2/2: 4 of 4 cells of {folder} have a row" in second.err
-    assert [row for row in whole.rows if row["cell"] in {one["cell"] for one in first.rows}] == first.rows
-
-
-def test_rows_of_a_part_that_was_killed_are_taken_in_when_the_sweep_goes_on(
-    two: tuple[Finished, list[Finished]], tmp_path: Path
-) -> None:
-    folder = tmp_path / "night"
-    shutil.copytree(two[0].folder, folder)
-    shutil.rmtree(_folder("2/2", folder))
-    for path in folder.glob("results.*"):  # as if it had come to no end
-        path.unlink()
-    before = Finished(0, "", "", _folder("1/2", folder)).rows
-    planned = dcpbench(f"resume={folder}", "plan=true", folder=folder)
-    assert f"{len(before)} are done" in planned.out
-    assert not (folder / "results.jsonl").exists()
-    ended = dcpbench(f"resume={folder}", folder=folder)
-    assert ended.status == 0, ended.err
-    assert f"resume: {len(before)} of 4 cells are done" in ended.err
-    assert len(ended.rows) == 4
-    assert [row for row in ended.rows if row["cell"] in {one["cell"] for one in before}] == before
-    # The part, gone on with, leaves what was run since.
-    again = dcpbench(f"resume={folder}", "part=1/2", folder=folder)
-    assert (again.status, again.rows) == (0, ended.rows), again.err
-
-
-def test_of_each_cell_the_newest_row_is_taken_in_and_none_is_lost(tmp_path: Path) -> None:
-    """Part 1 died while it wrote a row; the whole sweep was gone on with, and part 2 once more after that."""
-    whole = tmp_path / "night"
-    one, two = (_made(_folder(part, whole), ["a", "b", "c"]) for part in ("1/2", "2/2"))
-    _made(whole, ["a", "b", "c", "d"])
-    _measured(one, "a", 1)
-    _measured(whole, "a", 2)
-    before = _measured(whole, "b", 3)
-    _measured(two, "b", 4)
-    with (one / "results.jsonl").open("ab") as out:
-        out.write(b'{"cell": "c", "stat')
-    parts.take_in(whole)
-    rows = [*stored_rows(whole)]
-    assert [(row.cell, row.started_at) for row in rows] == [("a", _at(2)), ("b", _at(4))]
-    measured = [json.loads(line) for line in (whole / "measurements.jsonl").read_text().splitlines()]
-    assert [(one["cell"], one["value"]) for one in measured] == [("b", 4.0), ("a", 2.0)]
-    assert (whole / "superseded.jsonl").read_bytes() == before
-    known = json.loads((whole / "environment.json").read_text())
-    assert [known["host"], known["earlier"]] == [one.name, [{"host": two.name}, {"host": "night"}]]
-    parts.take_in(whole)
-    assert [*stored_rows(whole)] == rows
-    assert json.loads((whole / "environment.json").read_text()) == known
+    assert [row for row in _rows(folder) if row["cell"] not in owed] == first.rows
+    assert "all of them have their rows" in dcpbench(f"resume={folder}", folder=folder).err
+    own = _folder("1/2", folder)
+    (own / "results.jsonl").write_bytes((own / "results.jsonl").read_bytes().splitlines(keepends=True)[0])
+    again = dcpbench(f"resume={own}", folder=folder)
+    assert again.status == 0, again.err
+    assert "resume: 1 of 2 cells are done" in again.err
+    assert len(_rows(folder)) == 4
 
 
 def _made(folder: Path, cells: list[str]) -> Path:
@@ -147,17 +117,6 @@ def _made(folder: Path, cells: list[str]) -> Path:
     manifest.Record([], "/", cells, []).write(folder)
     write_json(folder / "environment.json", {"host": folder.name})
     return folder
-
-
-def _measured(folder: Path, cell: str, second: int) -> bytes:
-    """Give a sweep a row, and a measurement, of this second; the row's line."""
-    one = row(cell=cell, started_at=_at(second))
-    append_measurements(folder, one, [Measurement("save_s", float(second), 0)])
-    return append_row(folder, one)
-
-
-def _at(second: int) -> str:
-    return f"2026-11-23T00:00:{second:02}+00:00"
 
 
 def test_a_part_begins_in_the_folder_of_its_own_sweep_alone(tmp_path: Path) -> None:
@@ -168,23 +127,9 @@ def test_a_part_begins_in_the_folder_of_its_own_sweep_alone(tmp_path: Path) -> N
     assert manifest.read(whole).cells == ["a", "b"]
     with pytest.raises(ConfigError, match=r"hydra.sweep.dir=.*/night: is another matrix: it has no cell c"):
         parts.begin(_folder("1/2", whole), replace(record, cells=["a", "b", "c"]))
-    with manifest.held(_made(_folder("1/2", whole), ["a"])), pytest.raises(ConfigError, match="at work in"):
-        parts.take_in(whole)
+    _made(_folder("1/2", whole), ["a"])
     with pytest.raises(ConfigError, match=r"has 2 and 3 parts; choose one number"):
         parts.begin(_folder("1/3", whole), record)
-
-
-def test_parts_that_end_at_the_same_moment_wait_for_each_other(tmp_path: Path) -> None:
-    def ends(_: int) -> None:
-        with manifest.held(tmp_path, parts.WAIT_S):
-            pass
-
-    (tmp_path / "sweep.json").touch()
-    with ThreadPoolExecutor(4) as drivers:
-        with manifest.held(tmp_path):
-            others = [drivers.submit(ends, number) for number in range(4)]
-            assert wait(others, timeout=0.2).done == set()
-        assert [other.result() for other in others] == [None] * 4
 
 
 def test_a_plan_of_a_part_is_of_its_cells_and_writes_nothing(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from dcpbench.records.store import append_row, keep_lines, read_lines
 from dcpbench.sweep.folder import manifest
 from dcpbench.sweep.plan import job
 from dcpbench.sweep.plan.job import expected_digest
-from dcpbench.sweep.plan.known_failures import KnownFailure
+from dcpbench.verdict.known_failures import KnownFailure
 from support.rows import measured, row
 
 MATRIX = (

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from dcpbench.records.findings import Finding
+from dcpbench.core.mismatch import Mismatch
 from dcpbench.verify import files as files_module
 from dcpbench.verify.files import (
     compare_files,
@@ -67,7 +67,7 @@ def test_the_control_knows_a_comparison_that_sees_less(monkeypatch: pytest.Monke
     every = (*files, "a file that went", "a file that came")
 
     def fired(sees: Callable[[str, str | None, str | None], bool]) -> list[str]:
-        def compare(then: dict[str, str], now: dict[str, str]) -> list[Finding]:
+        def compare(then: dict[str, str], now: dict[str, str]) -> list[Mismatch]:
             return [
                 one
                 for one in compare_files(then, now)

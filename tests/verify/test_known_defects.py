@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcpbench.records.findings import Finding, Problem
+from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.verify import known_defects
 from dcpbench.verify.compare import compare
 from dcpbench.verify.known_defects import (
@@ -28,7 +28,7 @@ from dcpbench.verify.plain_read import StoredChunk
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf, digested
 
 
-def by(marked: Iterable[Finding]) -> dict[str, str | None]:
+def by(marked: Iterable[Mismatch]) -> dict[str, str | None]:
     return {one.name: one.by for one in marked}
 
 
@@ -154,7 +154,7 @@ def test_what_a_load_of_ones_own_chunks_makes_of_a_part_is_told(
     if changed:
         local.view(-1)[data.draw(st.integers(0, part.numel - 1))] = 5
     was, here = {"w": TensorLeaf(before, part, None)}, {"w": TensorLeaf(local.view(-1), part, None)}
-    found = [Finding("w", problem) for problem in (Problem.differs, Problem.replicas, Problem.nan)]
+    found = [Mismatch("w", problem) for problem in (Problem.differs, Problem.replicas, Problem.nan)]
     asked: list[str] = []
 
     def own(name: str) -> list[StoredChunk]:
@@ -173,7 +173,7 @@ def test_what_a_load_of_ones_own_chunks_makes_of_a_part_is_told(
 def test_a_list_of_the_same_for_a_tuple_is_known_and_no_other() -> None:
     saved = {"betas": (0.8, 0.9), "eps": (None, 1.0), "lr": [0.1], "weight": 1.0}
     actual = {"betas": [0.8, 0.9], "eps": [None, 2.0], "lr": (0.1,), "weight": 2.0}
-    found = [Finding(name, Problem.value) for name in (*saved, "stranger")]
+    found = [Mismatch(name, Problem.value) for name in (*saved, "stranger")]
     marked = known_defects.mark_lists(found, saved, actual)
     assert {one.name: one.by for one in marked} == {
         **dict.fromkeys((*saved, "stranger")),

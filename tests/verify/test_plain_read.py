@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from dcpbench.records.findings import Problem
+from dcpbench.core.mismatch import Problem
 from dcpbench.verify import plain_read, snapshot
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.plain_read import StoredChunk, compare_stored, read_whole

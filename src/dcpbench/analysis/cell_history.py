@@ -18,7 +18,7 @@ from dcpbench.analysis.frame import is_false, is_true, records, severities
 from dcpbench.analysis.history_rows import Rows
 from dcpbench.core.axes import AXES
 from dcpbench.core.statuses import SEVERITY, SHOWN, StatusSpec
-from dcpbench.records.store import RESULTS_JSONL
+from dcpbench.records.store import RESULTS_JSONL, row_folders
 
 KINDS = tuple(SHOWN.values())
 """What a cell is shown as in a sweep, the worst first; the last is for a sweep in which it has no row."""
@@ -176,7 +176,8 @@ def _sweeps(rows: Rows) -> pd.DataFrame:
     folders = [rows.folders[name] for name in first.index]
     first.insert(0, "folder", list(map(str, folders)))
     # Where no row says when it began, that is when the file was last written.
-    written = [datetime.fromtimestamp((folder / RESULTS_JSONL).stat().st_mtime, UTC) for folder in folders]
+    files = [row_folders(folder)[0] / RESULTS_JSONL for folder in folders]
+    written = [datetime.fromtimestamp(path.stat().st_mtime, UTC) for path in files]
     times = pd.Series([at.isoformat(timespec="seconds") for at in written], first.index, dtype="string")
     first = first.assign(began=first["started_at"].fillna(times)).rename_axis("name").reset_index()
     return first.sort_values(["began", "name"], kind="stable", ignore_index=True).drop(columns="began")

@@ -2,7 +2,7 @@
 
 The address of a cell is its place in the matrix: its axes, and the other overrides that are part of its
 identity. Rows of one address are runs of one cell if their configurations are the same too
-(`config_digest`). A row that has no digest, as those of schema version 1, counts as one of the first
+(`config_digest`). A row that has no digest counts as one of the first
 configuration that is known at its address.
 """
 

@@ -9,7 +9,7 @@ from scipy.special import stdtrit
 
 from dcpbench.analysis import statistics
 from dcpbench.core.axes import AXES
-from dcpbench.records.metrics import METRICS
+from dcpbench.core.metrics import METRICS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -13,7 +13,15 @@ from dcpbench.core.statuses import SEVERITY, STATUSES, UNKNOWN, shown
 from dcpbench.records import files
 from dcpbench.records.row import NESTED, column_types
 from dcpbench.records.row_reader import parse
-from dcpbench.records.store import ENVIRONMENT_JSON, RESULTS_JSONL, ResultsError, read_rows
+from dcpbench.records.store import (
+    ENVIRONMENT_JSON,
+    PARTS,
+    RESULTS_JSONL,
+    SWEEP_JSON,
+    ResultsError,
+    read_rows,
+    row_folders,
+)
 
 _DTYPES = {bool: "boolean", int: "Int64", float: "float64", str: "string"}
 
@@ -140,20 +148,33 @@ def short_names(folders: Iterable[str]) -> dict[str, str]:
 def sweeps_in(place: Path) -> Iterator[Path]:
     """The folder itself if it is a sweep, else the sweeps in it or in its folders; ResultsError if none."""
     try:
-        itself = (place / RESULTS_JSONL).exists() or place.is_file()
+        itself = place.is_file() or (row_folders(place)[0] / RESULTS_JSONL).exists()
     except OSError as error:
         raise ResultsError(f"{place}: cannot be read: {error.strerror}") from None
     if itself:
         yield place
         return
-    for pattern in (f"*/{RESULTS_JSONL}", f"*/*/{RESULTS_JSONL}"):
-        if found := sorted(path.parent for path in place.glob(pattern)):
-            yield from found
+    for below in ("*", "*/*"):
+        found = {path.parent for path in place.glob(f"{below}/{RESULTS_JSONL}")}
+        in_parts = {path.parents[1] for path in place.glob(f"{below}/{PARTS}/{RESULTS_JSONL}")}
+        if found := found | {whole for whole in in_parts if (whole / SWEEP_JSON).exists()}:
+            yield from sorted(found)
             return
     raise ResultsError(f"{place}: no sweep here, nor in a folder of it (no {RESULTS_JSONL})")
 
 
 def _environment(folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """What `environment.json` says, and remarks; of a sweep in parts that of the first one, and as `earlier`
+    in what those of the others differ."""
+    (known, remarks), *others = [_environment_of(place) for place in row_folders(folder)]
+    other = [{name: value for name, value in one.items() if value != known.get(name)} for one, _ in others]
+    earlier = known.get("earlier", [])
+    if any(other) and isinstance(earlier, list):
+        known = {**known, "earlier": [*earlier, *filter(None, other)]}
+    return known, [*remarks, *chain.from_iterable(told for _, told in others)]
+
+
+def _environment_of(folder: Path) -> tuple[dict[str, Any], list[str]]:
     path = folder / ENVIRONMENT_JSON
     try:
         known, remarks = parse(files.read(path))

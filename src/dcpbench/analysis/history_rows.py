@@ -19,9 +19,10 @@ import pandas as pd
 from dcpbench.analysis.cell_identity import identity_keys, override_values, with_cells
 from dcpbench.analysis.frame import frame_of, short_names, sweeps_in
 from dcpbench.core.axes import AXES
+from dcpbench.core.plain_values import ColumnType
 from dcpbench.records import files
-from dcpbench.records.row import ColumnType, Row, column_types
-from dcpbench.records.row_reader import READABLE, upgraded
+from dcpbench.records.row import Row, column_types
+from dcpbench.records.row_reader import READABLE
 from dcpbench.records.store import RESULTS_CSV, RESULTS_JSONL, ResultsError, read_rows, stored_rows
 
 _LAST = ("cell", "status", "started_at")
@@ -156,9 +157,7 @@ def _flat_rows(folder: Path, wanted: Collection[str]) -> list[dict[str, Any]]:
     last = rows[-1] if rows else {}
     if _last_row(folder / RESULTS_JSONL) != {name: last.get(name) for name in _LAST}:
         raise _NotFlatError(f"{RESULTS_CSV} does not end with the row that {RESULTS_JSONL} ends with")
-    # Rows of schema version 1 are upgraded unless they were so when the file was written.
-    as_written = [row["schema_version"] != 1 or row.get("checkpointer") for row in rows]
-    return [row if known else upgraded(row) for row, known in zip(rows, as_written, strict=True)]
+    return rows
 
 
 def _parsed(text: str, wanted: Collection[str]) -> list[dict[str, Any]]:

@@ -8,10 +8,10 @@ import pandas as pd
 from dcpbench.analysis.cell_identity import override_words
 from dcpbench.analysis.frame import is_true, ok, records, severities
 from dcpbench.core.axes import AXES
+from dcpbench.core.checks import CHECKS
+from dcpbench.core.metrics import METRICS
+from dcpbench.core.sentences import short_reason
 from dcpbench.core.statuses import SEVERITY
-from dcpbench.records.checks import CHECKS
-from dcpbench.records.metrics import METRICS
-from dcpbench.records.sentences import short_reason
 
 _REPEAT = re.compile(r"(^|,)repeat=\d+(?=$|,)")
 _DIGITS = re.compile(r"[+-]?\d[\d.]*(?:e[+-]?\d+|x[0-9a-f]+)?")

@@ -22,13 +22,12 @@ from rich.table import Table
 
 from dcpbench.analysis.cell_identity import override_words
 from dcpbench.cli import described
-from dcpbench.cli.environments import CannotInstallError, installed, releases
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.text import counted, did_you_mean
+from dcpbench.core.sentences import short_reason
 from dcpbench.core.statuses import SEVERITY
 from dcpbench.executors.interpreters import environment_of, versions_of
 from dcpbench.records.row import Row
-from dcpbench.records.sentences import short_reason
 from dcpbench.records.store import SWEEP_JSON, stored_rows
 from dcpbench.report.labels import quantity
 from dcpbench.report.styles import print_table, standard_output, style_of, text_of
@@ -72,7 +71,6 @@ class _Bisection:
 
     asked: _Asked
     pythons: dict[Version, str]
-    installs: bool
     metric: str | None
     slower: float
     repeats: int
@@ -93,12 +91,8 @@ class _Bisection:
 
     def _attempt(self, version: Version) -> _Tried:
         python = self.pythons.get(version)
-        if python is None and not self.installs:
+        if python is None:
             return _Tried(version, "-", problem="it has no environment (--python)")
-        try:
-            python = python or installed(version)
-        except CannotInstallError as error:
-            return _Tried(version, "-", problem=f"no environment could be made: {error}")
         folder = self.folder / str(version)
         place = manifest.quoted(str(folder))
         words = [*self.asked.words, f"repeats={self.repeats}", f"hydra.sweep.dir={place}"]
@@ -161,7 +155,6 @@ def main(
     good: str,
     bad: str,
     python: Sequence[str],
-    no_install: bool = False,
     metric: str | None = None,
     slower: float = 1.2,
     repeats: int = 1,
@@ -180,9 +173,8 @@ def main(
     folder = (output or Path("outputs") / f"bisect-{now}").resolve()
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"-o {folder}: is not empty; choose a folder that is new or empty")
-    known = {*pythons, *(() if no_install else releases(_tell))}
-    between = sorted(version for version in known if first < version < last)
-    bisection = _Bisection(_asked(cell), pythons, not no_install, metric, slower, repeats, folder)
+    between = sorted(version for version in pythons if first < version < last)
+    bisection = _Bisection(_asked(cell), pythons, metric, slower, repeats, folder)
     with standard_output():
         return _found(bisection, first, last, between)
 

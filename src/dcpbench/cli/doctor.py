@@ -93,14 +93,14 @@ def examined(folder: Path) -> Iterator[Line]:
 
 def _torch(description: dict[str, Any]) -> Line:
     version = description["torch"]
-    needed = next((one for one in requirements() if one.name == "torch"), None)
+    needed = next((one for one in _requirements() if one.name == "torch"), None)
     seen = f"{version} on Python {platform.python_version()}"
     if needed and not needed.specifier.contains(Version(version), prereleases=True):
         return Line("torch", "bad", f"{seen}; {needed} is needed", f"pip install '{needed}'")
     return Line("torch", "ok", f"{seen} ({needed.specifier} is supported)" if needed else seen)
 
 
-def requirements() -> list[Requirement]:
+def _requirements() -> list[Requirement]:
     """What dcpbench needs, extras among them; nothing where it is not installed."""
     with suppress(PackageNotFoundError):
         return [Requirement(one) for one in requires("dcpbench") or ()]

@@ -330,7 +330,7 @@ class FaultConfig:
     what is `staged` to be saved, in the files that were `written`, in `both` what is staged and what is
     restored, or in the `training` of every parallel run of the cell. On all ranks, or `on_one_rank`, which
     `rank_of` says. A cell has to write `saves` checkpoints,
-    where it is about an earlier one. `dcpbench.faults.registry` declares them.
+    where it is about an earlier one.
     """
 
     name: str = MISSING

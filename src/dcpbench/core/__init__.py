@@ -1,1 +1,1 @@
-"""Axes, statuses, checks and limits, each declared once, and the values that all rooms share. No torch."""
+"""What is declared once, as axes, statuses and checks, and the values that rooms share. No torch."""

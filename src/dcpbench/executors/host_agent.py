@@ -1,9 +1,8 @@
-"""What an engine of many hosts has on each of them: it owns the ranks there.
+"""The agent on a host: owns the ranks there, runs stages on them, and reports the events of each.
 
-One call runs a stage on them and returns how it ended; ranks stay up from call to call. An agent judges
-nothing: it watches limits, has stacks dumped, and tells the driver what it has seen. Each run of a stage has
-an epoch, a number of its own. What is about one that was given up is refused, so that nothing that comes late
-(a call, a conclusion) is taken for something about the stage that runs now.
+Events are the phases that ranks begin and, last, how the stage ended there. Ranks stay up from stage to
+stage. An agent judges nothing: it watches limits of time and has stacks dumped. Each stage has an epoch, a
+unique number, so that a call that comes late is not taken for one about the stage that runs now.
 """
 
 import os
@@ -13,17 +12,18 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from types import ModuleType
 from typing import Any
 
 import psutil
 
 from dcpbench.config.schema import TimeoutsConfig
+from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors import cleanup, fork_server
 from dcpbench.executors.local import devices_of
-from dcpbench.executors.outcome import StageEnd
 from dcpbench.executors.rank_group import Conclusion, Part, RankGroup, store_file
 from dcpbench.records.installation import installation
 from dcpbench.worker.messages import CellSpec, Descriptor, StoreAddress, WorldKind
@@ -34,26 +34,31 @@ _SHOWS_S = 5.0
 """How long a shared file system may take to show what another host has made where nobody here has looked
 before."""
 _LOOK_EVERY_S = 0.1
+_SAYS_S = 1.0
+"""How long an agent waits for an event before it answers without one, so that the driver hears of it."""
 CALLS = 64
-"""How many calls an agent takes at once: a stage of each cell that runs at the same time is one, and a
-question how far it is must not wait for those."""
+"""How many calls an agent takes at once: the driver waits for events of each cell that runs then."""
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 Key = tuple[int, WorldKind]
 """Of a group: the number of the executor that it is of, and its kind."""
 
 
+Event = tuple[int, str] | StageEnd
+"""A rank and the phase that it begins; or how a stage ended."""
+
+
 @dataclass(frozen=True)
-class Surroundings:
-    """What ranks have on every host as they would beside the driver: the folder and the path that modules are
-    found by, and variables of the environment."""
+class HostEnvironment:
+    """The part of the driver's environment that ranks have on every host: the current folder, the path that
+    modules are found by, and variables."""
 
     folder: str
     path: tuple[str, ...]
     variables: Mapping[str, str]
 
     @classmethod
-    def here(cls) -> "Surroundings":
+    def here(cls) -> "HostEnvironment":
         """Those of this process."""
         carried = {name: value for name, value in os.environ.items() if name.startswith(_CARRIED)}
         return cls(str(Path.cwd()), tuple(sys.path), carried)
@@ -70,10 +75,28 @@ class State:
     unseen: str | None
 
 
+@dataclass
+class _Stage:
+    """A stage that runs here."""
+
+    conclusion: Conclusion = field(default_factory=Conclusion)
+    events: "SimpleQueue[Event | Exception]" = field(default_factory=SimpleQueue)
+
+    def run(self, group: RankGroup, spec: CellSpec, timeouts: TimeoutsConfig) -> None:
+        """Run it on a group, up to its last event."""
+        try:
+            self.events.put(group.run(spec, timeouts, self._begin_phase, self.conclusion))
+        except Exception as error:  # noqa: BLE001 - the driver reports it
+            self.events.put(error)
+
+    def _begin_phase(self, rank: int, phase: str) -> None:
+        self.events.put((rank, phase))
+
+
 class HostAgent:
     """The ranks of one host."""
 
-    def __init__(self, name: str, address: str, around: Surroundings, modules: Sequence[str]) -> None:
+    def __init__(self, name: str, address: str, around: HostEnvironment, modules: Sequence[str]) -> None:
         """Make this process one that ranks can be started from, with these modules; they are bound to
         `address`.
 
@@ -90,9 +113,8 @@ class HostAgent:
         cleanup.adopt_orphans()
         self._groups: dict[Key, RankGroup] = {}
         self._listeners: dict[int, socket.socket] = {}
-        self._given_up: set[int] = set()
-        self._running: dict[int, tuple[Conclusion, dict[int, str]]] = {}
-        self._lock = threading.Lock()
+        self._stages: dict[int, _Stage] = {}
+        self._concluded: set[int] = set()
         self._context = fork_server.fork_server(modules)
 
     def describe(self) -> dict[str, Any]:
@@ -115,17 +137,14 @@ class HostAgent:
         self._listeners[owner] = socket.create_server((self._address, 0), backlog=1024)
         return int(self._listeners[owner].getsockname()[1])
 
-    def start(
-        self, key: Key, ranks: Sequence[int], local_rank: int, gpus: Sequence[int], at: StoreAddress | None
-    ) -> None:
-        """Start these ranks of a group, of which the first has this local rank; they meet at an address, or
-        are all here.
+    def start(self, key: Key, ranks: Sequence[int], gpus: Sequence[int], at: StoreAddress | None) -> None:
+        """Start these ranks of a group; they rendezvous at an address, or are all here.
 
         Raises:
             OSError, EOFError: they could not be started.
         """
         owner, kind = key
-        part = Part(self._name, devices_of(kind, ranks, gpus), local_rank)
+        part = Part(self._name, devices_of(kind, ranks, gpus))
         if at is None:
             with store_file() as store:
                 self._groups[key] = RankGroup(self._context, kind, part, store)
@@ -138,31 +157,36 @@ class HostAgent:
             if listener:
                 listener.close()
 
-    def run(self, epoch: int, key: Key, spec: CellSpec, timeouts: TimeoutsConfig) -> StageEnd | None:
-        """Run a stage on the ranks of a group here; None if its epoch was given up."""
-        conclusion, phases = Conclusion(), dict[int, str]()
-        with self._lock:
-            if epoch in self._given_up:
-                return None
-            self._running[epoch] = conclusion, phases
-        try:
-            return self._groups[key].run(spec, timeouts, phases.__setitem__, conclusion)
-        finally:
-            with self._lock:
-                del self._running[epoch]
-            conclusion.close()
+    def run(self, epoch: int, key: Key, spec: CellSpec, timeouts: TimeoutsConfig) -> list[Event]:
+        """Begin a stage on the ranks of a group here, and return its first events."""
+        stage, group = _Stage(), self._groups[key]
+        self._stages[epoch] = stage
+        if epoch in self._concluded:
+            stage.events.put(StageEnd())
+        else:
+            threading.Thread(target=stage.run, args=(group, spec, timeouts)).start()
+        return self.events(epoch)
 
-    def phases(self, epoch: int) -> dict[int, str]:
-        """The phase of each rank, as far as it has said."""
-        with self._lock:
-            return dict(self._running[epoch][1]) if epoch in self._running else {}
+    def events(self, epoch: int) -> list[Event]:
+        """Wait shortly, and return the events of a stage since the last call; the last one is its end."""
+        stage, events = self._stages[epoch], list[Event]()
+        with suppress(Empty):
+            event = stage.events.get(timeout=_SAYS_S)
+            while True:
+                if isinstance(event, Exception):
+                    raise event
+                events.append(event)
+                if isinstance(event, StageEnd):
+                    del self._stages[epoch]
+                    stage.conclusion.close()
+                event = stage.events.get_nowait()
+        return events
 
     def conclude(self, epoch: int, dumps: bool) -> None:
-        """A stage is over, because of what happened elsewhere; also if its call has yet to come."""
-        with self._lock:
-            self._given_up.add(epoch)
-            if epoch in self._running:
-                self._running[epoch][0].reach(dumps)
+        """End a stage because of an event elsewhere; one that has yet to begin does not begin."""
+        self._concluded.add(epoch)
+        if stage := self._stages.get(epoch):
+            stage.conclusion.reach(dumps)
 
     def leave(self, key: Key) -> None:
         """Have the ranks of a group end by themselves, if there is one."""

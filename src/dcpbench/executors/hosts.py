@@ -1,5 +1,4 @@
-"""Hosts as the driver sees them, whatever has brought them up: what agents they have, which ranks each of
-those gets, and what it answers."""
+"""Hosts as the driver sees them: an agent on each, the ranks that it gets, and what it answers."""
 
 import itertools
 import platform
@@ -15,7 +14,6 @@ from dcpbench.executors.base import Engine
 from dcpbench.executors.fork_server import Machine
 from dcpbench.executors.placement import spread
 from dcpbench.records.installation import installation
-from dcpbench.records.sentences import place_sentence
 
 START_S = 60.0
 """How long an agent may take to start, and its host to import torch."""
@@ -24,6 +22,8 @@ ANSWER_S = 10.0
 HOSTS_S = 120.0
 """How long to wait until as many hosts are there as were asked for, at the beginning or after one is lost."""
 
+_MOST = 2**20
+"""How many ranks a host has room for where nothing limits them."""
 _SAME = {"dcpbench": "dcpbench", "python": "Python", "torch": "torch", "plugins": "plug-ins"}
 """Keys of the description of a host whose values have to be the same on every host, and their names."""
 
@@ -34,25 +34,19 @@ class AgentError(Exception):
 
 @dataclass(eq=False)
 class Agent(ABC):
-    """A `dcpbench.executors.host_agent.HostAgent`, and the name and the address of the host that it is on.
+    """A `dcpbench.executors.host_agent.HostAgent`, by the name and the address of its host.
 
-    `gpus` are those that it may use, counted through all hosts; `local_rank` is that of its first rank,
-    `most` how many ranks it may have.
+    Args:
+        gpus: those of the host, counted through all hosts.
+        lost: why it is gone, in words.
+        description: its host, after `HostsEngine.difference` has asked for it.
     """
 
     name: str
     address: str
     gpus: tuple[int, ...]
-    local_rank: int = 0
-    most: int = 2**20
     lost: str | None = None
-    """Why it is gone."""
-    is_withdrawn: bool = False
-    """Whether what has brought it up has ended it, as with its whole job."""
-    lost_at: float | None = None
-    """When it was seen to be (`time.monotonic`), where that was not when it was asked."""
     description: dict[str, Any] | None = None
-    """Its host, as `HostsEngine.difference` has had it described."""
 
     @abstractmethod
     def call(self, method: str, *arguments: Any) -> Future[Any]:
@@ -97,11 +91,7 @@ class Placed:
 
     def local_rank(self, rank: int) -> int:
         """The local rank of one of them."""
-        return self.agent.local_rank + rank - self.ranks.start
-
-    def place_of(self, rank: int) -> str:
-        """Where a rank is, in words."""
-        return place_sentence(self.local_rank(rank), self.agent.name)
+        return rank - self.ranks.start
 
 
 class HostsEngine(Engine):
@@ -115,34 +105,22 @@ class HostsEngine(Engine):
 
     @abstractmethod
     def refresh(self) -> None:
-        """Have agents on all hosts that are there, new ones where one is gone.
-
-        Raises:
-            HostsLostError: there are none any more.
-        """
+        """Update `agents`: one on each host that exists now, a new one if an agent was lost."""
 
     def next_number(self) -> int:
         """A number that nothing has had yet: of a stage, its epoch, or of an executor."""
         return next(self._numbers)
 
-    @property
-    def names(self) -> list[str]:
-        """The hosts."""
-        return list(dict.fromkeys(agent.name for agent in self.agents))
-
     def placed(self, ranks: int, device: str, gpus: Sequence[int]) -> list[Placed] | None:
-        """Which agents have which of so many ranks on this kind of device, among these GPUs; None if there is
-        no room."""
-        own = set(gpus)
+        """Return which agents get which of so many ranks on this kind of device, among these GPUs; None if
+        there is no room."""
+        most, hosts = self.config.ranks_per_host or _MOST, self.hosts_of(ranks)
         room = {
-            agent: min(agent.most, len(own.intersection(agent.gpus))) if device == "cuda" else agent.most
+            agent: min(most, len({*gpus} & {*agent.gpus})) if device == "cuda" else most
             for agent in self.agents
         }
-        of_host = {name: sum(room[one] for one in room if one.name == name) for name in self.names}
-        most, hosts = self.config.ranks_per_host, self.hosts_of(ranks)
-        room_of = {name: min(most or has, has) for name, has in of_host.items()}
-        parts = spread(ranks, room_of, hosts if hosts > 1 else None)
-        return None if parts is None else [one for name in parts for one in _split(name, parts[name], room)]
+        parts = spread(ranks, room, hosts if hosts > 1 else None)
+        return None if parts is None else [Placed(agent, part) for agent, part in parts.items()]
 
     def hosts_of(self, ranks: int) -> int:
         """Return how many hosts were asked for that this many ranks can be on; 1 if none were."""
@@ -177,23 +155,12 @@ class HostsEngine(Engine):
             if differs:
                 raise ConfigError(f"executor={name}: {differs}")
             described.append(agent.description)
-        of_hosts = list({one["host"]: one for one in described}.values())
         gpus = sum(len(agent.gpus) for agent in self.agents)
         own = ("host", "address", "dcpbench", "plugins")
         of_first = {name: value for name, value in described[0].items() if name not in own}
-        return Machine(gpus, {**of_first, "gpu_count": gpus, "hosts": of_hosts}, hosts=self._hosts_of)
+        return Machine(gpus, {**of_first, "gpu_count": gpus, "hosts": described}, hosts=self._hosts_of)
 
     def _hosts_of(self, ranks: int, device: str) -> int:
         gpus = range(sum(len(agent.gpus) for agent in self.agents))
         placed = self.placed(ranks, device, gpus)
-        return len({one.agent.name for one in placed}) if placed else len(self.names)
-
-
-def _split(name: str, ranks: range, room: dict[Agent, int]) -> list[Placed]:
-    """The ranks of a host, by its agents, each with as many as it may have."""
-    placed, first = [], ranks.start
-    for agent, most in room.items():
-        if agent.name == name and most and first < ranks.stop:
-            placed.append(Placed(agent, range(first, min(first + most, ranks.stop))))
-            first = placed[-1].ranks.stop
-    return placed
+        return len(placed or self.agents)

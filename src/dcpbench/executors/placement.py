@@ -3,9 +3,12 @@ that a mesh, whose innermost dimensions are those of neighbours, is sharded with
 them."""
 
 from collections.abc import Mapping
+from typing import TypeVar
+
+Host = TypeVar("Host")
 
 
-def spread(world_size: int, room: Mapping[str, int], exactly: int | None = None) -> dict[str, range] | None:
+def spread(world_size: int, room: Mapping[Host, int], exactly: int | None = None) -> dict[Host, range] | None:
     """The ranks that each host has: on as many hosts as there are for which they divide evenly, the roomiest
     first where not all are needed; None if there is no room.
 
@@ -25,9 +28,9 @@ def spread(world_size: int, room: Mapping[str, int], exactly: int | None = None)
     return _packed(world_size, room)
 
 
-def _shared_out(world_size: int, room: Mapping[str, int], hosts: int) -> dict[str, range] | None:
+def _shared_out(world_size: int, room: Mapping[Host, int], hosts: int) -> dict[Host, range] | None:
     """On that many hosts, the roomiest, as evenly as their room allows."""
-    share: dict[str, int] = {}
+    share: dict[Host, int] = {}
     for host in reversed(sorted(room, key=lambda host: -room[host])[:hosts]):
         share[host] = min(room[host], (world_size - sum(share.values())) // (hosts - len(share)))
     if len(share) < hosts or not all(share.values()):
@@ -35,9 +38,9 @@ def _shared_out(world_size: int, room: Mapping[str, int], hosts: int) -> dict[st
     return _packed(world_size, {host: share[host] for host in room if host in share})
 
 
-def _packed(world_size: int, room: Mapping[str, int]) -> dict[str, range] | None:
+def _packed(world_size: int, room: Mapping[Host, int]) -> dict[Host, range] | None:
     """One host after the other, each full before the next."""
-    placed: dict[str, range] = {}
+    placed: dict[Host, range] = {}
     first = 0
     for host, most in room.items():
         if first < world_size and most:

@@ -24,7 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
-from dcpbench.executors.host_agent import CALLS, HostAgent, Surroundings
+from dcpbench.executors.host_agent import CALLS, HostAgent, HostEnvironment
 from dcpbench.executors.hosts import HOSTS_S, Agent, HostsEngine
 from dcpbench.executors.hosts_executor import HostsExecutor
 
@@ -72,7 +72,7 @@ class RayEngine(HostsEngine):
     def __init__(self, config: ExecutorConfig) -> None:
         super().__init__(config)
         self._modules: Sequence[str] = ()
-        self._around = Surroundings.here()
+        self._around = HostEnvironment.here()
         self._one_at_a_time = threading.Lock()
 
     def begin(self, modules: Sequence[str]) -> None:

@@ -2,15 +2,13 @@
 thing that had to be repaired. Nothing in it is ever evaluated."""
 
 import json
-import re
-import shlex
-from collections.abc import Mapping
 from typing import Any
 
+from dcpbench.core.plain_values import ColumnType
 from dcpbench.records import files
-from dcpbench.records.row import REQUIRED, SCHEMA_VERSION, ColumnType, column_types
+from dcpbench.records.row import REQUIRED, SCHEMA_VERSION, column_types
 
-READABLE = range(1, SCHEMA_VERSION + 1)
+READABLE = range(2, SCHEMA_VERSION + 1)
 """The schema versions of rows that can be read. A column that is gone since is kept, and nothing looks at
 it: the checks of training by version 2 (`loss_twin_close`, `state_twin_close`) are none of today's."""
 
@@ -19,7 +17,6 @@ UNKNOWN = "unknown"
 
 _DEEPEST = 200
 """So deep may what is read be nested: whoever walks through it has a stack of 1,000 frames."""
-_NEXT_OVERRIDE = re.compile(r"\s+(?=[+~]*[\w./@:-]+=)")
 _TYPE_NAMES = {
     bool: "true or false",
     int: "an integer of 64 bits",
@@ -27,10 +24,6 @@ _TYPE_NAMES = {
     str: "a text",
     dict: "an object",
 }
-_GROUPS = ("scenario", "parallel", "save", "model", "optimizer", "storage", "load_parallel", "fault")
-_SINGLE = ("compile", "world_size", "device", "seed")
-_DISK = ("keep_checkpoints", "storage.root", "storage.keep_free_bytes", "storage.needs_bytes")
-_HOW_RUN = ("repeat", "repeats", "experiment", "retry", "sharing", "isolation", "raw", "known_failures")
 
 
 def read_row(line: bytes, number: int) -> tuple[dict[str, Any] | None, list[str]]:
@@ -49,8 +42,6 @@ def read_row(line: bytes, number: int) -> tuple[dict[str, Any] | None, list[str]
         return None, [f"{value_text(row)}, where a row was expected; left out"]
     if row.get("schema_version") not in READABLE:
         return None, [_why_not_this_version(row)]
-    if row["schema_version"] == 1:
-        row = upgraded(row)
     for name, kind in column_types().items():
         if (name in row or name in REQUIRED) and not kind.fits(row.get(name)):
             remarks.append(_put_right(row, name, kind, number))
@@ -74,7 +65,7 @@ def _why_not_this_version(row: dict[str, Any]) -> str:
     by = f"dcpbench at commit {commit}" if isinstance(commit, str) else "the dcpbench that wrote it"
     if isinstance(version, int) and version > SCHEMA_VERSION:
         by = "a newer dcpbench"
-    readable = f"{READABLE[0]} to {READABLE[-1]}"
+    readable = f"{READABLE[0]} and {READABLE[-1]}"
     told = f"a row of schema version {value_text(version)}, this dcpbench reads {readable}"
     return f"{told}; left out; {by} reads it"
 
@@ -131,31 +122,6 @@ def _is_deeper(value: Any, deepest: int) -> bool:
         nested = (item for item in inside if isinstance(item, dict | list))
         inside = [one for item in nested for one in (item.values() if isinstance(item, dict) else item)]
     return any(isinstance(item, dict | list) for item in inside)
-
-
-def upgraded(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of version 1, which is left as it is, with what version 2 adds.
-
-    Version 1 has no `config`, and its overrides are joined by blanks, so that a value with blanks in it
-    cannot be told from two overrides. What is known of the identity of its cell is made of its axes and
-    overrides; its digest was made otherwise and compares with no other.
-    """
-    text = row.get("overrides")
-    words = _NEXT_OVERRIDE.split(text.strip()) if isinstance(text, str) and text.strip() else []
-    config: dict[str, Any] = {f"{group}.name": row.get(group) for group in _GROUPS}
-    config |= {key: row.get(key) for key in _SINGLE} | {"checkpointer.name": "dcp"}
-    known = (*_GROUPS, *_SINGLE, *_HOW_RUN, *_DISK)
-    for word in words:
-        key, equals, value = word.lstrip("+~").partition("=")
-        if equals and key not in known and not key.startswith(("timeouts.", "hydra.")):
-            config[key] = value
-    return {
-        **row,
-        "overrides": shlex.join(words),
-        "checkpointer": "dcp",
-        "config": {key: value for key, value in config.items() if value is not None},
-        "config_digest": None,
-    }
 
 
 def value_text(value: object) -> str:

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from dcpbench.core.axes import AXES
+from dcpbench.core.metrics import METRICS, Measurement
 from dcpbench.core.statuses import STATUSES
 from dcpbench.records import files
-from dcpbench.records.metrics import METRICS, Measurement
 from dcpbench.records.row import Row, columns
 from dcpbench.records.row_reader import UNKNOWN, read_row, value_text
 
@@ -34,6 +34,8 @@ MEASUREMENTS_JSONL = "measurements.jsonl"
 SUPERSEDED_JSONL = "superseded.jsonl"
 ENVIRONMENT_JSON = "environment.json"
 SWEEP_JSON = "sweep.json"
+PARTS = "*-part-*-of-*"
+"""The folders of the parts of a sweep (`part=2/4`), in the folder of the whole."""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CELL = ("cell", "overrides", "repeat", *AXES)
@@ -131,6 +133,13 @@ def write_json(path: Path, content: Any) -> None:
     write_whole(path, [(json.dumps(content, indent=2) + "\n").encode()])
 
 
+def row_folders(folder: Path) -> list[Path]:
+    """Return the folders with the rows of a sweep: its own, or where it has none, those of its parts."""
+    if not (folder / RESULTS_JSONL).exists() and (folder / SWEEP_JSON).exists():
+        return sorted(path.parent for path in folder.glob(f"{PARTS}/{RESULTS_JSONL}")) or [folder]
+    return [folder]
+
+
 def read_rows(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """The rows of a sweep's folder as `read_row` gives them, and a sentence for each damaged line.
 
@@ -140,12 +149,13 @@ def read_rows(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     Raises:
         ResultsError: the folder holds no `results.jsonl`, or it cannot be read.
     """
-    path = folder / RESULTS_JSONL
     rows: list[dict[str, Any]] = []
     damaged: list[str] = []
     line_of: dict[tuple[object, ...], int] = {}
     try:
-        for number, line in enumerate(files.lines(path), start=1):
+        paths = [place / RESULTS_JSONL for place in row_folders(folder)]
+        of_all = ((path, *line) for path in paths for line in enumerate(files.lines(path), start=1))
+        for path, number, line in of_all:
             row, remarks = read_row(line, number)
             if row is not None:
                 rows.append(row)
@@ -181,7 +191,7 @@ def read_lines(folder: Path, name: str = RESULTS_JSONL) -> Iterator[Line]:
 
 def stored_rows(folder: Path, name: str = RESULTS_JSONL) -> Iterator[Row]:
     """The rows of a sweep without their `details`, one after another."""
-    return (line.row for line in read_lines(folder, name) if line.row)
+    return (line.row for place in row_folders(folder) for line in read_lines(place, name) if line.row)
 
 
 def keep_lines(folder: Path, keep: Iterable[Line], take_out: Iterable[Line] = ()) -> None:

@@ -10,12 +10,12 @@ from typing import TextIO
 
 import pandas as pd
 
-from dcpbench.analysis.frame import Sweeps, read_sweeps, short_names
+from dcpbench.analysis.frame import Sweeps, read_sweeps, short_names, sweeps_in
 from dcpbench.analysis.history_rows import sweep_before
 from dcpbench.analysis.query import Condition, QueryError, known_column, known_metric, names_in, parse, select
 from dcpbench.analysis.runs import failures, of_a_kind
 from dcpbench.records.row import NESTED
-from dcpbench.records.store import RESULTS_JSONL, ResultsError, write_whole
+from dcpbench.records.store import ResultsError, write_whole
 from dcpbench.report.document import Content, Table, first_of
 from dcpbench.report.junit import junit
 from dcpbench.report.output import document_text, format_of, put_out, rows_text
@@ -162,7 +162,7 @@ def _names(asked: Sequence[str], option: str) -> tuple[str, ...]:
 
 
 def _write_beside(places: Sequence[Path], sweeps: Sweeps) -> None:
-    if len(places) != 1 or not (places[0] / RESULTS_JSONL).exists():
+    if len(places) != 1 or [*sweeps_in(places[0])] != [*places]:
         return
     try:
         write_reports(places[0], sweep_before(places[0]), sweeps)

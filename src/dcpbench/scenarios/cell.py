@@ -12,9 +12,9 @@ from typing import Any
 
 from dcpbench.checkpointers.base import PendingSave
 from dcpbench.config.schema import Config
-from dcpbench.records.findings import Finding
-from dcpbench.records.metrics import METRICS, PHASE_S, Measurement
-from dcpbench.records.rank_report import CheckReport, RankReport
+from dcpbench.core.metrics import METRICS, PHASE_S, Measurement
+from dcpbench.core.mismatch import Mismatch
+from dcpbench.core.rank_report import CheckReport, RankReport
 from dcpbench.scenarios.checkpoint import SavedCheckpoint
 from dcpbench.verify.files import FileDigests, Synced
 from dcpbench.workloads.world import World
@@ -99,7 +99,7 @@ class Cell:
         """How many values of a metric this rank has recorded: the number of the next save, or load."""
         return sum(one.metric == metric for one in self.report.measurements)
 
-    def check(self, name: str, findings: Iterable[Finding], where: str, compared: Compared) -> None:
+    def check(self, name: str, findings: Iterable[Mismatch], where: str, compared: Compared) -> None:
         """Record what a comparison found and what it compared; `where` says at which checkpoint. A rank that
         has nothing to compare there says so with nothing."""
         report = self._report_of(name)
@@ -113,7 +113,7 @@ class Cell:
         seen = self._report_of(name).control.setdefault(where, {})
         seen.update({one: did and seen.get(one, True) for one, did in fired.items()})
 
-    def controlled(self, check: str, names: Iterable[str], found: Iterable[Finding], where: str) -> None:
+    def controlled(self, check: str, names: Iterable[str], found: Iterable[Mismatch], where: str) -> None:
         """Record a control: each of these names must be among what a comparison found with something that is
         different."""
         reported = {finding.name for finding in found}

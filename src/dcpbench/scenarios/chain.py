@@ -3,7 +3,7 @@ saves is as good as what it was resumed from."""
 
 from dataclasses import replace
 
-from dcpbench.records.rank_report import Skip
+from dcpbench.core.rank_report import Skip
 from dcpbench.scenarios import checks, fresh_process, steps
 from dcpbench.scenarios.cell import Cell
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch.distributed as dist
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave
-from dcpbench.records.findings import Finding
+from dcpbench.core.mismatch import Mismatch
 from dcpbench.verify import snapshot
 from dcpbench.verify.audit import Entry
 from dcpbench.verify.compare import Recall, compare
@@ -66,7 +66,7 @@ def live_state(run: TrainingRun) -> State:
     if run.keeps_random:
         state[RANDOM] = snapshot_nested({"random": run.random_state()})
     everything = {name: leaf for leaves in state.values() for name, leaf in leaves.items()}
-    return {**state, FLAGS: snapshot_flags(run.model, run.optimizer, everything, run.clears_gradients)}
+    return {**state, FLAGS: snapshot_flags(run.model, run.optimizer, everything, run.clears_gradients, parts)}
 
 
 def retained_state(run: TrainingRun) -> State:
@@ -162,7 +162,7 @@ class Checkpoint:
         group: dist.ProcessGroup | None,
         recall: Recall | None = None,
         closely: bool = True,
-    ) -> list[Finding]:
+    ) -> list[Mismatch]:
         """What of a live state is not what was saved; `recall` helps to say how large tensors differ."""
         if self.by_content:
             return compare_across(self.state[check], actual, group, recall)

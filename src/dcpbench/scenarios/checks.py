@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from dcpbench.records.checks import CHECKS
-from dcpbench.records.findings import Finding
-from dcpbench.records.rank_report import CheckReport
+from dcpbench.core.checks import CHECKS
+from dcpbench.core.mismatch import Mismatch
+from dcpbench.core.rank_report import CheckReport
 from dcpbench.scenarios import contract, known_defects, lockstep, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import FLAGS, Checkpoint, State, live_state, retained_state
@@ -48,7 +48,7 @@ _DRAWN = {"loss": 0.02, "model_equal": 0.1, "optim_equal": 2.0}
 """How far a run with a known defect may be from a plain one that draws other random numbers: its losses as a
 part of these, its tensors of the largest magnitude in them."""
 
-Findings = Iterable[Finding]
+Findings = Iterable[Mismatch]
 
 _RECORDED = {"train_state.losses", "train_state.current_loss"}
 """Losses as a run's state has them."""

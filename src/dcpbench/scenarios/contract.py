@@ -8,10 +8,10 @@ from typing import Any
 from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.checkpointers.base import Checkpointer
-from dcpbench.records.findings import Finding, Problem
+from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.scenarios.cell import Cell
 
-Findings = Iterable[Finding]
+Findings = Iterable[Mismatch]
 
 
 _SLOT = 3
@@ -31,9 +31,9 @@ class Unsaveable:
         raise TypeError(f"{type(self).__name__} is not to be saved")
 
 
-def breach(name: str, text: str) -> Finding:
+def breach(name: str, text: str) -> Mismatch:
     """A breach of a scenario's contract, in its own words."""
-    return Finding(name, Problem.contract, facts={"text": text})
+    return Mismatch(name, Problem.contract, facts={"text": text})
 
 
 def verify(
@@ -58,7 +58,7 @@ def verify_refused(
     `accepted` is the same call in a way that is allowed: the negative control."""
     expected = f"expected {kind.__name__}: {message}"
 
-    def wrong(call: Callable[[], None]) -> list[Finding]:
+    def wrong(call: Callable[[], None]) -> list[Mismatch]:
         try:
             call()
         except (Exception, CheckpointException) as error:  # noqa: BLE001 - which it is, is the question
@@ -89,6 +89,6 @@ def verify_refused_beside(cell: Cell, checkpointer: Checkpointer) -> None:
         verify(cell, "contract_held", left, whole, names, where)
 
 
-def _keys_of(checkpointer: Checkpointer, checkpoint_id: str) -> list[Finding]:
+def _keys_of(checkpointer: Checkpointer, checkpoint_id: str) -> list[Mismatch]:
     entries = checkpointer.manifest(checkpoint_id).entries
     return [breach(key, "its save failed, and it is in a complete checkpoint") for key in entries]

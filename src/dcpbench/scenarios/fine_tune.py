@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
-from dcpbench.records.findings import Finding
-from dcpbench.records.rank_report import Skip
+from dcpbench.core.mismatch import Mismatch
+from dcpbench.core.rank_report import Skip
 from dcpbench.scenarios import checks, contract, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import State
@@ -107,7 +107,7 @@ def _verify_keys(cell: Cell, run: TrainingRun, keys: set[str], where: str) -> No
     frozen = [name for name in names if name.startswith(FROZEN)]
     trained = [name for name in names if name not in frozen]
 
-    def wrong(found: set[str]) -> Iterator[Finding]:
+    def wrong(found: set[str]) -> Iterator[Mismatch]:
         # Flattened, an optimizer has hyperparameters for whatever is in its groups.
         held = [key for key in found if not key.startswith("optimizer.param_groups.")]
         for name in frozen:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from dcpbench.records.findings import Finding
+from dcpbench.core.mismatch import Mismatch
 from dcpbench.scenarios import checks, contract, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.verify.snapshot import local_part
@@ -52,7 +52,7 @@ def _places(nested: dict[str, Any], path: str = "state") -> Places:
     return places
 
 
-def _moved(before: Places, after: Places) -> list[Finding]:
+def _moved(before: Places, after: Places) -> list[Mismatch]:
     """Paths at which there is another object, or the same one with its elements elsewhere."""
     return [
         contract.breach(path, "it is not the object that was given, or its elements lie elsewhere")

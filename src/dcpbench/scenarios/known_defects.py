@@ -12,7 +12,7 @@ from torch import nn
 from dcpbench.checkpointers.dcp import stored_chunks
 from dcpbench.config.groups import ParallelConfig
 from dcpbench.config.save import Kept
-from dcpbench.records.findings import Finding
+from dcpbench.core.mismatch import Mismatch
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import Checkpoint, key_of, retained_state
 from dcpbench.scenarios.plain_runs import copy_state, exchange_of
@@ -45,7 +45,7 @@ _FSDP1 = "dcpbench.workloads.parallelisms.fsdp"
 _NOT_RESTORED = {"multi_step", "data_loader_generator"}
 """A scheduler and a component that go on otherwise than they were saved."""
 
-Mark = Callable[[Iterable[Finding], Callable[[TrainingRun], Iterable[Finding]]], Iterable[Finding]]
+Mark = Callable[[Iterable[Mismatch], Callable[[TrainingRun], Iterable[Mismatch]]], Iterable[Mismatch]]
 """Has findings say which of them are not there beside a run with the defect."""
 
 
@@ -56,8 +56,8 @@ def before_load(cell: Cell, target: TrainingRun, checkpoint: Checkpoint) -> None
 
 
 def mark_restored(
-    cell: Cell, check: str, found: Iterable[Finding], checkpoint: Checkpoint, actual: Leaves
-) -> Iterable[Finding]:
+    cell: Cell, check: str, found: Iterable[Mismatch], checkpoint: Checkpoint, actual: Leaves
+) -> Iterable[Mismatch]:
     """What differs after a load, where it is what a known defect makes of what was saved; collective."""
     saved, sizes = checkpoint.state[check], _sizes(cell)
     for other in _sharing(cell, checkpoint):
@@ -82,8 +82,8 @@ def mark_restored(
 
 
 def mark_stored(
-    cell: Cell, found: Iterable[Finding], checkpoint: Checkpoint, stored: Stored
-) -> Iterable[Finding]:
+    cell: Cell, found: Iterable[Mismatch], checkpoint: Checkpoint, stored: Stored
+) -> Iterable[Mismatch]:
     """What differs in the files of a checkpoint, where it is what another save had, or another rank."""
     world = cell.world
     if _never_averages(_sizes(cell)):
@@ -97,11 +97,11 @@ def mark_stored(
 
 
 def _mark_stored_replicas(
-    cell: Cell, found: Iterable[Finding], checkpoint: Checkpoint, stored: Stored, of: str = ""
-) -> Iterable[Finding]:
+    cell: Cell, found: Iterable[Mismatch], checkpoint: Checkpoint, stored: Stored, of: str = ""
+) -> Iterable[Mismatch]:
     """Findings, those with `of` in their names marked where any rank had what is stored."""
     world, every = cell.world, list(found)
-    marked: Iterable[Finding] = [one for one in every if of in one.name]
+    marked: Iterable[Mismatch] = [one for one in every if of in one.name]
     names = {name for theirs in gathered([one.name for one in marked], world.group) for name in theirs}
     mine = [{key: leaf for key, leaf in one.items() if key in names} for one in checkpoint.by_key]
     for theirs in gathered(mine, world.group):
@@ -126,12 +126,12 @@ class GradientDefects:
 
     def mark(
         self,
-        finding: Finding,
+        finding: Mismatch,
         step: int,
         part: GradientPart,
         twin: TwinGradient | None,
         own: torch.Tensor | None,
-    ) -> Finding:
+    ) -> Mismatch:
         """Mark what was found of a gradient, if it is what a defect makes of the twin's; `own` is what the
         twin has of this rank's share of the batch alone."""
         name, others = finding.name, list[tuple[str, TwinGradient]]()

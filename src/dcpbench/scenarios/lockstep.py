@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate
 
 from dcpbench.config.mesh import SHARE_DATA, dp_degree
-from dcpbench.records.findings import Finding
+from dcpbench.core.mismatch import Mismatch
 from dcpbench.scenarios import known_defects
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.plain_runs import exchange_of
@@ -49,7 +49,7 @@ _IN_BACKWARD = "the optimizer steps in the backward pass, and the twin cannot st
 class _Seen:
     """What one check has seen: what it found, what it compared, for which names its control fired."""
 
-    found: list[Finding] = field(default_factory=list)
+    found: list[Mismatch] = field(default_factory=list)
     compared: dict[str, bool] = field(default_factory=dict)
     fired: dict[str, bool] = field(default_factory=dict)
 
@@ -239,7 +239,7 @@ class Lockstep:
         """Compare the losses; the control of each is the twin's loss of another step. They mean something if
         they are finite and not zero, and there was a gradient."""
         alive = self._run.alive[-len(self._losses) :]
-        found, fired = list[Finding](), dict[str, bool]()
+        found, fired = list[Mismatch](), dict[str, bool]()
         others = self.twin_losses
         if len(others) == 1:
             others = [*others, self._loss_of_whole()]
@@ -250,7 +250,7 @@ class Lockstep:
         self._cell.check(LOSS, found, self._where, [*fired])
         self._cell.control(LOSS, fired, self._where)
 
-    def _far(self, step: int, twin: float) -> list[Finding]:
+    def _far(self, step: int, twin: float) -> list[Mismatch]:
         one = self._losses[step]
         near = loss_share(self._twin.computes_in) * max(abs(twin), one.size)
         return losses_close([twin], [one.ranks], step, near / abs(twin) if twin else 0.0)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
 from dcpbench.checkpointers.dcp import DcpCheckpointer
-from dcpbench.records.findings import Finding
+from dcpbench.core.mismatch import Mismatch
 from dcpbench.scenarios import checks, contract, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import RANDOM, Checkpoint, State, live_state, retained_state
@@ -73,7 +73,7 @@ def _verify_below(cell: Cell, key: str, check: str, expected: Leaves, saved: Che
         control = compare_across(expected, changed, cell.world.group)
         contract.verify(cell, check, found, control, controllable(expected), where)
 
-    def beside(names: Iterable[str]) -> list[Finding]:
+    def beside(names: Iterable[str]) -> list[Mismatch]:
         strangers = [name for name in names if not name.startswith(f"{key}.")]
         return [contract.breach(key, f"{strangers[0]} came with it")] if strangers else []
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
+from dcpbench.core.mismatch import Mismatch
 from dcpbench.records.files import everything_below
-from dcpbench.records.findings import Finding
 from dcpbench.scenarios import checks, contract, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import SavedCheckpoint
@@ -64,7 +64,7 @@ def no_cpu_backend(cell: Cell) -> None:
     without = replace(cell, world=replace(cell.world, checkpoint_group=device_only))
     refused, accepted = str(cell.folder / "refused"), str(cell.folder / "accepted")
     threads = threading.active_count()
-    left: list[Finding] = []
+    left: list[Mismatch] = []
 
     def save_without() -> None:
         try:
@@ -86,7 +86,7 @@ def no_cpu_backend(cell: Cell) -> None:
     checks.verify_training(cell, oracle)
 
 
-def _left_behind(checkpoint_id: str, threads: int) -> Iterator[Finding]:
+def _left_behind(checkpoint_id: str, threads: int) -> Iterator[Mismatch]:
     for path in everything_below(Path(checkpoint_id))[:1]:
         yield contract.breach("files", f"{path} was left behind")
     if (more := threading.active_count() - threads) > 0:

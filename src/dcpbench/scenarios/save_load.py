@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dcpbench.records.findings import Finding
+from dcpbench.core.mismatch import Mismatch
 from dcpbench.scenarios import checks, contract, fresh_process, steps
 from dcpbench.scenarios.cell import Cell
 
@@ -37,7 +37,7 @@ def no_dist(cell: Cell) -> None:
     saved comes back, also if it was nothing at all."""
     checkpointer = steps.open_checkpointer(cell)
 
-    def came_back(state: dict[str, Any], name: str) -> list[Finding]:
+    def came_back(state: dict[str, Any], name: str) -> list[Mismatch]:
         """What a checkpoint holds that was made of an empty state dict, and what an empty one gets of it."""
         checkpoint_id = str(cell.folder / name)
         with cell.phase("save"):

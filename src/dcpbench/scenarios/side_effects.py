@@ -9,7 +9,7 @@ from dcpbench.verify.compare import compare
 from dcpbench.verify.flags import snapshot_gradients
 from dcpbench.verify.perturb import all_different, compared_names, controllable
 from dcpbench.verify.process_state import left_open, snapshot_open, snapshot_process
-from dcpbench.verify.snapshot import Leaves, retained
+from dcpbench.verify.snapshot import Leaves, named_parts, retained
 from dcpbench.workloads.training_run import TrainingRun
 
 
@@ -32,10 +32,10 @@ def gradients_unchanged(cell: Cell, target: TrainingRun, where: str) -> Iterator
         yield
         return
     with cell.phase("verify", "beside"):
-        before = retained(snapshot_gradients(target.model))
+        before = retained(snapshot_gradients(named_parts(target.model)))
     yield
     with cell.phase("verify", "beside"):
-        _verify(cell, before, snapshot_gradients(target.model), where)
+        _verify(cell, before, snapshot_gradients(named_parts(target.model)), where)
         target.model.zero_grad()
 
 

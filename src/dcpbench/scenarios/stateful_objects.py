@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from dcpbench.records.findings import Finding
+from dcpbench.core.mismatch import Mismatch
 from dcpbench.scenarios import checks, contract, steps
 from dcpbench.scenarios.cell import Cell
 from dcpbench.verify.compare import compare
@@ -175,8 +175,8 @@ def plain_values(device: torch.device, which: int) -> dict[str, Any]:
     }
 
 
-def _wrong(given: Recording, stateful: Counting) -> list[Finding]:
-    found: list[Finding] = []
+def _wrong(given: Recording, stateful: Counting) -> list[Mismatch]:
+    found: list[Mismatch] = []
     if given["stateful"] is not stateful or "stateful" in given.was_set:
         found.append(contract.breach("stateful", "it was replaced by another object"))
     elif stateful.loads != 1:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dcpbench.checkpointers.base import Checkpointer
-from dcpbench.faults.inject import FaultInjector, inject_in_training
+from dcpbench.core.plugins import all_of
 from dcpbench.scenarios import contract, known_defects, side_effects
 from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.checkpoint import (
@@ -89,9 +89,10 @@ def unrestored(cell: Cell, losses: Losses, number: int, taken: range) -> list[fl
 
 
 def parallel_run(cell: Cell, seed: int, scheduler: bool = True) -> TrainingRun:
-    """Build a run under the parallelism of the cell, whose fault is injected if it is one of training."""
+    """Build a run under the parallelism of the cell."""
     run = build_run.build(cell.config, cell.world, seed, scheduler)
-    inject_in_training(run, cell.config.fault)
+    for hook in all_of(lambda plugin: plugin.built):
+        hook(cell, run)
     return run
 
 
@@ -115,12 +116,12 @@ def build_anew(cell: Cell, number: int = 0, step: int = 0) -> TrainingRun:
 
 
 def open_checkpointer(cell: Cell) -> Checkpointer:
-    """What writes and reads the checkpoints of the cell; it plants the cell's fault if there is one."""
+    """What writes and reads the checkpoints of the cell."""
     config, world = cell.config, cell.world
     made: Checkpointer = pkgutil.resolve_name(config.checkpointer.target)(cell.folder, config, world)
     cell.endings.callback(made.close)
-    if config.fault.target:
-        FaultInjector(made, config.fault, world)
+    for hook in all_of(lambda plugin: plugin.checkpointers):
+        hook(cell, made)
     return made
 
 

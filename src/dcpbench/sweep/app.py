@@ -167,10 +167,7 @@ class SweepRun:
             raise ConfigError(f"part={base.part}: has none of {counted(len(of_all), 'cell')}")
         if before is not None:
             resume.same_matrix(folder, before, {one.cell.name for one in jobs})
-        if before is not None and not base.plan and self._part is None:
-            parts.take_in(folder)
-        lines = parts.lines(folder) if base.plan else read_lines(folder)
-        found = resume.look(folder, lines, jobs, base.rerun) if before else None
+        found = resume.look(folder, read_lines(folder), jobs, base.rerun) if before else None
         log = RowLog(folder, found.standing if found else ())
         sweep = driver.Sweep(folder, list(jobs), here, engine, self._console, log)
         if base.plan:
@@ -294,28 +291,11 @@ class SweepRun:
             for sentence in next_steps.sentences(self._folder, before, whole):
                 self._print(sentence)
             if self._part:
-                self._put_together(self._folder.parent)
+                self._print(f"part={self._base.part}: {parts.progress(self._folder.parent)}")
+                self._print(f"next: {next_steps.command('report', self._folder.parent)}")
         if self._part:  # others may have what is no skip
             return status or int(not whole or not all(row.is_ok for row in rows))
         return status or (exit_status(rows) if whole else 1)
-
-    def _put_together(self, folder: Path) -> None:
-        """Take the rows of this part into those of the whole sweep, and write its reports."""
-        from dcpbench.analysis.history_rows import sweep_before
-        from dcpbench.report.show import write_reports
-
-        try:
-            with manifest.held(folder, parts.WAIT_S):
-                rows, cells = parts.merge(folder)
-                write_csv(folder)
-                before = sweep_before(folder) if rows == cells else None
-                write_reports(folder, before)
-        except (ConfigError, ResultsError) as error:
-            self._print(f"the rows of this part are in its own folder alone: {error}")
-            return
-        self._print(f"part={self._base.part}: {rows} of {counted(cells, 'cell')} of {folder} have a row")
-        for sentence in next_steps.sentences(folder, before, whole=True):
-            self._print(sentence)
 
 
 def _of_the_cell(overrides: Sequence[str]) -> list[str]:
@@ -355,4 +335,5 @@ def _resumed(base: DictConfig, folder: Path) -> manifest.Record | None:
     record = manifest.read(folder)
     if not base.trust:
         record.refuse_foreign(folder)
+    parts.refuse_whole(folder)
     return record

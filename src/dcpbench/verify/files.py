@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
+from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.records.files import files_below
-from dcpbench.records.findings import Finding, Problem
 
 _BLOCK = 2**20
 _BLOCKS = 32
@@ -59,12 +59,12 @@ def digest_late_files(folder: Path, then: FileDigests, complete_at: float) -> Fi
     }
 
 
-def compare_files(then: FileDigests, now: FileDigests) -> list[Finding]:
+def compare_files(then: FileDigests, now: FileDigests) -> list[Mismatch]:
     """Every file that came, went or has other bytes."""
     missing = "no such file"
     pairs = {path: (then.get(path, missing), now.get(path, missing)) for path in (*then, *now)}
     return [
-        Finding(path, Problem.file_changed, facts={"then": was, "now": became})
+        Mismatch(path, Problem.file_changed, facts={"then": was, "now": became})
         for path, (was, became) in pairs.items()
         if was != became
     ]
@@ -120,6 +120,6 @@ def synced_in(folder: Path, synced: Synced) -> set[str]:
     }
 
 
-def not_synced(files: Iterable[str], synced: Collection[str]) -> list[Finding]:
+def not_synced(files: Iterable[str], synced: Collection[str]) -> list[Mismatch]:
     """Every file that nobody synced."""
-    return [Finding(path, Problem.not_synced) for path in sorted(files) if path not in synced]
+    return [Mismatch(path, Problem.not_synced) for path in sorted(files) if path not in synced]

@@ -1,5 +1,5 @@
 """What known defects of torch make of a state. Of what a comparison found, that which is exactly what a
-defect would have made of it says so (`Finding.by`): a failure that is known by its defect excuses nothing
+defect would have made of it says so (`Mismatch.by`): a failure that is known by its defect excuses nothing
 else. `docs/findings/` describes the defects.
 """
 
@@ -11,7 +11,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from dcpbench.records.findings import Finding, Problem
+from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.verify.compare import Recall, bits, same_value
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.digest import Digest, add
@@ -44,8 +44,8 @@ _OF_TENSORS = (Problem.differs, Problem.digests_differ)
 
 
 def mark_sliced(
-    found: Iterable[Finding], saved: Leaves, actual: Leaves, recall: Recall, shards: int
-) -> Iterator[Finding]:
+    found: Iterable[Mismatch], saved: Leaves, actual: Leaves, recall: Recall, shards: int
+) -> Iterator[Mismatch]:
     """Findings, marked where the restored part is what slicing made of the tensor that was saved.
 
     Args:
@@ -64,8 +64,8 @@ def mark_sliced(
 
 
 def mark_replica(
-    found: Iterable[Finding], saved: Leaves, actual: Leaves, group: dist.ProcessGroup | None
-) -> Iterator[Finding]:
+    found: Iterable[Mismatch], saved: Leaves, actual: Leaves, group: dist.ProcessGroup | None
+) -> Iterator[Mismatch]:
     """Findings, marked where a rank's whole tensor is what any rank had saved; collective over `group`."""
     everybody = gathered({name: _digest(leaf) for name, leaf in saved.items()}, group)
     for finding in found:
@@ -77,8 +77,8 @@ def mark_replica(
 
 
 def mark_own_chunks(
-    found: Iterable[Finding], before: Leaves, actual: Leaves, own: Callable[[str], Sequence[StoredChunk]]
-) -> Iterator[Finding]:
+    found: Iterable[Mismatch], before: Leaves, actual: Leaves, own: Callable[[str], Sequence[StoredChunk]]
+) -> Iterator[Mismatch]:
     """Findings, marked where this rank's part is what it was before the load, but for what it has stored
     itself.
 
@@ -102,7 +102,7 @@ def mark_own_chunks(
         yield finding
 
 
-def mark_lists(found: Iterable[Finding], saved: Leaves, actual: Leaves) -> Iterator[Finding]:
+def mark_lists(found: Iterable[Mismatch], saved: Leaves, actual: Leaves) -> Iterator[Mismatch]:
     """Findings, marked where what was a tuple is a list of the same."""
     for finding in found:
         was, became = saved.get(finding.name), actual.get(finding.name)
@@ -110,7 +110,7 @@ def mark_lists(found: Iterable[Finding], saved: Leaves, actual: Leaves) -> Itera
         yield replace(finding, by=AS_LIST) if same else finding
 
 
-def mark_never_stepped(found: Iterable[Finding], actual: Leaves) -> Iterator[Finding]:
+def mark_never_stepped(found: Iterable[Mismatch], actual: Leaves) -> Iterator[Mismatch]:
     """Findings, marked where the restored part is zeros, or a counter of one step."""
     for finding in found:
         part = actual.get(finding.name)
@@ -123,8 +123,8 @@ def mark_never_stepped(found: Iterable[Finding], actual: Leaves) -> Iterator[Fin
 
 
 def mark_expected(
-    found: Iterable[Finding], by: str, compare: Callable[[], Iterable[Finding]]
-) -> Iterator[Finding]:
+    found: Iterable[Mismatch], by: str, compare: Callable[[], Iterable[Mismatch]]
+) -> Iterator[Mismatch]:
     """Findings, marked `by` a defect where holding the same against what it makes of a run finds nothing."""
     beside = {finding.name for finding in compare()}
     for finding in found:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dcpbench.records.rank_report import Skip
+from dcpbench.core.rank_report import Skip
 from dcpbench.verify.compare import BITS, bits, compare, same_value
 from dcpbench.verify.snapshot import (
     DigestedLeaf,

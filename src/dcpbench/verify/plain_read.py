@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from dcpbench.records.findings import Finding, Problem
+from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.verify.compare import compare
 from dcpbench.verify.layout import Extent
 from dcpbench.verify.perturb import made_different
@@ -33,7 +33,7 @@ Stored = Mapping[str, Sequence[StoredChunk]]
 class PlainRead:
     """What one rank has read: what differs, and of each name that it compared whether its control fired."""
 
-    found: list[Finding] = field(default_factory=list)
+    found: list[Mismatch] = field(default_factory=list)
     control: dict[str, bool] = field(default_factory=dict)
 
 
@@ -99,7 +99,7 @@ def _compare(
         part = part_of(saved.extent, chunks)
     except Exception as error:  # noqa: BLE001 - whatever decoding raises, the bytes are not a tensor's
         facts = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_ERROR]}
-        seen.found.append(Finding(key, Problem.unreadable, saved.kind, facts=facts))
+        seen.found.append(Mismatch(key, Problem.unreadable, saved.kind, facts=facts))
         seen.control[key] = True
         return
     where = saved.local.device if isinstance(saved, TensorLeaf) else device

@@ -15,8 +15,8 @@ from torch._dynamo.utils import counters
 
 from dcpbench.config.groups import Ending, StageWorld
 from dcpbench.config.schema import Config
+from dcpbench.core.rank_report import RankReport, Skip
 from dcpbench.measure import memory
-from dcpbench.records.rank_report import RankReport, Skip
 from dcpbench.scenarios import fresh_process
 from dcpbench.scenarios.cell import Cell, Uploads
 from dcpbench.scenarios.checks import verify_files

@@ -277,7 +277,9 @@ class TrainingRun:
         self.alive.append(lives[0] or self._has_gradient())
 
     def _has_gradient(self) -> bool:
-        return any(bool(leaf.local.any().item()) for leaf in snapshot_gradients(self.model).values())
+        return any(
+            bool(leaf.local.any().item()) for leaf in snapshot_gradients(named_parts(self.model)).values()
+        )
 
     def _batch_of_step(self, batches: Batches) -> Tensors:
         with self.random.drawn_from():

@@ -52,7 +52,7 @@ function drawFaults(app, shown) {
   fill(byId("faults"),
     el("h2", { id: "faults-title" }, "Planted faults"),
     el("p", {}, `${seen} of ${planted.length} were seen for what they are.`),
-    ...(layoutsOf(app).planted ? matrixOf(app, layoutsOf(app).planted, shown) : []),
+    ...(app.layouts.planted ? matrixOf(app, app.layouts.planted, shown) : []),
     el("details", {}, el("summary", {}, "What saw which fault"), scroller("What saw which fault", el("table", { class: "plain" },
       el("thead", {}, el("tr", {}, columnHeads(["fault", "fault_seen", "seen by"]))),
       el("tbody", {}, ...lines)))));

@@ -12,13 +12,10 @@ async function start() {
   byId("app").hidden = false;
   describeSweep(app);
   makeFilters(app);
-  makeArrange(app);
   makeDialog(app);
   drawEnvironment(app);
   byId("skip").addEventListener("click", (event) => { event.preventDefault(); byId("matrix-title").focus(); });
   addEventListener("popstate", () => followAddress(app));
-  addEventListener("beforeprint", unfoldAll);
-  addEventListener("afterprint", () => { drawChanges(app); draw(app); });
   draw(app);
   drawCell(app);
   document.documentElement.dataset.ready = "true";
@@ -90,15 +87,6 @@ function draw(app) {
   drawKnown(app, shown);
   drawFaults(app, shown);
   drawCosts(app, shown);
-}
-
-// Paper has no buttons: what they would show is written out, and folded again once it is printed.
-function unfoldAll() {
-  const before = document.activeElement;
-  for (let folded; (folded = document.querySelectorAll(".more")).length;) folded.forEach((button) => button.click());
-  for (const part of document.querySelectorAll("details:not(.menu)")) part.open = true;
-  document.activeElement?.blur();
-  before?.focus();
 }
 
 function say(text) {

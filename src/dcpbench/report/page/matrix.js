@@ -2,7 +2,6 @@
 
 const IMPORTANT = [];
 const ROW_AXES = [];
-const FOLDED = "folded";
 const COLUMNS_AT_MOST = 24;
 const COLUMN_AXES_AT_MOST = 2;
 const AXES_AT_A_GLANCE = 2;
@@ -63,7 +62,7 @@ function chooseLayouts(runs, axes) {
   const whole = chooseLayout(others, axes);
   const parts = isFull(others, whole) ? [] : byScenario(others, axes);
   return {
-    whole, main: (parts.length > 1 ? parts : [whole]).map((part) => ({ ...part, planted: apart ? false : null })),
+    main: (parts.length > 1 ? parts : [whole]).map((part) => ({ ...part, planted: apart ? false : null })),
     planted: apart ? { ...chooseLayout(planted, axes), planted: true } : null,
   };
 }
@@ -89,20 +88,9 @@ function isIn(run, { planted, scenarios }) {
   return (planted === null || planted === isPlanted(run)) && (!scenarios || scenarios.includes(valueOf(run, "scenario")));
 }
 
-// What the reader arranges is one matrix, and the only one as soon as faults have a place in it.
-function layoutsOf(app) {
-  const known = (axes) => axes.filter((axis) => app.varying.includes(axis));
-  const { rows, columns } = app.state;
-  if (!rows && !columns) return app.layouts;
-  const whole = { rows: known(rows ?? []), columns: known(columns ?? []).filter((axis) => !rows?.includes(axis)) };
-  const withFaults = [...whole.rows, ...whole.columns].includes("fault");
-  const planted = withFaults ? null : app.layouts.planted;
-  return { whole, main: [{ ...whole, planted: planted ? false : null }], planted };
-}
-
 // The matrix in which a run stands, and whether its square there has another run too.
 function placeOf(app, run) {
-  const { main, planted } = layoutsOf(app);
+  const { main, planted } = app.layouts;
   const layout = [...main, ...(planted ? [planted] : [])].find((one) => isIn(run, one));
   const along = [...layout.rows, ...layout.columns];
   const square = configuration(run, along);
@@ -110,38 +98,8 @@ function placeOf(app, run) {
   return { id: layout === planted ? "faults" : "matrix", hasToo };
 }
 
-function makeArrange(app) {
-  if (app.varying.length < 2) return;
-  const selects = app.varying.map((axis) => el("label", {}, el("span", {}, axis), el("select", {
-    "data-axis": axis, change: (event) => arrange(app, axis, event.target.value),
-  }, ...["rows", "columns", FOLDED].map((place) => el("option", { value: place }, place)))));
-  fill(byId("arrange"), el("details", { class: "menu right" }, el("summary", {}, "Arrange axes"),
-    el("div", { class: "popup arrange" }, ...selects,
-      el("p", {}, "A folded axis has no place of its own: a square shows the worst of its runs."),
-      button("As chosen for this sweep", () => app.change(forgetLayout), { class: "quiet" }))));
-}
-
-function forgetLayout(state) {
-  state.rows = null;
-  state.columns = null;
-}
-
-function arrange(app, axis, place) {
-  const { whole: now } = layoutsOf(app);
-  app.change((state) => {
-    state.rows = now.rows.filter((name) => name !== axis);
-    state.columns = now.columns.filter((name) => name !== axis);
-    if (place !== FOLDED) state[place].push(axis);
-    for (const along of ["rows", "columns"]) state[along].sort((a, b) => app.varying.indexOf(a) - app.varying.indexOf(b));
-  });
-}
-
 function drawMatrix(app, shown) {
-  const { main, whole } = layoutsOf(app);
-  for (const select of byId("arrange").querySelectorAll("select")) {
-    select.value = ["rows", "columns"].find((place) => whole[place].includes(select.dataset.axis)) ?? FOLDED;
-  }
-  const parts = main.map((layout) => matrixOf(app, layout, shown)).filter((part) => part.length);
+  const parts = app.layouts.main.map((layout) => matrixOf(app, layout, shown)).filter((part) => part.length);
   byId("matrix-section").hidden = parts.length === 0;
   fill(byId("matrix"), ...parts.map((part) => el("div", { class: "part" }, ...part)));
   if (byId("matrix").querySelector(".gap")) {

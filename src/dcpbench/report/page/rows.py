@@ -10,12 +10,12 @@ from dcpbench.analysis.cell_identity import identity_keys, override_values
 from dcpbench.analysis.frame import Sweeps, records, short_names
 from dcpbench.analysis.runs import commands
 from dcpbench.core.axes import AXES
+from dcpbench.core.checks import CHECKS
+from dcpbench.core.metrics import METRICS
+from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.sentences import describe, short_reason
 from dcpbench.core.statuses import SHOWN, shown
-from dcpbench.records.checks import CHECKS
-from dcpbench.records.findings import Finding, Problem
-from dcpbench.records.metrics import METRICS
 from dcpbench.records.row import columns
-from dcpbench.records.sentences import describe, short_reason
 from dcpbench.records.store import RESULTS_JSONL
 
 _POINTS = 200
@@ -135,11 +135,11 @@ def _checks(details: dict[str, Any], limits: Limits) -> dict[str, Any]:
 
 
 def _described(finding: object) -> object:
-    """A finding with a sentence of what is wrong, `what`; those of schema version 1 have one."""
-    if not isinstance(finding, dict) or "what" in finding:
+    """Add to a finding a sentence that says what is wrong, `what`."""
+    if not isinstance(finding, dict):
         return finding
     try:
-        known = Finding(
+        known = Mismatch(
             str(finding.get("name")),
             Problem(str(finding.get("problem"))),
             max_abs_diff=finding.get("max_abs_diff"),

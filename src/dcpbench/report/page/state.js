@@ -3,7 +3,7 @@
 const AXIS = "axis.";
 
 function emptyState() {
-  return { text: "", statuses: new Set(), values: new Map(), rows: null, columns: null, sort: "", log: null, cell: "" };
+  return { text: "", statuses: new Set(), values: new Map(), sort: "", log: null, cell: "" };
 }
 
 function readState(hash) {
@@ -11,8 +11,6 @@ function readState(hash) {
   for (const [name, value] of new URLSearchParams(hash.replace(/^#/, ""))) {
     if (name === "q") state.text = value;
     else if (name === "status") state.statuses.add(value);
-    else if (name === "row") state.rows = [...(state.rows ?? []), value].filter(Boolean);
-    else if (name === "column") state.columns = [...(state.columns ?? []), value].filter(Boolean);
     else if (name === "sort") state.sort = value;
     else if (name === "scale") state.log = value === "log";
     else if (name === "cell") state.cell = value;
@@ -26,10 +24,6 @@ function writeState(state) {
   if (state.text) parts.append("q", state.text);
   for (const status of state.statuses) parts.append("status", status);
   for (const [axis, values] of state.values) for (const value of values) parts.append(AXIS + axis, value);
-  // An empty list is a choice as well: nothing along the rows.
-  for (const [name, axes] of [["row", state.rows], ["column", state.columns]]) {
-    for (const axis of axes?.length === 0 ? [""] : axes ?? []) parts.append(name, axis);
-  }
   if (state.sort) parts.append("sort", state.sort);
   if (state.log !== null) parts.append("scale", state.log ? "log" : "linear");
   if (state.cell) parts.append("cell", state.cell);

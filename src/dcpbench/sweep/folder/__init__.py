@@ -1,1 +1,1 @@
-"""A sweep's folder: claimed, described, resumed, put together from parts."""
+"""A sweep's folder: claimed, described, resumed."""

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shlex
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -27,7 +26,6 @@ from dcpbench.sweep.folder.signature import is_own, sign
 from dcpbench.sweep.plan.part import Part
 
 _DIR = "hydra.sweep.dir"
-_LOOK_AGAIN_S = 0.1
 _FIELDS = ("arguments", "cwd", "cells", "storage")
 
 
@@ -154,27 +152,20 @@ def quoted(text: str) -> str:
 
 
 @contextmanager
-def held(folder: Path, wait_s: float = 0.0) -> Iterator[None]:
+def held(folder: Path) -> Iterator[None]:
     """Make the folder and be the only driver in it; a folder in which no sweep has begun is taken back.
 
     The kernel gives the lock up when the driver ends, however it ends.
 
-    Args:
-        wait_s: how long another driver there is waited for.
-
     Raises:
         ConfigError: it cannot be made or written to, or another driver is at work there.
     """
-    descriptor, deadline = None, time.monotonic() + wait_s
-    while descriptor is None:
-        try:
-            descriptor = lock.take(folder)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise _at_work(folder) from None
-            time.sleep(_LOOK_AGAIN_S)
-        except OSError as error:
-            raise ConfigError(f"{_DIR}={folder}: cannot be used: {error.strerror}") from None
+    try:
+        descriptor = lock.take(folder)
+    except BlockingIOError:
+        raise _at_work(folder) from None
+    except OSError as error:
+        raise ConfigError(f"{_DIR}={folder}: cannot be used: {error.strerror}") from None
     try:
         yield
     finally:

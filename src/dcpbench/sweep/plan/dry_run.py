@@ -54,10 +54,9 @@ def print_plan(
     """
     done = found.done if found else {}
     estimated = resources.estimates([job for job in jobs if job.cell.name not in done], gpus)
-    costs, times = Costs(done.values()), Costs(done.values())
-    sources = times.learn_beside(folder, estimated.values())
+    costs = Costs(done.values())
     fates = [
-        _fate(job, block, done.get(job.cell.name), folder, costs, times)
+        _fate(job, block, done.get(job.cell.name), folder, costs)
         for job, block in zip(jobs, blocks or _groups(jobs), strict=True)
     ]
     by_name = {job.cell.name: job for job in jobs}
@@ -69,7 +68,7 @@ def print_plan(
     }
     to_run = [estimated[fate.cell] for fate in fates if fate.would == "run"]
     by_block = {
-        block: _Block.of([fate for fate in fates if fate.block == block], estimated, times)
+        block: _Block.of([fate for fate in fates if fate.block == block], estimated, costs)
         for block in dict.fromkeys(fate.block for fate in fates)
     }
     with standard_output():
@@ -77,8 +76,7 @@ def print_plan(
             told = {
                 "cells": [*map(asdict, fates)],
                 "blocks": {name: asdict(block) for name, block in by_block.items()},
-                "seconds": times.left(to_run),
-                "sources": [*map(str, sources)],
+                "seconds": costs.left(to_run),
                 "targets": targets,
             }
             sys.stdout.write(f"{json.dumps(told, indent=1)}\n")
@@ -89,7 +87,7 @@ def print_plan(
             parts = [f"{counts[would]} {words}" for would, words in _WOULD.items() if counts[would]]
             sentences.append(f"{counted(len(jobs), 'cell')}: {', '.join(parts)}")
             if to_run:
-                sentences.append(_estimate(to_run, sources, times))
+                sentences.append(_estimate(to_run, costs))
             elif not done:
                 sentences.append("every cell would be skipped: nothing would be measured")
             for sentence in [*itertools.starmap(_target, targets.items()), *sentences]:
@@ -109,9 +107,9 @@ class _Block:
     seconds: float | None
 
     @classmethod
-    def of(cls, fates: Sequence[Fate], estimated: dict[str, Estimated], times: Costs) -> "_Block":
+    def of(cls, fates: Sequence[Fate], estimated: dict[str, Estimated], costs: Costs) -> "_Block":
         counts = Counter(fate.would for fate in fates)
-        seconds = times.left(estimated[fate.cell] for fate in fates if fate.would == "run")
+        seconds = costs.left(estimated[fate.cell] for fate in fates if fate.would == "run")
         return cls(len(fates), counts["run"], counts["skip"], counts["done"], seconds)
 
 
@@ -128,7 +126,7 @@ def _groups(jobs: Sequence[Job]) -> list[str]:
     return [f"{best}={each[best]}" if best in each else f"no {best}" for each in lists]
 
 
-def _fate(job: Job, block: str, done: Row | None, folder: Path, costs: Costs, times: Costs) -> Fate:
+def _fate(job: Job, block: str, done: Row | None, folder: Path, costs: Costs) -> Fate:
     name = job.cell.name
     if done:
         return Fate(
@@ -139,7 +137,7 @@ def _fate(job: Job, block: str, done: Row | None, folder: Path, costs: Costs, ti
         return Fate(name, block, "skip", None, skip)
     known = tuple(f"{failure.id}: {failure.reason}" for failure in job.known_failures)
     because = "; ".join(f"known failure {failure.id}" for failure in job.known_failures)
-    return Fate(name, block, "run", times.seconds(resources.keys(job.key)), because, known)
+    return Fate(name, block, "run", costs.seconds(resources.keys(job.key)), because, known)
 
 
 def _target(target: str, file: str | None) -> str:
@@ -199,13 +197,11 @@ def _print_line(sentence: str) -> None:
     console.print(text_of(sentence), soft_wrap=not console.is_terminal)
 
 
-def _estimate(to_run: Sequence[Estimated], sources: Sequence[Path], times: Costs) -> str:
-    whole = times.left(to_run)
-    if whole is None:
-        return "no estimate of the time: no sweep beside this one has cells like these"
-    missing = sum(times.seconds(cell.keys) is None for cell in to_run)
+def _estimate(to_run: Sequence[Estimated], costs: Costs) -> str:
+    total = costs.left(to_run)
+    if total is None:
+        return "no estimate of the time: this sweep has no row of a cell like these"
+    missing = sum(costs.seconds(cell.keys) is None for cell in to_run)
     known = f"{len(to_run) - missing} of the {len(to_run)}"
-    place = ", ".join(map(str, sources[:1])) or "this sweep"
-    place += f" and {counted(len(sources) - 1, 'other sweep')}" if len(sources) > 1 else ""
-    text = f"about {duration_text(whole)}, from the times of cells like {known} in {place}"
+    text = f"about {duration_text(total)}, from the times of cells like {known} in this sweep"
     return text + f"; {missing} had none and are taken to need as long as the others do" if missing else text

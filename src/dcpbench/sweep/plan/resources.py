@@ -11,7 +11,6 @@ import shutil
 import statistics
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +21,6 @@ from dcpbench.config.groups import Sharing, StorageConfig
 from dcpbench.core.axes import AXES
 from dcpbench.records import files
 from dcpbench.records.row import Row
-from dcpbench.records.store import RESULTS_JSONL, ResultsError, stored_rows
 from dcpbench.sweep.plan.job import Job
 
 _ALIKE = [[spec.key for spec in AXES.values() if spec.likeness >= level] for level in (1, 2, 3)]
@@ -32,8 +30,6 @@ first; closer still are those of one identity."""
 _WRITES_ALIKE = [*(spec.name for spec in AXES.values() if spec.writes), "saves", "save_at"]
 """Those in which they have to agree to write as much."""
 
-_MOST_READ = 100
-"""So many of the sweeps beside one, the newest, are read for an estimate."""
 _AT_ONCE = {"cuda": 4, "cpu": 16}
 """The most cells that share GPUs, or a CPU, where only their verdicts matter."""
 
@@ -97,7 +93,6 @@ class Costs:
     def __init__(self, rows: Iterable[Row] = ()) -> None:
         self._seconds: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=25))
         self._disk_bytes: defaultdict[str, int] = defaultdict(int)
-        self._beside: dict[str, Path] = {}
         for row in rows:
             self.add(row)
 
@@ -110,32 +105,9 @@ class Costs:
         kind = cell.part(_WRITES_ALIKE)
         self._disk_bytes[kind] = max(self._disk_bytes[kind], row["disk_bytes"] or 0)
 
-    def learn_beside(self, folder: Path, cells: Iterable[Estimated]) -> list[Path]:
-        """Take the seconds of each likeness that is not known yet from the newest sweep beside `folder`, but
-        itself, that knows it; no further back than until there is a cell of each identity.
-
-        Returns:
-            the sweeps that tell of any of these cells, the newest first.
-        """
-        wanted = [cell.keys for cell in cells]
-        found = [path for path in folder.parent.glob(f"*/{RESULTS_JSONL}") if path.parent != folder]
-        newest = sorted(found, key=lambda path: path.lstat().st_mtime, reverse=True)
-        for path in newest[:_MOST_READ]:
-            if all(identity in self._seconds for identity, *_ in wanted):
-                break
-            with suppress(ResultsError):  # what lies beside it may be anybody's
-                for key, taken in Costs(stored_rows(path.parent))._seconds.items():
-                    if key not in self._seconds:
-                        self._seconds[key], self._beside[key] = taken, path.parent
-        told_by = {self._beside.get(self._closest(cell) or "") for cell in wanted}
-        return [path.parent for path in newest if path.parent in told_by]
-
-    def _closest(self, cell: Iterable[str]) -> str | None:
-        return next((key for key in cell if self._seconds.get(key)), None)
-
     def seconds(self, cell: Iterable[str]) -> float | None:
         """The median seconds of the cells that are closest to one with these keys, None if there are none."""
-        key = self._closest(cell)
+        key = next((key for key in cell if self._seconds.get(key)), None)
         return statistics.median(self._seconds[key]) if key else None
 
     def left(self, cells: Iterable[Estimated]) -> float | None:

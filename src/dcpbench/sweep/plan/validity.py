@@ -51,7 +51,6 @@ def resolve(config: Config, machine: Machine) -> Config:
     world_size = config.world_size
     if world_size == "auto":
         world_size = min(RANKS_BY_DEFAULT, gpus) if device is Device.cuda else RANKS_BY_DEFAULT
-        world_size = machine.ranks or world_size
         if not config.scenario.process_group:
             world_size = 1
 
@@ -127,8 +126,8 @@ def why_skip(
         overrides: by which the cell is asked for.
 
     Raises:
-        ConfigError: there are fewer GPUs, or processes of torchrun, than ranks were asked for, or a mesh or
-            the batch does not fit the world size.
+        ConfigError: there are fewer GPUs than ranks were asked for, or a mesh or the batch does not fit the
+            world size.
     """
     for limit in _limits_of_cells(asked, resolved, machine, overrides):
         if limit.severity is Severity.skip or several_sizes:
@@ -215,13 +214,11 @@ def _limits_of_cells(
     if config.load_python and not any(config.python_of(stage.world) for stage in config.stages):
         loads = f"{named} loads in the processes that saved (with verify=deep another one does too)"
         yield Limit(f"load_python={config.load_python}: {loads}")
-    most, of = machine.ranks, f"torchrun has processes ({machine.ranks})"
-    if config.device is Device.cuda and (most is None or machine.gpus < most):
-        most, of = machine.gpus, f"GPUs (device=cuda, {machine.gpus} here)"
     asked_for = {"world_size": config.world_size, "load_world_size": config.load_world_size or 1}
-    for key, ranks in asked_for.items():
-        if most is not None and int(ranks) > most:
-            yield Limit(f"{key}={ranks}: more ranks than {of}", Severity.refuse_alone)
+    for key, ranks in asked_for.items() if config.device is Device.cuda else ():
+        if int(ranks) > machine.gpus:
+            text = f"{key}={ranks}: more ranks than GPUs (device=cuda, {machine.gpus} here)"
+            yield Limit(text, Severity.refuse_alone)
     for world in (StageWorld.save, StageWorld.load):
         yield from _limits_of_ranks(asked, config, world)
     if config.device is not Device.cpu:

@@ -11,8 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from dcpbench.config.text import visible
+from dcpbench.core.sentences import short_reason
 from dcpbench.records.row import Row
-from dcpbench.records.sentences import short_reason
 from dcpbench.report.styles import style_of
 from dcpbench.sweep.plan import forked_map
 from dcpbench.sweep.plan.resources import duration_text

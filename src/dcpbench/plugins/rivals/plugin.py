@@ -1,0 +1,12 @@
+"""Rivals: checkpointers beside DCP, to compare with."""
+
+from pathlib import Path
+
+from dcpbench.core.plugins import API, Plugin
+
+plugin = Plugin(
+    name="rivals",
+    api=API,
+    conf=Path(__file__).parent / "conf",
+    preload=("dcpbench.plugins.rivals.safetensors_file",),
+)
