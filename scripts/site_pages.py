@@ -18,9 +18,9 @@ from mkdocs.structure.files import File, Files
 
 from dcpbench.cli.described import described
 from dcpbench.config import groups
-from dcpbench.config.cell_key import HOW_RUN
 from dcpbench.config.schema import OF_THE_SWEEP, Config
 from dcpbench.core.axes import AXES
+from dcpbench.core.cell_key import HOW_RUN
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.plugins import declared_values

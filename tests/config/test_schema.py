@@ -6,7 +6,6 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from dcpbench.config.cell_key import HOW_RUN
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import (
     Device,
@@ -20,6 +19,7 @@ from dcpbench.config.groups import (
 )
 from dcpbench.config.schema import SEED_STRIDE, Config, TimeoutsConfig
 from dcpbench.core.axes import AXES
+from dcpbench.core.cell_key import HOW_RUN
 from dcpbench.executors.fork_server import Machine
 from dcpbench.sweep.plan.validity import check, has_several_sizes, resolve, why_skip
 

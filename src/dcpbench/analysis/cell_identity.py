@@ -15,8 +15,8 @@ import pandas as pd
 
 from dcpbench.analysis.frame import as_text
 from dcpbench.analysis.query import QueryError
-from dcpbench.config.cell_key import CellKey, digest_of, lies_below
 from dcpbench.core.axes import AXES
+from dcpbench.core.cell_key import CellKey, digest_of, lies_below
 
 SHOWN_BY_AXES = frozenset([*AXES, "workload.target"])
 """The keys of overrides whose values axes show: of a workload of one's own it is `model`."""

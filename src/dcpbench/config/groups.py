@@ -11,8 +11,8 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from dcpbench.config.cell_key import HOW_RUN
 from dcpbench.config.mesh import Dimension, mesh_sizes
+from dcpbench.core.cell_key import HOW_RUN
 
 HELP, LEAST = "help", "least"
 """In a field's metadata: what it is; the least value that it can have."""
@@ -30,7 +30,7 @@ def key(default: Any, help: str = "", least: int | None = None, *, how_run: bool
 
 
 def how_run(default: Any, help: str = "", least: int | None = None) -> Any:
-    """A field that says how a cell is run: `dcpbench.config.cell_key` leaves it out of a cell's identity."""
+    """A field that says how a cell is run: `dcpbench.core.cell_key` leaves it out of a cell's identity."""
     return key(default, help, least, how_run=True)
 
 

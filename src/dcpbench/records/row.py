@@ -49,7 +49,7 @@ class Row:
     none; the row is the second try's, `details` has the first. `overrides` are words as a shell has them;
     `config_dir` is the user's folder of groups, `cwd` the folder in which the sweep was started, where its
     modules are found: without them the cell cannot be asked for again.
-    `config` is the identity of the cell (`dcpbench.config.cell_key`) and `config_digest` its digest;
+    `config` is the identity of the cell (`dcpbench.core.cell_key`) and `config_digest` its digest;
     `expected_digest` is of what is known to fail in it, `code_digest` of the sources that ran. Rows that
     differ in nothing but `repeat` are runs of one cell.
     """

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from dcpbench.config.cell_key import CellKey, digest_of
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Device, Ending, StageConfig, StageWorld
 from dcpbench.config.schema import Config
 from dcpbench.core.axes import AXES
+from dcpbench.core.cell_key import CellKey, digest_of
 from dcpbench.executors.fork_server import Machine
 from dcpbench.records.installation import OURS, package_digest
 from dcpbench.records.user_code import file_of

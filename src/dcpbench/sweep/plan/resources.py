@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from rich.filesize import decimal
 
-from dcpbench.config.cell_key import CellKey
 from dcpbench.config.groups import Sharing, StorageConfig
 from dcpbench.core.axes import AXES
+from dcpbench.core.cell_key import CellKey
 from dcpbench.records import files
 from dcpbench.records.row import Row
 from dcpbench.sweep.plan.job import Job
