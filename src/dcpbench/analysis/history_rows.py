@@ -27,8 +27,10 @@ from dcpbench.records.store import RESULTS_CSV, RESULTS_JSONL, ResultsError, rea
 
 _LAST = ("cell", "status", "started_at")
 _NEEDED = (*_LAST, "overrides", "schema_version")
-_COLUMNS = (*_NEEDED, *AXES, "config_digest", "reason", "flaky", "fault_seen", "repeat")
-_COLUMNS += ("torch_version", "git_commit")
+_COLUMNS = (
+    *(*_NEEDED, "config_digest", "reason", "flaky", "fault_seen", "repeat"),
+    *("torch_version", "git_commit"),
+)
 _LOOKED_AT = 10
 _LEAST_IN_COMMON = 0.5
 _LONGEST_TEXT = 2**31 - 1
@@ -74,7 +76,7 @@ def read_history(places: Sequence[Path], columns: Sequence[str] = ()) -> Rows:
     """The rows of all sweeps in these places with a history's columns and these; ResultsError if none."""
     found = {sweep.resolve(): sweep for place in places for sweep in sweeps_in(place)}.values()
     folders = {name: Path(folder) for folder, name in short_names(map(str, found)).items()}
-    values: dict[str, list[Any]] = {name: [] for name in dict.fromkeys(["sweep", *_COLUMNS, *columns])}
+    values: dict[str, list[Any]] = {name: [] for name in dict.fromkeys(["sweep", *_COLUMNS, *AXES, *columns])}
     refused: dict[str, list[Path]] = {}
     remarks = []
     for name, folder in folders.items():

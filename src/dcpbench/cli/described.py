@@ -13,7 +13,7 @@ from typing import Any, get_args, get_type_hints
 import yaml
 
 from dcpbench.config.groups import HELP
-from dcpbench.config.schema import Config, conf_folder
+from dcpbench.config.schema import Config, conf_folder, config_class
 from dcpbench.config.text import did_you_mean, visible
 from dcpbench.core.axes import AXES
 from dcpbench.core.metrics import METRICS
@@ -109,14 +109,14 @@ def described(words: Sequence[str] = ()) -> Described:
     folders = [*conf_folders(), *filter(None, [config_dir(words)])]
     defaults = yaml.safe_load((conf_folder() / "config.yaml").read_text(encoding="utf-8"))["defaults"]
     groups = {name: _shown(value) for one in defaults if isinstance(one, dict) for name, value in one.items()}
-    texts = {item.name: str(item.metadata.get(HELP, "")) for item in fields(Config)}
+    texts = {item.name: str(item.metadata.get(HELP, "")) for item in fields(config_class())}
     texts |= {"experiment": _EXPERIMENT} | {name: spec.help for name, spec in AXES.items()}
     axes = {
         name: Axis(name, texts[name], default, _values(name, folders))
         for name, default in groups.items()
         if name in texts
     }
-    return Described(axes, {key.name: key for key in _keys(Config, texts) if key.name not in axes})
+    return Described(axes, {key.name: key for key in _keys(config_class(), texts) if key.name not in axes})
 
 
 def known_options() -> list[str]:

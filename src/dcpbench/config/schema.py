@@ -1,13 +1,17 @@
 """The configuration of one cell of the matrix, made of the groups of `conf/`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from dcpbench.config import groups
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import how_run, key
 from dcpbench.config.save import SaveConfig
 from dcpbench.config.state_dict import StateDictConfig
+from dcpbench.core.axes import AXES
+from dcpbench.core.plugins import load_plugins
 
 OF_THE_SWEEP = ("resume", "trust", "rerun", "plan", "plan_as", "objective", "executor")
 """Keys that say what to do with a sweep, with those below them: they take one value, and no cell has them."""
@@ -23,6 +27,8 @@ OWN_TRAINER = "dcpbench.checkpointers.trainer.TrainerCheckpointer"
 """The checkpointer of a trainer that saves and loads by itself."""
 SEED_STRIDE = 1_000_003
 """Apart by so much are the seeds from which the batches of two seeds are drawn; a step's is one more."""
+
+_WITH_AXES = "ConfigWithAxes"
 
 _FRESH = {"DCPBENCH_FRESH_PROCESS": "1"}
 """What keeps processes that load what others have saved apart from ranks that save."""
@@ -232,6 +238,26 @@ class Config:
             raise ConfigError(f"only.{axis}: there is no such axis")
         value = getattr(self, axis)
         return str(value).lower() if isinstance(value, bool) else str(getattr(value, "name", value))
+
+
+def config_class() -> type[Config]:
+    """Return `Config` with a key for each axis that a plug-in declares, null unless it is set."""
+    load_plugins()
+    return _with_axes(tuple(name for name in AXES if name not in Config.__dataclass_fields__))
+
+
+@cache
+def _with_axes(names: tuple[str, ...]) -> type[Config]:
+    keys = [(name, AXES[name].type | None, key(None, AXES[name].help)) for name in names]
+    named = {"__module__": __name__}
+    return make_dataclass(_WITH_AXES, keys, bases=(Config,), namespace=named) if names else Config
+
+
+def __getattr__(name: str) -> Any:
+    """Return the class of a configuration that comes from another process."""
+    if name == _WITH_AXES:
+        return config_class()
+    raise AttributeError(name)
 
 
 def conf_folder() -> Path:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dcpbench.core.axes import AxisSpec
     from dcpbench.core.checks import CheckSpec
     from dcpbench.core.metrics import MetricSpec
 
@@ -55,6 +56,7 @@ class Plugin:
         api: the version of this contract that it was written for.
         conf: a folder laid out like `conf/`. Values of groups (scenario, executor, …) name their code as
             `target`. Files in `experiment/<name>/` are added to `experiment=<name>`.
+        axes: axes, each a key, null unless it is set, and a column.
         checks: checks, each a column.
         metrics: metrics, each a column.
         values: values of groups that are declared in Python: by group, a function without arguments that
@@ -75,6 +77,7 @@ class Plugin:
     name: str
     api: int
     conf: Path | None = None
+    axes: tuple["AxisSpec", ...] = ()
     checks: tuple["CheckSpec", ...] = ()
     metrics: tuple["MetricSpec", ...] = ()
     values: Mapping[str, str] = field(default_factory=dict)
@@ -137,15 +140,18 @@ def declared_values() -> dict[str, Mapping[str, Any]]:
 
 
 def load_plugins() -> None:
-    """Import every plug-in, and register the checks and metrics that they declare.
+    """Import every plug-in, and register the axes, checks and metrics that they declare.
 
     Raises:
         PluginError: as `plugins`.
     """
+    from dcpbench.core.axes import register_axis
     from dcpbench.core.checks import register_check
     from dcpbench.core.metrics import register_metric
 
     for plugin in plugins():
+        for axis in plugin.axes:
+            register_axis(axis)
         for check in plugin.checks:
             register_check(check)
         for metric in plugin.metrics:

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from pandas.api.typing import DataFrameGroupBy
 
-from dcpbench.analysis.cell_identity import SHOWN_BY_AXES, override_words
+from dcpbench.analysis.cell_identity import override_words, shown_by_axes
 from dcpbench.analysis.frame import is_false, is_true, records
 from dcpbench.analysis.runs import one_a_cell, runs_text, severity, status_text
 from dcpbench.config.text import counted
@@ -110,7 +110,7 @@ def _differing(lines: "pd.Series[str]") -> "pd.Series[str]":
 
 def _others(overrides: object) -> str:
     words = override_words(overrides)
-    return " ".join(word for word in words if word.partition("=")[0] not in SHOWN_BY_AXES)
+    return " ".join(word for word in words if not shown_by_axes(word.partition("=")[0]))
 
 
 @dataclass(frozen=True)
