@@ -184,19 +184,8 @@ def _keys(kind: Any, texts: Mapping[str, str], above: str = "") -> Iterator[Key]
 
 def _shown(value: Any) -> str:
     """A value as the command line has it."""
-    return (
-        f"{value:g}"
-        if isinstance(value, float)
-        else yaml.safe_dump(
-            value.value if isinstance(value, Enum) else value, default_flow_style=True
-        ).splitlines()[0]
-    )
-
-
-def _classes(axis: str) -> list[Any]:
-    """The class of a group, if that is one."""
-    hint = get_type_hints(Config).get(axis)
-    return [one for one in (hint, *get_args(hint)) if is_dataclass(one)]
+    plain = value.value if isinstance(value, Enum) else int(value) if isinstance(value, float) else value
+    return yaml.safe_dump(plain, default_flow_style=True).splitlines()[0]
 
 
 def _values(axis: str, folders: Sequence[Path]) -> dict[str, str]:
@@ -226,6 +215,6 @@ def _choices(hint: Any) -> tuple[str, ...]:
 
 def dotted_keys() -> Iterator[str]:
     """The keys of groups, as `parallel.tp`."""
-    for name in get_type_hints(Config):
-        for one in _classes(name):
-            yield from (f"{name}.{item.name}" for item in fields(one))
+    for name, hint in get_type_hints(Config).items():
+        for kind in (hint, *get_args(hint)):
+            yield from (f"{name}.{item.name}" for item in (fields(kind) if is_dataclass(kind) else ()))

@@ -86,7 +86,7 @@ class Config:
     executor: groups.ExecutorConfig = key(
         groups.ExecutorConfig,
         "where ranks run and what starts them; not part of a cell, except executor.hosts and "
-        "executor.ranks_per_host; torchrun where torchrun starts this",
+        "executor.ranks_per_host",
     )
     workload: groups.WorkloadConfig = field(default_factory=groups.WorkloadConfig)
     compile: bool = False

@@ -42,15 +42,9 @@ UNKNOWN = StatusSpec("unknown", "?", "a status that this version does not know",
 MISSED = StatusSpec("missed", "M", "no check saw the planted fault", "fault missed", stored=False)
 FLAKY = StatusSpec("flaky", "~", "two tries came to different statuses", stored=False)
 SEEN = StatusSpec(
-    "seen",
-    "D",
-    "a planted fault was seen for what it is",
-    "fault detected",
-    ok=True,
-    style="green",
-    junit="passed",
-    stored=False,
-)
+    "seen", "D", "a planted fault was seen for what it is", "fault detected",
+    ok=True, style="green", junit="passed", stored=False,
+)  # fmt: skip
 ABSENT = StatusSpec("absent", "·", "the sweep has no row of it", "no row", ok=True, style="dim", stored=False)
 
 _ALL = (
@@ -61,38 +55,25 @@ _ALL = (
     StatusSpec("error", "E", "a rank raised", junit="error"),
     StatusSpec("fail", "F", "a check did not hold"),
     StatusSpec(
-        "vacuous",
-        "V",
-        "the checks held, but one of them could not have failed, or a rank did not look",
+        "vacuous", "V", "the checks held, but one of them could not have failed, or a rank did not look",
         style="bold magenta",
     ),
     FLAKY,
     StatusSpec(
-        "xpass",
-        "X",
-        "a failure listed in known_failures.yaml did not happen any more",
-        style="bold yellow",
+        "xpass", "X", "a failure listed in known_failures.yaml did not happen any more", style="bold yellow"
     ),
     StatusSpec(
-        "xfail",
-        "x",
-        "a failure listed in known_failures.yaml happened, and nothing beside it",
-        ok=True,
-        style="yellow",
-        junit="skipped",
+        "xfail", "x", "a failure listed in known_failures.yaml happened, and nothing beside it",
+        ok=True, style="yellow", junit="skipped",
     ),
     StatusSpec("skip", "S", "this machine or this combination cannot", ok=True, style="dim", junit="skipped"),
     SEEN,
     StatusSpec(
-        "pass",
-        "P",
-        "every check that applies held, and each was shown to be able to fail",
-        ok=True,
-        style="green",
-        junit="passed",
+        "pass", "P", "every check that applies held, and each was shown to be able to fail",
+        ok=True, style="green", junit="passed",
     ),
     ABSENT,
-)
+)  # fmt: skip
 
 SHOWN = {spec.name: spec for spec in _ALL}
 """Everything that a cell is shown as, by its name."""
