@@ -109,11 +109,17 @@ class ScenarioConfig:
 @dataclass
 class Group:
     """What a YAML file stands for: `target` is the dotted path of a function or class, resolved in the rank
-    processes only, so that the driver needs no torch; `options` are more keyword arguments for it."""
+    processes only, so that the driver needs no torch; `options` are more keyword arguments for it.
+
+    By axis, `only` has the values that it can be used with, `refuses` those that it cannot: other cells are a
+    skip.
+    """
 
     name: str = MISSING
     target: str = MISSING
     options: dict[str, Any] = field(default_factory=dict)
+    only: dict[str, Only] = how_run(dict)
+    refuses: dict[str, Only] = how_run(dict)
 
 
 @dataclass
@@ -136,14 +142,6 @@ class ExecutorConfig(Group):
 
 
 @dataclass
-class LimitedGroup(Group):
-    """What not every value of other axes can be used with: `only` has those that can; with others a cell is a
-    skip."""
-
-    only: dict[str, Only] = how_run(dict)
-
-
-@dataclass
 class ParallelConfig(Group):
     """How a model is spread over the ranks: `target(model, mesh, config)` returns the wrapped model.
 
@@ -153,7 +151,7 @@ class ParallelConfig(Group):
     `tp_plan` and `ep_plan` are the model's, unless others are given. A pipeline, one with `pp`, runs
     `pp_schedule` over `pp_microbatches` parts of each rank's batch. `compile_scope` is what is compiled by
     itself where the cell does not say. Without `foreach` optimizers take one parameter at a time, unless they
-    are told how. `refuses` has the values of other axes that it cannot be used with: such a cell is a skip.
+    are told how.
     """
 
     mesh: list[str] = field(default_factory=list)
@@ -168,7 +166,6 @@ class ParallelConfig(Group):
     pp_microbatches: int = 2
     compile_scope: CompileScope = CompileScope.model
     foreach: bool = True
-    refuses: dict[str, Only] = how_run(dict)
 
     def replicated_on(self, hosts: int) -> "ParallelConfig":
         """With as many replicas as hosts, if it does not say how many: then what is sharded, whose ranks are
@@ -196,8 +193,7 @@ class ModelConfig(Group):
     between them is sequence parallel. `ep_plan` names the modules that are experts, as
     `dcpbench.workloads.models.Experts`. The forward pass of one that is `sequential` calls the model's
     children one after the other, so that a stage of a pipeline can have some of them. One that
-    `requires_accelerator` is too large for ranks that share a CPU and its memory. `only` has the values of
-    other axes that it can be used with; with others a cell is a skip.
+    `requires_accelerator` is too large for ranks that share a CPU and its memory.
     """
 
     batch_size: int = key(24, least=1)
@@ -206,7 +202,6 @@ class ModelConfig(Group):
     sp_plan: dict[str, str] = field(default_factory=dict)
     ep_plan: list[str] = field(default_factory=list)
     sequential: bool = False
-    only: dict[str, Only] = how_run(dict)
 
 
 @dataclass
@@ -224,7 +219,7 @@ class WorkloadConfig:
 
 
 @dataclass
-class OptimizerConfig(LimitedGroup):
+class OptimizerConfig(Group):
     """An optimizer: `target(groups(model), lr=..., ...)`; what is null is left to its default."""
 
     groups: str = "dcpbench.workloads.models.one_group"
@@ -241,12 +236,12 @@ class OptimizerConfig(LimitedGroup):
 
 
 @dataclass
-class SchedulerConfig(LimitedGroup):
+class SchedulerConfig(Group):
     """A scheduler of learning rates: `target(optimizer, **options)`."""
 
 
 @dataclass
-class ComponentConfig(LimitedGroup):
+class ComponentConfig(Group):
     """What a run trains with beside model, optimizer and scheduler, and saves: `target(surroundings,
     **options)` returns a `dcpbench.workloads.components.Component`."""
 
@@ -267,7 +262,7 @@ class LoadIntoConfig:
 
 
 @dataclass
-class CheckpointerConfig(LimitedGroup):
+class CheckpointerConfig(Group):
     """What writes and reads checkpoints: `target(folder, config, ranks)` returns a
     `dcpbench.checkpointers.base.Checkpointer`, given the cell's folder for checkpoints, its `Config` and the
     ranks."""
@@ -280,8 +275,7 @@ class StorageConfig(Group):
 
     `root` is a folder for checkpoints outside the sweep's own; null keeps them in the cell's folder.
     A cell is skipped where it would leave less than `keep_free_bytes` free. `needs_bytes` is what it
-    writes; null takes what cells like it took up. What it cannot do is a skip: `only` has the values of other
-    axes that it can be used with.
+    writes; null takes what cells like it took up.
     """
 
     root: str | None = how_run(None)
@@ -289,7 +283,6 @@ class StorageConfig(Group):
     sync_files: bool = True
     keep_free_bytes: int = how_run(2**30, least=0)
     needs_bytes: int | None = how_run(None, least=0)
-    only: dict[str, Only] = how_run(dict)
 
     @property
     def url(self) -> str:
