@@ -123,10 +123,10 @@ class SimulatedExecutor(HostsExecutor):
         if stage not in self.reports:
             config = replace(spec.config, world_size=REAL)
             few = replace(kind, world_size=min(kind.world_size, REAL))
-            outcome = self.real.run(few, replace(spec, config=config), *rest)
-            if outcome.status:
-                return outcome
-            self.reports[stage] = outcome.reports
+            end = self.real.run(few, replace(spec, config=config), *rest)
+            if not end.is_complete:
+                return end
+            self.reports[stage] = end.reports
         return super().run(kind, _Told(spec, self.reports[stage]), *rest)
 
     def end(self) -> None:

@@ -10,8 +10,8 @@ from dcpbench.analysis.frame import is_true, ok, records, severities
 from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
-from dcpbench.core.sentences import short_reason
 from dcpbench.core.statuses import SEVERITY
+from dcpbench.verdict.sentences import short_reason
 
 _REPEAT = re.compile(r"(^|,)repeat=\d+(?=$|,)")
 _DIGITS = re.compile(r"[+-]?\d[\d.]*(?:e[+-]?\d+|x[0-9a-f]+)?")

@@ -13,10 +13,11 @@ from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.mismatch import Mismatch, Problem
-from dcpbench.core.sentences import describe, short_reason
+from dcpbench.core.sentences import describe
 from dcpbench.core.statuses import SHOWN, shown
 from dcpbench.records.row import columns
 from dcpbench.records.store import RESULTS_JSONL
+from dcpbench.verdict.sentences import short_reason
 
 _POINTS = 200
 _DIGITS = 10
