@@ -13,9 +13,9 @@ from unittest import mock
 import pytest
 
 from conftest import SMALL, TESTS, Finished, alive_in, dcpbench, run, start, words_of
-from dcpbench.config.cell_key import CellKey
 from dcpbench.config.groups import ExecutorConfig, ModelConfig, ScenarioConfig, StorageConfig
 from dcpbench.config.schema import Config
+from dcpbench.core.cell_key import CellKey
 from dcpbench.records.installation import package_digest
 from dcpbench.records.row import SCHEMA_VERSION
 from dcpbench.records.store import append_row, keep_lines, read_lines
