@@ -253,7 +253,8 @@ def test_plugins_are_told_with_their_digests(tmp_path: Path, monkeypatch: pytest
 
 def test_a_driver_of_many_hosts_imports_no_torch() -> None:
     names = ("hosts", "hosts_executor", "stage_on_hosts", "host_agent", "placement")
-    asks = f"import sys, {', '.join(f'dcpbench.plugins.hosts.{name}' for name in names)}; print('torch' in sys.modules)"
+    imported = ", ".join(f"dcpbench.plugins.hosts.{name}" for name in names)
+    asks = f"import sys, {imported}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
@@ -295,7 +296,7 @@ def test_the_hosts_asked_for_are_part_of_the_cell(
         ((*HOSTS, "part=2/2"), "1 cell: 1 are done"),
         ((HOSTS[0], "executor.hosts=3"), "is another matrix: it has no cell"),
         ((HOSTS[0], "part=1/2", "executor.ranks_per_host=1"), "is another matrix: it has no cell"),
-        ((), "executor.hosts=2: executor=local has this host alone; choose another executor"),
+        ((), "executor.hosts=2: executor=local has this host alone; use another one"),
         (("executor.hosts=1",), "is another matrix: it has no cell"),
     ],
 )
@@ -309,8 +310,8 @@ def test_a_sweep_is_resumed_on_the_hosts_it_asked_for(
 @pytest.mark.parametrize(
     ("word", "told"),
     [
-        ("executor.hosts=2", "executor=local has this host alone; choose another executor"),
-        ("executor.ranks_per_host=1", "executor=local has this host alone; choose another executor"),
+        ("executor.hosts=2", "executor=local has this host alone; use another one"),
+        ("executor.ranks_per_host=1", "executor=local has this host alone; use another one"),
         ("executor.hosts=0", "must be at least 1"),
         ("executor.hosts=1,2", "is about the whole sweep and takes one value"),
     ],
