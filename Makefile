@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run check test test-exhaustive test-multinode test-slurm lint docs samples bench mutants fuzz soak setup clean
+.PHONY: run check test test-exhaustive test-multinode test-slurm without lint docs samples bench mutants fuzz soak setup clean
 
 run: $(VENV)/.ready
 	$(BIN)/python -m dcpbench -m parallel=ddp,fsdp,hsdp,fsdp_tp,fsdp2 compile=false,true save=sync,async
@@ -35,6 +35,10 @@ test-slurm: $(VENV)/.ready
 	    apt-get update -qq && apt-get install -y -qq --no-install-recommends slurm-wlm munge; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
 	$(BIN)/python -m pytest -m slurm
+
+# The house without a plug-in, PLUGIN=audit, or without each of them in turn: see scripts/without.sh.
+without: $(VENV)/.ready
+	scripts/without.sh $(VENV) $(PLUGIN)
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

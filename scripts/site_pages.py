@@ -74,6 +74,14 @@ _PLACES = {
 }
 
 
+def on_config(config: MkDocsConfig) -> None:
+    """Add the pages of plug-ins to the guides."""
+    assert config.nav is not None
+    guides = next(part["Guides"] for part in config.nav if "Guides" in part)
+    pages = sorted((_ROOT / "docs" / "plugins").glob("*.md"))
+    guides.append({"Plug-ins": [f"plugins/{path.name}" for path in pages]})
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are not in docs/."""
     pages: dict[str, Callable[[], str]] = {

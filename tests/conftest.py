@@ -145,6 +145,16 @@ def sweep(tmp_path: Path) -> Callable[..., Finished]:
     return lambda *overrides, **options: run(tmp_path / "sweep", *overrides, **options)
 
 
+def seen_through(folder: Path, checkpointer: str) -> None:
+    """Plant faults in what this checkpointer saves and loads: each is seen as where DCP does."""
+    faults = ("weight_lowest_bit", "stale_stage", "key_dropped", "checkpoint_of_first_save", "file_missing")
+    cells = (f"checkpointer={checkpointer}", "parallel=fsdp2", f"fault={','.join(faults)}", "saves=2")
+    ended = run(folder, "-m", *cells, "device=cpu", "world_size=2")
+    seen = [row["fault_seen"] for row in ended.rows]
+    assert seen == [True] * 4 + [None], ended.out
+    assert "takes checkpointer=dcp" in ended.rows[-1]["reason"]
+
+
 def alive_in(folder: Path) -> list[str]:
     """Command lines of processes that have a file below `folder` open: ranks have their logs."""
     found = []

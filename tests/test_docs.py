@@ -20,6 +20,7 @@ from mkdocs.exceptions import PluginError
 from dcpbench.analysis.frame import read_sweeps
 from dcpbench.cli.described import Axis, Described, described
 from dcpbench.core.checks import CHECKS
+from dcpbench.records.installation import conf_folders
 from dcpbench.records.row import STATUSES
 
 ROOT = Path(__file__).parents[1]
@@ -111,12 +112,15 @@ def test_every_status_has_what_to_do() -> None:
 
 def test_every_value_of_every_axis_is_in_the_readme() -> None:
     table = dict(re.findall(r"^\| `(\w+)` \| ([\w, ]+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE))
-    axes = described().axes
+    axes = {name for name in described().axes if name not in ("load_parallel", "fault", "experiment")}
+    own, *added = conf_folders()
     assert table == {
-        name: ", ".join(sorted(axis.values))
-        for name, axis in axes.items()
-        if name not in ("load_parallel", "fault", "experiment")
+        name: ", ".join(sorted(path.stem for path in own.glob(f"{name}/*.yaml"))) for name in axes
     }
+    for folder in added:
+        page = (DOCS / "plugins" / f"{folder.parent.name}.md").read_text()
+        there = {path.stem for name in axes for path in folder.glob(f"{name}/*.yaml")}
+        assert {value for value in there if not re.search(rf"\b{value}\b", page)} == set()
 
 
 def test_every_finding_is_in_the_index() -> None:

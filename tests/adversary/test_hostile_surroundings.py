@@ -81,7 +81,7 @@ def test_going_on_with_what_somebody_else_made_is_refused_and_imports_nothing(tm
 
 READ_ONLY = {
     "-m dcpbench.report {folder}": 0,
-    "-m dcpbench.bisect {folder} --good 2.13 --bad 2.14": 2,
+    "-m dcpbench bisect {folder} --good 2.13 --bad 2.14": 2,
     "-m dcpbench compare {folder} {folder}": 0,
     "-m dcpbench history {folder}": 0,
     "-m dcpbench log {folder} --to tensorboard": 0,

@@ -11,10 +11,10 @@ import pytest
 
 from dcpbench.analysis.history_rows import sweep_before
 from dcpbench.core.mismatch import Mismatch, Problem
-from dcpbench.core.sentences import check_sentence
 from dcpbench.records.row import Row
 from dcpbench.records.store import write_csv
 from dcpbench.report.show import write_reports
+from dcpbench.verdict.sentences import check_sentence
 from report.sweeps import folder_with
 from support.browser import Browser
 from support.pages import all_statuses, cell, four_cells, many_axes, many_scenarios

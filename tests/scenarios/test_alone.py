@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dcpbench.scenarios import checkpoint, checks, lockstep, partial_load, steps, twin
-from dcpbench.verdict.judge import Verdict
+from dcpbench.verdict.verdict import Verdict
 from dcpbench.verify import audit
 from dcpbench.workloads import build_run
 from dcpbench.workloads.batches import batches_of

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ONE_STEP, PARALLELISMS, SMALL, Finished, run
+from conftest import ONE_STEP, PARALLELISMS, SMALL, Finished, run, seen_through
 
 CHECKS_OF = {
     "partial_load": ("model_equal", "optim_equal", "contract_held"),
@@ -110,16 +110,8 @@ def test_one_file_holds_the_full_state_of_every_layout(tmp_path: Path) -> None:
     assert ended.status == 0
 
 
-@pytest.mark.parametrize("checkpointer", ["torch_save", "safetensors", "torch_checkpointing"])
-def test_others_are_seen_through_by_the_same_faults(tmp_path: Path, checkpointer: str) -> None:
-    if checkpointer == "torch_checkpointing":
-        pytest.importorskip("torch_checkpointing")
-    faults = ("weight_lowest_bit", "stale_stage", "key_dropped", "checkpoint_of_first_save", "file_missing")
-    cells = (f"checkpointer={checkpointer}", "parallel=fsdp2", f"fault={','.join(faults)}", "saves=2")
-    ended = run(tmp_path / "sweep", "-m", *cells, "device=cpu", "world_size=2")
-    seen = [row["fault_seen"] for row in ended.rows]
-    assert seen == [True] * 4 + [None], ended.out
-    assert "takes checkpointer=dcp" in ended.rows[-1]["reason"]
+def test_torch_save_is_seen_through_by_the_same_faults(tmp_path: Path) -> None:
+    seen_through(tmp_path / "sweep", "torch_save")
 
 
 def test_one_process_without_a_group(tmp_path: Path) -> None:

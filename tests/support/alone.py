@@ -20,7 +20,8 @@ from dcpbench.core.rank_report import RankReport
 from dcpbench.records.installation import conf_folders
 from dcpbench.scenarios.cell import Cell, Uploads
 from dcpbench.sweep.plan import known_failures
-from dcpbench.verdict.judge import Verdict, verdict_of
+from dcpbench.verdict.attempt import verdict_of
+from dcpbench.verdict.verdict import Verdict
 from dcpbench.worker.messages import CellSpec, RunId
 from dcpbench.worker.run_cell import run_cell
 from dcpbench.workloads.world import World

@@ -18,7 +18,7 @@ from dcpbench.executors.base import Executor, HostsLostError
 from dcpbench.records.row import exit_status
 from dcpbench.sweep.run.cell_runner import CellRunner, clear, is_due, set_aside
 from dcpbench.sweep.run.row_builder import Attempt, row_of
-from dcpbench.verdict.judge import Verdict
+from dcpbench.verdict.verdict import Verdict
 from dcpbench.worker.messages import CellSpec
 from support import alone
 from support.ends import reported

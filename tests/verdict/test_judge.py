@@ -11,7 +11,9 @@ from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import Mismatch, Problem, RaisedError
 from dcpbench.core.rank_report import CheckReport, RankReport
 from dcpbench.core.stage_end import StageEnd
-from dcpbench.verdict.judge import Verdict, judge, verdict_of
+from dcpbench.verdict.attempt import verdict_of
+from dcpbench.verdict.judge import judge
+from dcpbench.verdict.verdict import Verdict
 from support.ends import on, raised, reported
 from support.jobs import job
 
@@ -372,7 +374,7 @@ def test_an_expectation_says_no_more_than_it_asks_for() -> None:
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_what_the_checks_had_found_before_a_rank_raised_is_told(check: str) -> None:
-    before = [RankReport(1, {check: CheckReport()})]
+    before = [RankReport(1, {check: CheckReport()}, late_files=["a file"])]
     before[0].checks[check].add([finding("w", "differs")])
     error = RaisedError(1, "load", "ValueError", "no", "CheckpointException", 0)
     verdict = verdict_of(job().expected, [raised(error, before=before)])
@@ -381,6 +383,7 @@ def test_what_the_checks_had_found_before_a_rank_raised_is_told(check: str) -> N
         f"(before that {check}: rank 1: w: differs)"
     )
     assert (verdict.error, verdict.raised) == (error, (error,))
+    assert verdict.details["late_files"] == {"1": ["a file"]}
 
 
 def test_a_death_is_no_error_that_may_be_known() -> None:

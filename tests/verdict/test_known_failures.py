@@ -7,11 +7,11 @@ import pytest
 
 from dcpbench.core.mismatch import Mismatch, Problem, RaisedError
 from dcpbench.core.rank_report import CheckReport, RankReport
-from dcpbench.core.sentences import short_reason
 from dcpbench.core.stage_end import StageEnd
 from dcpbench.sweep.plan.known_failures import check_entry
-from dcpbench.verdict.judge import verdict_of
+from dcpbench.verdict.attempt import verdict_of
 from dcpbench.verdict.known_failures import KnownError, KnownFailure, KnownMismatch
+from dcpbench.verdict.sentences import short_reason
 from support.ends import raised, reported
 from support.jobs import job
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from dcpbench.core.mismatch import LimitReached
-from dcpbench.core.sentences import cause_sentence, rank_numbers, short_reason
+from dcpbench.verdict.sentences import cause_sentence, rank_numbers, short_reason
 
 WORST = {"name": "net.weight", "problem": "differs", "max_abs_diff": 0.01234, "rank": 2}
 

@@ -11,7 +11,7 @@ from conftest import ONE_STEP, Finished, run
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import WorkloadConfig
 from dcpbench.scenarios import lockstep
-from dcpbench.verdict.judge import Verdict
+from dcpbench.verdict.verdict import Verdict
 from dcpbench.workloads import own_trainer
 from dcpbench.workloads.trainer_run import TrainerRun
 from support import own_trainer as trainers

@@ -19,8 +19,8 @@ from dcpbench.analysis.costs import CHANGED, Rule, costs, is_regression
 from dcpbench.analysis.frame import Sweeps, is_false, is_true, ok, records
 from dcpbench.analysis.runs import commands, status_text
 from dcpbench.core.checks import CHECKS
-from dcpbench.core.sentences import short_reason
 from dcpbench.records.row import AXES
+from dcpbench.verdict.sentences import short_reason
 
 NEWLY_FAILING = "newly failing"
 OTHER_CONFIGURATION = "other configuration"

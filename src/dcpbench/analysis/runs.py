@@ -9,8 +9,8 @@ from dcpbench.analysis.cell_identity import override_words
 from dcpbench.analysis.frame import is_true, ok, records
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
-from dcpbench.core.sentences import short_reason
 from dcpbench.records.row import AXES, STATUSES
+from dcpbench.verdict.sentences import short_reason
 
 _REPEAT = re.compile(r"(^|,)repeat=\d+(?=$|,)")
 _DIGITS = re.compile(r"[+-]?\d[\d.]*(?:e[+-]?\d+|x[0-9a-f]+)?")

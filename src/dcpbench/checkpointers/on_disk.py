@@ -19,7 +19,7 @@ from dcpbench.checkpointers.dcp_metadata import (
 )
 from dcpbench.checkpointers.safetensors_headers import SUFFIX, names_in, safetensors_manifest
 from dcpbench.core.mismatch import Mismatch, Problem
-from dcpbench.core.sentences import finding_sentence
+from dcpbench.core.sentences import mismatch_sentence
 from dcpbench.records.files import files_below, walk
 from dcpbench.verify.audit import Entry, Manifest, audit
 
@@ -59,7 +59,7 @@ class Audited:
         if self.because:
             return self.because
         more = f" (and {len(self.findings) - 1} more)" if len(self.findings) > 1 else ""
-        return f"{finding_sentence(self.findings[0])}{more}" if self.findings else ""
+        return f"{mismatch_sentence(self.findings[0])}{more}" if self.findings else ""
 
 
 def audited(folder: Path, data: bool = False, required: Sequence[str] = ()) -> Audited:

@@ -123,8 +123,18 @@ def _kinds_of_change() -> Sequence[str]:
     return FAIL_ON
 
 
-_COLUMNS = ["sweep", *(name for name in column_types() if name not in NESTED)]
-_NUMBERS = [name for name, kind in column_types().items() if kind.python in (int, float)]
+def _columns() -> Sequence[str]:
+    return ["sweep", *(name for name in column_types() if name not in NESTED)]
+
+
+def _conditions() -> Sequence[str]:
+    return [f"{name}=" for name in _columns()]
+
+
+def _numbers() -> Sequence[str]:
+    return [name for name, kind in column_types().items() if kind.python in (int, float)]
+
+
 _WHERE = "Only such rows: status!=pass, save_s>=0.1, model=null, reason~Error (several: all must hold)."
 
 _add_run(
@@ -159,10 +169,10 @@ _add(
     """Show sweeps: cells one by one or as a pivot, and what did not pass. SWEEP is a sweep's folder, or one
     that holds several.""",
     places("sweeps", "SWEEP..."),
-    several("--where", "COND", _WHERE, [f"{name}=" for name in _COLUMNS]),
-    several("--rows", "AXIS,...", "What a pivot has down its side.", _COLUMNS),
-    several("--columns", "AXIS,...", "What it has along its top.", _COLUMNS),
-    several("--metric", "NAME,...", "A pivot of medians of save_stall_s, load_s, ...", _NUMBERS),
+    several("--where", "COND", _WHERE, _conditions),
+    several("--rows", "AXIS,...", "What a pivot has down its side.", _columns),
+    several("--columns", "AXIS,...", "What it has along its top.", _columns),
+    several("--metric", "NAME,...", "A pivot of medians of save_stall_s, load_s, ...", _numbers),
     flag("--cells", "A line a cell, however many there are."),
     *output(
         ["table", "markdown", "csv", "json", "html", "junit"], "csv and json: the rows, without details."
@@ -184,12 +194,12 @@ _add(
         or more sweeps before NEW it is seen, and not assumed, how far equal ones drift apart.""",
     ),
     flag("--all", "Every cell and every group of cells, also where nothing changed."),
-    several("--metric", "NAME,...", "Which costs, instead of those always compared.", list(METRICS)),
+    several("--metric", "NAME,...", "Which costs, instead of those always compared.", lambda: list(METRICS)),
     several(
         "--ignore",
         "AXIS,...",
         "Match cells whatever these axes or overrides are: to compare two models, two storages.",
-        _COLUMNS,
+        _columns,
     ),
     several("--fail-on", "KIND,...", "Exit with 1 where there is such a change.", _kinds_of_change),
     click.Option(["--least-effect"], type=_SHARE, metavar="SHARE", help="0.05: less than 5 % is no change."),
@@ -203,44 +213,6 @@ _add(
     *output(["table", "markdown", "csv", "json"], "Table, or what the suffix of -o says."),
 )
 _add(
-    "bisect",
-    "dcpbench.cli.bisect",
-    """Find the first torch, from a good one to a bad one, in which a cell comes to another status, or is
-    slower. CELL is the overrides of one cell, or the folder of a sweep and the name of a cell in it; add
-    trust=true to run what another user's sweep names.
-
-    The versions that are tried are those of the environments that --python names. Ends with 0 when the first
-    bad one is found, with 1 when none is, with 2 when what was asked for is wrong.""",
-    click.Argument(["cell"], nargs=-1, required=True, metavar="CELL..."),
-    click.Option(
-        ["--good"], required=True, metavar="VERSION", help="A torch in which it is as it should be."
-    ),
-    click.Option(["--bad"], required=True, metavar="VERSION", help="A later one in which it is not."),
-    several(
-        "--python", "VERSION=PATH", "The interpreter of an environment that has this torch (several times)."
-    ),
-    click.Option(
-        ["--metric"],
-        type=click.Choice([*METRICS]),
-        metavar="NAME",
-        help="A cost that is held against the good one's too.",
-    ),
-    click.Option(
-        ["--slower"],
-        type=click.FloatRange(1, min_open=True),
-        default=1.2,
-        show_default=True,
-        metavar="RATIO",
-        help="With --metric: from which ratio of medians on a version is bad.",
-    ),
-    click.Option(
-        ["--repeats"], type=click.IntRange(1), default=1, show_default=True, help="Runs under each version."
-    ),
-    click.Option(
-        ["-o", "--output"], type=PATH, metavar="FOLDER", help="For the sweeps (outputs/bisect-<time>)."
-    ),
-)
-_add(
     "history",
     "dcpbench.report.history",
     """Show how the status and the costs of each cell went over the sweeps in FOLDER, one sign a sweep, the
@@ -250,9 +222,9 @@ _add(
         "--where",
         "COND",
         "Only such rows: parallel=fsdp2, sweep~2026-11 (several: all must hold).",
-        [f"{name}=" for name in _COLUMNS],
+        _conditions,
     ),
-    several("--metric", "NAME,...", "Which costs, instead of those always shown.", _NUMBERS),
+    several("--metric", "NAME,...", "Which costs, instead of those always shown.", _numbers),
     click.Option(["--last"], type=click.IntRange(1), metavar="N", help="The newest N sweeps alone."),
     flag("--all", "Also the cells that are ok and in which nothing changed."),
     *output(["table", "markdown", "json"], "json: always all cells."),

@@ -23,7 +23,6 @@ _COMMANDS: dict[str, str] = {
     "resume": "go on with a sweep that was broken off",
     "report": "tables of sweeps, from their rows; report.html and junit.xml again",
     "compare": "what changed between sweeps: statuses, and costs beyond noise",
-    "bisect": "the first torch, between two, in which a cell breaks or is slower",
     "history": "how each cell went over many sweeps",
     "doctor": "whether this machine can run it, and how to mend what it lacks",
 }

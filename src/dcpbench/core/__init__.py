@@ -1,1 +1,1 @@
-"""Values that ranks, executors, the verdict and the driver share, and the registries. No torch."""
+"""Values that ranks, executors, the verdict and the driver share, and the registries; no torch."""

@@ -42,16 +42,16 @@ class Problem(StrEnum):
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One piece of state that is not what it should be, on one rank.
+    """A difference that a check found in one piece of state, on one rank.
 
     Args:
-        name: its FQN, or whatever else names it (a step's loss, a file, an object).
+        name: FQN, or another name (a step's loss, a file, an object).
         problem: the kind of mismatch.
-        kind: what kind of state it is: param, buffer, exp_avg, step, lr, ….
-        max_abs_diff: the largest distance of two elements, where that can be determined.
-        facts: what else is known, as plain data, by the names that the sentences use: `saved`, `restored`,
-            `index`, `saved_bits`, `differing`, `elements`, ….
-        where: of which checkpoint or moment, in words.
+        kind: the kind of state: param, buffer, exp_avg, step, lr, ….
+        max_abs_diff: the largest difference of two elements, if it can be computed.
+        facts: more plain data, by the names in the templates of `dcpbench.core.sentences`: `saved`,
+            `restored`, `index`, `saved_bits`, `differing`, `elements`, ….
+        where: the checkpoint or the moment, in words.
         by: the defect of `dcpbench.verify.known_defects` that makes exactly this of the state, if one does,
             or the checkpoint, where what it holds is not what was saved and came back as it is.
     """
@@ -65,7 +65,7 @@ class Mismatch:
     by: str | None = None
 
     def plain(self) -> dict[str, Any]:
-        """For JSON: nothing that is not known."""
+        """Return it for JSON, without unknown values."""
         own = {"name": self.name, "problem": self.problem.value, "kind": self.kind}
         known = {
             **own,
@@ -78,7 +78,7 @@ class Mismatch:
 
 
 class GapKind(StrEnum):
-    """Why a check proves less than it should."""
+    """Reason why a check was not able to fail somewhere."""
 
     no_control = "no_control"  # at all
     not_reported = "not_reported"  # by the control, on any rank
@@ -89,7 +89,8 @@ class GapKind(StrEnum):
 
 @dataclass(frozen=True)
 class Gap:
-    """What a check did not look at, or could not have seen: a name, or a whole place (`where`) on a rank."""
+    """State that a check did not compare, or could not have found different: a name, or all names of a place
+    (`where`), on one rank."""
 
     kind: GapKind
     where: str = ""
@@ -107,9 +108,8 @@ class RaisedError:
         message: its text, on one line.
         wrapped: the class in which DCP passed it on to every rank, if it did.
         origin: of a wrapped one, the rank on which it was raised.
-        note: what else was seen at that moment (a full disk), as a sentence.
-        not_injected: whether it says that the cell's fault cannot be injected (`NothingToInjectError`).
-        place: the local rank and host of the rank that reported it, where there may be several.
+        note: a sentence about the circumstances (a full disk).
+        not_injected: whether it means that the cell's fault cannot be injected (`NothingToInjectError`).
     """
 
     rank: int
@@ -120,34 +120,11 @@ class RaisedError:
     origin: int | None = None
     note: str | None = None
     not_injected: bool = False
-    place: str | None = None
-
-
-@dataclass(frozen=True)
-class RankDeath:
-    """A rank whose process ended before it had reported.
-
-    Args:
-        rank, phase: the rank, and the phase that it was in.
-        exit_status: of its process, as multiprocessing has it, if that is known.
-        lost: why it is not known, in words.
-        uploading: whether an upload was in flight.
-        frame: where the interpreter saw it die, as after a segmentation fault.
-        place: its local rank and host, where there may be several.
-    """
-
-    rank: int
-    phase: str
-    exit_status: int | None = None
-    lost: str | None = None
-    uploading: bool = False
-    frame: str | None = None
-    place: str | None = None
 
 
 @dataclass(frozen=True)
 class LimitReached:
-    """A limit of time that a cell or one of its phases went past.
+    """A time limit that a cell or one of its phases exceeded.
 
     Args:
         key: of the configuration, such as `timeouts.load_s`.
@@ -166,7 +143,3 @@ class LimitReached:
     others: Mapping[int, str]
     doing: Mapping[int, str]
     hosts: Mapping[int, str] = field(default_factory=dict)
-
-
-Cause = RaisedError | RankDeath | LimitReached
-"""Why a stage of a cell did not come to an end with a report of every rank."""

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from dcpbench.core.checks import CheckSpec
-    from dcpbench.core.metrics import MetricSpec
+from dcpbench.config.moved import MOVED
+from dcpbench.core.checks import CheckSpec, register_check
+from dcpbench.core.metrics import MetricSpec, register_metric
 
 API = 1
 """The version of this contract. It is raised when plug-ins written for the previous one may not work."""
@@ -70,13 +70,14 @@ class Plugin:
         built: functions `(cell, run)`, called on each rank with each run that was built.
         checkpointers: functions `(cell, checkpointer)`, called on each rank with what saves and loads there.
         preload: modules that ranks use, imported before they are forked.
+        moved: its modules that were elsewhere, by the names that they had first: their names now.
     """
 
     name: str
     api: int
     conf: Path | None = None
-    checks: tuple["CheckSpec", ...] = ()
-    metrics: tuple["MetricSpec", ...] = ()
+    checks: tuple[CheckSpec, ...] = ()
+    metrics: tuple[MetricSpec, ...] = ()
     values: Mapping[str, str] = field(default_factory=dict)
     resolvers: Mapping[str, str] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
@@ -88,6 +89,7 @@ class Plugin:
     built: tuple[str, ...] = ()
     checkpointers: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()
+    moved: Mapping[str, str] = field(default_factory=dict)
 
 
 def plugin_names() -> list[str]:
@@ -115,6 +117,7 @@ def _plugin(module: str) -> Plugin | None:
         raise PluginError(f"plug-in {module}: its `plugin` must be a dcpbench.core.plugins.Plugin")
     if plugin is not None and plugin.api != API:
         raise PluginError(f"plug-in {module}: it is for version {plugin.api} of the contract, not for {API}")
+    MOVED.update(plugin.moved if plugin else {})
     return plugin
 
 
@@ -142,9 +145,6 @@ def load_plugins() -> None:
     Raises:
         PluginError: as `plugins`.
     """
-    from dcpbench.core.checks import register_check
-    from dcpbench.core.metrics import register_metric
-
     for plugin in plugins():
         for check in plugin.checks:
             register_check(check)

@@ -66,16 +66,21 @@ class NothingToInjectError(Exception):
 
 @dataclass
 class RankReport:
-    """What one rank saw and measured in one stage of a cell; `local_rank` is its number on its `host`.
+    """Results of one rank in one stage of a cell.
 
-    `losses` has those of the uninterrupted run and of the twin from step 1 on, `resumed` those of the
-    steps after each checkpoint, by the checkpoint's step. `skip` says why there is nothing to report.
-    `not_applied` says of checks why they were not made here, `bounds` how gradients and optimizer steps were
-    compared with the twin's. Where a cell compiles, `not_compiled` says why some of it ran as eager code, or
-    all, and `graph_breaks` where Dynamo broke a graph, and why. `left_behind` says what is different in its
-    process than before the cell. `late_files` says which files its host saw later than another one did.
-    `interpreter` is what it ran under, if that is not the driver's. `replaced` names what JSON cannot hold
-    and was replaced by text or null.
+    Args:
+        local_rank: its number on its `host`.
+        losses: of the reference run and of the twin, from step 1.
+        resumed: losses of the steps after each checkpoint, by the checkpoint's step.
+        skip: why there is nothing to report.
+        not_applied: why checks were not run here.
+        bounds: how gradients and optimizer steps were compared with the twin's.
+        not_compiled: in a compiled cell, why some or all of it ran as eager code.
+        graph_breaks: in a compiled cell, where Dynamo broke a graph, and why.
+        left_behind: differences of its process from the time before the cell.
+        late_files: files that its host saw later than another host.
+        interpreter: the interpreter that it ran under, if that is not the driver's.
+        replaced: names of values that JSON cannot contain and were replaced by text or null.
     """
 
     rank: int
@@ -96,6 +101,6 @@ class RankReport:
     replaced: list[str] = field(default_factory=list)
 
     def plain(self) -> dict[str, Any]:
-        """What of it stands in a row's details; checks and measurements have their own places."""
+        """Return it for a row's details, without checks and measurements, which have their own places."""
         elsewhere = ("checks", "measurements", "skip", "replaced")
         return {name: value for name, value in vars(self).items() if name not in elsewhere}

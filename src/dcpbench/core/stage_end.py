@@ -1,21 +1,21 @@
-"""How a stage of a cell ended on its ranks: what each reported, or what stopped it. Plain data that
-whatever runs ranks hands over; only `dcpbench.verdict` judges it."""
+"""The end of a stage on its ranks: what each reported, or what stopped it. Plain data from executors, which
+judge nothing; `dcpbench.verdict` does."""
 
 from dataclasses import dataclass
 
-from dcpbench.core.mismatch import RaisedError
+from dcpbench.core.mismatch import LimitReached, RaisedError
 from dcpbench.core.rank_report import RankReport
 
 WHOLE_STAGE = "cell"
-"""The name that all phases of a stage have together where limits of time are about phases."""
+"""The phase of a time limit that is about the complete stage."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A rank raised. `at` is `time.monotonic`, one clock for all processes of a host.
+    """Message of a rank that raised. `at` is `time.monotonic`, one clock for all processes of a host.
 
-    `secondary` says that the error is the echo of what happened to a peer: a closed connection, or a
-    failure that DCP passes on to every rank. `report` is what the rank had seen and measured until then.
+    `secondary` marks the echo of an error elsewhere: a closed connection, or a failure that DCP passes on to
+    every rank. `report` has what the rank had compared and measured until then.
     """
 
     at: float
@@ -26,17 +26,17 @@ class Failed:
 
 @dataclass
 class RankEnd:
-    """How a stage ended on one rank, as its host saw it; times are `time.monotonic`.
+    """The end of a stage on one rank, as its host observed it; times are `time.monotonic`.
 
     Args:
         rank, local_rank, host: its numbers, in the world and on its host.
         phase: the phase that it began last.
         uploads: when each upload began that was still in flight.
-        gone_at: when its process was seen to have ended.
-        exit_status: of its process, as multiprocessing has it; None while that runs, or where nobody knows.
-        lost: why nobody knows, in words.
-        frame: where the interpreter saw it die, as after a segmentation fault.
-        doing: where it hung, as far as that could be found out.
+        gone_at: when its process was found to have ended.
+        exit_status: `exitcode` of its process; None while that runs, or if it is unknown.
+        lost: why it is unknown, as a predicate.
+        frame: the innermost frame when the interpreter died, as after a segmentation fault.
+        doing: the innermost frame when the rank hung, as a predicate.
     """
 
     rank: int
@@ -55,18 +55,22 @@ class RankEnd:
 
     @property
     def waiting(self) -> bool:
-        """Whether it has yet to tell how the stage ended."""
+        """Whether the stage has not ended on this rank."""
         return self.report is None and self.failed is None and self.gone_at is None
 
     def is_in(self, phase: str) -> bool:
-        """Whether it is in a phase; an upload may be in flight during another one."""
+        """Whether it is in a phase. An upload may be in flight during another phase."""
         return phase in (WHOLE_STAGE, self.phase) or (phase == "upload" and bool(self.uploads))
+
+
+Cause = RaisedError | RankEnd | LimitReached
+"""Cause of a stage's end where not every rank reported; a RankEnd is a rank that died."""
 
 
 @dataclass(frozen=True)
 class HostUsed:
-    """A host that ranks of a stage ran on, and how far its clock was ahead of the driver's, in seconds, give
-    or take `clock_error_s`."""
+    """A host that ran ranks of a stage, and the offset of its clock from the driver's, accurate to
+    `clock_error_s`."""
 
     name: str
     ranks: tuple[int, ...]
@@ -76,15 +80,15 @@ class HostUsed:
 
 @dataclass(frozen=True)
 class StageEnd:
-    """How a stage ended on all of its ranks, or on those of one host.
+    """The end of a stage on all of its ranks, or on those of one host.
 
     Args:
-        limit: the phase and the seconds of the limit of time that it reached, if it did.
-        not_run: why no rank ran it; an error.
-        skip: why no rank can run it; not an error.
-        dropped: messages that came meanwhile and were about something else, as sentences.
-        left: names of shared memory that may be the ranks' and was not removed.
-        hosts: those that it ran on, where there may be several.
+        limit: phase and seconds of the time limit that it exceeded, if any.
+        not_run: why no rank ran it, where that is an error.
+        skip: why no rank can run it, where that is not an error.
+        dropped: sentences about messages that belonged to other stages.
+        left: names of shared memory that may belong to its ranks and was not removed.
+        hosts: the hosts that ran it, where there may be several.
     """
 
     ranks: tuple[RankEnd, ...] = ()
@@ -97,12 +101,12 @@ class StageEnd:
 
     @property
     def reports(self) -> list[RankReport]:
-        """The reports of the ranks that came to its end."""
+        """Reports of the ranks that completed the stage."""
         return [rank.report for rank in self.ranks if rank.report]
 
     @property
     def observed(self) -> list[RankReport]:
-        """The same, and what those that raised had reported until then."""
+        """The same, and unfinished reports of ranks that raised."""
         return [*self.reports, *(one.failed.report for one in self.ranks if one.failed and one.failed.report)]
 
     @property
@@ -112,5 +116,5 @@ class StageEnd:
 
     @property
     def is_clean(self) -> bool:
-        """Whether its ranks can run other stages: all reported, and none was changed by this one."""
+        """Whether its ranks can be reused: all reported, and the stage leaked nothing into any."""
         return self.is_complete and not any(report.left_behind for report in self.reports)

@@ -1,1 +1,1 @@
-"""From how the stages of a cell ended to one status with a reason. Pure functions; no torch."""
+"""From the ends of a cell's stages to one status with a reason. Pure functions; no torch."""

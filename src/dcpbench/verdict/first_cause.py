@@ -1,13 +1,14 @@
-"""Why a stage of a cell did not end as expected: what happened first, and on which rank."""
+"""Finds out why a stage of a cell did not end as expected: what happened first, and on which rank."""
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from dcpbench.core.mismatch import Cause, LimitReached, RaisedError, RankDeath
-from dcpbench.core.sentences import phase_sentence, place_sentence
-from dcpbench.core.stage_end import WHOLE_STAGE, RankEnd, StageEnd
+from dcpbench.core.mismatch import LimitReached, RaisedError
+from dcpbench.core.sentences import place_sentence
+from dcpbench.core.stage_end import WHOLE_STAGE, Cause, RankEnd, StageEnd
+from dcpbench.verdict.sentences import phase_sentence
 
 _DEATH_IS_SEEN_S = 0.25
 """How much later than its peers, whose connections break at once, the driver may see that a rank died."""
@@ -15,14 +16,16 @@ _DEATH_IS_SEEN_S = 0.25
 
 @dataclass(frozen=True)
 class Stop:
-    """Why a stage did not end as expected: a status, and the cause, or a sentence where there is none.
+    """Reason why a stage did not end as expected: a status, and the cause, or a sentence where there is none.
 
-    `raised` has the errors of all ranks that raised by themselves; `details` are for the row's.
+    `place` is where the cause's rank is, if there may be several hosts. `raised` has the errors of all ranks
+    that raised by themselves. `details` are for the row.
     """
 
     status: str
     cause: Cause | None = None
     problem: str | None = None
+    place: str | None = None
     raised: tuple[RaisedError, ...] = ()
     details: dict[str, Any] = field(default_factory=dict)
 
@@ -31,7 +34,7 @@ def stop_of(end: StageEnd, dies: str | None = None) -> Stop | None:
     """Return why a stage did not end as expected; None if it did.
 
     Args:
-        dies: the function of a stage that is there for a rank to die in it.
+        dies: the function of a stage in which a rank has to die.
     """
     if end.skip or end.not_run:
         return Stop("skip" if end.skip else "error", problem=end.skip or end.not_run)
@@ -46,33 +49,24 @@ def stop_of(end: StageEnd, dies: str | None = None) -> Stop | None:
         "upload_under_way": bool(first.uploads),
         "log_tail": list(first.log_tail),
     }
+    place = None
     if end.hosts:
         details |= {"host": first.host, "local_rank": first.local_rank}
+        place = place_sentence(first.local_rank, first.host)
     if first.failed:
-        raised = {
-            rank.rank: replace(rank.failed.error, place=_place(end, rank))
+        raised = tuple(
+            rank.failed.error
             for rank in end.ranks
             if rank.failed and (rank is first or not rank.failed.secondary)
-        }
+        )
         details["phase"] = first.failed.error.phase
-        return Stop("error", raised[first.rank], raised=tuple(raised.values()), details=details)
-    if dies:
-        return None
-    death = RankDeath(
-        first.rank,
-        first.phase,
-        first.exit_status,
-        first.lost,
-        bool(first.uploads),
-        first.frame,
-        _place(end, first),
-    )
-    return Stop("crash", death, details=details)
+        return Stop("error", first.failed.error, place=place, raised=raised, details=details)
+    return None if dies else Stop("crash", first, place=place, details=details)
 
 
 def _first_cause(ranks: Sequence[RankEnd]) -> RankEnd | None:
-    """Return the rank to which it happened first: one that raised or died by itself. What may be an echo
-    of another's end counts only where there is nothing else."""
+    """Return the first rank that raised or died by itself. Echoes of another rank's end count only if there
+    is nothing else."""
     causes = [(rank.failed.at, rank) for rank in ranks if rank.failed and not rank.failed.secondary]
     for rank in ranks:
         if rank.gone_at is not None:
@@ -81,7 +75,7 @@ def _first_cause(ranks: Sequence[RankEnd]) -> RankEnd | None:
             causes.append((rank.gone_at - head_start_s, rank))
     echoes = [(rank.failed.at, rank) for rank in ranks if rank.failed]
     if not causes and echoes:
-        # It may have died after its own report, when nobody was listening any more.
+        # It may have died after its own report, when nobody listened any longer.
         causes = [(0.0, rank) for rank in ranks if rank.report and rank.exit_status is not None]
     return min(causes or echoes, key=lambda cause: cause[0], default=(0.0, None))[1]
 
@@ -105,9 +99,4 @@ def _timeout(end: StageEnd) -> Stop:
 
 
 def _phases(ranks: Sequence[RankEnd]) -> dict[int, str]:
-    return {rank.rank: phase_sentence(rank.phase, bool(rank.uploads)) for rank in ranks}
-
-
-def _place(end: StageEnd, rank: RankEnd) -> str | None:
-    """Return where a rank is, in words, where there may be several hosts."""
-    return place_sentence(rank.local_rank, rank.host) if end.hosts else None
+    return {rank.rank: phase_sentence(rank) for rank in ranks}

@@ -1,42 +1,45 @@
-"""Known failures: those listed for a cell are expected, and nothing else."""
+"""Matches failures with those that are known for a cell: they are expected, and nothing else is."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from omegaconf import MISSING
 from packaging.specifiers import SpecifierSet
 
 from dcpbench.core.mismatch import Mismatch, RaisedError
+from dcpbench.core.sentences import mismatch_sentence
+from dcpbench.verdict.sentences import beside_known_sentence, cause_sentence, known_sentence
+from dcpbench.verdict.verdict import Verdict
 
 
 @dataclass
 class KnownError:
-    """An exception that a rank raises: in which phases, of which class, and a regular expression for its
-    whole text, which is torch's own."""
+    """An exception that a rank raises: its class, its phases, and a regular expression for its complete text,
+    which is torch's."""
 
     type: str = MISSING
     phases: list[str] = MISSING
     message: str = ".*"
 
     def matches(self, error: RaisedError) -> bool:
-        """Whether this is what a rank raised."""
+        """Return whether a rank raised this."""
         alike = error.type == self.type and error.phase in self.phases
         return alike and re.fullmatch(self.message, error.message) is not None
 
 
 @dataclass
 class KnownMismatch:
-    """What of a check is known to be wrong.
+    """A mismatch that is known.
 
     Args:
-        name: a regular expression for the whole name of what differs.
-        problems: the kinds of mismatch that are known of it.
+        name: a regular expression for its complete name.
+        problems: the kinds of mismatch that are known.
         by: the defect of `dcpbench.verify.known_defects` which must make exactly this of the state, or
             `checkpoint`, which must hold it.
         within: the largest distance, as a part of the largest magnitude in the tensor, or of the loss.
-        where: a regular expression for the whole of where it is seen (`in the checkpoint of step 4`).
+        where: a regular expression for its complete place (`in the checkpoint of step 4`).
     """
 
     name: str = MISSING
@@ -46,7 +49,7 @@ class KnownMismatch:
     where: str = ".*"
 
     def matches(self, finding: Mismatch) -> bool:
-        """Whether this is what is wrong with a piece of state, in kind and in magnitude."""
+        """Return whether this is the mismatch, in kind and in size."""
         share = finding.facts.get("share")
         return (
             re.fullmatch(self.name, finding.name) is not None
@@ -81,7 +84,7 @@ class KnownFailure:
     link: str | None = None
 
     def covers(self, cell: Mapping[str, Any]) -> bool:
-        """Whether the columns of a row are of a cell, on a torch, that this failure is known for."""
+        """Return whether this failure is known for the cell and the torch of a row with these columns."""
         for column, wanted in self.cells.items():
             value = cell[column] if column in cell else cell["config"].get(column)
             if value not in (wanted if isinstance(wanted, list) else [wanted]):
@@ -94,12 +97,12 @@ class KnownFailure:
         return all(SpecifierSet(of).contains(version, prereleases=True) for of, version in needed)
 
     def explains(self, check: str, finding: Mismatch) -> bool:
-        """Whether it lists what a check found."""
+        """Return whether it lists a mismatch that a check found."""
         return any(mismatch.matches(finding) for mismatch in self.checks.get(check, ()))
 
 
 class Explanation(NamedTuple):
-    """By which known failures a cell failed, and what it found (by which check) or raised beside them."""
+    """The known failures by which a cell failed, and mismatches (by check) and errors in addition to them."""
 
     by: list[KnownFailure]
     found: list[tuple[str, Mismatch]]
@@ -107,19 +110,19 @@ class Explanation(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether it failed in no way but what they list together."""
+        """Whether they list together everything by which it failed."""
         return bool(self.by) and not self.found and not self.raised
 
 
 def explaining(
     known: Sequence[KnownFailure], failed: Mapping[str, Iterable[Mismatch]], raised: Sequence[RaisedError]
 ) -> Explanation:
-    """How much of why a cell failed is known.
+    """Return which of the mismatches and errors of a cell are known.
 
     Args:
-        known: what is listed for the cell; with an error only where a rank raised that.
-        failed: what every rank found, by the check that did not hold.
-        raised: what every rank raised, of which each must be listed.
+        known: failures listed for the cell; one with an error counts only if a rank raised that.
+        failed: mismatches of all ranks, by check.
+        raised: errors of all ranks, each of which must be listed.
     """
     errors = [
         (one, failure) for one in raised for failure in known if failure.error and failure.error.matches(one)
@@ -133,3 +136,31 @@ def explaining(
         [each for each, one in zip(found, of_found, strict=True) if one is None],
         [error for error, one in zip(raised, of_raised, strict=True) if one is None],
     )
+
+
+def with_known_failures(known: Sequence[KnownFailure], verdict: Verdict) -> Verdict:
+    """Return `xfail` for a cell that failed as listed, `xpass` for one that passed though it is listed.
+
+    A cell with a check that was not able to fail is `vacuous` all the same. One with any mismatch or error
+    that is not listed keeps its status, and its reason names that first.
+    """
+    missed = [failure for failure in known if failure.always] if verdict.status == "pass" else []
+    if missed:
+        reason = f"known failure {missed[0].id} did not happen ({missed[0].reason})"
+        return replace(verdict, status="xpass", reason=reason)
+    failed = {one.check: one.mismatches for one in verdict.failed}
+    if verdict.status not in ("fail", "error"):
+        return verdict
+    explanation = explaining(known, failed, verdict.raised)
+    if not explanation.by:
+        return verdict
+    if not explanation.whole:
+        beside = [f"{check}: {mismatch_sentence(mismatch)}" for check, mismatch in explanation.found]
+        beside += [cause_sentence(error) for error in explanation.raised]
+        reason = beside_known_sentence([one.id for one in explanation.by], beside, str(verdict.reason))
+        return replace(verdict, reason=reason)
+    listed = [(one.id, one.reason, one.link) for one in explanation.by]
+    reason = known_sentence(listed, str(verdict.reason))
+    if verdict.powerless:
+        return replace(verdict, status="vacuous", reason=f"{'; '.join(verdict.powerless)} ({reason})")
+    return replace(verdict, status="xfail", reason=reason)

@@ -28,8 +28,11 @@ from dcpbench.config.errors import ConfigError, other_launcher
 from dcpbench.config.groups import Matrix
 from dcpbench.config.schema import MATRIX, REPEATS, is_about_the_sweep
 from dcpbench.config.text import instead
-from dcpbench.core.plugins import declared_values, plugins
+from dcpbench.core.plugins import declared_values, plugins, report_absent
 from hydra_plugins.dcpbench_launcher.matrix import Job, jobs, listed, repeated
+
+_PLUGIN = "plugin"
+"""The key of a block that says which plug-in it needs."""
 
 
 class DcpbenchLauncher(Launcher):
@@ -99,8 +102,10 @@ class DcpbenchSweeper(Sweeper):
             ignored = f"hydra.sweeper.max_batch_size={self.max_batch_size}"
             sys.stderr.write(f"dcpbench: {ignored} changes nothing: all cells are one batch\n")
         blocks = {
-            name: self._parser.parse_overrides([f"{key}={_listed(values)}" for key, values in block.items()])
-            for name, block in self.matrix.items()
+            name: self._parser.parse_overrides(
+                [f"{key}={_listed(values)}" for key, values in block.items() if key != _PLUGIN]
+            )
+            for name, block in _present(self.matrix).items()
         }
         combined = partial(self._combined, for_all=MATRIX in about_all)
         cells = (
@@ -179,6 +184,22 @@ class SweeperConfig:
     max_batch_size: int | None = None
     params: dict[str, str] | None = None
     matrix: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def _present(matrix: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The blocks of an experiment whose plug-ins are here; the others are reported.
+
+    Raises:
+        ConfigError: there are blocks, and none of them is left.
+    """
+    here = {None, *(plugin.name for plugin in plugins())}
+    for name, block in matrix.items():
+        if block.get(_PLUGIN) not in here:
+            report_absent(str(block[_PLUGIN]), f"block {name} of the experiment is left out")
+    present = {name: block for name, block in matrix.items() if block.get(_PLUGIN) in here}
+    if matrix and not present:
+        raise ConfigError("the experiment has no block whose plug-in is here")
+    return present
 
 
 def _declared(config_path: str) -> tuple[Mapping[str, Any], str]:

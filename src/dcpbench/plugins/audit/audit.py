@@ -15,7 +15,7 @@ from rich.table import Table
 
 from dcpbench.checkpointers.on_disk import Audited, FolderState, audited, newest_first
 from dcpbench.config.text import counted
-from dcpbench.core.sentences import finding_sentence
+from dcpbench.core.sentences import mismatch_sentence
 from dcpbench.records.store import ResultsError
 from dcpbench.report.styles import complain, print_table, standard_output, style_of, text_of
 
@@ -76,7 +76,7 @@ def _show(one: Audited, all_keys: bool) -> None:
         held = f"{counted(len(tensors), 'tensor')} with {elements:,} elements, {counted(values, 'value')}"
         console.print(f"  {decimal(one.size)} in {counted(files, 'file')}; {held}")
     for finding in one.findings[: None if all_keys else _MOST_SHOWN]:
-        console.print(text_of(f"  {finding_sentence(finding)}"))
+        console.print(text_of(f"  {mismatch_sentence(finding)}"))
     if not all_keys and len(one.findings) > _MOST_SHOWN:
         console.print(f"  and {len(one.findings) - _MOST_SHOWN} more: --all shows them")
     if one.beside:
@@ -107,7 +107,7 @@ def _plain(one: Audited) -> dict[str, Any]:
         "bytes": one.size,
         "files": one.files,
         "beside": [*one.beside],
-        "findings": [{**finding.plain(), "text": finding_sentence(finding)} for finding in one.findings],
+        "findings": [{**finding.plain(), "text": mismatch_sentence(finding)} for finding in one.findings],
         "keys": {
             key: {
                 "dtype": entry.dtype,

@@ -16,4 +16,5 @@ plugin = Plugin(
     built=(f"{_HERE}.inject:inject_in_training",),
     checkpointers=(f"{_HERE}.inject:inject_in_saves",),
     preload=(f"{_HERE}.inject",),
+    moved={"dcpbench.faults": _HERE},
 )

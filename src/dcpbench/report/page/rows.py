@@ -12,9 +12,10 @@ from dcpbench.analysis.runs import commands
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.mismatch import Mismatch, Problem
-from dcpbench.core.sentences import describe, short_reason
+from dcpbench.core.sentences import describe
 from dcpbench.records.row import AXES, columns
 from dcpbench.records.store import RESULTS_JSONL
+from dcpbench.verdict.sentences import short_reason
 
 _POINTS = 200
 _DIGITS = 10

@@ -29,7 +29,8 @@ from dcpbench.sweep.plan.job import Job
 from dcpbench.sweep.plan.resources import Costs, bytes_in
 from dcpbench.sweep.run.progress import ProgressDisplay
 from dcpbench.sweep.run.row_builder import Attempt, row_of
-from dcpbench.verdict.judge import Verdict, verdict_of
+from dcpbench.verdict.attempt import verdict_of
+from dcpbench.verdict.verdict import Verdict
 from dcpbench.worker.messages import CellSpec, RunId
 
 FIRST_ATTEMPT = "first-try"

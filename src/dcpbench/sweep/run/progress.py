@@ -11,11 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from dcpbench.config.text import visible
-from dcpbench.core.sentences import short_reason
 from dcpbench.records.row import Row
 from dcpbench.report.styles import style_of
 from dcpbench.sweep.plan import forked_map
 from dcpbench.sweep.plan.resources import duration_text
+from dcpbench.verdict.sentences import short_reason
 
 _FAILURES_SHOWN = 5
 _LEFT_EVERY_S = 1.0

@@ -7,11 +7,11 @@ from typing import Any
 from dcpbench.core.metrics import METRICS, PHASE_S, SHARED_CELL_S, Measurement, aggregated
 from dcpbench.core.plain_values import Replacing
 from dcpbench.core.rank_report import RankReport
-from dcpbench.core.sentences import replaced_sentence
 from dcpbench.core.stage_end import HostUsed, StageEnd
 from dcpbench.records.row import Row, column_types, is_ok
 from dcpbench.sweep.plan.job import Job
-from dcpbench.verdict.judge import Verdict
+from dcpbench.verdict.sentences import replaced_sentence
+from dcpbench.verdict.verdict import Verdict
 
 _OF_VERDICT = {one.name for one in fields(Verdict)} & {one.name for one in fields(Row)}
 """The columns that a verdict has."""

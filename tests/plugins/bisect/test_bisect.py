@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from conftest import ONE_STEP, TESTS, run
-from dcpbench.cli.bisect import _asked
 from dcpbench.cli.commands import main
 from dcpbench.config.errors import ConfigError
 from dcpbench.executors.interpreters import OtherInterpreter
+from dcpbench.plugins.bisect.bisect import _asked
 from report.sweeps import folder_with
 from support.rows import row
 

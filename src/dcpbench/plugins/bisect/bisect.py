@@ -24,13 +24,13 @@ from dcpbench.analysis.cell_identity import override_words
 from dcpbench.cli import described
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.text import counted, did_you_mean
-from dcpbench.core.sentences import short_reason
 from dcpbench.executors.interpreters import environment_of, versions_of
 from dcpbench.records.row import STATUSES, Row
 from dcpbench.records.store import SWEEP_JSON, stored_rows
 from dcpbench.report.labels import quantity
 from dcpbench.report.styles import print_table, standard_output, style_of, text_of
 from dcpbench.sweep.folder import manifest
+from dcpbench.verdict.sentences import short_reason
 
 _LOG = "dcpbench.log"
 _TRUST = "trust=true"
