@@ -30,9 +30,7 @@ class LocalEngine(Engine):
         for key, is_enough in one_host.items():
             if not is_enough:
                 asked = f"executor.{key}={getattr(config, key)}"
-                raise ConfigError(
-                    f"{asked}: executor={config.name} has this host alone; choose another executor"
-                )
+                raise ConfigError(f"{asked}: executor={config.name} has this host alone; use another one")
 
     def begin(self, modules: Sequence[str]) -> None:
         self._modules = modules
