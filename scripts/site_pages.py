@@ -18,12 +18,14 @@ from mkdocs.structure.files import File, Files
 
 from dcpbench.cli.described import described
 from dcpbench.config import groups
-from dcpbench.config.cell_key import HOW_RUN
 from dcpbench.config.schema import OF_THE_SWEEP, Config
+from dcpbench.core.axes import AXES
+from dcpbench.core.cell_key import HOW_RUN
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.plugins import declared_values
-from dcpbench.records.row import AXES, STATUS_HELP, column_types
+from dcpbench.core.statuses import STATUSES
+from dcpbench.records.row import column_types
 
 _ROOT = Path(__file__).parents[1]
 _AT_THE_TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
@@ -218,7 +220,7 @@ def _checks() -> str:
 
 
 def _statuses() -> str:
-    rows = [(f"`{name}`", said) for name, said in STATUS_HELP.items()]
+    rows = [(f"`{name}`", spec.help) for name, spec in STATUSES.items()]
     return _page(
         "Statuses",
         "What a cell may come to, the worst first. What follows from each: "

@@ -16,10 +16,10 @@ import pytest
 from rich.console import Console
 
 from conftest import TESTS, Finished, environment
-from dcpbench.config.cell_key import CellKey
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import PlanAs, StorageConfig
 from dcpbench.config.schema import Config
+from dcpbench.core.cell_key import CellKey
 from dcpbench.records.row import Row
 from dcpbench.records.store import append_row
 from dcpbench.sweep.folder import manifest

@@ -18,16 +18,19 @@ import pandas as pd
 
 from dcpbench.analysis.cell_identity import identity_keys, override_values, with_cells
 from dcpbench.analysis.frame import frame_of, short_names, sweeps_in
+from dcpbench.core.axes import AXES
 from dcpbench.core.plain_values import ColumnType
 from dcpbench.records import files
-from dcpbench.records.row import AXES, Row, column_types
+from dcpbench.records.row import Row, column_types
 from dcpbench.records.row_reader import READABLE
 from dcpbench.records.store import RESULTS_CSV, RESULTS_JSONL, ResultsError, read_rows, stored_rows
 
 _LAST = ("cell", "status", "started_at")
 _NEEDED = (*_LAST, "overrides", "schema_version")
-_COLUMNS = (*_NEEDED, *AXES, "config_digest", "reason", "flaky", "fault_seen", "repeat")
-_COLUMNS += ("torch_version", "git_commit")
+_COLUMNS = (
+    *(*_NEEDED, "config_digest", "reason", "flaky", "fault_seen", "repeat"),
+    *("torch_version", "git_commit"),
+)
 _LOOKED_AT = 10
 _LEAST_IN_COMMON = 0.5
 _LONGEST_TEXT = 2**31 - 1
@@ -73,7 +76,7 @@ def read_history(places: Sequence[Path], columns: Sequence[str] = ()) -> Rows:
     """The rows of all sweeps in these places with a history's columns and these; ResultsError if none."""
     found = {sweep.resolve(): sweep for place in places for sweep in sweeps_in(place)}.values()
     folders = {name: Path(folder) for folder, name in short_names(map(str, found)).items()}
-    values: dict[str, list[Any]] = {name: [] for name in dict.fromkeys(["sweep", *_COLUMNS, *columns])}
+    values: dict[str, list[Any]] = {name: [] for name in dict.fromkeys(["sweep", *_COLUMNS, *AXES, *columns])}
     refused: dict[str, list[Path]] = {}
     remarks = []
     for name, folder in folders.items():

@@ -5,8 +5,8 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from dcpbench.config.cell_key import digest_of
 from dcpbench.config.schema import conf_folder
+from dcpbench.core.cell_key import digest_of
 from dcpbench.core.plugins import plugin_names, plugins
 from dcpbench.records.files import files_below
 from dcpbench.records.user_code import find_package

@@ -21,9 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dcpbench.core.axes import AXES
 from dcpbench.core.metrics import METRICS, Measurement
+from dcpbench.core.statuses import STATUSES
 from dcpbench.records import files
-from dcpbench.records.row import AXES, STATUSES, Row, columns
+from dcpbench.records.row import Row, columns
 from dcpbench.records.row_reader import UNKNOWN, read_row, value_text
 
 RESULTS_JSONL = "results.jsonl"
@@ -36,7 +38,7 @@ PARTS = "*-part-*-of-*"
 """The folders of the parts of a sweep (`part=2/4`), in the folder of the whole."""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_CELL = ("cell", "overrides", "repeat", *AXES)
+_CELL = ("cell", "overrides", "repeat")
 """The columns in which rows of one cell are equal."""
 
 
@@ -160,7 +162,7 @@ def read_rows(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
                 if row["status"] not in (*STATUSES, UNKNOWN):
                     told = f"status {value_text(row['status'])} is none of {', '.join(STATUSES)}"
                     remarks.append(f"{told}; it counts as not ok")
-                first = line_of.setdefault(tuple(row.get(name) for name in _CELL), number)
+                first = line_of.setdefault(tuple(row.get(name) for name in (*_CELL, *AXES)), number)
                 if first != number:
                     remarks.append(f"the cell of line {first} once more; both are shown")
             if remarks:

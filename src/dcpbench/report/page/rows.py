@@ -7,13 +7,15 @@ from typing import Any
 import pandas as pd
 
 from dcpbench.analysis.cell_identity import identity_keys, override_values
-from dcpbench.analysis.frame import Sweeps, ok, records, short_names
+from dcpbench.analysis.frame import Sweeps, records, short_names
 from dcpbench.analysis.runs import commands
+from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.sentences import describe
-from dcpbench.records.row import AXES, columns
+from dcpbench.core.statuses import SHOWN, shown
+from dcpbench.records.row import columns
 from dcpbench.records.store import RESULTS_JSONL
 from dcpbench.verdict.sentences import short_reason
 
@@ -46,7 +48,9 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
     rows = records(frame[kept])
     values = {column: [_clean(row[column], limits) for row in rows] for column in kept}
     values["sweep"] = [labels[sweep] for sweep in frame["sweep"]]
-    values["ok"] = ok(frame).tolist()
+    outcomes = [shown(row["status"], row["flaky"], row["fault_seen"]) for row in rows]
+    values["shown"] = [spec.name for spec in outcomes]
+    values["ok"] = [spec.ok for spec in outcomes]
     values["again"] = commands(frame)
     details = [_dict(value) for value in frame["details"]]
     values["short"] = [
@@ -55,9 +59,15 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
     values["losses"] = [_losses(one) for one in details]
     for name, of in (("check_details", _checks), ("ending", _ending)):
         values[name] = [_clean(of(one, limits), limits) for one in details]
+    important = sorted((spec for spec in AXES.values() if spec.place), key=lambda spec: spec.place)
     beside = {name: of for name, of in _axes_beside(frame).items() if name not in values}
     return {
         "axes": ["sweep", *AXES, *beside],
+        "important": [{"name": spec.name, "down": spec.down} for spec in important],
+        "statuses": [
+            {"name": spec.name, "letter": spec.letter, "label": spec.label, "means": spec.help}
+            for spec in SHOWN.values()
+        ],
         "checks": [
             {"name": spec.name, "help": spec.help, "training": spec.training} for spec in CHECKS.values()
         ],

@@ -3,13 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import State, live_state, retained_state
-from dcpbench.verify.compare import compare
-from dcpbench.verify.flags import snapshot_gradients
-from dcpbench.verify.perturb import all_different, compared_names, controllable
-from dcpbench.verify.process_state import left_open, snapshot_open, snapshot_process
-from dcpbench.verify.snapshot import Leaves, named_parts, retained
+from dcpbench.cell.cell import Cell
+from dcpbench.verify.perturb import compare_controlled
+from dcpbench.verify.process_state import OpenFiles, snapshot_process
+from dcpbench.verify.snapshot import Leaves
+from dcpbench.workloads.run_state import State, live_gradients, live_state, retained_gradients, retained_state
 from dcpbench.workloads.training_run import TrainingRun
 
 
@@ -32,25 +30,24 @@ def gradients_unchanged(cell: Cell, target: TrainingRun, where: str) -> Iterator
         yield
         return
     with cell.phase("verify", "beside"):
-        before = retained(snapshot_gradients(named_parts(target.model)))
+        before = retained_gradients(target)
     yield
     with cell.phase("verify", "beside"):
-        _verify(cell, before, snapshot_gradients(named_parts(target.model)), where)
+        _verify(cell, before, live_gradients(target), where)
         target.model.zero_grad()
 
 
-def open_before(cell: Cell, again: bool) -> Leaves:
+def open_before(cell: Cell, again: bool) -> OpenFiles:
     """What is open now. What the first save or load opens to keep it, as sockets, is its own to decide:
     threads and descriptors are counted from the second one on, done `again`; and not those of the client of a
     store, which closes connections that it has not used for a while and opens others."""
     config = cell.config
-    counts = again and not config.overlap_saves and not config.storage.url
-    return snapshot_open(cell.folder, counts)
+    return OpenFiles(cell.folder, again and not config.overlap_saves and not config.storage.url)
 
 
-def verify_nothing_left_open(cell: Cell, before: Leaves, where: str) -> None:
+def verify_nothing_left_open(cell: Cell, before: OpenFiles, where: str) -> None:
     """No more may be open than was before, once all has ended that was under way."""
-    _verify(cell, before, left_open(cell.folder, before), where)
+    cell.record("side_effect_free", before.compare(), where)
 
 
 def _observed(cell: Cell, state: State) -> Leaves:
@@ -59,7 +56,4 @@ def _observed(cell: Cell, state: State) -> Leaves:
 
 
 def _verify(cell: Cell, before: Leaves, after: Leaves, where: str) -> None:
-    """The control is a copy in which everything is different."""
-    cell.check("side_effect_free", compare(before, after), where, compared_names(before))
-    reported = {finding.name for finding in compare(before, all_different(after), closely=False)}
-    cell.control("side_effect_free", {name: name in reported for name in controllable(before)}, where)
+    cell.record("side_effect_free", compare_controlled(before, after), where)

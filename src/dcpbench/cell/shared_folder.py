@@ -5,9 +5,8 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from dcpbench.cell.cell import Cell
 from dcpbench.checkpointers.base import file_lengths
-from dcpbench.scenarios.cell import Cell
-from dcpbench.verify.compare_layouts import gathered
 
 SHOWS_S = 60.0
 """How long a file may take to be seen on every host: so long an NFS client may believe what it knows of a
@@ -34,7 +33,7 @@ def wait_until_seen(cell: Cell, folder: Path | str, where: str) -> bool:
     late: dict[str, tuple[str, float]] = {}
     while True:
         mine = file_lengths(str(folder))
-        everybody = gathered((cell.report.host, mine, waited_s), cell.world.group)
+        everybody = cell.world.gathered((cell.report.host, mine, waited_s))
         if len({host for host, *_ in everybody}) < 2:
             return False
         there = _longest([(str(host), lengths) for host, lengths, _ in everybody])

@@ -1,18 +1,16 @@
 """Checks that a scenario makes by judgements of its own, each with a case that is wrong on purpose; and what
 has to be refused."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from torch.distributed.checkpoint.api import CheckpointException
 
+from dcpbench.cell.cell import Cell
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.core.mismatch import Mismatch, Problem
-from dcpbench.scenarios.cell import Cell
-
-Findings = Iterable[Mismatch]
-
+from dcpbench.core.rank_report import Compared
 
 _SLOT = 3
 """Of saves of something else than a training run, whose own slots may keep copies of that."""
@@ -36,16 +34,6 @@ def breach(name: str, text: str) -> Mismatch:
     return Mismatch(name, Problem.contract, facts={"text": text})
 
 
-def verify(
-    cell: Cell, check: str, held: Findings, broken: Findings, names: Iterable[str], where: str
-) -> None:
-    """A check with its control: `held` is what a judgement finds wrong with what happened, `broken` with a
-    case that is wrong on purpose, where it has to find these names."""
-    names = list(names)
-    cell.check(check, held, where, names)
-    cell.controlled(check, names, broken, where)
-
-
 def verify_refused(
     cell: Cell,
     kind: type[BaseException],
@@ -67,7 +55,7 @@ def verify_refused(
             return [breach("refusal", f"{expected}; got {type(error).__name__}: {error}")]
         return [breach("refusal", f"{expected}; it was not refused")]
 
-    verify(cell, "contract_held", wrong(refused), wrong(accepted), ["refusal"], where)
+    cell.record("contract_held", Compared.of(wrong(refused), wrong(accepted), ["refusal"]), where)
 
 
 def verify_refused_beside(cell: Cell, checkpointer: Checkpointer) -> None:
@@ -86,7 +74,7 @@ def verify_refused_beside(cell: Cell, checkpointer: Checkpointer) -> None:
             _keys_of(checkpointer, one) if cell.world.rank == 0 else [] for one in (refused, accepted)
         )
         names = ["beside.value"] if cell.world.rank == 0 else []
-        verify(cell, "contract_held", left, whole, names, where)
+        cell.record("contract_held", Compared.of(left, whole, names), where)
 
 
 def _keys_of(checkpointer: Checkpointer, checkpoint_id: str) -> list[Mismatch]:

@@ -2,18 +2,17 @@
 computes its own gradients of the same batch, and then steps on the ranks' gradients."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from dcpbench.config.mesh import SHARE_DATA, dp_degree
+from dcpbench.config.schema import Config
 from dcpbench.core.mismatch import Mismatch
-from dcpbench.scenarios import known_defects
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.plain_runs import exchange_of
-from dcpbench.scenarios.twin import Pass, Twin, dense, inexact_steps, state_of
+from dcpbench.core.rank_report import Compared
 from dcpbench.verify.compare_layouts import compare_replicas, gathered
 from dcpbench.verify.perturb import all_different, compared_names, controllable
 from dcpbench.verify.snapshot import TensorLeaf, local_part, of_kind, snapshot_model
@@ -31,7 +30,10 @@ from dcpbench.verify.training import (
 from dcpbench.verify.whole_tensors import Parts, any_rank, summed, summed_numbers
 from dcpbench.workloads.batches import Batches
 from dcpbench.workloads.parallelisms import broadcasts_buffers, reduced_in, runs_other_kernels
+from dcpbench.workloads.plain_runs import exchange_of
 from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.twin import Pass, Twin, dense, inexact_steps, state_of
+from dcpbench.workloads.world import World
 
 GRADIENT, STEP, REPLICAS, LOSS = "gradient_close", "step_equal", "replicas_equal", "batch_loss_close"
 CHECKS = (GRADIENT, STEP, REPLICAS, LOSS)
@@ -63,67 +65,94 @@ class _Losses:
     size: float
 
 
-class Lockstep:
-    """Trains a run beside its twin and records the checks of training.
+@dataclass(frozen=True)
+class TwinGradients:
+    """The reference of a step's gradients.
 
     Args:
-        twin: the unwrapped model, in the state of the run.
-        where: which run it is, in words.
+        twins: the twin's, of the whole batch, by name.
+        own: the twin's of this rank's share of the batch alone, elements in float64.
+        after: changes the twin, and returns its gradients as they are then; collective.
+        check: which looks at them.
     """
 
-    def __init__(self, cell: Cell, run: TrainingRun, twin: TrainingRun, where: str) -> None:
-        self._cell, self._run, self._twin, self._where = cell, run, Twin(twin, run.dtypes), where
+    twins: Mapping[str, TwinGradient]
+    own: Mapping[str, torch.Tensor]
+    after: Callable[[Callable[[nn.Module], None]], Mapping[str, TwinGradient]]
+    check: str = GRADIENT
+
+
+Explain = Callable[[Compared, TwinGradients, Callable[[Mapping[str, TwinGradient]], set[str]]], Compared]
+"""Says by which defect mismatches are, given the reference and how to compare again."""
+
+
+class Lockstep:
+    """Compares a run, after each step that it has trained, with its twin, which then takes the same step.
+
+    Args:
+        world: the ranks that train the run.
+        twin: the unwrapped model, in the state of the run.
+        explain: asks known defects about gradients; None where there is none.
+
+    Attributes:
+        not_applied: why checks are not made.
+        bound_used: the largest part of a gradient's tolerance that a difference took.
+    """
+
+    def __init__(
+        self, config: Config, world: World, run: TrainingRun, twin: TrainingRun, explain: Explain | None
+    ) -> None:
+        self._world, self._run, self._twin, self._explain = world, run, Twin(twin, run.dtypes), explain
         self._seen = {check: _Seen() for check in (GRADIENT, STEP)}
-        self._why_not: dict[str, str] = {}
+        self.not_applied: dict[str, str] = {}
         self._losses: dict[int, _Losses] = {}
-        self._exchange = exchange_of(cell.world, run)
-        self._defects = known_defects.gradients_of(cell, twin)
+        self._exchange = exchange_of(world, run)
         self._leaves = of_kind("param", snapshot_model(run.model))
         self._parts = Parts.of(self._leaves, self._exchange)
-        self._noise = runs_other_kernels(cell.config, run.sizes)
-        self._reduced_in, why_no_gradient = reduced_in(run.model, cell.config.parallel)
+        self._noise = runs_other_kernels(config, run.sizes)
+        self._reduced_in, why_no_gradient = reduced_in(run.model, config.parallel)
         if why_no_gradient:
-            self._why_not[GRADIENT] = why_no_gradient
+            self.not_applied[GRADIENT] = why_no_gradient
         self._inexact = inexact_steps(run, twin, split=not self._parts.complete)
-        self._bound_used, self._alive = 0.0, False
+        self.bound_used, self._alive = 0.0, False
+        self._compare_state(run.train_state.step, {})
 
     @property
     def twin_losses(self) -> list[float]:
         """The twin's losses of the steps taken."""
         return [one.twin for one in self._losses.values()]
 
-    def train(self, batches: Batches, until: int) -> list[float]:
-        """Train the run up to and including step `until`; return the losses of the steps."""
-        cell, run, before = self._cell, self._run, len(self._run.train_state.losses)
-        with cell.phase("verify", "training"):
-            self._compare_state(run.train_state.step, {})
-        while run.train_state.step < until:
-            with cell.phase("train"), run.recording() as gradients:
-                run.train(batches, run.train_state.step + 1)
-            if STEP not in self._why_not:
-                with cell.phase("verify", "training"):
-                    self._follow(batches, gradients)
-        with cell.phase("verify", "training"):
-            self._record()
-        return run.train_state.losses[before:]
+    @property
+    def follows(self) -> bool:
+        """Whether the twin can take the run's steps."""
+        return STEP not in self.not_applied
 
-    def _follow(self, batches: Batches, gradients: Mapping[str, torch.Tensor]) -> None:
+    @property
+    def bounds(self) -> dict[str, str]:
+        """How gradients and steps are compared, as a row has it."""
+        gradient = (
+            {"gradient_bound": self._bound(torch.float32).name} if self._seen[GRADIENT].compared else {}
+        )
+        return {**gradient, "step_bound": self._inexact.bound}
+
+    def follow(self, batches: Batches, gradients: Mapping[str, torch.Tensor]) -> None:
         """Have the twin take the step that the run has taken with these gradients, and compare."""
-        cell, run, twin, step = self._cell, self._run, self._twin, self._run.train_state.step
-        twin.begin(twin.run.next_batch(batches), cell.world.group if broadcasts_buffers(run.model) else None)
-        whole_loss = self._loss_of_whole() if cell.world.rank == 0 else 0.0
+        run, twin, step = self._run, self._twin, self._run.train_state.step
+        group = self._world.group if broadcasts_buffers(run.model) else None
+        twin.begin(twin.run.next_batch(batches), group)
+        whole_loss = self._loss_of_whole() if self._world.rank == 0 else 0.0
         own = twin.passed()
         if self._note_losses(step, whole_loss, own.loss):
-            self._why_not |= dict.fromkeys((GRADIENT, STEP, LOSS), _IN_BACKWARD)
+            self.not_applied |= dict.fromkeys((GRADIENT, STEP, LOSS), _IN_BACKWARD)
             return
         if self._noise and run.draws:
             why = "the model draws random numbers in training, and the twin draws others"
-            self._why_not |= dict.fromkeys((GRADIENT, LOSS), why)
+            self.not_applied |= dict.fromkeys((GRADIENT, LOSS), why)
         others = twin.jittered() if self._noise and not run.draws else []
         here = {name: _local(value) for name, value in gradients.items()}
         whole = self._parts.gather(here)
         self._alive |= any(bool(value.any()) for value in whole.values())
-        if GRADIENT not in self._why_not:
+        if GRADIENT not in self.not_applied:
             self._compare_gradients(step, here, whole, own, others)
         tolerances = step_tolerances(own.buffers, [other.buffers for other in others])
         tolerances |= twin.step(gradients, whole, self._inexact)
@@ -137,7 +166,7 @@ class Lockstep:
             return self._twin.loss_of_whole()
         except Exception as error:  # noqa: BLE001 - a workload's, which need not take more than a share
             why = f"the loss of a whole batch cannot be computed: {type(error).__name__}: {error}"
-            self._cell.report.not_applied[_OF_WHOLE] = why
+            self.not_applied[_OF_WHOLE] = why
             return math.nan
 
     def _compare_gradients(
@@ -148,8 +177,42 @@ class Lockstep:
         own: Pass,
         others: list[Pass],
     ) -> None:
-        seen, twins = self._seen[GRADIENT], self._twin.parameters
-        leaves = self._leaves
+        seen, leaves = self._seen[GRADIENT], self._leaves
+        found, kept = list[Mismatch](), dict[str, TwinGradient]()
+        parts: dict[str, GradientPart] = {}
+        for name, twin in self._twin_gradients(own, others):
+            bound = self._bound(leaves[name].dtype)
+            part = parts[name] = GradientPart(leaves[name], here.get(name), whole.get(name))
+            finding, used = compare_gradient(name, step, part, twin)
+            self.bound_used = max(self.bound_used, used)
+            found += [finding] if finding else []
+            if twin is None or not twin.can_tell(bound.control):
+                continue
+            if self._explain:
+                kept[name] = twin
+            had = leaves[name].extent.numel > 0
+            seen.compared[name] = seen.compared.get(name, False) or had
+            if had and not seen.fired.get(name):
+                control = compare_gradient(name, step, part, twin.made_different(bound.control))
+                seen.fired[name] = control[0] is not None
+
+        def equal(state: Mapping[str, TwinGradient]) -> set[str]:
+            expected = state.items()
+            return {
+                name
+                for name, twin in expected
+                if name in parts and compare_gradient(name, step, parts[name], twin)[0] is None
+            }
+
+        if self._explain:
+            about = TwinGradients(kept, own.gradients, self._gradients_after)
+            found = [*self._explain(Compared(found, {}, {}), about, equal).found]
+        seen.found += found
+
+    def _twin_gradients(self, own: Pass, others: list[Pass]) -> Iterator[tuple[str, TwinGradient | None]]:
+        """Sum the gradients of all ranks' shares of a batch; collective. Of another stage of a pipeline there
+        is none."""
+        twins, leaves = self._twin.parameters, self._leaves
         names = [name for name, value in twins.items() if value.numel()]
         mine: dict[str, list[torch.Tensor]] = {}
         if self._counts:
@@ -158,23 +221,14 @@ class Lockstep:
                 mine[name] = [one, one.abs(), *noise]
         elements = {name: twins[name].numel() * (1 + twins[name].is_complex()) for name in names}
         for name, present, sums in summed(names, mine, elements, 2 + len(others), self._exchange):
-            if name not in leaves or leaves[name].extent.shape != tuple(twins[name].shape):
-                continue  # of another stage of a pipeline
-            bound = self._bound(leaves[name].dtype)
-            twin = TwinGradient.of(bound, *sums) if present else None
-            part = GradientPart(leaves[name], here.get(name), whole.get(name))
-            finding, used = compare_gradient(name, step, part, self._defects.expected(name, twin))
-            self._bound_used = max(self._bound_used, used)
-            if finding:
-                mark = self._defects.mark(finding, step, part, twin, own.gradients.get(name))
-                seen.found.append(mark)
-            if twin is None or not twin.can_tell(bound.control):
-                continue
-            had = leaves[name].extent.numel > 0
-            seen.compared[name] = seen.compared.get(name, False) or had
-            if had and not seen.fired.get(name):
-                control = compare_gradient(name, step, part, twin.made_different(bound.control))
-                seen.fired[name] = control[0] is not None
+            if name in leaves and leaves[name].extent.shape == tuple(twins[name].shape):
+                yield name, TwinGradient.of(self._bound(leaves[name].dtype), *sums) if present else None
+
+    def _gradients_after(self, change: Callable[[nn.Module], None]) -> dict[str, TwinGradient]:
+        with self._twin.changed(change):
+            others = self._twin.jittered() if self._noise and not self._run.draws else []
+            gradients = self._twin_gradients(self._twin.passed_again(), others)
+            return {name: twin for name, twin in gradients if twin}
 
     def _bound(self, dtype: torch.dtype) -> GradientBound:
         eps = rounding([dtype, self._reduced_in] if self._reduced_in else [dtype])
@@ -183,7 +237,7 @@ class Lockstep:
     @property
     def _counts(self) -> bool:
         """Whether this rank's share of the batch counts: of the ranks that have the same, the first does."""
-        rest, counts = self._cell.world.rank, True
+        rest, counts = self._world.rank, True
         for name, size in reversed([*self._run.sizes.items()]):
             rest, coordinate = divmod(rest, size)
             counts &= coordinate == 0 or name not in SHARE_DATA
@@ -197,8 +251,8 @@ class Lockstep:
         twin, mean, size, stepped = summed_numbers(numbers, self._exchange)
         mean, size = mean / dp_degree(self._run.sizes), size / dp_degree(self._run.sizes)
         if not abs(twin - mean) <= loss_share(self._twin.computes_in) * max(abs(twin), size):
-            if LOSS not in self._why_not:
-                self._cell.report.not_applied.setdefault(_OF_WHOLE, _NOT_A_MEAN)
+            if LOSS not in self.not_applied:
+                self.not_applied.setdefault(_OF_WHOLE, _NOT_A_MEAN)
             twin = mean
         self._losses[step] = _Losses(self._run.train_state.losses[-1], twin, size)
         return stepped > 0
@@ -208,7 +262,7 @@ class Lockstep:
         seen, twin, actual = self._seen[STEP], state_of(self._twin.run), state_of(self._run)
         elsewhere = set[str]()
         if self._run.pipeline:
-            elsewhere = set[str]().union(*gathered({*actual}, self._cell.world.group)) - actual.keys()
+            elsewhere = set[str]().union(*gathered({*actual}, self._world.group)) - actual.keys()
         found = compare_step(step, twin, actual, elsewhere, tolerances)
         seen.found += found
         seen.compared |= compared_names(actual)
@@ -218,24 +272,19 @@ class Lockstep:
         seen.fired |= {name: name in reported for name in due}
         return bool(found)
 
-    def _record(self) -> None:
-        report = self._cell.report
-        if self._seen[GRADIENT].compared:
-            self._cell.measure("gradient_bound_used", self._bound_used)
-            report.bounds["gradient_bound"] = self._bound(torch.float32).name
-        report.bounds["step_bound"] = self._inexact.bound
-        report.not_applied |= self._why_not
+    def results(self) -> dict[str, Compared]:
+        """Return what was compared, by check; collective."""
         if not self._alive:
             self._seen[GRADIENT].fired = dict.fromkeys(self._seen[GRADIENT].fired, False)
-        for check, seen in self._seen.items():
-            if check not in self._why_not:
-                self._cell.check(check, seen.found, self._where, seen.compared)
-                self._cell.control(check, seen.fired, self._where)
-        if LOSS not in self._why_not:
-            self._record_losses()
-        self._compare_replicas()
+        made = {check: Compared(one.found, one.compared, one.fired) for check, one in self._seen.items()}
+        if LOSS not in self.not_applied:
+            made[LOSS] = self._compare_losses()
+        made[REPLICAS] = self._compare_replicas()
+        if not made[REPLICAS].fired:
+            self.not_applied[REPLICAS] = "no two ranks have the same part of anything"
+        return {check: one for check, one in made.items() if check not in self.not_applied}
 
-    def _record_losses(self) -> None:
+    def _compare_losses(self) -> Compared:
         """Compare the losses; the control of each is the twin's loss of another step. They mean something if
         they are finite and not zero, and there was a gradient."""
         alive = self._run.alive[-len(self._losses) :]
@@ -247,25 +296,18 @@ class Lockstep:
             found += self._far(step, one.twin)
             means = math.isfinite(one.ranks) and one.ranks != 0.0 and lives
             fired[loss_name(step)] = means and any(self._far(step, other) for other in others)
-        self._cell.check(LOSS, found, self._where, [*fired])
-        self._cell.control(LOSS, fired, self._where)
+        return Compared(found, dict.fromkeys(fired, True), fired)
 
     def _far(self, step: int, twin: float) -> list[Mismatch]:
         one = self._losses[step]
         near = loss_share(self._twin.computes_in) * max(abs(twin), one.size)
         return losses_close([twin], [one.ranks], step, near / abs(twin) if twin else 0.0)
 
-    def _compare_replicas(self) -> None:
+    def _compare_replicas(self) -> Compared:
         """Compare what several ranks have."""
-        cell = self._cell
         state = {name: leaf for name, leaf in state_of(self._run).items() if isinstance(leaf, TensorLeaf)}
         leaves = {name: leaf for name, leaf in state.items() if leaf.kind != "buffer"}
-        fired, found = compare_replicas(leaves, cell.world.group)
-        if fired:
-            cell.check(REPLICAS, found, self._where, [*fired])
-            cell.control(REPLICAS, fired, self._where)
-        else:
-            cell.report.not_applied[REPLICAS] = "no two ranks have the same part of anything"
+        return compare_replicas(leaves, self._world.group)
 
 
 def _local(gradient: torch.Tensor) -> torch.Tensor:

@@ -1,35 +1,31 @@
-"""What known defects make of a state is told from anything else, and how far it may be off: against what of
-a tensor."""
+"""The state that a known defect makes of what was saved is told from any other."""
 
-from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcpbench.core.mismatch import Mismatch, Problem
-from dcpbench.verify import known_defects
-from dcpbench.verify.compare import compare
-from dcpbench.verify.known_defects import (
-    NEVER_STEPPED,
-    ONE_REPLICA,
-    OWN_CHUNKS,
-    SLICED_BY_SHARD,
-    mark_expected,
-    mark_never_stepped,
-    mark_own_chunks,
-    mark_replica,
-    mark_sliced,
-)
+from dcpbench.cell.checkpoint import Checkpoint
+from dcpbench.cell.explained import Restored
+from dcpbench.plugins.defects import as_list, one_replica
+from dcpbench.plugins.defects.never_stepped import never_stepped
+from dcpbench.plugins.defects.own_chunks import loaded_alone
+from dcpbench.plugins.defects.sliced_by_shard import sliced
+from dcpbench.verify.compare import same_leaves
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.plain_read import StoredChunk
-from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf, digested
+from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaves, TensorLeaf, digested
+from support.alone import bare_cell, config, world
 
 
-def by(marked: Iterable[Mismatch]) -> dict[str, str | None]:
-    return {one.name: one.by for one in marked}
+def restored(check: str, saved: Leaves, actual: Leaves) -> Restored:
+    """The reference of a load in which all names differ."""
+    checkpoint = Checkpoint(1, "", None, {check: saved})  # type: ignore[arg-type]
+    return Restored(checkpoint, {check: actual}, {}, {check: frozenset(actual)})
 
 
 @settings(deadline=None, max_examples=100)
@@ -62,13 +58,12 @@ def test_what_slicing_by_tp_shards_makes_of_a_tensor_is_told(
     live = {name: TensorLeaf(extent.take(tensor), extent, None) for name in restored}
     saved = digested(live) if large else live
     actual: Leaves = {name: TensorLeaf(each, extent, None) for name, each in restored.items()}
-    found = compare(saved, actual)
-    expected = {one.name: None if one.name == "wrong" else SLICED_BY_SHARD for one in found}
-    assert by(mark_sliced(found, saved, actual, lambda name: tensor, shards)) == expected
+    once, again = sliced(saved, actual, lambda name: tensor, shards)
+    assert same_leaves(once, actual) | same_leaves(again, actual) == {"once", "again"}
     others = tensor + 1, tensor.view(torch.int32), torch.cat([tensor, tensor]), None
     for other in others:
-        marked = mark_sliced(found, saved, actual, lambda name, held=other: held, shards)  # type: ignore[misc]
-        assert [*marked] == found, "the checkpoint does not hold what was saved"
+        made = sliced(saved, actual, lambda name, held=other: held, shards)  # type: ignore[misc]
+        assert made == ({}, {}), "the checkpoint does not hold what was saved"
 
 
 def test_of_what_no_tp_shard_is_cut_out_nothing_is_a_slice() -> None:
@@ -78,19 +73,18 @@ def test_of_what_no_tp_shard_is_cut_out_nothing_is_a_slice() -> None:
         "w": TensorLeaf(tensor[4:], half, None),
         "plain": TensorLeaf(tensor[4:], all_of_it, None),
     }
-    saved |= {"nan": saved["w"], "lr": 0.1}
-    actual: Leaves = {name: replace(saved[name], local=tensor[:4]) for name in ("w", "plain", "nan")}
-    actual |= {"lr": 0.2}
-    found = [
-        replace(one, problem=Problem.nan) if one.name == "nan" else one for one in compare(saved, actual)
-    ]
-    marked = mark_sliced(found, saved, actual, lambda name: tensor, 2)
-    assert by(marked) == {"w": SLICED_BY_SHARD, "plain": None, "nan": None, "lr": None}
+    saved |= {"lr": 0.1}
+    actual: Leaves = {name: replace(saved[name], local=tensor[:4]) for name in ("w", "plain")}
+    actual |= {"lr": 0.2, "unknown": actual["w"]}
+    once, _ = sliced(saved, actual, lambda name: tensor, 2)
+    assert same_leaves(once, actual) == {"w"}
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("large", [False, True])
-def test_what_any_replica_had_is_told(monkeypatch: pytest.MonkeyPatch, place: int, large: bool) -> None:
+def test_what_any_replica_had_is_told(
+    monkeypatch: pytest.MonkeyPatch, place: int, large: bool, tmp_path: Path
+) -> None:
     """The peer whose values came back is the first, the second or the last rank."""
 
     def leaves(value: float) -> Leaves:
@@ -100,29 +94,23 @@ def test_what_any_replica_had_is_told(monkeypatch: pytest.MonkeyPatch, place: in
 
     saved, actual = leaves(1.0), leaves(2.0)
     actual["none"] = replace(actual["none"], local=torch.full((2,), 3.0))
+    actual["dtype"] = replace(actual["dtype"], local=actual["dtype"].local.double())
 
-    def gathered(mine: object, group: object) -> list[object]:
-        assert mine == {name: known_defects._digest(leaf) for name, leaf in saved.items()}
-        peers = {name: known_defects._digest(leaf) for name, leaf in leaves(2.0).items()}
-        ranks: list[object] = [mine, mine]
-        ranks.insert(place, peers)
+    def gathered(mine: Any, group: object) -> list[Any]:
+        if not isinstance(mine["optim_equal"], dict):  # the names
+            return [mine]
+        assert mine["optim_equal"].keys() == {"first", "dtype", "none", "last"}
+        theirs = digested(leaves(2.0))
+        peers = {name: leaf for name, leaf in theirs.items() if isinstance(leaf, DigestedLeaf)}
+        ranks = [mine, mine]
+        ranks.insert(place, {"optim_equal": peers})
         return ranks
 
-    monkeypatch.setattr(known_defects, "gathered", gathered)
-    found = [
-        replace(one, problem=Problem.dtype) if one.name == "dtype" else one for one in compare(saved, actual)
-    ]
-    assert len(found) == len(saved)
-    marked = mark_replica(found, digested(saved) if large else saved, actual, None)
-    told = dict.fromkeys(("first", "last"), ONE_REPLICA)
-    assert by(marked) == dict.fromkeys(saved) | told
-
-
-def test_what_is_not_found_beside_a_run_with_the_defect_is_by_it() -> None:
-    beside = compare({"b": 1, "c": 1, "d": 1}, {"b": 2, "c": 2, "d": 2})
-    found = compare(dict.fromkeys("abcde", 1), dict.fromkeys("abcde", 2))
-    marked = mark_expected(found, "defect", lambda: beside)
-    assert by(marked) == {"a": "defect", "b": None, "c": None, "d": None, "e": "defect"}
+    monkeypatch.setattr(one_replica, "gathered", gathered)
+    cell = bare_cell(tmp_path, config(model="short", parallel="hsdp", world_size=2), world(0, 2))
+    reference = restored("optim_equal", digested(saved) if large else saved, actual)
+    states = one_replica.defect.expected(cell, "restored", reference)
+    assert set().union(*(same_leaves(one["optim_equal"], actual) for one in states)) == {"first", "last"}
 
 
 @settings(deadline=None, max_examples=100)
@@ -153,39 +141,33 @@ def test_what_a_load_of_ones_own_chunks_makes_of_a_part_is_told(
     local = part.take(expected).clone()
     if changed:
         local.view(-1)[data.draw(st.integers(0, part.numel - 1))] = 5
-    was, here = {"w": TensorLeaf(before, part, None)}, {"w": TensorLeaf(local.view(-1), part, None)}
-    found = [Mismatch("w", problem) for problem in (Problem.differs, Problem.replicas, Problem.nan)]
-    asked: list[str] = []
-
-    def own(name: str) -> list[StoredChunk]:
-        asked.append(name)
-        return chunks
-
-    marks = [one.by for one in mark_own_chunks(found, was, here, own)]
-    assert marks == [None if changed else OWN_CHUNKS] * 2 + [None]
-    assert set(asked) == {"w"}
-    assert torch.equal(before, was["w"].local), "what is retained stays"
-    for unknown in ({}, {"w": digested(was)["w"]}):
-        assert by(mark_own_chunks(found[:1], unknown, here, own)) == {"w": None}
-    assert by(mark_own_chunks(found[:1], was, {}, own)) == {"w": None}
+    was, here = TensorLeaf(before, part, None), TensorLeaf(local.view(-1), part, None)
+    kept = before.clone()
+    made = {"w": loaded_alone(was, here, chunks)}
+    assert same_leaves(made, {"w": here}) == (set() if changed else {"w"})
+    assert torch.equal(kept, was.local), "what is retained stays"
 
 
 def test_a_list_of_the_same_for_a_tuple_is_known_and_no_other() -> None:
     saved = {"betas": (0.8, 0.9), "eps": (None, 1.0), "lr": [0.1], "weight": 1.0}
     actual = {"betas": [0.8, 0.9], "eps": [None, 2.0], "lr": (0.1,), "weight": 2.0}
-    found = [Mismatch(name, Problem.value) for name in (*saved, "stranger")]
-    marked = known_defects.mark_lists(found, saved, actual)
-    assert {one.name: one.by for one in marked} == {
-        **dict.fromkeys((*saved, "stranger")),
-        "betas": known_defects.AS_LIST,
+    made = as_list.defect.expected(None, "restored", restored("optim_equal", saved, actual))
+    assert [same_leaves(one["optim_equal"], actual) for one in made] == [{"betas"}]
+
+
+@pytest.mark.parametrize(("restored", "same"), [(1.0, True), (2.0, False)])
+def test_an_idle_counter_of_one_step_is_told(restored: float, same: bool) -> None:
+    step = torch.tensor(restored)
+    actual = {"state.w.step": Idle(TensorLeaf(step, whole(step), None, "step"))}
+    assert same_leaves(never_stepped(actual), actual) == (actual.keys() if same else set())
+
+
+def test_moments_of_an_optimizer_that_never_stepped_are_zeros() -> None:
+    zeros, step = torch.zeros(3), torch.ones(())
+    actual: Leaves = {
+        "state.w.exp_avg": TensorLeaf(zeros, whole(zeros), None),
+        "state.v.exp_avg": TensorLeaf(zeros + 1, whole(zeros), None),
+        "state.w.step": TensorLeaf(step, whole(step), None),
+        "param_groups.0.lr": 0.0,
     }
-
-
-@pytest.mark.parametrize(("restored", "by"), [(1.0, NEVER_STEPPED), (2.0, None)])
-def test_an_idle_counter_of_one_step_is_marked(restored: float, by: str | None) -> None:
-    def counter(value: float) -> Leaves:
-        step = torch.tensor(value)
-        return {"state.w.step": Idle(TensorLeaf(step, whole(step), None, "step"))}
-
-    found = compare(counter(3.0), counter(restored))
-    assert [one.by for one in mark_never_stepped(found, counter(restored))] == [by]
+    assert same_leaves(never_stepped(actual), actual) == {"state.w.exp_avg", "state.w.step"}

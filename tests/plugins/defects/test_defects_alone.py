@@ -8,17 +8,20 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+from dcpbench.cell import checks
+from dcpbench.cell.checkpoint import Checkpoint
+from dcpbench.cell.explained import Restored, Resumed
 from dcpbench.config.schema import conf_folder
-from dcpbench.core.mismatch import Mismatch, Problem
-from dcpbench.scenarios import checks, known_defects
-from dcpbench.scenarios.checkpoint import Checkpoint
+from dcpbench.plugins.defects import as_restored, other_save, own_chunks
 from dcpbench.sweep.plan.known_failures import read
 from dcpbench.verdict.known_failures import KnownFailure, explaining
+from dcpbench.verify.compare import same_leaves
 from dcpbench.verify.snapshot import TensorLeaf, snapshot_nested
 from dcpbench.workloads.batches import batches_of
 from dcpbench.workloads.build_run import build
-from dcpbench.workloads.training_run import TrainingRun
 from support.alone import Ran, bare_cell, config, group_of_one, run_alone, world
+
+pytestmark = pytest.mark.cell
 
 SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 3}
 
@@ -40,7 +43,7 @@ def listed(name: str) -> KnownFailure:
 @stages_again
 def test_of_a_stager_that_saves_share() -> None:
     ran = overlapping("async_shared_stager")
-    failed = {one.check: one.findings for one in ran.verdict.failed}
+    failed = {one.check: one.mismatches for one in ran.verdict.failed}
     state = {"model_equal", "optim_equal", "extra_equal", "files_equal"}
     assert failed.keys() == state | {"loss_resume_equal", "state_resume_equal"}
     for check, findings in failed.items():
@@ -54,14 +57,14 @@ def test_of_a_stager_that_saves_share() -> None:
 @stages_again
 @pytest.mark.parametrize("fault", ["weight_lowest_bit", "second_step_wrong"])
 def test_another_defect_beside_it_is_not_of_it(fault: str) -> None:
-    failed = {one.check: one.findings for one in overlapping("async_shared_stager", fault).verdict.failed}
+    failed = {one.check: one.mismatches for one in overlapping("async_shared_stager", fault).verdict.failed}
     assert not explaining([listed("shared-stager")], failed, []).whole
 
 
 @stages_again
 def test_a_file_that_holds_what_no_save_had_is_not_of_it() -> None:
     failed = {
-        one.check: one.findings for one in overlapping("async_shared_stager", "file_bit").verdict.failed
+        one.check: one.mismatches for one in overlapping("async_shared_stager", "file_bit").verdict.failed
     }
     assert None in {one.by for one in failed["files_equal"]}
     assert not explaining([listed("shared-stager")], failed, []).whole
@@ -73,18 +76,12 @@ def test_of_a_writer_that_saves_share() -> None:
         overlapping("async_shared_writer")
 
 
-def test_saves_that_share_nothing_have_no_such_defect(tmp_path: Path) -> None:
-    for save, shares in (("async", False), ("async_stager_kept", False), ("async_shared_writer", True)):
-        cell = bare_cell(tmp_path, config(**SMALL, save=save))
-        leaves = snapshot_nested({"w": torch.ones(2)})
-        other = Checkpoint(2, "", cast(Any, None), {"model_equal": leaves})
-        mine = replace(
-            other, step=1, state={"model_equal": snapshot_nested({"w": torch.zeros(2)})}, beside=[other]
-        )
-        found = known_defects.mark_restored(
-            cell, "model_equal", [Mismatch("w", Problem.differs)], mine, leaves
-        )
-        assert [one.by for one in found] == ["other_save" if shares else None]
+def test_of_other_saves_in_flight_the_states_are_expected(tmp_path: Path) -> None:
+    other = Checkpoint(2, "", cast(Any, None), {"model_equal": snapshot_nested({"w": torch.ones(2)})})
+    mine = replace(other, step=1, beside=[other])
+    cell = bare_cell(tmp_path, config(**SMALL, save="async_shared_writer"))
+    states = other_save.defect.expected(cell, "restored", Restored(mine, {}, {}, {}))
+    assert [*states] == [other.state]
 
 
 @pytest.mark.parametrize("save", ["sync", "sync_no_collectives"])
@@ -96,35 +93,34 @@ def test_what_was_there_before_a_load_is_retained_where_a_rank_reads_its_own(
     dcp.save({"model": {"w": torch.ones(2)}}, checkpoint_id=tmp_path / "1", use_collectives=save == "sync")
     leaves = snapshot_nested({"w": torch.ones(2)})
     checkpoint = Checkpoint(1, str(tmp_path / "1"), cast(Any, None), {"model_equal": leaves})
-    checks.make_different(cell, run, checkpoint)
-    assert (checkpoint.unrestored is None) == (save == "sync")
-    if not checkpoint.unrestored:
+    before = checks.make_different(cell, run, checkpoint)
+    assert bool(before.state) == (save != "sync")
+    if not before.state:
         return
-    checkpoint.unrestored["model_equal"] = snapshot_nested({"w": torch.zeros(2), "other": torch.zeros(2)})
+    was = {"model_equal": snapshot_nested({"w": torch.zeros(2), "other": torch.zeros(2)})}
     actual = snapshot_nested({"w": torch.ones(2), "other": torch.zeros(2)})
-    found = [Mismatch("w", Problem.differs), Mismatch("other", Problem.differs)]
-    marks = {
-        one.name: one.by
-        for one in known_defects.mark_restored(cell, "model_equal", found, checkpoint, actual)
-    }
-    assert marks == {"w": "own_chunks", "other": "own_chunks"}
+    names = {"model_equal": frozenset(actual)}
+
+    def explained() -> set[str]:
+        about = Restored(checkpoint, {"model_equal": actual}, was, names)
+        (state,) = own_chunks.defect.expected(cell, "restored", about)
+        return same_leaves(state["model_equal"], actual)
+
+    assert explained() == {"w", "other"}
     assert isinstance(actual["w"], TensorLeaf)
     actual["w"].local[1] = 0  # which was not restored, though this rank has saved it
-    (marked,) = known_defects.mark_restored(cell, "model_equal", found[:1], checkpoint, actual)
-    assert marked.by is None
+    assert explained() == {"other"}
 
 
 def test_a_run_that_goes_on_beside_leaves_the_one_that_was_restored_alone(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**SMALL, save="async_shared_stager"))
     runs = [build(cell.config, cell.world, 0) for _ in range(2)]
     data = batches_of(cell.config, cell.world.device)
-    others: list[TrainingRun] = []
-    mark = known_defects.resumed_by(cell, runs[0], data, 1)
-    finding = Mismatch("loss of step 1", Problem.value)
-    (marked,) = mark([finding], lambda other: others.append(other) or [])
-    assert marked.by == "as_restored"
+    about = Resumed(checks._plain_copy(cell, runs[0]), data, 1)
+    (state,) = as_restored.defect.expected(cell, "resumed", about)
+    assert state["extra_equal"]["train_state.losses"] == about.restored.train_state.losses
     for run in runs:
         run.train(data, 1)
-    for run in (*runs, *others):
+    for run in (*runs, about.restored):
         assert torch.equal(run.tensor_object.data, runs[1].tensor_object.data)
         assert run.train_state.losses == runs[1].train_state.losses

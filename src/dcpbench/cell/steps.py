@@ -1,11 +1,11 @@
 """The steps that scenarios are made of: build, train, save, load. What is verified between them is in
-`dcpbench.scenarios.checks`."""
+`dcpbench.cell.checks`."""
 
 import itertools
 import multiprocessing
 import pkgutil
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,26 +13,20 @@ from typing import Any
 
 import torch
 
+from dcpbench.cell import contract, side_effects
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint
+from dcpbench.cell.explained import StoredFiles, explained
+from dcpbench.cell.shared_folder import wait_until_seen
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.core.plugins import all_of
-from dcpbench.scenarios import contract, known_defects, side_effects
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import (
-    RANDOM,
-    Checkpoint,
-    SavedCheckpoint,
-    State,
-    promised_keys,
-    retained_state,
-)
-from dcpbench.scenarios.shared_folder import wait_until_seen
-from dcpbench.verify.audit import audit, controls
-from dcpbench.verify.compare_layouts import gathered
-from dcpbench.verify.files import FileDigests, digest_late_files, not_synced, synced_in
+from dcpbench.core.rank_report import NOTHING
+from dcpbench.verify.audit import compare_manifest
 from dcpbench.verify.plain_read import compare_stored
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import build_run
 from dcpbench.workloads.batches import Batches, batches_of
+from dcpbench.workloads.run_state import RANDOM, State, promised_keys, retained_state
 from dcpbench.workloads.training_run import TrainingRun
 
 
@@ -180,7 +174,7 @@ def train_and_save(
     for name, kind in oracle.trained.not_looked_at.items():
         cell.report.not_applied[f"extra_equal of {name}"] = f"a {kind} has no state that can be asked for"
     if (needed := oracle.trained.needs_random) is not None:
-        everywhere = frozenset[str]().union(*gathered(needed, cell.world.group))
+        everywhere = frozenset[str]().union(*cell.world.gathered(needed))
         _keep_random(cell, oracle, checkpoints, everywhere)
     return checkpoints
 
@@ -253,7 +247,9 @@ def save(
     )
 
 
-def _when_complete(cell: Cell, checkpointer: Checkpointer, checkpoint_id: str) -> tuple[float, FileDigests]:
+def _when_complete(
+    cell: Cell, checkpointer: Checkpointer, checkpoint_id: str
+) -> tuple[float, Mapping[str, str]]:
     """When a save has reported success, and on rank 0 what its files are."""
     complete_at = time.time()
     return complete_at, checkpointer.digests(checkpoint_id) if cell.world.rank == 0 else {}
@@ -277,11 +273,11 @@ def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
     with cell.phase("verify", "audit"):
         complete_at, files = checkpoint.files.result()
         if on_several_hosts and cell.world.rank == 0:
-            files = {**files, **digest_late_files(folder, files, complete_at)}
+            files = checkpoint.checkpointer.digests_with_late(checkpoint.checkpoint_id, files, complete_at)
         mine = checkpoint.keys, files, _synced(cell, checkpoint)
         where = f"once the save of step {checkpoint.step} had ended"
         side_effects.verify_nothing_left_open(cell, checkpoint.opened, where)
-        everybody = gathered(mine, cell.world.group)
+        everybody = cell.world.gathered(mine)
         if files := everybody[0][1]:
             digests = partial(checkpoint.checkpointer.digests, checkpoint.checkpoint_id)
             cell.files[checkpoint.checkpoint_id] = str(checkpoint), files, digests
@@ -293,9 +289,15 @@ def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
         if stored := checkpoint.checkpointer.stored(checkpoint.checkpoint_id):
             world = cell.world
             seen = compare_stored(checkpoint.by_key, stored, world.rank, world.size, world.device)
-            found = known_defects.mark_stored(cell, seen.found, checkpoint, stored)
-            cell.check("files_equal", found, str(checkpoint), seen.control)
-            cell.control("files_equal", seen.control, str(checkpoint))
+            names = frozenset(one.name for one in seen.found)
+
+            def equal(_: str, state: State) -> set[str]:
+                again = compare_stored(state.values(), stored, world.rank, world.size, world.device)
+                return again.names.keys() - {one.name for one in again.found}
+
+            about = partial(StoredFiles, checkpoint, stored, names)
+            for check, one in explained(cell, "stored", {"files_equal": seen}, about, equal).items():
+                cell.record(check, one, str(checkpoint))
         else:
             cell.report.not_applied.setdefault("files_equal", "nothing else reads what lies there")
     cell.complete[:] = [checkpoint]
@@ -305,17 +307,14 @@ def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
 
 def _audit(cell: Cell, checkpoint: SavedCheckpoint, everybody: list[Any]) -> None:
     """What a checkpoint says of itself on rank 0, against what `everybody` had to save, and has synced."""
-    found, control = [], {}
+    compared = NOTHING
     if cell.world.rank == 0:
         expected = {key: what for keys, _, _ in everybody for key, what in keys.items()}
-        manifest = checkpoint.checkpointer.manifest(checkpoint.checkpoint_id)
-        found, control = audit(manifest, expected), controls(manifest, expected)
         synced = [one for _, _, one in everybody]
-        if (files := everybody[0][1]) and None not in synced:
-            found += not_synced(files, set().union(*synced))
-            control["files that were not synced"] = len(not_synced(files, ())) == len(files)
-    cell.check("checkpoint_whole", found, str(checkpoint), list(control))
-    cell.control("checkpoint_whole", control, str(checkpoint))
+        known = None if None in synced else set().union(*synced)
+        manifest = checkpoint.checkpointer.manifest(checkpoint.checkpoint_id)
+        compared = compare_manifest(manifest, expected, everybody[0][1], known)
+    cell.record("checkpoint_whole", compared, str(checkpoint))
 
 
 def _synced(cell: Cell, checkpoint: SavedCheckpoint) -> set[str] | None:
@@ -325,7 +324,7 @@ def _synced(cell: Cell, checkpoint: SavedCheckpoint) -> set[str] | None:
     children = set(multiprocessing.active_children()) - cell.children_before
     if not raw or not raw.sync or children:
         return None
-    return synced_in(Path(checkpoint.checkpoint_id), cell.synced)
+    return cell.synced(Path(checkpoint.checkpoint_id))
 
 
 def _measure_raw(cell: Cell, checkpoint: SavedCheckpoint) -> None:

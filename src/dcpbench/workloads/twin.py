@@ -97,6 +97,21 @@ class Twin:
             hook.remove()
         return made
 
+    def passed_again(self) -> Pass:
+        """Pass over it once more, as from the beginning of the step, of which nothing stays."""
+        with self._undone():
+            self._begin_again()
+            return self._passed(self._batch)
+
+    @contextmanager
+    def changed(self, change: Callable[[nn.Module], None]) -> Iterator[None]:
+        """Context manager: within, other parameters require gradients."""
+        required = {value: value.requires_grad for value in self.model.parameters()}
+        change(self.model)
+        yield
+        for value, was in required.items():
+            value.requires_grad_(was)
+
     def jittered(self) -> list[Pass]:
         """Pass over it again, with parameters and inputs that are different by a rounding."""
         share = max((_unit(one) for one in self.computes_in), default=0.0)

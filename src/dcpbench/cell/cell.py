@@ -3,24 +3,22 @@
 import multiprocessing
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from dcpbench.cell.checkpoint import SavedCheckpoint
 from dcpbench.checkpointers.base import PendingSave
 from dcpbench.config.schema import Config
 from dcpbench.core.metrics import METRICS, PHASE_S, Measurement
-from dcpbench.core.mismatch import Mismatch
-from dcpbench.core.rank_report import CheckReport, RankReport
-from dcpbench.scenarios.checkpoint import SavedCheckpoint
-from dcpbench.verify.files import FileDigests, Synced
+from dcpbench.core.rank_report import CheckReport, Compared, RankReport
 from dcpbench.workloads.world import World
 
-Compared = Iterable[str] | Mapping[str, bool]
-"""The names that were compared; of those that lie on other ranks only, False."""
+Digests = Mapping[str, str]
+"""What can be told of the bytes of a checkpoint's files, by their paths in it."""
 
 
 class Uploads:
@@ -55,13 +53,15 @@ class Cell:
     announce: Callable[[str], None]
     report: RankReport
     uploads: Uploads
-    files: dict[str, tuple[str, FileDigests, Callable[[], FileDigests]]] = field(default_factory=dict)
+    files: dict[str, tuple[str, Mapping[str, str], Callable[[], Mapping[str, str]]]] = field(
+        default_factory=dict
+    )
     """Of each checkpoint by its id: how it is called, what its files were when it was complete, and what says
     what they are now."""
     complete: list[SavedCheckpoint] = field(default_factory=list)
     """The newest checkpoint that is complete, once there is one."""
-    synced: Synced = field(default_factory=set)
-    """The files that this rank has synced."""
+    synced: Callable[[Path], set[str]] = lambda folder: set()
+    """Says which files below a folder this rank has synced."""
     endings: ExitStack = field(default_factory=ExitStack)
     """What has to be given back when the stage ends."""
     children_before: set[BaseProcess] = field(default_factory=lambda: set(multiprocessing.active_children()))
@@ -99,25 +99,7 @@ class Cell:
         """How many values of a metric this rank has recorded: the number of the next save, or load."""
         return sum(one.metric == metric for one in self.report.measurements)
 
-    def check(self, name: str, findings: Iterable[Mismatch], where: str, compared: Compared) -> None:
-        """Record what a comparison found and what it compared; `where` says at which checkpoint. A rank that
-        has nothing to compare there says so with nothing."""
-        report = self._report_of(name)
-        report.add(replace(finding, where=where) for finding in findings)
-        had = compared if isinstance(compared, Mapping) else dict.fromkeys(compared, True)
-        report.compared.setdefault(where, {}).update(had)
-
-    def control(self, name: str, fired: Mapping[str, bool], where: str) -> None:
-        """Record for each name whether the negative control of a check was reported as different at the place
-        where it was compared; there each time, if it is compared there more than once."""
-        seen = self._report_of(name).control.setdefault(where, {})
-        seen.update({one: did and seen.get(one, True) for one, did in fired.items()})
-
-    def controlled(self, check: str, names: Iterable[str], found: Iterable[Mismatch], where: str) -> None:
-        """Record a control: each of these names must be among what a comparison found with something that is
-        different."""
-        reported = {finding.name for finding in found}
-        self.control(check, {name: name in reported for name in names}, where)
-
-    def _report_of(self, check: str) -> CheckReport:
-        return self.report.checks.setdefault(check, CheckReport())
+    def record(self, check: str, compared: Compared, where: str) -> None:
+        """Record the result of a comparison with its negative control; `where` names the checkpoint or the
+        moment. A rank that has nothing to compare there records an empty one."""
+        self.report.checks.setdefault(check, CheckReport()).record(compared, where)
