@@ -14,7 +14,7 @@ from dcpbench.records.findings import Finding, Problem
 from dcpbench.records.metrics import METRICS
 from dcpbench.records.row import AXES, columns
 from dcpbench.records.sentences import describe, short_reason
-from dcpbench.records.store import RESULTS_JSONL
+from dcpbench.records.store import DETAILS_JSONL, RESULTS_JSONL
 
 _POINTS = 200
 _DIGITS = 10
@@ -78,7 +78,8 @@ def cut(value: object, characters: int) -> str | None:
     if not isinstance(value, str):
         return None
     more = len(value) - characters
-    return value if more <= 0 else f"{value[:characters]} ... ({more} more characters in {RESULTS_JSONL})"
+    files = f"{RESULTS_JSONL} or {DETAILS_JSONL}"
+    return value if more <= 0 else f"{value[:characters]} ... ({more} more characters in {files})"
 
 
 def _axes_beside(frame: pd.DataFrame) -> dict[str, list[str | None]]:
