@@ -10,12 +10,11 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from dcpbench.config.text import visible
+from dcpbench.config.text import duration_text, visible
 from dcpbench.records.row import Row
 from dcpbench.records.sentences import short_reason
 from dcpbench.report.styles import style_of
 from dcpbench.sweep.plan import forked_map
-from dcpbench.sweep.plan.resources import duration_text
 
 _FAILURES_SHOWN = 5
 _LEFT_EVERY_S = 1.0
