@@ -9,6 +9,7 @@ import pytest
 from conftest import SMALL, run
 from dcpbench.checkpointers.object_store import ObjectStore
 from dcpbench.config.errors import ConfigError
+from dcpbench.sweep.plan import validity
 from dcpbench.verify.files import digest_files
 from support.alone import alone, config, run_alone
 from support.s3 import CREDENTIALS, Server, s3_server
@@ -27,6 +28,7 @@ def server() -> Iterator[Server]:
         yield one
 
 
+@pytest.mark.cell
 def test_all_of_a_run_comes_back(server: Server) -> None:
     ran = run_alone(storage="s3_of_tests", **ONE)
     assert ran.verdict.status == "pass", ran.verdict.reason
@@ -35,12 +37,14 @@ def test_all_of_a_run_comes_back(server: Server) -> None:
     assert {Path(name).name for name in server.objects()} == {".metadata", "__0_0.distcp"}
 
 
+@pytest.mark.cell
 @pytest.mark.parametrize("fault", ["file_bit", "file_stray"])
 def test_what_is_damaged_in_the_store_is_seen(server: Server, fault: str) -> None:
     verdict, _ = alone(fault, storage="s3_of_tests", **ONE)
     assert (verdict.status, verdict.fault_seen) == ("fail", True), verdict.reason
 
 
+@pytest.mark.cell
 def test_objects_are_copied_read_in_part_and_replaced(server: Server, tmp_path: Path) -> None:
     store, other = (ObjectStore("s3://tests", {"endpoint_url": server.endpoint}) for _ in range(2))
     (tmp_path / "a").mkdir()
@@ -75,7 +79,7 @@ def test_what_cannot_be_a_store_is_refused(options: dict[str, Any], told: str) -
     asked = config(storage="fsspec_s3")
     asked.storage.options = options
     with pytest.raises(ConfigError) as raised:
-        asked.check()
+        validity.check(asked)
     assert told in str(raised.value)
     assert "hidden" not in str(raised.value)
 

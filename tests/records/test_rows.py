@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from dcpbench.core.axes import AXES, AxisSpec
+from dcpbench.core.statuses import BAD, SHOWN, STATUSES, shown
 from dcpbench.records.row import columns, exit_status
 from dcpbench.records.store import (
     ResultsError,
@@ -42,7 +44,7 @@ def test_the_contract_of_columns() -> None:
         "shared_cell_s",
     )
     later = ("checkpointer", "load_world_size", "expected_digest")
-    assert columns()[57:] == (
+    later = (
         *later,
         "state_resume_equal",
         "flags_equal",
@@ -56,20 +58,8 @@ def test_the_contract_of_columns() -> None:
         "load_into",
         "optimizer_state",
         "activation_checkpointing",
-        "crash_consistent",
-        "crash_recoverable",
-        "crash_durable",
-        "crash_states_enumerated",
-        "crash_states",
-        "crash_states_s",
-        "crash_states_new",
-        "crash_states_old",
-        "crash_states_refused",
-        "crash_states_mixture",
-        "crash_states_foreign",
         "clock_offset_s",
         "component",
-        "ranks_hung",
         "python_version",
         "load_torch_version",
         "load_python_version",
@@ -81,7 +71,30 @@ def test_the_contract_of_columns() -> None:
         "step_bound",
         "gradient_bound_used",
     )
+    assert columns()[57 : 57 + len(later)] == later, "those of plug-ins follow"
     assert columns()[18:20] == ("gradient_close", "step_equal"), "in the places of version 2's twin checks"
+
+
+def test_one_declaration_makes_an_axis(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(AXES, "clip", AxisSpec("clip", "the norm that gradients are clipped to", type=int))
+    assert "clip" in columns()
+    append_row(tmp_path, row(cell="a", clip=1))
+    append_row(tmp_path, row(cell="b", clip="two"))
+    rows, remarks = read_rows(tmp_path)
+    assert [found["clip"] for found in rows] == [1, None]
+    assert "clip is" in str(remarks)
+
+
+def test_statuses_are_declared_once() -> None:
+    """The worst first."""
+    names = "crash timeout error fail vacuous xpass xfail skip pass"
+    assert [*STATUSES] == names.split()
+    assert len({spec.letter for spec in SHOWN.values()}) == len(SHOWN)
+    assert {spec.name for spec in SHOWN.values() if spec.ok and spec.style == BAD} == set()
+    assert shown("pass", flaky=True) is SHOWN["flaky"]
+    assert shown("fail", fault_seen=True) is SHOWN["seen"]
+    assert shown("pass", fault_seen=False) is SHOWN["missed"]
+    assert shown("seen") is SHOWN["unknown"], "no row has it as its status"
 
 
 def test_rows_come_back(tmp_path: Path) -> None:

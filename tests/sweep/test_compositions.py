@@ -122,7 +122,7 @@ def test_a_value_that_changes_more_than_its_group_is_composed_with_all_others(
     )
     lists = {**LISTS, "model": ("dummy", "with_decay")}
     register_groups([])
-    overrides = [f"hydra.searchpath=[faults://,file://{tmp_path}]"]
+    overrides = [f"hydra.searchpath=[file://{tmp_path}]"]
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
         base = loader.load_configuration("config", ["hydra.sweep.dir=x", *overrides], RunMode.MULTIRUN)
@@ -138,7 +138,7 @@ def test_what_all_jobs_ask_for_may_choose_otherwise_than_the_sweep_itself(tmp_pa
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment/even.yaml").write_text("# @package _global_\ndefaults: [override /model: even]\n")
     register_groups([])
-    overrides = ["hydra.sweep.dir=x", f"hydra.searchpath=[faults://,file://{tmp_path}]"]
+    overrides = ["hydra.sweep.dir=x", f"hydra.searchpath=[file://{tmp_path}]"]
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
         base = loader.load_configuration("config", overrides, RunMode.MULTIRUN)

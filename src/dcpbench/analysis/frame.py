@@ -9,8 +9,9 @@ from typing import Any
 
 import pandas as pd
 
+from dcpbench.core.statuses import SEVERITY, STATUSES, UNKNOWN, shown
 from dcpbench.records import files
-from dcpbench.records.row import column_types, is_ok
+from dcpbench.records.row import column_types
 from dcpbench.records.row_reader import parse
 from dcpbench.records.store import (
     ENVIRONMENT_JSON,
@@ -112,10 +113,15 @@ def as_text(value: object) -> str:
 
 
 def ok(frame: pd.DataFrame) -> "pd.Series[bool]":
-    """Where a row came out as it should, as `dcpbench.records.row.is_ok` has it."""
+    """Where a row came out as it should, as `dcpbench.core.statuses.shown` has it."""
     known = frame[["status", "flaky", "fault_seen"]].astype(object)
     rows = known.where(known.notna(), None).itertuples(index=False)
-    return pd.Series([is_ok(*row) for row in rows], index=frame.index, dtype=bool)
+    return pd.Series([shown(*row).ok for row in rows], index=frame.index, dtype=bool)
+
+
+def severities(statuses: "pd.Series[str]") -> "pd.Series[int]":
+    """How bad each status is, by `SEVERITY`; one that no row can have is unknown."""
+    return statuses.where(statuses.isin([*STATUSES]), UNKNOWN.name).map(SEVERITY).astype(int)
 
 
 def is_true(column: "pd.Series[Any]") -> "pd.Series[bool]":

@@ -10,11 +10,14 @@ import pandas as pd
 
 from dcpbench.analysis.cell_identity import identity_keys, override_values, with_cells
 from dcpbench.analysis.frame import frame_of, short_names, sweeps_in
-from dcpbench.records.row import AXES, Row
+from dcpbench.core.axes import AXES
+from dcpbench.records.row import Row
 from dcpbench.records.store import RESULTS_CSV, ResultsError, read_rows, stored_rows
 
-_COLUMNS = ("cell", "status", "started_at", "overrides", *AXES, "config_digest", "reason", "flaky")
-_COLUMNS += ("fault_seen", "repeat", "torch_version", "git_commit")
+_COLUMNS = (
+    *("cell", "status", "started_at", "overrides", "config_digest", "reason", "flaky", "fault_seen"),
+    *("repeat", "torch_version", "git_commit"),
+)
 _LOOKED_AT = 10
 _LEAST_IN_COMMON = 0.5
 
@@ -48,7 +51,7 @@ def read_history(places: Sequence[Path], columns: Sequence[str] = ()) -> Rows:
     """The rows of all sweeps in these places with a history's columns and these; ResultsError if none."""
     found = {sweep.resolve(): sweep for place in places for sweep in sweeps_in(place)}.values()
     folders = {name: Path(folder) for folder, name in short_names(map(str, found)).items()}
-    values: dict[str, list[Any]] = {name: [] for name in dict.fromkeys(["sweep", *_COLUMNS, *columns])}
+    values: dict[str, list[Any]] = {name: [] for name in dict.fromkeys(["sweep", *_COLUMNS, *AXES, *columns])}
     remarks = []
     for name, folder in folders.items():
         try:

@@ -8,16 +8,15 @@ from typing import Any
 import pandas as pd
 
 from dcpbench.analysis.cell_identity import override_words
-from dcpbench.analysis.frame import is_true, ok, records
-from dcpbench.records.checks import CHECKS
-from dcpbench.records.metrics import METRICS
-from dcpbench.records.row import AXES, STATUSES
-from dcpbench.records.sentences import short_reason
+from dcpbench.analysis.frame import is_true, ok, records, severities
+from dcpbench.core.axes import AXES
+from dcpbench.core.checks import CHECKS
+from dcpbench.core.metrics import METRICS
+from dcpbench.core.statuses import SEVERITY
+from dcpbench.verdict.sentences import short_reason
 
 _REPEAT = re.compile(r"(^|,)repeat=\d+(?=$|,)")
 _DIGITS = re.compile(r"[+-]?\d[\d.]*(?:e[+-]?\d+|x[0-9a-f]+)?")
-_FLAKY = STATUSES.index("xpass") + 0.5
-_UNKNOWN = -1
 
 
 def status_text(frame: pd.DataFrame) -> "pd.Series[str]":
@@ -25,10 +24,10 @@ def status_text(frame: pd.DataFrame) -> "pd.Series[str]":
     return frame["status"].mask(is_true(frame["flaky"]), frame["status"] + " (flaky)")
 
 
-def severity(frame: pd.DataFrame) -> "pd.Series[float]":
+def severity(frame: pd.DataFrame) -> "pd.Series[int]":
     """How bad each row is: the least is the worst, and a status that is not known is worse than any."""
-    rank = frame["status"].map({status: rank for rank, status in enumerate(STATUSES)}).astype(float)
-    return rank.fillna(_UNKNOWN).mask(is_true(frame["flaky"]), rank.clip(upper=_FLAKY).fillna(_UNKNOWN))
+    rank = severities(frame["status"])
+    return rank.mask(is_true(frame["flaky"]), rank.clip(upper=SEVERITY["flaky"]))
 
 
 def cell_numbers(frame: pd.DataFrame) -> "pd.Series[int]":

@@ -5,8 +5,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from dcpbench.core.plain_values import ColumnType
+from dcpbench.core.statuses import STATUSES
 from dcpbench.records import files
-from dcpbench.records.row import REQUIRED, SCHEMA_VERSION, STATUSES, ColumnType
+from dcpbench.records.row import REQUIRED, SCHEMA_VERSION
 
 READABLE = range(2, SCHEMA_VERSION + 1)
 """The schema versions of rows that can be read. A column that is gone since is kept, and nothing looks at

@@ -22,9 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dcpbench.core.axes import AXES
+from dcpbench.core.metrics import METRICS, Measurement
 from dcpbench.records import files
-from dcpbench.records.metrics import METRICS, Measurement
-from dcpbench.records.row import AXES, Row, column_types, columns
+from dcpbench.records.row import Row, column_types, columns
 from dcpbench.records.row_reader import parse, read_row
 
 RESULTS_JSONL = "results.jsonl"
@@ -38,7 +39,7 @@ PARTS = "*-part-*-of-*"
 """The folders of the parts of a sweep (`part=2/4`), in the folder of the whole."""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_CELL = ("cell", "overrides", "repeat", *AXES)
+_CELL = ("cell", "overrides", "repeat")
 """The columns in which rows of one cell are equal."""
 _ATTEMPT = ("cell", "repeat", "started_at")
 """The columns by which details are a row's: when it started tells the attempts of a cell apart."""
@@ -172,7 +173,7 @@ def read_rows(folder: Path, details: bool = True) -> tuple[list[Row], list[str]]
                 told = [*line.remarks]
                 if line.found:
                     rows.append(line.found)
-                    first = line_of.setdefault(tuple(line.found[name] for name in _CELL), number)
+                    first = line_of.setdefault(tuple(line.found[name] for name in (*_CELL, *AXES)), number)
                     if first != number:
                         told.append(f"the cell of line {first} once more; both are shown")
                 if told:

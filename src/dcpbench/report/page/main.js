@@ -22,6 +22,8 @@ async function start() {
 }
 
 function makeApp(data) {
+  readStatuses(data.statuses);
+  readImportant(data.important);
   const runs = runsOf(data);
   const axes = axesOf(data.axes, runs);
   for (const run of runs) run.place = configuration(run, data.axes);

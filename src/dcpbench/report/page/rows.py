@@ -12,15 +12,18 @@ from typing import Any
 import pandas as pd
 
 from dcpbench.analysis.cell_identity import identity_keys, override_values
-from dcpbench.analysis.frame import Sweeps, ok, records, short_names
+from dcpbench.analysis.frame import Sweeps, records, short_names
 from dcpbench.analysis.runs import commands, seen_by, without_numbers
 from dcpbench.config.text import duration_text
-from dcpbench.records.checks import CHECKS
-from dcpbench.records.findings import Finding, Problem
-from dcpbench.records.metrics import METRICS
-from dcpbench.records.row import AXES, columns
-from dcpbench.records.sentences import describe, rank_numbers, short_reason
+from dcpbench.core.axes import AXES
+from dcpbench.core.checks import CHECKS
+from dcpbench.core.metrics import METRICS
+from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.sentences import describe
+from dcpbench.core.statuses import SHOWN, shown
+from dcpbench.records.row import columns
 from dcpbench.records.store import DETAILS_JSONL, RESULTS_JSONL
+from dcpbench.verdict.sentences import rank_numbers, short_reason
 
 _POINTS = 200
 _DIGITS = 10
@@ -51,7 +54,9 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
     rows = records(frame[kept])
     values = {column: [_clean(row[column], limits) for row in rows] for column in kept}
     values["sweep"] = [labels[sweep] for sweep in frame["sweep"]]
-    values["ok"] = ok(frame).tolist()
+    outcomes = [shown(row["status"], row["flaky"], row["fault_seen"]) for row in rows]
+    values["shown"] = [spec.name for spec in outcomes]
+    values["ok"] = [spec.ok for spec in outcomes]
     values["again"] = commands(frame)
     details = [_dict(value) for value in frame["details"]]
     values["short"] = [
@@ -64,9 +69,15 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
     values["check_details"] = [
         _clean(_checks(of, str(row["reason"]), limits), limits) for row, of in zip(rows, details, strict=True)
     ]
+    important = sorted((spec for spec in AXES.values() if spec.place), key=lambda spec: spec.place)
     beside = {name: of for name, of in _axes_beside(frame).items() if name not in values}
     return {
         "axes": ["sweep", *AXES, *beside],
+        "important": [{"name": spec.name, "down": spec.down} for spec in important],
+        "statuses": [
+            {"name": spec.name, "letter": spec.letter, "label": spec.label, "means": spec.help}
+            for spec in SHOWN.values()
+        ],
         "checks": [
             {"name": spec.name, "help": spec.help, "training": spec.training} for spec in CHECKS.values()
         ],
@@ -202,7 +213,7 @@ def _mismatch(finding: dict[str, Any], reason: str) -> str:
 def _what(finding: dict[str, Any]) -> str:
     """What is wrong, in a sentence."""
     try:
-        known = Finding(
+        known = Mismatch(
             str(finding.get("name")),
             Problem(str(finding.get("problem"))),
             max_abs_diff=finding.get("max_abs_diff"),

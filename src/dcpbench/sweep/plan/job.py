@@ -7,40 +7,20 @@ from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from dcpbench.config.cell_key import CellKey, digest_of
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.groups import Device, StageConfig, StageWorld
-from dcpbench.config.schema import Config, conf_folder
+from dcpbench.config.groups import Device, Ending, StageConfig, StageWorld
+from dcpbench.config.schema import Config
+from dcpbench.core.axes import AXES
+from dcpbench.core.cell_key import CellKey, digest_of
 from dcpbench.executors.fork_server import Machine
 from dcpbench.records.installation import OURS, package_digest
 from dcpbench.records.user_code import file_of
 from dcpbench.sweep.plan import known_failures, validity
 from dcpbench.sweep.plan.cells import SweepCell
-from dcpbench.sweep.plan.known_failures import KnownFailure
+from dcpbench.verdict.attempt import Expected
+from dcpbench.verdict.known_failures import KnownFailure
 from dcpbench.worker.messages import WorldKind
 
-_GROUPS = (
-    "scenario",
-    "parallel",
-    "save",
-    "model",
-    "optimizer",
-    "storage",
-    "checkpointer",
-    "state_dict",
-    "scheduler",
-    "load_into",
-    "component",
-)
-_COLUMNS = (
-    "compile",
-    "world_size",
-    "seed",
-    "load_world_size",
-    "repeat",
-    "optimizer_state",
-    "activation_checkpointing",
-)
 _PROVIDED = ("torch", "dcpbench", "hydra_plugins")
 
 
@@ -80,6 +60,17 @@ class Job:
         """How many ranks its largest stage has."""
         return max(kind.world_size for kind in self.kinds)
 
+    @property
+    def expected(self) -> Expected:
+        """What the verdict has to know of it."""
+        stages = self.config.stages
+        return Expected(
+            worlds=[self.kind(stage).world_size for stage in stages],
+            dies={at: stage.target for at, stage in enumerate(stages) if stage.ends is Ending.crash},
+            known_failures=self.known_failures,
+            fault=self.config.fault if self.config.fault.target else None,
+        )
+
     def checkpoints(self, sweep: Path) -> tuple[Path, Path]:
         """Where the checkpoints of its first try go, in a sweep of that folder, and of its second: what a
         host that was cut off in the first still writes is none of the second's."""
@@ -97,12 +88,12 @@ def plan(cells: Sequence[SweepCell], machine: Machine) -> list[Job]:
     jobs: list[Job] = []
     several_sizes = validity.has_several_sizes(cell.config for cell in cells)
     commit, here = _git_commit(), machine.description
-    listed = conf_folder() / "known_failures.yaml"
     for cell in cells:
         try:
             config = validity.resolve(cell.config, machine)
             skip = validity.why_skip(cell.config, config, machine, several_sizes, cell.overrides)
-            known = known_failures.read(Path(config.known_failures) if config.known_failures else listed)
+            own = config.known_failures
+            known = known_failures.read(Path(own)) if own else known_failures.listed()
             loads = machine.versions_of(config.load_python) if config.load_python else None
         except ConfigError as error:
             where = f" (in {cell.name})" if len(cells) > 1 else ""
@@ -127,18 +118,25 @@ def expected_digest(config: Config, expected: Sequence[KnownFailure]) -> str:
 
 def _columns(cell: SweepCell, config: Config, key: CellKey) -> dict[str, Any]:
     return {
-        **{group: getattr(config, group).name for group in _GROUPS},
-        **{name: getattr(config, name) for name in _COLUMNS},
-        **({"optimizer": None, "scheduler": None} if config.workload.target else {}),
+        **_axes(config),
         "cell": cell.name,
-        "device": config.device.value,
-        "fault": config.fault.name if config.fault.target else None,
-        "load_parallel": config.loading.name if config.scenario.converts else None,
+        "repeat": config.repeat,
         "overrides": shlex.join(cell.overrides),
         "config_dir": cell.config_dir,
         "cwd": str(Path.cwd()),
         "config": dict(key.values),
         "config_digest": key.digest,
+    }
+
+
+def _axes(config: Config) -> dict[str, Any]:
+    """The value of each axis; null for one that the cell has nothing of."""
+    found = {name: getattr(config, name) for name in AXES}
+    found["load_parallel"] = config.loading if config.scenario.converts else None
+    absent = {"fault": not config.fault.target}
+    absent |= dict.fromkeys(("optimizer", "scheduler"), bool(config.workload.target))
+    return {
+        name: None if absent.get(name) else getattr(value, "name", value) for name, value in found.items()
     }
 
 

@@ -16,24 +16,18 @@ from typing import NamedTuple
 
 from rich.filesize import decimal
 
-from dcpbench.config.cell_key import CellKey
 from dcpbench.config.groups import Sharing, StorageConfig
+from dcpbench.core.axes import AXES
+from dcpbench.core.cell_key import CellKey
 from dcpbench.records import files
 from dcpbench.records.row import Row
 from dcpbench.sweep.plan.job import Job
 
-_ALIKE = (
-    ("scenario.name", "parallel.name", "load_parallel.name", "compile", "model.name", "device", "world_size"),
-    ("scenario.name", "parallel.name", "compile", "device", "world_size"),
-    ("scenario.name", "compile", "device", "world_size"),
-)
+_ALIKE = [[spec.key for spec in AXES.values() if spec.likeness >= level] for level in (1, 2, 3)]
 """The parts of their identities in which two cells have to agree to take alike long, the closest likeness
 first; closer still are those of one identity."""
 
-_WRITES_ALIKE = (
-    *("scenario", "parallel", "load_parallel", "checkpointer", "model", "optimizer", "state_dict"),
-    *("world_size", "saves", "save_at"),
-)
+_WRITES_ALIKE = [*(spec.name for spec in AXES.values() if spec.writes), "saves", "save_at"]
 """Those in which they have to agree to write as much."""
 
 _AT_ONCE = {"cuda": 4, "cpu": 16}
