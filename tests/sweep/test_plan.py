@@ -19,6 +19,7 @@ from conftest import TESTS, Finished, environment
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import PlanAs, StorageConfig
 from dcpbench.config.schema import Config
+from dcpbench.config.text import duration_text
 from dcpbench.core.cell_key import CellKey
 from dcpbench.records.row import Row
 from dcpbench.records.store import append_row
@@ -26,7 +27,7 @@ from dcpbench.sweep.folder import manifest
 from dcpbench.sweep.plan import forked_map
 from dcpbench.sweep.plan.dry_run import print_plan
 from dcpbench.sweep.plan.job import Job
-from dcpbench.sweep.plan.resources import Costs, Estimated, duration_text, keys
+from dcpbench.sweep.plan.resources import Costs, Estimated, keys
 from dcpbench.sweep.run.progress import ProgressDisplay, composing_shown
 from dcpbench.verdict.known_failures import KnownFailure
 from support.alone import config
