@@ -22,19 +22,20 @@ from typing import Any
 
 import psutil
 
+from dcpbench.config.groups import ExecutorConfig
+from dcpbench.core.rank_report import RankReport
+from dcpbench.core.stage_end import RankEnd, StageEnd
 from dcpbench.executors.base import Executor
 from dcpbench.executors.fork_server import Machine
-from dcpbench.executors.host_agent import State
-from dcpbench.executors.hosts import Agent, HostsEngine
-from dcpbench.executors.hosts_executor import HostsExecutor
 from dcpbench.executors.local import LocalEngine
-from dcpbench.executors.outcome import RankEnd, StageEnd
+from dcpbench.plugins.hosts.host_agent import State
+from dcpbench.plugins.hosts.hosts import Agent, HostsEngine
+from dcpbench.plugins.hosts.hosts_executor import HostsExecutor
 from dcpbench.records.installation import installation
-from dcpbench.records.rank_report import RankReport
 from dcpbench.worker.messages import CellSpec, WorldKind
 
-AGENTS, RANKS, ACTORS = "SIMULATED_AGENTS", "SIMULATED_RANKS", "SIMULATED_ACTORS"
-"""Variables of the environment: how many agents, with how many ranks each, and how many actors of Ray."""
+AGENTS, ACTORS = "SIMULATED_AGENTS", "SIMULATED_ACTORS"
+"""Variables of the environment: how many agents, and how many actors of Ray."""
 LOOK_S = 0.02
 REAL = 2
 """How many ranks the real run has; all but the first report alike."""
@@ -60,13 +61,11 @@ class Host:
     def start(self, _: Any, ranks: Sequence[int], *__: Any) -> None:
         self.ranks = ranks
 
-    def run(self, _: int, __: Any, reports: list[RankReport], ___: Any) -> StageEnd:
+    def run(self, _: int, __: Any, reports: list[RankReport], ___: Any) -> list[StageEnd]:
         last = len(reports) - 1
         of_rank = {rank: replace(reports[min(rank, last)], rank=rank, host=self.name) for rank in self.ranks}
-        return StageEnd(tuple(RankEnd(rank, "report", "report", report=one) for rank, one in of_rank.items()))
-
-    def phases(self, _: int) -> dict[int, str]:
-        return {}
+        ends = [RankEnd(rank, rank, "", "report", report=one) for rank, one in of_rank.items()]
+        return [StageEnd(tuple(ends))]
 
     def nothing(self, *_: Any) -> None:
         return None
@@ -124,10 +123,10 @@ class SimulatedExecutor(HostsExecutor):
         if stage not in self.reports:
             config = replace(spec.config, world_size=REAL)
             few = replace(kind, world_size=min(kind.world_size, REAL))
-            outcome = self.real.run(few, replace(spec, config=config), *rest)
-            if outcome.status:
-                return outcome
-            self.reports[stage] = outcome.reports
+            end = self.real.run(few, replace(spec, config=config), *rest)
+            if not end.is_complete:
+                return end
+            self.reports[stage] = end.reports
         return super().run(kind, _Told(spec, self.reports[stage]), *rest)
 
     def end(self) -> None:
@@ -156,13 +155,13 @@ class SimulatedEngine(HostsEngine):
     """As many agents as the environment says."""
 
     def begin(self, modules: Sequence[str]) -> None:
-        self.local = LocalEngine(self.config)
+        self.local = LocalEngine(ExecutorConfig())
         self.local.begin(modules)
 
     def probe(self) -> Machine:
         described = {**self.local.probe().description, **installation()}
         made = [Host(f"host{number:04}", described) for number in range(int(os.environ[AGENTS]))]
-        most, actors = int(os.environ[RANKS]), int(os.environ[ACTORS])
+        actors = int(os.environ[ACTORS])
         if actors:
             import ray
 
@@ -174,11 +173,11 @@ class SimulatedEngine(HostsEngine):
             parts = [{host.name: host for host in made[number::actors]} for number in range(actors)]
             several = [made_remote.remote(part) for part in parts]
             self.agents = [
-                OfActor(host.name, "127.0.0.1", (), most=most, actor=several[number % actors])
+                OfActor(host.name, "127.0.0.1", (), actor=several[number % actors])
                 for number, host in enumerate(made)
             ]
         else:
-            self.agents = [Simulated(host.name, "127.0.0.1", (), most=most, host=host) for host in made]
+            self.agents = [Simulated(host.name, "127.0.0.1", (), host=host) for host in made]
         return super().probe()
 
     def refresh(self) -> None:
@@ -214,13 +213,14 @@ def measure(folder: Path, agents: int, arguments: argparse.Namespace) -> bool:
     """Run a sweep and print a line; whether it went as it should."""
     ranks = agents * arguments.ranks
     places = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
-    variables = {AGENTS: str(agents), RANKS: str(arguments.ranks), ACTORS: str(arguments.ray)}
+    variables = {AGENTS: str(agents), ACTORS: str(arguments.ray)}
     asked = (
         f"world_size={ranks}",
         f"model.batch_size={max(ranks, REAL)}",
         f"seed=range(0,{arguments.cells})",
     )
     words = (*asked, f"hydra.sweep.dir={folder}", "executor.target=agents.SimulatedEngine")
+    words += (f"executor.ranks_per_host={arguments.ranks}",)
     command = (sys.executable, "-m", "dcpbench", "-m", *CELL, *words, "timeouts.cell_s=600")
     started = time.monotonic()
     with folder.with_suffix(".log").open("wb") as log:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
 
-from dcpbench.records.rank_report import RankReport
+from dcpbench.core.rank_report import RankReport
 from dcpbench.worker.messages import CellSpec, RunId
 from dcpbench.worker.run_cell import run_cell
 from dcpbench.workloads.world import World

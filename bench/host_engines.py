@@ -3,10 +3,8 @@
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +12,10 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from support.elastic import Torchrun, driver_of, torchrun
-from support.hosts import ray_in
-from support.namespaces import Namespace, cut, namespaces, up
+from support.hosts import RayDaemons, ray_in
+from support.namespaces import cut, namespaces
 
 OBJECT_STORE_BYTES = 80 * 2**20
-MENDED_S = 10.0
-"""How long a link is cut: longer than until its host is given up."""
 
 
 class Hosts:
@@ -75,10 +70,6 @@ class Hosts:
         """A driver of a sweep on them."""
         return driver(folder, *words, *self.words, f"hydra.sweep.dir={folder}")
 
-    def driver(self, _: Path, started: Any) -> Any:
-        """The driver of a sweep that was started."""
-        return started
-
     def fail_host(self) -> str:
         """End a host, for which another one comes; which."""
         node = self.nodes[-1]
@@ -90,82 +81,27 @@ class Hosts:
         """Whether it has the ranks of a host."""
         return name_of(process).startswith("ray::HostAgent")
 
-    def mend(self) -> None:
-        """Undo what failed, where it is to be; called again and again."""
-
 
 class LinkedHosts(Hosts):
     """Ray's daemons in two namespaces, of which the second is cut off when it fails."""
 
     kinds = ("link",)
 
-    def __init__(self, apart: Sequence[Namespace], words: tuple[str, str]) -> None:
-        self._apart, self._words = apart, words
+    def __init__(self, daemons: RayDaemons) -> None:
+        self._daemons = daemons
 
     @property
     def words(self) -> tuple[str, str]:
-        return self._words
+        return self._daemons.words
 
     def start(self, folder: Path, *words: str) -> "subprocess.Popen[bytes]":
-        return driver(folder, *words, *self.words, f"hydra.sweep.dir={folder}", prefix=self._apart[0].prefix)
+        prefix = self._daemons.hosts[0].prefix
+        return driver(folder, *words, *self.words, f"hydra.sweep.dir={folder}", prefix=prefix)
 
     def fail_host(self) -> str:
-        cut(self._apart[1])
-        return self._apart[1].address
-
-
-class TorchrunHosts(LinkedHosts):
-    """torchrun in two namespaces. Its processes have a rank each, and start a driver where one was killed."""
-
-    kinds = ("rank killed", "agent killed", "link", "agent stopped", "driver", "rank stopped")
-    most_s = 60.0  # of which torchrun takes most, to start its processes anew
-
-    def __init__(self, apart: Sequence[Namespace], stack: ExitStack) -> None:
-        super().__init__(apart, ("", ""))
-        self._stack, self._mends_at = stack, 0.0
-
-    def start(self, folder: Path, *words: str) -> Any:
-        two = [(one.address, one.prefix) for one in self._apart]
-        made = torchrun(folder, "-m", *words, max_restarts=1000, hosts=two)
-        return _Elastic(self._stack.enter_context(made))
-
-    def driver(self, folder: Path, started: Any) -> Any:
-        return driver_of(folder)
-
-    def is_agent(self, process: psutil.Process) -> bool:
-        with suppress(psutil.Error):
-            return "torch.distributed.run" in name_of(process.parent()) and "dcpbench" in name_of(process)
-        return False
-
-    def fail_host(self) -> str:
-        self._mends_at = time.monotonic() + MENDED_S
-        return super().fail_host()
-
-    def mend(self) -> None:
-        if 0 < self._mends_at <= time.monotonic():
-            up(self._apart[1])
-            self._mends_at = 0.0
-
-
-@dataclass
-class _Elastic:
-    """A sweep on torchrun, in the words of a process that is a driver."""
-
-    run: Torchrun
-
-    def poll(self) -> int | None:
-        """0 once the sweep has ended; torchrun itself would start its processes again, to no effect."""
-        if "written to" not in self.run.log.read_text():
-            return None
-        self.run.end()
-        self.wait()
-        return 0
-
-    def send_signal(self, _: int) -> None:
-        self.run.end()
-
-    def wait(self) -> None:
-        self.run.ended()
+        host = self._daemons.hosts[1]
+        cut(host)
+        return host.address
 
 
 @contextmanager
@@ -174,12 +110,9 @@ def on_engine(engine: str, count: int, folder: Path) -> Iterator[Hosts]:
     with ExitStack() as stack:
         if engine == "ray":
             yield stack.enter_context(hosts(count))
-            return
-        apart = stack.enter_context(namespaces())
-        if engine == "torchrun":
-            yield TorchrunHosts(apart, stack)
         else:
-            yield LinkedHosts(apart, stack.enter_context(ray_in(apart, folder.parent)))
+            apart = stack.enter_context(namespaces())
+            yield LinkedHosts(stack.enter_context(ray_in(apart, folder.parent)))
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
     python bench/hosts.py scale [--ranks 8,16,32,64] [--hosts 1,2,4,8] [--cells N] [--device cuda]
     python bench/hosts.py failures [--ranks N] [--hosts N] [--cells N] [--failures N] [--folder F] [--limit S]
-    python bench/hosts.py failures --engine torchrun [--cells N] [--failures N] [--folder F]
     python bench/hosts.py failures --engine ray-links --failures 1 [--cells N] [--folder F]
 
 The hosts are nodes that Ray simulates on this machine, each with a loopback address of its own. `scale` runs
@@ -11,9 +10,8 @@ driver of one long sweep from outside: every cell must have one row, and pass, i
 first was hit. A sweep that `--limit` seconds have ended goes on where it is, in `--folder`, the next time.
 Both end with 1 where something is not so.
 
-The hosts of the other engines are two network namespaces (as root) with two ranks each, and the link between
-them fails too. torchrun needs both, and has its link again after a while; Ray's daemon on a host that was cut
-off ends, and the sweep goes on with the other.
+The hosts of `ray-links` are two network namespaces (as root) with two ranks each. The link between them
+fails, and the sweep goes on with one host.
 """
 
 # ruff: noqa: T201
@@ -154,7 +152,6 @@ class Sweep:
         """Take note of new rows, and have something fail where it is time."""
         self.seen += [time.monotonic()] * self.new_rows()
         count = self.before + len(self.seen)
-        self.hosts.mend()
         if count in self.moments and (about := self.fail(self.moments[count])):
             self.failures.append(Failure(self.moments.pop(count), about, count, time.monotonic()))
 
@@ -172,9 +169,8 @@ class Sweep:
     def fail(self, kind: str) -> str | None:
         """Have something fail; about what, or None where it is not there yet."""
         if kind == "driver":
-            if one := self.hosts.driver(self.folder, self.driver):
-                one.kill()
-            return "driver" if one else None
+            self.driver.kill()
+            return "driver"
         if kind in ("host", "link"):
             return self.hosts.fail_host()
         ours = psutil.Process().children(recursive=True)
@@ -274,7 +270,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--cell-limit", type=float, default=120.0, help="timeouts.cell_s, in seconds")
     parser.add_argument("--failures", type=int, default=20)
-    parser.add_argument("--engine", choices=("ray", "torchrun", "ray-links"), default="ray")
+    parser.add_argument("--engine", choices=("ray", "ray-links"), default="ray")
     parser.add_argument(
         "--kinds", help="what fails, in turn, of what may on this engine (default: all of it)"
     )

@@ -31,7 +31,10 @@ from pathlib import Path
 from mutations import EDITS, PACKAGE, Mutant, mutants, planted
 
 ROOT = Path(__file__).resolve().parents[1]
-VERIFICATION = ("verify", "scenarios", "records/rank_report.py", "sweep/run/verdict.py")
+VERIFICATION = (
+    *("verify", "cell", "scenarios", "workloads/twin.py", "workloads/lockstep.py"),
+    *("core/rank_report.py", "core/stage_end.py", "verdict"),
+)
 EQUIVALENT = Path(__file__).with_name("mutants-equivalent.txt")
 LEAST_LIMIT_S = 60.0
 
@@ -39,7 +42,7 @@ _CELLS = ("device=cpu", "world_size=2", "retry=0", "timeouts.cell_s=60")
 _SWEEP = (sys.executable, "-m", "dcpbench", "-m", *_CELLS)
 _PYTEST = ("-q", "-x", "-p", "no:cacheprovider", "-p", "no:logging", "-m", "not slow")
 STEPS: dict[str, tuple[str, ...]] = {
-    "verdicts": (*_PYTEST, "tests/sweep/test_verdict.py", "tests/sweep/test_known_failures.py"),
+    "verdicts": (*_PYTEST, "tests/verdict"),
     "unit tests": (*_PYTEST, "tests/verify"),
     "cells alone": (*_PYTEST, "tests/scenarios"),
     "healthy cells": (

@@ -20,9 +20,9 @@ from dcpbench.cli.described import described
 from dcpbench.config import groups
 from dcpbench.config.cell_key import HOW_RUN
 from dcpbench.config.schema import OF_THE_SWEEP, Config
-from dcpbench.faults.registry import NONE, load_faults
-from dcpbench.records.checks import CHECKS
-from dcpbench.records.metrics import METRICS
+from dcpbench.core.checks import CHECKS
+from dcpbench.core.metrics import METRICS
+from dcpbench.core.plugins import declared_values
 from dcpbench.records.row import AXES, STATUS_HELP, column_types
 
 _ROOT = Path(__file__).parents[1]
@@ -72,6 +72,14 @@ _PLACES = {
     "training": "in how a parallel run trains",
     "both": "in what is staged, and in what is restored",
 }
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Add the pages of plug-ins to the guides."""
+    assert config.nav is not None
+    guides = next(part["Guides"] for part in config.nav if "Guides" in part)
+    pages = sorted((_ROOT / "docs" / "plugins").glob("*.md"))
+    guides.append({"Plug-ins": [f"plugins/{path.name}" for path in pages]})
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -220,7 +228,7 @@ def _statuses() -> str:
 
 
 def _faults() -> str:
-    specs = {name: spec for name, spec in load_faults().items() if name != NONE}
+    specs = declared_values().get("fault", {})
     parts = [
         f"The {len(specs)} defects that `fault=<name>` plants in a cell, to see that it fails. "
         "`seen by` is the check that has to report it, or the exception that has to refuse it; "

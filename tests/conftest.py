@@ -11,14 +11,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+import yaml
 
+from dcpbench.core.plugins import load_plugins
 from support import drivers
 from support.drivers import Driver, environment
 
@@ -34,6 +36,8 @@ SMALL = ("model=short", *ONE_STEP)
 """For sweeps that need no more: what a cell costs goes with its parameters and its steps."""
 PARALLELISMS = ("none", "ddp", "fsdp", "hsdp", "fsdp_tp", "fsdp2", "hsdp2", "fsdp2_tp")
 
+
+load_plugins()
 
 # What tests compute is small, and threads that wait for each other spin on cores that ranks need.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -136,10 +140,85 @@ def run(folder: Path, *overrides: str, **options: Any) -> Finished:
     return dcpbench(*words_of(folder, *overrides), folder=folder, **options)
 
 
+def tiered(values: Iterable[Any], *kept: Any) -> list[Any]:
+    """Return parameters of a test: `make test` has those of `kept`, one of each kind, `make test-all` all."""
+    every = list(values)
+    assert {*kept} <= {*every}, "a kept value is not among them"
+    return [
+        pytest.param(
+            *(value if isinstance(value, tuple) else (value,)),
+            marks=() if value in kept else pytest.mark.extended,
+        )
+        for value in every
+    ]
+
+
+def selected(request: pytest.FixtureRequest, *names: str) -> list[Any]:
+    """Return what the selected tests that use this fixture have as these parameters, each once: a sweep runs
+    the cells that they check. A single name gives values, several give tuples."""
+    found: dict[Any, None] = {}
+    for item in request.session.items:
+        mine = getattr(item, "module", None) is request.module
+        given = item.callspec.params if hasattr(item, "callspec") else {}
+        if mine and request.fixturename in getattr(item, "fixturenames", ()) and given.keys() >= {*names}:
+            values = tuple(given[name] for name in names)
+            found[values if len(values) > 1 else values[0]] = None
+    return [*found]
+
+
+def blocks(cells: Iterable[dict[str, Any]]) -> list[str]:
+    """Return the words of a sweep of these cells, in which a value may be a list."""
+    return [
+        f"+hydra.sweeper.matrix.b{number}={{{', '.join(f'{key}: {_quoted(cell[key])}' for key in cell)}}}"
+        for number, cell in enumerate(cells)
+    ]
+
+
+def cells_of(name: str) -> dict[str, dict[str, Any]]:
+    """Return the blocks of an experiment of the tests, each with what holds for all of them."""
+    (path,) = TESTS.rglob(f"conf/experiment/{name}.yaml")
+    asked = yaml.safe_load(path.read_text())
+    matrix = asked.pop("hydra")["sweeper"]["matrix"]
+    chosen = [item for one in asked.pop("defaults", []) for item in one.items()]
+    of_all = {group.removeprefix("override /"): value for group, value in chosen} | _flat(asked)
+    return {block: {**cell, **of_all, **cell} for block, cell in matrix.items()}
+
+
+def experiment(name: str, wanted: Iterable[str]) -> list[str]:
+    """Return the words of an experiment of the tests with no other than the wanted blocks."""
+    names = {*wanted}
+    return blocks(cell for block, cell in cells_of(name).items() if block in names)
+
+
+def _flat(asked: dict[str, Any], of: str = "") -> dict[str, Any]:
+    found = {}
+    for key, value in asked.items():
+        found |= _flat(value, f"{of}{key}.") if isinstance(value, dict) else {f"{of}{key}": value}
+    return found
+
+
+def _word(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _quoted(value: Any) -> str:
+    return f"'{value}'" if isinstance(value, str | list) else _word(value)
+
+
 @pytest.fixture
 def sweep(tmp_path: Path) -> Callable[..., Finished]:
     """Run a sweep into a fresh folder."""
     return lambda *overrides, **options: run(tmp_path / "sweep", *overrides, **options)
+
+
+def seen_through(folder: Path, checkpointer: str) -> None:
+    """Plant faults in what this checkpointer saves and loads: each is seen as where DCP does."""
+    faults = ("weight_lowest_bit", "stale_stage", "key_dropped", "checkpoint_of_first_save", "file_missing")
+    cells = (f"checkpointer={checkpointer}", "parallel=fsdp2", f"fault={','.join(faults)}", "saves=2")
+    ended = run(folder, "-m", *cells, "device=cpu", "world_size=2")
+    seen = [row["fault_seen"] for row in ended.rows]
+    assert seen == [True] * 4 + [None], ended.out
+    assert "takes checkpointer=dcp" in ended.rows[-1]["reason"]
 
 
 def alive_in(folder: Path) -> list[str]:

@@ -17,10 +17,11 @@ import pytest
 import yaml
 from mkdocs.exceptions import PluginError
 
+from conftest import tiered
 from dcpbench.analysis.frame import read_sweeps
 from dcpbench.cli.described import Axis, Described, described
-from dcpbench.faults.registry import load_faults
-from dcpbench.records.checks import CHECKS
+from dcpbench.core.checks import CHECKS
+from dcpbench.records.installation import conf_folders
 from dcpbench.records.row import STATUSES
 
 ROOT = Path(__file__).parents[1]
@@ -48,26 +49,18 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return SAMPLES.Samples(tmp_path_factory.mktemp("samples"))
 
 
+OF_EACH_COMMAND = ("README.md", "resume-exact.md", "report.md", "audit.md", "history.md")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    tiered(PAGES, *(page for page in PAGES if page.name in OF_EACH_COMMAND)),
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_samples_are_what_their_commands_print(page: Path, running: Any) -> None:
     list(running.differing(PAGES[0].read_text()))  # whose sweeps others read
     assert list(running.differing(page.read_text())) == [], "make samples"
-
-
-def test_the_table_of_defects_is_what_faults_have_to_be_seen_by() -> None:
-    page = (DOCS / "concepts" / "checks.md").read_text()
-    table = page.partition("| class of defect |")[2].partition("\n\n")[0].splitlines()[2:]
-    faults, caught = load_faults(), set()
-    for row in table:
-        checks, names = (set(re.findall(r"`(\w+)`", cell)) for cell in row.split(" | ")[1:])
-        assert checks <= CHECKS.keys()
-        caught |= checks
-        for name in names:
-            seen_by = {expect.check for expect in faults[name].expects}
-            assert seen_by & checks or seen_by == {None}, f"{name}: {seen_by}"
-    needed = {expect.check for fault in faults.values() for expect in fault.expects if expect.check}
-    assert needed - caught <= {"loss_resume_equal"}, "which is named where the state is"
 
 
 def test_what_looks_like_a_sample_is_one() -> None:
@@ -127,12 +120,15 @@ def test_every_status_has_what_to_do() -> None:
 
 def test_every_value_of_every_axis_is_in_the_readme() -> None:
     table = dict(re.findall(r"^\| `(\w+)` \| ([\w, ]+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE))
-    axes = described().axes
+    axes = {name for name in described().axes if name not in ("load_parallel", "fault", "experiment")}
+    own, *added = conf_folders()
     assert table == {
-        name: ", ".join(sorted(axis.values))
-        for name, axis in axes.items()
-        if name not in ("load_parallel", "fault", "experiment")
+        name: ", ".join(sorted(path.stem for path in own.glob(f"{name}/*.yaml"))) for name in axes
     }
+    for folder in added:
+        page = (DOCS / "plugins" / f"{folder.parent.name}.md").read_text()
+        there = {path.stem for name in axes for path in folder.glob(f"{name}/*.yaml")}
+        assert {value for value in there if not re.search(rf"\b{value}\b", page)} == set()
 
 
 def test_every_finding_is_in_the_index() -> None:
@@ -191,6 +187,27 @@ def test_the_workflow_of_several_hosts_runs_the_tests_that_make_test_leaves_out(
     assert steps[-1]["run"] == 'make "$TARGET"'
     made = (ROOT / "Makefile").read_text()
     assert all(re.search(rf"^test-{one}:(.|\n\t)*-m {one}$", made, re.MULTILINE) for one in left_out)
+
+
+def test_the_workflow_of_each_change_runs_the_tiers() -> None:
+    (check, test), steps = _jobs("tests.yml")
+    assert check["strategy"]["matrix"] == {"python": ["3.11", "3.13"], "torch": ["2.11", "2.13", "2.15"]}
+    assert [step["run"] for step in steps if step.get("name") == "Tests"] == ["make check", 'make "$TARGET"']
+    assert re.findall(r"'([\w-]+)'", test["env"]["TARGET"]) == ["schedule", "test-all", "test"]
+    assert not [step["run"] for step in steps if "${{" in step.get("run", "")]
+
+
+def test_each_tier_of_tests_holds_the_one_before() -> None:
+    """Of what a tier leaves out, the next one leaves out less, and the last nothing that has no target."""
+    made = (ROOT / "Makefile").read_text()
+    elsewhere = re.findall(r"not (\w+)", re.findall(r"^ELSEWHERE := (.*)", made, re.MULTILINE)[0])
+    out = [
+        {*re.findall(r"not (\w+)", re.findall(rf"^{tier}: lint\n\t.*-m \"(.*)\"", made, re.MULTILINE)[0])}
+        for tier in ("check", "test", "test-all")
+    ]
+    assert out == [{"slow", "cell", "browser", "extended"}, {"extended"}, set()]
+    assert made.count('$(ELSEWHERE)"') == 3
+    assert all(f"$(MAKE) test-{marker}\n" in made for marker in elsewhere)
 
 
 def test_the_workflow_publishes_what_make_docs_builds() -> None:

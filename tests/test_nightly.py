@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from conftest import environment
-from dcpbench.config.schema import conf_folder
-from dcpbench.faults.registry import load_faults
+from dcpbench.core.plugins import declared_values
 from dcpbench.records import lock
+from dcpbench.records.installation import conf_folders
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "scripts").glob("nightly.*"))
@@ -59,15 +59,20 @@ def test_a_broken_workflow_would_be_seen(tmp_path: Path) -> None:
 
 def test_the_experiment_names_values_that_there_are() -> None:
     """Composing all of its cells takes a minute: here only the names in its lists are looked up."""
-    conf, faults = conf_folder(), load_faults()
-    night = yaml.safe_load((conf / "experiment/nightly.yaml").read_text())
-    blocks = night["hydra"]["sweeper"]["matrix"]
-    groups = {path.name for path in conf.iterdir() if path.is_dir()}
+    folders, faults = conf_folders(), declared_values().get("fault", {})
+    night = yaml.safe_load((folders[0] / "experiment/nightly.yaml").read_text())
+    added = [path for folder in folders for path in sorted(folder.glob("experiment/nightly/*.yaml"))]
+    parts = [night, *(yaml.safe_load(path.read_text()) for path in added)]
+    blocks = {}
+    for part in parts:
+        blocks |= part.get("hydra", {"sweeper": {"matrix": {}}})["sweeper"]["matrix"]
+    groups = {path.name for folder in folders for path in folder.iterdir() if path.is_dir()}
     for name, block in blocks.items():
         for key, values in block.items():
             folder = "parallel" if key == "load_parallel" else key
-            for value in str(values).split(",") if folder in (*groups, "fault") else ():
-                known = value.strip() in faults or (conf / folder / f"{value.strip()}.yaml").is_file()
+            for value in str(values).split(",") if folder in groups else ():
+                files = (one / folder / f"{value.strip()}.yaml" for one in folders)
+                known = value.strip() in faults or any(path.is_file() for path in files)
                 assert known, (name, key, value)
         sharing = block.get("sharing", night["sharing"])
         assert sharing == ("none" if name.startswith("costs_") else "correctness")
@@ -143,6 +148,7 @@ def old_night(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_only_the_newest_nights_are_kept(nights: Nights) -> None:
     """Beside them, folders that look like nights and are not: links, names, files of another program."""
     elsewhere = old_night(nights.folder.parent / "elsewhere")
@@ -171,6 +177,7 @@ def test_only_the_newest_nights_are_kept(nights: Nights) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_nights_one_after_another(nights: Nights) -> None:
     first = broken_off_and_gone_on_with(nights, "2026-11-19")
     # Run again with a night before it, which had the same rows.

@@ -16,9 +16,10 @@ from support.drivers import environment
 pytestmark = pytest.mark.slow
 
 PLUGIN = """
-from dcpbench.records.checks import CheckSpec, register_check
-from dcpbench.records.findings import Finding, Problem
-from dcpbench.records.metrics import MetricSpec, register_metric
+from dcpbench.core.checks import CheckSpec, register_check
+from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.metrics import MetricSpec, register_metric
+from dcpbench.core.rank_report import Compared
 
 
 def descriptors(cell):
@@ -31,13 +32,11 @@ def verify_float32(cell, target, checkpoint):
 
     def wrong(dtype):
         parameters = target.model.named_parameters()
-        return [Finding(name, Problem.dtype, facts={"saved": dtype, "restored": value.dtype})
+        return [Mismatch(name, Problem.dtype, facts={"saved": dtype, "restored": value.dtype})
                 for name, value in parameters if value.dtype != dtype]
 
     names, where = [name for name, _ in target.model.named_parameters()], str(checkpoint)
-    cell.check("float32_kept", wrong(torch.float32), where, names)
-    seen = {finding.name for finding in wrong(torch.float64)}
-    cell.control("float32_kept", {name: name in seen for name in names}, where)
+    cell.record("float32_kept", Compared.of(wrong(torch.float32), wrong(torch.float64), names), where)
 
 
 register_metric(MetricSpec("load_descriptors", "open descriptors at the end of a load", "max", phase="load",

@@ -1,5 +1,7 @@
 """dcpbench: an experiment matrix for PyTorch Distributed Checkpoint, one trustworthy row per cell."""
 
+import sys
+
 __version__ = "0.1.0"
 
 SAFE_PATH = ("PYTHONSAFEPATH", "dcpbench")
@@ -8,10 +10,24 @@ the current folder. Ranks alone do, later (`dcpbench.records.user_code`). Anothe
 stays."""
 
 
+class _Moved:
+    """Finds modules by the names that they had before they moved; asked where nothing else finds one."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> object:
+        if not name.startswith("dcpbench."):
+            return None
+        from dcpbench.config.moved import spec_of
+
+        return spec_of(name)
+
+
+sys.meta_path.append(_Moved)  # type: ignore[arg-type]
+
+
 def leave_out_current_folder() -> None:
     """Take the folder that `python -m` puts first off `sys.path`; called before anything else is imported."""
     import os
-    import sys
 
     if not sys.flags.safe_path:
         try:

@@ -15,8 +15,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from dcpbench.cli.commands import main as dcpbench
+from dcpbench.core.metrics import Measurement
 from dcpbench.records import files, store
-from dcpbench.records.metrics import Measurement
 from dcpbench.report.__main__ import main
 from dcpbench.sweep.folder import manifest, resume
 from report.sweeps import cell, folder_of_lines, folder_with, line

@@ -6,14 +6,11 @@ import os
 import subprocess
 import sys
 import tempfile
-import warnings
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed.checkpoint as dcp
 from hypothesis import HealthCheck, Phase, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -25,8 +22,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from dcpbench.crash_states.disk_states import Crash, disk_states
-from dcpbench.crash_states.recording import read_record, recording
 from support import plain_steps
 from support.gloo_ranks import Ask
 from support.plain_script import Step, plain_script
@@ -139,14 +134,6 @@ class Checkpoints(RuleBasedStateMachine):
         self._expect(told[:ranks] == ["CheckpointException"] * ranks)
         return name
 
-    @rule(target=broken, which=st.integers(0, 50))
-    def kill(self, which: int) -> Any:
-        """A save is killed at some point before its metadata are there."""
-        states = [one for one in _killed_saves(self._step) if ".metadata" not in one]
-        files = states[which % len(states)]
-        self._call("lay_out", folder=(name := self._new()), files=files)
-        return name
-
     @rule(name=broken, ranks=SIZES, layout=LAYOUTS)
     def load_what_is_broken(self, name: str, ranks: int, layout: dict[str, str]) -> None:
         loaded = self._call("load", folder=name, ranks=ranks, layout=layout)
@@ -174,31 +161,13 @@ class Checkpoints(RuleBasedStateMachine):
         del self.held[name]
 
 
-@cache
-def _killed_saves(step: int) -> list[dict[str, bytes]]:
-    """The files after each point at which a save of one process may be killed."""
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(action="ignore"):
-        saved, logs, before = (Path(folder) / name for name in ("saved", "logs", "before"))
-        for path in (saved, logs, before):
-            path.mkdir()
-        state = {"model": {key: plain_steps.values(step, key) for key in KEYS}, "step": step}
-        with recording(saved, logs, 0):
-            dcp.save(state, checkpoint_id=saved / "new", no_dist=True)
-        states = disk_states(read_record(before, logs, 1), 0, 0)
-        trees = [one.tree for one in states if one.crash is Crash.killed and "new" in one.tree]
-    return [
-        {path.removeprefix("new/"): content for path, content in tree.items() if content is not None}
-        for tree in trees
-    ]
-
-
 @pytest.fixture(scope="module")
 def prepared(ask: Ask) -> Ask:
     ask(plain_steps.prepare)
     return ask
 
 
-def _settings(few: int, steps: int) -> settings:
+def settings_of(few: int, steps: int) -> settings:
     return settings(
         max_examples=EXAMPLES or few,
         stateful_step_count=3 * steps if EXAMPLES else steps,
@@ -211,7 +180,7 @@ def _settings(few: int, steps: int) -> settings:
 
 
 def test_what_a_load_brings_back_is_what_the_model_says(prepared: Ask) -> None:
-    run_state_machine_as_test(lambda: Checkpoints(prepared), settings=_settings(10, 12))
+    run_state_machine_as_test(lambda: Checkpoints(prepared), settings=settings_of(10, 12))
 
 
 class Defective:
@@ -239,7 +208,7 @@ class Defective:
 @pytest.mark.slow
 def test_a_sequence_that_fails_is_short_and_a_script_in_plain_torch(tmp_path: Path) -> None:
     with pytest.raises(AssertionError) as failed:
-        run_state_machine_as_test(lambda: Checkpoints(Defective()), settings=_settings(600, 12))
+        run_state_machine_as_test(lambda: Checkpoints(Defective()), settings=settings_of(600, 12))
     (script,) = (one for one in failed.value.__notes__ if "CALLS" in one)
     calls = script.partition("CALLS = [\n")[2].partition("\n]\n")[0].splitlines()
     made = [call.split("'")[1] for call in calls]

@@ -1,7 +1,5 @@
 """Each way to lay out a checkpoint keeps what was saved, and what is wrong with one is seen."""
 
-from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,9 +7,7 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
 from conftest import SMALL, Finished, run
-from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.checkpointers.tensors_only import of_tensors
-from dcpbench.faults.targets import NothingToPlantError
 from dcpbench.scenarios.stateful_objects import plain_values
 from dcpbench.verify.audit import Entry
 from dcpbench.verify.compare import compare
@@ -20,35 +16,16 @@ from support.alone import alone
 
 ONE: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
 PASSING = ("fsspec", "fsspec_memory", "hf", "hf_sharded")
-SEEN = {
-    ("fsspec", "save_load"): "file_bit",
-    ("fsspec_memory", "save_load"): "file_bit",
-    ("hf", "save_load"): "safetensors_bit",
-    ("hf_sharded", "save_load"): "safetensors_bit",
-    ("hf_consolidated", "model_only"): "safetensors_bit",
-}
-"""A defect for each storage, and the scenario in which nothing else is wrong."""
 OF_FILES = {"files_equal", "files_unchanged"}
 
 
+@pytest.mark.cell
 @pytest.mark.parametrize("storage", PASSING)
 def test_all_of_a_run_comes_back(storage: str) -> None:
     verdict, report = alone(storage=storage, **ONE)
     assert verdict.status == "pass", verdict.reason
     assert MemoryFileSystem.store == {}, "what lay in memory is gone with the cell"
     assert report.checks.keys() >= OF_FILES
-
-
-@pytest.mark.parametrize(("storage", "scenario"), SEEN)
-def test_a_defect_is_seen(storage: str, scenario: str) -> None:
-    verdict, _ = alone(SEEN[storage, scenario], storage=storage, scenario=scenario, **ONE)
-    assert (verdict.status, verdict.fault_seen) == ("fail", True), verdict.reason
-
-
-def test_where_there_are_no_files_none_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DcpCheckpointer, "files", lambda *_: nullcontext(tmp_path / "none"))
-    with pytest.raises(NothingToPlantError, match="has no files"):
-        alone("file_stray", storage="file", **ONE)
 
 
 def test_values_come_back_out_of_tensors() -> None:
@@ -67,10 +44,11 @@ def test_values_come_back_out_of_tensors() -> None:
     assert compare(snapshot_nested(one), snapshot_nested(other)) == []
 
 
+@pytest.mark.cell
 def test_what_consolidation_loses_is_told_and_nothing_else() -> None:
     """The ranks' own files, which are read too, hold it."""
     verdict, report = alone(storage="hf_consolidated", scenario="model_only", **{**ONE, "model": "scaled"})
-    found = {(one.check, each.name, each.where) for one in verdict.failed for each in one.findings}
+    found = {(one.check, each.name, each.where) for one in verdict.failed for each in one.mismatches}
     where = "in the checkpoint of step 1"
     assert found == {("model_equal", "scale", where), ("files_equal", "model.scale", where)}
     assert f"{where}, by each rank's files" in report.checks["model_equal"].compared

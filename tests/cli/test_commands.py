@@ -94,9 +94,9 @@ def test_every_command_has_help_of_short_lines(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
-    assert [*tree.commands] == [*described.COMMANDS]
+    assert {*tree.commands} <= {*described.commands()}
     whole = helped([], capsys)
-    for name, text in described.COMMANDS.items():
+    for name, text in described.commands().items():
         assert re.search(rf"^  {name} +{re.escape(text[:30])}", whole, re.MULTILINE)
         own = helped([name], capsys)
         assert own.startswith(f"Usage: dcpbench {name} ")

@@ -77,6 +77,7 @@ def bash(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], t
     shell.end()
 
 
+@pytest.mark.slow
 def test_what_bash_makes_of_a_tab(bash: Callable[[str], tuple[str, list[str]]]) -> None:
     assert bash("dcpbench comp") == ("dcpbench compare ", [])
     assert bash("dcpbench re") == ("dcpbench re", ["resume", "report"])

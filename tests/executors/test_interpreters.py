@@ -98,10 +98,10 @@ def test_an_interpreter_that_ends_is_an_error_of_the_stage(tmp_path: Path) -> No
     ranks = OtherInterpreter(_program(tmp_path, "exit 3"), (), ())
     kind = WorldKind(1, "cpu", False)
     spec = CellSpec(RunId("tests", "cell", 0, 0), config(), str(tmp_path), str(tmp_path))
-    outcome = ranks.run(kind, spec, TimeoutsConfig(), lambda rank, phase: None)
-    assert outcome.status == "error"
-    assert outcome.problem is not None
-    assert "could not be run" in outcome.problem
+    end = ranks.run(kind, spec, TimeoutsConfig(), lambda rank, phase: None)
+    assert end.not_run is not None
+    assert "could not be run" in end.not_run
+    assert end.skip is None
     ranks.end()
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from dcpbench.analysis.history_rows import sweep_before
-from dcpbench.records.findings import Finding, Problem
+from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.records.row import Row
-from dcpbench.records.sentences import check_sentence
 from dcpbench.records.store import write_csv
 from dcpbench.report.show import write_reports
+from dcpbench.verdict.sentences import check_sentence
 from report.sweeps import folder_with
 from support.browser import Browser
 from support.pages import all_statuses, cell, four_cells, many_axes, many_scenarios
@@ -27,7 +27,7 @@ DAY = {
     "git_commit": "932aa6fc48021cb68b2f07b8b484c45faa766cd1-dirty",
     "cell_s": 60.0,
 }
-FOUND = Finding("net1.weight", Problem.value, "param", 0.5, {"saved": 1.0, "restored": 1.5}, "in step 4")
+FOUND = Mismatch("net1.weight", Problem.value, "param", 0.5, {"saved": 1.0, "restored": 1.5}, "in step 4")
 _FITS = """
 const page = document.documentElement.scrollWidth;
 const wide = [];

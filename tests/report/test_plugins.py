@@ -14,8 +14,8 @@ from support.browser import Browser
 pytestmark = pytest.mark.slow
 
 PLUGIN = """
-from dcpbench.records.checks import CheckSpec, register_check
-from dcpbench.records.metrics import MetricSpec, register_metric
+from dcpbench.core.checks import CheckSpec, register_check
+from dcpbench.core.metrics import MetricSpec, register_metric
 
 shown = {"shown": "always", "compared": "always"}
 register_metric(MetricSpec("queue_s", "waiting for the storage", history=True, better="lower", **shown))

@@ -9,12 +9,14 @@ from unittest import mock
 
 import pytest
 
+from dcpbench.cell.contract import Unsaveable, verify_refused_beside
 from dcpbench.checkpointers.base import PendingSave
 from dcpbench.checkpointers.dcp import DcpCheckpointer
-from dcpbench.records.findings import Finding
-from dcpbench.scenarios.contract import Unsaveable, verify_refused_beside
+from dcpbench.core.mismatch import Mismatch
 from dcpbench.verify.audit import Entry, Manifest
 from support.alone import Ran, bare_cell, group_of_one, run_alone, world
+
+pytestmark = pytest.mark.cell
 
 WHERE = "of a save that cannot be written, beside another"
 
@@ -67,7 +69,7 @@ def test_one_that_is_not_refused_as_it_should_be_is_seen(
     ran = overlapping(defect())
     assert {one.check: one.names for one in ran.verdict.failed} == {"contract_held": [found]}
     (worst,) = ran.reports[0].checks["contract_held"].worst
-    assert isinstance(worst, Finding)
+    assert isinstance(worst, Mismatch)
     assert worst.where == WHERE
 
 

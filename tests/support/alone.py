@@ -13,16 +13,19 @@ import torch
 import torch.distributed as dist
 from omegaconf import OmegaConf
 
-from dcpbench.config.schema import Config, conf_folder
-from dcpbench.executors.base import Outcome
-from dcpbench.faults.registry import load_faults
-from dcpbench.records.rank_report import RankReport
-from dcpbench.scenarios.cell import Cell, Uploads
-from dcpbench.sweep.plan.known_failures import read
-from dcpbench.sweep.run.verdict import Verdict, verdict_of
+from dcpbench.cell.cell import Cell, Uploads
+from dcpbench.config.groups import FaultConfig
+from dcpbench.config.schema import Config
+from dcpbench.core.plugins import declared_values, load_plugins
+from dcpbench.core.rank_report import RankReport
+from dcpbench.records.installation import conf_folders
+from dcpbench.sweep.plan import known_failures
+from dcpbench.verdict.attempt import verdict_of
+from dcpbench.verdict.verdict import Verdict
 from dcpbench.worker.messages import CellSpec, RunId
 from dcpbench.worker.run_cell import run_cell
 from dcpbench.workloads.world import World
+from support.ends import reported
 from support.jobs import job
 
 _CHOICES = {
@@ -39,7 +42,10 @@ _CHOICES = {
     "executor": "local",
     "component": "none",
 }
-_FOLDERS = (conf_folder(), Path(__file__).parents[1] / "conf")
+_TESTS = Path(__file__).parents[1]
+_FOLDERS = (*conf_folders(), _TESTS / "conf", *_TESTS.glob("plugins/*/conf"))
+
+load_plugins()
 
 gc.freeze()  # as ranks do: a cell begins with a collection, and what is imported is never garbage
 
@@ -50,13 +56,14 @@ def config(fault: str = "none", **values: Any) -> Config:
     base = OmegaConf.merge(_base(chosen), {"device": "cpu", **values})
     made = OmegaConf.to_object(base)
     assert isinstance(made, Config)
-    made.fault = load_faults()[fault]
+    if fault != "none":
+        made.fault = declared_values()["fault"][fault]
     return made
 
 
 @cache
 def _base(chosen: tuple[tuple[str, str], ...]) -> Any:
-    base = OmegaConf.structured(Config(world_size=1, fault=load_faults()["none"]))
+    base = OmegaConf.structured(Config(world_size=1, fault=FaultConfig("none")))
     for group, name in chosen:
         path = next(path for folder in _FOLDERS if (path := folder / group / f"{name}.yaml").exists())
         base[group] = OmegaConf.merge(base[group], OmegaConf.load(path))
@@ -108,7 +115,7 @@ def run_alone(fault: str = "none", seen_by: World | None = None, **values: Any) 
         finally:
             torch.use_deterministic_algorithms(deterministic)
         ran.left = sorted(path.name for path in checkpoints.iterdir())
-    ran.verdict = verdict_of(job(given), [Outcome([report]) for report in ran.reports])
+    ran.verdict = verdict_of(job(given).expected, [reported([report]) for report in ran.reports])
     return ran
 
 
@@ -120,7 +127,7 @@ def alone(fault: str = "none", **values: Any) -> tuple[Verdict, RankReport]:
 
 def unexplained(ran: Ran, known: str) -> set[str]:
     """What the checks of a cell found that is not listed as this known failure."""
-    listed = [one for one in read(conf_folder() / "known_failures.yaml") if one.id == known]
+    listed = [one for one in known_failures.listed() if one.id == known]
     assert listed
     return {
         finding.name

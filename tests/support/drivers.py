@@ -63,7 +63,8 @@ def start_server() -> ForkServerContext:
         *(["support.compile_once"] if compiles else []),
         "support.read_once",
     ]
-    with mock.patch.dict(os.environ, environment()):
+    # The plug-ins of a test are its drivers' alone.
+    with mock.patch.dict(os.environ, environment() | {"DCPBENCH_PLUGINS": ""}):
         with mock.patch.object(forkserver, "ensure_running"):
             context = fork_server.fork_server(fork_server.rank_imports(compiles))
         os.environ.pop(SAFE_PATH[0])  # else it holds for whatever is forked from the server

@@ -5,28 +5,32 @@ import os
 import re
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from unittest import mock
 
 import psutil
 
 import dcpbench
-from conftest import wait_for
+from conftest import Finished, wait_for
 from dcpbench.config.schema import conf_folder
 from support.drivers import environment
-from support.namespaces import Namespace
+from support.namespaces import Namespace, end
 
 _SMALL = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 _PORT = 6391
 _ENDS_S = 60.0
+_SWEEP_S = 300.0
+_NOTICES = {
+    "RAY_grpc_client_keepalive_time_ms": "5000",
+    "RAY_grpc_client_keepalive_timeout_ms": "10000",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
+}
+"""Variables that end a daemon without its head in half a minute; by default that takes eight."""
 _RAY = (sys.executable, "-m", "ray.scripts.scripts")
-_NO_DELAY = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
 _NO_DASHBOARD = "--include-dashboard=false"
 
 
@@ -89,30 +93,66 @@ def hosts(count: int) -> Iterator[Hosts]:
         made.end()
 
 
+class RayDaemons:
+    """Ray's daemons in network namespaces, which print to files in `folder`. Their head is in the first."""
+
+    def __init__(self, hosts: Sequence[Namespace], folder: Path) -> None:
+        self.hosts, self._folder = hosts, folder
+        self._address = f"{hosts[0].address}:{_PORT}"
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """Overrides of a sweep on these hosts."""
+        return "executor=ray", f"executor.address={self._address}"
+
+    def start(self, host: Namespace) -> None:
+        """Start a host, which joins the head unless it is the first."""
+        is_first = host is self.hosts[0]
+        joins = ["--head", f"--port={_PORT}", _NO_DASHBOARD] if is_first else [f"--address={self._address}"]
+        small = [f"--{name.replace('_', '-')}={value}" for name, value in _SMALL.items()]
+        words = [*_RAY, "start", "--block", f"--node-ip-address={host.address}", *joins, *small]
+        log = self._folder / f"ray{len(self._running)}.log"
+        with log.open("wb") as out:
+            self._running.append(subprocess.Popen([*host.prefix, *words], stdout=out, stderr=out))
+        wait_for(lambda: "Ray runtime started" in log.read_text())
+
+    def driver(self, folder: Path, *words: str) -> "subprocess.Popen[str]":
+        """A driver with these words, on the first host; it prints beside `folder`, where its sweep goes."""
+        line = [*self.hosts[0].prefix, sys.executable, "-m", "dcpbench", *words, *self.words]
+        with folder.with_suffix(".log").open("w") as log:
+            return subprocess.Popen(
+                line, stdout=log, stderr=subprocess.STDOUT, text=True, env=environment(), cwd=folder.parent
+            )
+
+    def run(self, folder: Path, *words: str) -> Finished:
+        """Run a driver with these words to its end."""
+        return ended(self.driver(folder, *words), folder)
+
+    def end(self) -> None:
+        """End all of them."""
+        for host in self.hosts:
+            end(host)
+        for daemon in self._running:
+            daemon.wait(_ENDS_S)
+
+
+def ended(driver: "subprocess.Popen[str]", folder: Path) -> Finished:
+    """The sweep of a driver in `folder`, once that has ended."""
+    status = driver.wait(_SWEEP_S)
+    return Finished(status, "", folder.with_suffix(".log").read_text(), folder)
+
+
 @contextmanager
-def ray_in(namespaces: Sequence[Namespace], folder: Path) -> Iterator[tuple[str, str]]:
-    """Ray's daemons in each namespace, until the end, which write what they tell to `folder`; what has a
-    sweep run on them that is started in the first one, from this process's environment."""
-    address = f"{namespaces[0].address}:{_PORT}"
+def ray_in(hosts: Sequence[Namespace], folder: Path) -> Iterator[RayDaemons]:
+    """Ray's daemons in each namespace, until the end; nobody else has their token."""
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    started: list[subprocess.Popen[bytes]] = []
-    with mock.patch.dict(os.environ, {**token, **_NO_DELAY, "RAY_USAGE_STATS_ENABLED": "0"}):
+    around = environment() | token | _NOTICES | {"RAY_USAGE_STATS_ENABLED": "0"}
+    with mock.patch.dict(os.environ, around):
+        made = RayDaemons(hosts, folder)
         try:
-            for one in namespaces:
-                joins = [f"--address={address}"] if started else ["--head", f"--port={_PORT}", _NO_DASHBOARD]
-                small = [f"--{name.replace('_', '-')}={value}" for name, value in _SMALL.items()]
-                words = [*_RAY, "start", "--block", f"--node-ip-address={one.address}", *joins, *small]
-                told = folder / f"{one.name}.log"
-                with told.open("wb") as log:
-                    process = subprocess.Popen([*one.prefix, *words], stdout=log, stderr=log)
-                started.append(process)
-                wait_for(partial(_is_up, told))
-            yield "executor=ray", f"executor.address={address}"
+            for host in hosts:
+                made.start(host)
+            yield made
         finally:
-            for daemon in reversed(started):
-                daemon.send_signal(signal.SIGTERM)
-                daemon.wait(_ENDS_S)
-
-
-def _is_up(told: Path) -> bool:
-    return "Ray runtime started" in told.read_text()
+            made.end()

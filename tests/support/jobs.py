@@ -8,7 +8,7 @@ from dcpbench.config.groups import Device, ScenarioConfig
 from dcpbench.config.schema import Config
 from dcpbench.sweep.plan.cells import SweepCell
 from dcpbench.sweep.plan.job import Job
-from dcpbench.sweep.plan.known_failures import KnownFailure
+from dcpbench.verdict.known_failures import KnownFailure
 from support.rows import row
 
 

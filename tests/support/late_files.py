@@ -2,14 +2,16 @@
 which some files are late (`late_files.c`)."""
 
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 from conftest import TESTS
-from dcpbench.scenarios import convert, shared_folder
-from dcpbench.scenarios.cell import Cell
-from support.elastic import HERE, Host
+from dcpbench.cell import shared_folder
+from dcpbench.cell.cell import Cell
+from dcpbench.scenarios import convert
+from support.namespaces import Namespace
 
 WAITS_S = 10.0
 _OTHER_GROUP = 65534
@@ -21,12 +23,12 @@ def train_and_save(cell: Cell) -> None:
         convert.train_and_save(cell)
 
 
-def late_hosts(rules: Mapping[Path, str], where: Path) -> list[Host]:
-    """Two hosts, either of which sees late what the other writes into a folder, as its rule says."""
+def late_hosts(hosts: Sequence[Namespace], rules: Mapping[Path, str], where: Path) -> list[Namespace]:
+    """Two hosts that see late what the other one writes into a folder, as its rule says."""
     library = where / "late_files.so"
     source = TESTS / "support" / "late_files.c"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl", "-lpthread"], check=True)
     told = "\n".join(f"{folder}/ {rule}" for folder, rule in rules.items())
     late = ("env", f"LD_PRELOAD={library}", f"LATE_FILES={told}")
     other = ("setpriv", f"--regid={_OTHER_GROUP}", "--clear-groups")
-    return [(HERE[0][0], late), (HERE[1][0], (*other, *late))]
+    return [replace(hosts[0], also=late), replace(hosts[1], also=(*other, *late))]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+import psutil
 import pytest
 
 from support import slow_link
@@ -25,11 +26,13 @@ class Namespace:
 
     name: str
     address: str
+    also: tuple[str, ...] = ()
+    """Words before a command that change more of where it runs."""
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """What has a command run there, with mounts of its own."""
-        return ("ip", "netns", "exec", self.name)
+        """Words before a command that run it there, with mounts of its own."""
+        return ("ip", "netns", "exec", self.name, *self.also)
 
 
 @contextmanager
@@ -104,9 +107,20 @@ def cut(host: Namespace) -> None:
     _ip("-n", host.name, "link", "set", LINK, "down")
 
 
-def processes_in(host: Namespace) -> list[str]:
-    """The pids of what runs there."""
-    return _ip("netns", "pids", host.name).split()
+def processes_in(host: Namespace) -> list[psutil.Process]:
+    """The processes that run there."""
+    found = []
+    for pid in _ip("netns", "pids", host.name).split():
+        with suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(int(pid)))
+    return found
+
+
+def end(host: Namespace) -> None:
+    """Kill whatever runs there, as when a machine is switched off."""
+    for process in processes_in(host):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def _ip(*words: str) -> str:

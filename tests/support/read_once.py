@@ -5,9 +5,10 @@ It reads the list of known failures, and looks for garbage among all that the se
 
 import gc
 
-from dcpbench.config.schema import conf_folder
+from dcpbench.core.plugins import load_plugins
 from dcpbench.sweep.plan import known_failures
 
-known_failures.read(conf_folder() / "known_failures.yaml")
+load_plugins()
+known_failures.listed()
 gc.collect()
 gc.freeze()

@@ -2,15 +2,13 @@
 
 import os
 import signal
-import threading
 from typing import Any
 from unittest import mock
 
 from torch.distributed.checkpoint import FileSystemWriter
 
-from dcpbench.checkpointers.dcp import DcpCheckpointer
-from dcpbench.scenarios import checks, crash, handover, steps
-from dcpbench.scenarios.cell import Cell
+from dcpbench.cell import checks, handover, steps
+from dcpbench.cell.cell import Cell
 
 VICTIM = 1
 
@@ -45,17 +43,3 @@ def load_first(cell: Cell, dies: bool) -> None:
     target = steps.build_anew(cell)
     checks.load_and_verify(cell, target, checkpoint)
     checks.resume(cell, target, checkpoint, losses)
-
-
-def save_and_wait(cell: Cell, **options: Any) -> None:
-    """As `crash.save_and_die`, with a save that is never told that a peer has died."""
-    honest = DcpCheckpointer.save
-
-    def save(self: DcpCheckpointer, *args: Any) -> Any:
-        try:
-            return honest(self, *args)
-        except BaseException:  # noqa: BLE001
-            threading.Event().wait()
-
-    with mock.patch.object(DcpCheckpointer, "save", save):
-        crash.save_and_die(cell, **options)

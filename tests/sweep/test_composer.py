@@ -51,7 +51,7 @@ def hydra_loader() -> Iterator[ConfigLoader]:
 
 
 def sweep(loader: ConfigLoader, *words: str, groups: Path = OWN_GROUPS) -> DictConfig:
-    searched = f"hydra.searchpath=[faults://,file://{groups}]"
+    searched = f"hydra.searchpath=[file://{groups}]"
     return loader.load_configuration("config", ["hydra.sweep.dir=x", searched, *words], RunMode.MULTIRUN)
 
 
@@ -83,7 +83,7 @@ def drawn(lists: dict[str, Sequence[str]], chance: random.Random) -> list[str]:
 
 def nightly(base: DictConfig, chance: random.Random, count: int) -> list[list[str]]:
     """Cells of the blocks of an experiment."""
-    of_sweep = ("repeats", "matrix")
+    of_sweep = ("repeats", "matrix", "plugin")
     blocks = [
         {key: _listed(values).split(",") for key, values in block.items() if key not in of_sweep}
         for block in OmegaConf.to_container(base.hydra.sweeper.matrix).values()  # type: ignore[union-attr]

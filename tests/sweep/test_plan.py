@@ -24,9 +24,9 @@ from dcpbench.records.store import append_row
 from dcpbench.sweep.folder import manifest
 from dcpbench.sweep.plan.dry_run import print_plan
 from dcpbench.sweep.plan.job import Job
-from dcpbench.sweep.plan.known_failures import KnownFailure
 from dcpbench.sweep.plan.resources import Costs, Estimated, duration_text, keys
 from dcpbench.sweep.run.progress import ProgressDisplay
+from dcpbench.verdict.known_failures import KnownFailure
 from support.alone import config
 from support.jobs import job
 from support.rows import row

@@ -22,7 +22,7 @@ from dcpbench.records.store import append_row, keep_lines, read_lines
 from dcpbench.sweep.folder import manifest
 from dcpbench.sweep.plan import job
 from dcpbench.sweep.plan.job import expected_digest
-from dcpbench.sweep.plan.known_failures import KnownFailure
+from dcpbench.verdict.known_failures import KnownFailure
 from support.rows import measured, row
 
 MATRIX = (
@@ -245,6 +245,8 @@ def test_rows_are_taken_out_whole_or_not_at_all(tmp_path: Path, replaced: int) -
     take_out()
     assert (tmp_path / "results.jsonl").read_bytes().splitlines(keepends=True) == [original[2], original[0]]
     assert (tmp_path / "superseded.jsonl").read_bytes() == original[1]
+    keep_lines(tmp_path, [], take_out=read_lines(tmp_path))
+    assert (tmp_path / "superseded.jsonl").read_bytes() == original[1] + original[2] + original[0]
 
 
 def test_digests_are_of_all_that_decides_a_row_and_of_nothing_else() -> None:

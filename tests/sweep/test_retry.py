@@ -11,25 +11,27 @@ import pytest
 
 from dcpbench.config.groups import FaultConfig, KeepCheckpoints, StorageConfig
 from dcpbench.config.schema import Config
-from dcpbench.executors.base import Executor, HostsLostError, Outcome
-from dcpbench.records.metrics import PHASE_S, Measurement
-from dcpbench.records.rank_report import RankReport
+from dcpbench.core.metrics import PHASE_S, Measurement
+from dcpbench.core.rank_report import RankReport
+from dcpbench.core.stage_end import StageEnd
+from dcpbench.executors.base import Executor, HostsLostError
 from dcpbench.records.row import exit_status
-from dcpbench.sweep.run.row_builder import Try, row_of
-from dcpbench.sweep.run.verdict import Verdict
-from dcpbench.sweep.run.worker import Worker, clear, is_due, set_aside
+from dcpbench.sweep.run.cell_runner import CellRunner, clear, is_due, set_aside
+from dcpbench.sweep.run.row_builder import Attempt, row_of
+from dcpbench.verdict.verdict import Verdict
 from dcpbench.worker.messages import CellSpec
 from support import alone
+from support.ends import reported
 from support.jobs import job
 from support.rows import row
 
 NOBODY = 65534
 
 
-def tried(status: str, reason: str | None = None, fault_seen: bool | None = None) -> Try:
+def tried(status: str, reason: str | None = None, fault_seen: bool | None = None) -> Attempt:
     checks = {"model_equal": status != "crash"}
     verdict = Verdict(status, reason, checks, fault_seen=fault_seen)
-    return Try(verdict, "2026-11-21T00:00:00+00:00")
+    return Attempt(verdict, "2026-11-21T00:00:00+00:00")
 
 
 @pytest.mark.parametrize("status", ["pass", "xfail", "skip"])
@@ -129,9 +131,9 @@ def test_the_phases_of_a_row_are_those_of_the_rank_that_took_longest_and_add_up(
             rank, measurements=[Measurement(PHASE_S, value, rank, name) for name, value in parts]
         )
 
-    save = Outcome(reports=[report(0, build=1.0, save=2.0), report(1, build=2.5, save=0.25)])
-    load = Outcome(reports=[report(0, build=1.0, verify_twin=0.5, verify_power=0.25), report(1, build=1.0)])
-    of_two_stages = replace(tried("pass"), outcomes=[save, load], cell_s=6.0)
+    save = reported([report(0, build=1.0, save=2.0), report(1, build=2.5, save=0.25)])
+    load = reported([report(0, build=1.0, verify_twin=0.5, verify_power=0.25), report(1, build=1.0)])
+    of_two_stages = replace(tried("pass"), ends=[save, load], cell_s=6.0)
     phases = row_of(job(), [of_two_stages]).details["phases"]
     assert phases == {"build": 2.0, "save": 2.0, "verify": 0.75}
     assert "phases" not in row_of(job(), [tried("skip")]).details
@@ -148,20 +150,20 @@ def test_nothing_stays_of_a_second_try_that_lost_its_hosts(keep: str, tmp_path: 
     cell.folder.mkdir()
     one = replace(one, cell=cell)
 
-    def run(kind: object, spec: CellSpec, *_: object) -> Outcome:
+    def run(kind: object, spec: CellSpec, *_: object) -> StageEnd:
         place = Path(f"{store}{spec.checkpoints}")
         place.mkdir(parents=True)
         (place / "object").touch()
         (Path(spec.checkpoints) / "file").touch()
         if spec.run.attempt:
             raise HostsLostError("they are gone")
-        return Outcome([], "error", problem="they were unwell")
+        return StageEnd(not_run="they were unwell")
 
     executor = mock.Mock(Executor, run=run, interrupted=False)
-    worker = Worker(
+    runner = CellRunner(
         tmp_path, executor, mock.Mock(), mock.Mock(), mock.Mock(**{"why_skip.return_value": None})
     )
-    finished = worker.run(one).row
+    finished = runner.run(one).row
     assert (finished.status, finished.details["no_second_try"]) == ("error", "they are gone")
     left = {path.parent.name for path in tmp_path.rglob("*") if path.is_file()}
     assert left == (set() if keep == "none" else {"checkpoints"})

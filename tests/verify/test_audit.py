@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 
 from dcpbench.checkpointers.dcp_metadata import manifest_of
-from dcpbench.records.findings import Problem
-from dcpbench.records.sentences import describe
+from dcpbench.core.mismatch import Problem
+from dcpbench.core.sentences import describe
 from dcpbench.verify.audit import Chunk, Entry, Manifest, audit, controls, damaged_copies
 from dcpbench.verify.layout import whole
 from dcpbench.verify.snapshot import Idle, TensorLeaf, expected_of

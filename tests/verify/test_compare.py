@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcpbench.records.findings import Finding, Problem
-from dcpbench.records.sentences import describe
+from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.sentences import describe
 from dcpbench.verify.compare import AS_HELD, bits, compare, same_value, with_place
 from dcpbench.verify.layout import whole
 from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaves, TensorLeaf, digested
@@ -89,7 +89,7 @@ def test_a_control_asks_no_more_than_whether_it_differs() -> None:
     saved, changed = (replace(leaf(torch.full((2,), each)), kind="param") for each in (0.0, 1.0))
     (found,) = compare({"w": saved}, {"w": changed})
     assert (found.kind, found.max_abs_diff, found.facts["share"]) == ("param", 1.0, math.inf)
-    assert compare({"w": saved}, {"w": changed}, closely=False) == [Finding("w", Problem.differs, "param")]
+    assert compare({"w": saved}, {"w": changed}, closely=False) == [Mismatch("w", Problem.differs, "param")]
 
 
 def test_digests_of_other_blocks_are_not_compared() -> None:
@@ -147,7 +147,7 @@ def test_of_digests_the_checkpoint_says_what_it_was_or_that_it_is_wrong(
 def test_a_rank_without_a_part_has_nothing_that_differs() -> None:
     expected = digested({"w": ONES})["w"]
     assert isinstance(expected, DigestedLeaf)
-    assert with_place(Finding("w", Problem.replicas), expected, None, {"w": ONES.local}.get) is None
+    assert with_place(Mismatch("w", Problem.replicas), expected, None, {"w": ONES.local}.get) is None
 
 
 def test_keys_are_compared_both_ways() -> None:

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcpbench.records.findings import Finding
-from dcpbench.records.sentences import describe
+from dcpbench.core.mismatch import Mismatch
+from dcpbench.core.sentences import describe
 from dcpbench.verify.compare_layouts import _add_up, compare_across, digests
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaf, TensorLeaf, digested
@@ -20,7 +20,7 @@ def leaf(part: torch.Tensor, extent: Extent | None = None) -> TensorLeaf:
     return TensorLeaf(part, extent or whole(part), None, "param")
 
 
-def add_up(held: Held) -> tuple[Leaf, Finding | None]:
+def add_up(held: Held) -> tuple[Leaf, Mismatch | None]:
     return _add_up("w", {rank: digested({"w": part})["w"] for rank, part in held.items()})
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
-from dcpbench.records.findings import Finding, Problem
+from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.verify.compare import compare
 from dcpbench.verify.compare_layouts import compare_across, digests
 from dcpbench.verify.layout import extent_of, whole
@@ -143,7 +143,7 @@ def look(case: Case) -> dict[str, Any]:
     }
 
 
-def places_of(found: list[Finding]) -> list[tuple[str, list[int], int]]:
+def places_of(found: list[Mismatch]) -> list[tuple[str, list[int], int]]:
     assert all(one.problem in (Problem.differs, Problem.replicas) for one in found)
     return [(one.name, one.facts["index"], one.facts["differing"]) for one in found]
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from dcpbench.records.rank_report import Skip
+from dcpbench.core.rank_report import Skip
 from dcpbench.verify.compare import bits, compare, same_value
 from dcpbench.verify.layout import Extent
 from dcpbench.verify.perturb import (

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from dcpbench.records.sentences import describe
+from dcpbench.core.sentences import describe
 from dcpbench.verify import snapshot
 from dcpbench.verify.compare import compare
 from dcpbench.verify.compare_layouts import compare_across

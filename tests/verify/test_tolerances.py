@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from dcpbench.records.findings import Problem
-from dcpbench.records.sentences import describe
+from dcpbench.core.mismatch import Problem
+from dcpbench.core.sentences import describe
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
 from dcpbench.verify.tolerances import (

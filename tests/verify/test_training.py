@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from dcpbench.records.findings import Finding, Problem
-from dcpbench.records.sentences import describe
+from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.sentences import describe
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.perturb import all_different, controllable
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf, snapshot_model
@@ -57,7 +57,7 @@ def part_of(value: torch.Tensor | None, extent: Extent | None = None, like: Any 
     return GradientPart(leaf, None if value is None else extent.take(value), value)
 
 
-def seen(value: torch.Tensor | None, twin: TwinGradient | None, **where: Any) -> Finding | None:
+def seen(value: torch.Tensor | None, twin: TwinGradient | None, **where: Any) -> Mismatch | None:
     return compare_gradient("w", 2, part_of(value, **where), twin)[0]
 
 

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from conftest import Finished, run
 from dcpbench.config.mesh import dp_degree, dp_rank
-from dcpbench.records.findings import Problem
+from dcpbench.core.mismatch import Problem
 from dcpbench.verify.compare_layouts import _joined
 from dcpbench.verify.layout import whole
 from dcpbench.verify.snapshot import TensorLeaf

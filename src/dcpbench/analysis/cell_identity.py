@@ -15,7 +15,7 @@ import pandas as pd
 
 from dcpbench.analysis.frame import as_text
 from dcpbench.analysis.query import QueryError
-from dcpbench.config.cell_key import CellKey, digest_of, lies_below
+from dcpbench.config.cell_key import CellKey, lies_below
 from dcpbench.records.row import AXES
 
 SHOWN_BY_AXES = frozenset([*AXES, "workload.target"])
@@ -141,7 +141,7 @@ def _digests(frame: pd.DataFrame, ignored: Collection[str]) -> "pd.Series[Any]":
     if not ignored:
         return frame["config_digest"]
     once = frame.dropna(subset="config_digest").drop_duplicates("config_digest").set_index("config_digest")
-    rest = once["config"].map(lambda config: digest_of(_without(config, ignored)))
+    rest = once["config"].map(lambda config: CellKey(_without(config, ignored)).digest)
     return frame["config_digest"].map(rest.to_dict()).astype("string")
 
 

@@ -18,9 +18,9 @@ from dcpbench.analysis.cell_identity import (
 from dcpbench.analysis.costs import CHANGED, Rule, costs, is_regression
 from dcpbench.analysis.frame import Sweeps, is_false, is_true, ok, records
 from dcpbench.analysis.runs import commands, status_text
-from dcpbench.records.checks import CHECKS
+from dcpbench.core.checks import CHECKS
 from dcpbench.records.row import AXES
-from dcpbench.records.sentences import short_reason
+from dcpbench.verdict.sentences import short_reason
 
 NEWLY_FAILING = "newly failing"
 OTHER_CONFIGURATION = "other configuration"

@@ -8,7 +8,7 @@ import pandas as pd
 from scipy.special import stdtrit
 
 from dcpbench.analysis import statistics
-from dcpbench.records.metrics import METRICS
+from dcpbench.core.metrics import METRICS
 from dcpbench.records.row import AXES
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -18,8 +18,9 @@ import pandas as pd
 
 from dcpbench.analysis.cell_identity import identity_keys, override_values, with_cells
 from dcpbench.analysis.frame import frame_of, short_names, sweeps_in
+from dcpbench.core.plain_values import ColumnType
 from dcpbench.records import files
-from dcpbench.records.row import AXES, ColumnType, Row, column_types
+from dcpbench.records.row import AXES, Row, column_types
 from dcpbench.records.row_reader import READABLE
 from dcpbench.records.store import RESULTS_CSV, RESULTS_JSONL, ResultsError, read_rows, stored_rows
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from dcpbench.analysis.frame import dtypes, is_true
 from dcpbench.config.text import did_you_mean, instead
-from dcpbench.records.metrics import METRICS
+from dcpbench.core.metrics import METRICS
 from dcpbench.records.row import NESTED, STATUSES
 from dcpbench.records.store import ResultsError
 

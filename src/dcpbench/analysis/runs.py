@@ -7,10 +7,10 @@ import pandas as pd
 
 from dcpbench.analysis.cell_identity import override_words
 from dcpbench.analysis.frame import is_true, ok, records
-from dcpbench.records.checks import CHECKS
-from dcpbench.records.metrics import METRICS
+from dcpbench.core.checks import CHECKS
+from dcpbench.core.metrics import METRICS
 from dcpbench.records.row import AXES, STATUSES
-from dcpbench.records.sentences import short_reason
+from dcpbench.verdict.sentences import short_reason
 
 _REPEAT = re.compile(r"(^|,)repeat=\d+(?=$|,)")
 _DIGITS = re.compile(r"[+-]?\d[\d.]*(?:e[+-]?\d+|x[0-9a-f]+)?")

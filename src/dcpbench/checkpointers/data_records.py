@@ -14,8 +14,8 @@ from typing import Any, BinaryIO
 
 from dcpbench.checkpointers.dcp_metadata import place_name
 from dcpbench.checkpointers.safetensors_headers import DTYPES
+from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.records import files
-from dcpbench.records.findings import Finding, Problem
 from dcpbench.verify.audit import Manifest, Shape, Span
 
 _BEGINS = b"PK\x03\x04"
@@ -30,7 +30,7 @@ _UNREADABLE = (
 """What reading an archive that is none may raise."""
 
 
-def damaged_records(folder: Path, manifest: Manifest) -> Iterator[Finding]:
+def damaged_records(folder: Path, manifest: Manifest) -> Iterator[Mismatch]:
     """What is stored in the files of a checkpoint and cannot be read, has another checksum, or as many bytes
     as no tensor of its dtype and size has. Files of another length than the metadata name are not opened, nor
     is what an extension of the writer has transformed.
@@ -50,7 +50,7 @@ def damaged_records(folder: Path, manifest: Manifest) -> Iterator[Finding]:
             for span in sorted(spans):
                 key, dtype, sizes = held.get(span.name, (span.name, None, ()))
                 if not span.transformed and (why := _damage(file, span, dtype, sizes)):
-                    yield Finding(key, Problem.unreadable, facts={"file": path, "error": why})
+                    yield Mismatch(key, Problem.unreadable, facts={"file": path, "error": why})
 
 
 def _damage(file: BinaryIO, span: Span, dtype: str | None, sizes: Shape) -> str | None:

@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.records import files
-from dcpbench.records.findings import Finding, Problem
 from dcpbench.verify.audit import Chunk, Entry, Manifest, Span
 
 METADATA, DATA_SUFFIX = ".metadata", ".distcp"
@@ -167,7 +167,7 @@ def manifest_of(metadata: Any, lengths: Mapping[str, int], own: str = METADATA) 
     path_of = {index: place.relative_path for index, place in stored.items()}
     entries: dict[str, Entry] = {}
     claimed: set[tuple[str, tuple[int, ...] | None]] = set()
-    empty: list[Finding] = []
+    empty: list[Mismatch] = []
     for key, entry in metadata.state_dict_metadata.items():
         if hasattr(entry, "chunks"):
             places = [(key, _shape(one.offsets)) for one in entry.chunks]
@@ -181,7 +181,7 @@ def manifest_of(metadata: Any, lengths: Mapping[str, int], own: str = METADATA) 
             for chunk, place in zip(chunks, places, strict=True):
                 if place in stored and not stored[place].length and (elements := math.prod(chunk.sizes)):
                     facts = {"bytes": 0, "file": chunk.file, "elements": elements, "dtype": dtype}
-                    empty.append(Finding(key, Problem.ranges, facts=facts))
+                    empty.append(Mismatch(key, Problem.ranges, facts=facts))
         else:
             entries[key] = Entry(None, None, (Chunk((), (), path_of.get((key, None))),))
             claimed.add((key, None))

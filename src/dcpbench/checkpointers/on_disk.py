@@ -18,9 +18,9 @@ from dcpbench.checkpointers.dcp_metadata import (
     unfinished_rank,
 )
 from dcpbench.checkpointers.safetensors_headers import SUFFIX, names_in, safetensors_manifest
+from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.sentences import mismatch_sentence
 from dcpbench.records.files import files_below, walk
-from dcpbench.records.findings import Finding, Problem
-from dcpbench.records.sentences import finding_sentence
 from dcpbench.verify.audit import Entry, Manifest, audit
 
 _UNFINISHED = re.compile(r".*\.distcp|(__\d+)?\.metadata\.tmp")
@@ -44,7 +44,7 @@ class Audited:
     state: FolderState
     because: str = ""
     entries: dict[str, Entry] = field(default_factory=dict)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Mismatch] = field(default_factory=list)
     files: dict[str, int] = field(default_factory=dict)
     beside: dict[str, int] = field(default_factory=dict)
 
@@ -59,7 +59,7 @@ class Audited:
         if self.because:
             return self.because
         more = f" (and {len(self.findings) - 1} more)" if len(self.findings) > 1 else ""
-        return f"{finding_sentence(self.findings[0])}{more}" if self.findings else ""
+        return f"{mismatch_sentence(self.findings[0])}{more}" if self.findings else ""
 
 
 def audited(folder: Path, data: bool = False, required: Sequence[str] = ()) -> Audited:
@@ -93,9 +93,9 @@ def audited(folder: Path, data: bool = False, required: Sequence[str] = ()) -> A
         return Audited(folder, FolderState.damaged, because, files=files)
     told = [one for one in audit(manifest, manifest.entries) if one.problem is not Problem.stray]
     closed = (path for path in manifest.named if path in files and not _may_be_read(folder / path))
-    told += [Finding(path, Problem.files, facts={"error": "it may not be read"}) for path in closed]
+    told += [Mismatch(path, Problem.files, facts={"error": "it may not be read"}) for path in closed]
     missing = (name for name in required if name not in files)
-    told += [Finding(name, Problem.files, facts={"error": "no such file beside it"}) for name in missing]
+    told += [Mismatch(name, Problem.files, facts={"error": "no such file beside it"}) for name in missing]
     if data and own:
         told += _damaged_data(folder, manifest)
     state = FolderState.damaged if told else FolderState.whole
@@ -110,12 +110,12 @@ def _may_be_read(path: Path) -> bool:
     return os.access(path, os.R_OK, effective_ids=True)
 
 
-def _damaged_data(folder: Path, manifest: Manifest) -> list[Finding]:
+def _damaged_data(folder: Path, manifest: Manifest) -> list[Mismatch]:
     try:
         return [*damaged_records(folder, manifest)]
     except OSError as error:
         name = Path(error.filename or "").name
-        return [Finding(name, Problem.files, facts={"error": f"it cannot be read: {error.strerror}"})]
+        return [Mismatch(name, Problem.files, facts={"error": f"it cannot be read: {error.strerror}"})]
 
 
 def lengths(folder: Path) -> dict[str, int]:

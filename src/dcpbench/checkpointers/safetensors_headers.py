@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from dcpbench.checkpointers.dcp_metadata import DAMAGED, MetadataError, check_entry
+from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.records import files
-from dcpbench.records.findings import Finding, Problem
 from dcpbench.verify.audit import Chunk, Entry, Manifest, Shape, Span
 
 SUFFIX = ".safetensors"
@@ -55,7 +55,7 @@ def safetensors_manifest(folder: Path, lengths: Mapping[str, int]) -> Manifest:
     dtypes: dict[str, str] = {}
     spans: dict[str, list[Span]] = {}
     named: dict[str, int] = {}
-    found: list[Finding] = []
+    found: list[Mismatch] = []
     for name in names_in(lengths):
         try:
             header, data_at = _header(folder / name)
@@ -76,7 +76,7 @@ def safetensors_manifest(folder: Path, lengths: Mapping[str, int]) -> Manifest:
                 dtypes[key] = dtype
                 if element_bytes and end - begin != math.prod(sizes) * element_bytes:
                     facts = {"elements": math.prod(sizes), "dtype": dtype, "bytes": end - begin, "file": name}
-                    found.append(Finding(key, Problem.ranges, facts=facts))
+                    found.append(Mismatch(key, Problem.ranges, facts=facts))
                 chunks[key].append(chunk)
                 spans[name].append(Span(begin, end, key))
         except (*DAMAGED, MetadataError) as error:
@@ -109,18 +109,18 @@ def _whole(chunks: list[Chunk]) -> Shape:
     return tuple(map(max, zip(*ends, strict=True)))
 
 
-def _holes(name: str, data_at: int, spans: list[Span]) -> Iterator[Finding]:
+def _holes(name: str, data_at: int, spans: list[Span]) -> Iterator[Mismatch]:
     """Bytes of a file before and between tensors."""
     at = data_at
     for span in sorted(spans):
         if span.begin > at:
-            yield Finding(name, Problem.ranges, facts={"begin": at, "end": span.begin})
+            yield Mismatch(name, Problem.ranges, facts={"begin": at, "end": span.begin})
         at = max(at, span.end)
 
 
 def _against_index(
     folder: Path, indices: Iterable[str], entries: Mapping[str, Entry], lengths: Mapping[str, int]
-) -> Iterator[Finding]:
+) -> Iterator[Mismatch]:
     """Keys in both directions, and files that are listed and not there."""
     listed: dict[str, str] = {}
     for index in indices:
@@ -132,16 +132,16 @@ def _against_index(
             raise MetadataError(f"{index}: lists no keys: {error}") from None
     for name, keys in Counter(listed.values()).items():
         if name not in lengths:
-            yield Finding(name, Problem.files, facts={"found": "no such file", "keys": keys})
+            yield Mismatch(name, Problem.files, facts={"found": "no such file", "keys": keys})
     for key, name in listed.items():
         if name in lengths and name not in {chunk.file for chunk in entries.get(key, Entry()).chunks}:
-            yield Finding(key, Problem.not_stored)
+            yield Mismatch(key, Problem.not_stored)
     for key in entries:
         if key not in listed:
-            yield Finding(key, Problem.unclaimed)
+            yield Mismatch(key, Problem.unclaimed)
 
 
-def _numbers_missing(names: Mapping[str, int]) -> Iterator[Finding]:
+def _numbers_missing(names: Mapping[str, int]) -> Iterator[Mismatch]:
     """Of files that are numbered 1 of 3 those that are not there; not of those of single ranks, each of which
     has the numbers that it has something for."""
     numbered = [found.groups() for name in names if (found := _NUMBERED.fullmatch(name))]
@@ -150,4 +150,4 @@ def _numbers_missing(names: Mapping[str, int]) -> Iterator[Finding]:
         for missing in range(1, int(of) + 1):
             if missing not in there:
                 name = f"{stem}-{missing:0{digits}}-of-{of}{SUFFIX}"
-                yield Finding(name, Problem.files, facts={"found": "no such file", "last": int(of)})
+                yield Mismatch(name, Problem.files, facts={"found": "no such file", "last": int(of)})

@@ -24,8 +24,8 @@ from dcpbench.checkpointers.object_store import ObjectStore
 from dcpbench.checkpointers.safetensors_headers import safetensors_manifest
 from dcpbench.config.groups import StorageConfig
 from dcpbench.config.save import SaveConfig
+from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.measure.raw_io import RawIO
-from dcpbench.records.findings import Finding, Problem
 from dcpbench.verify.audit import Manifest
 from dcpbench.verify.plain_read import Stored, StoredChunk
 
@@ -153,7 +153,7 @@ def _safetensors_manifest(checkpoint_id: str) -> Manifest:
         manifest = safetensors_manifest(Path(checkpoint_id), lengths)
     except MetadataError as error:
         name, _, why = str(error).partition(": ")
-        unreadable = Finding(name, Problem.unreadable, facts={"error": why})
+        unreadable = Mismatch(name, Problem.unreadable, facts={"error": why})
         return Manifest({}, {}, lengths, frozenset(lengths), found_wrong=(unreadable,))
     sharded = {name for name in lengths if name.startswith(f"{_SHARDED}/")}
     return replace(manifest, own=manifest.own | sharded)

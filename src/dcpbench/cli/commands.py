@@ -2,32 +2,34 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 
 import click
 
 from dcpbench.cli import completion, described
-from dcpbench.cli.tree import PURPOSE, Command, Run, Tree
+from dcpbench.cli.parameters import PATH, flag, output, places, several
+from dcpbench.cli.tree import PURPOSE, Run, Tree, command
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.text import did_you_mean, visible
+from dcpbench.core.metrics import METRICS
+from dcpbench.core.plugins import PluginError, load_plugins, plugins
 from dcpbench.records.files import open_standard_streams
-from dcpbench.records.metrics import METRICS
-from dcpbench.records.plugins import PluginError, load_plugins
 from dcpbench.records.row import INTERRUPTED, NESTED, WRONG_CONFIGURATION, column_types
 from dcpbench.records.store import ResultsError
 from dcpbench.report.styles import complain, standard_output
 
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _AS_TYPED = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-_PATH = click.Path(path_type=Path)
 _SHARE = click.FloatRange(0, 1, max_open=True)
 
 
-def main(words: Sequence[str]) -> int:
-    """Do what these words ask for; the exit status."""
+def main(words: Sequence[str], of_report: bool = False) -> int:
+    """Do what these words ask for, `of_report` what follows `python -m dcpbench.report`; the exit status."""
     open_standard_streams()
     tells = not {"-h", "--help", "--version", "--completion"}.isdisjoint(words)  # and does nothing else
     try:
+        load_plugins()
+        own = ("compare", "history", *(name for plugin in plugins() for name in plugin.commands))
+        if of_report and not {*words[:1]} & {*own}:
+            words = ["report", *words]
         with standard_output() if tells else nullcontext():
             return int(tree.main([*words], "dcpbench", "_DCPBENCH_COMPLETE", standalone_mode=False) or 0)
     except click.Abort:
@@ -80,7 +82,6 @@ def _add_run(name: str, help: str, words_of: Callable[..., Sequence[str]], *para
     @click.pass_context
     def callback(ctx: click.Context, /, overrides: tuple[str, ...], **options: bool) -> int:
         if {"-h", "--help"} & {*overrides}:
-            load_plugins()
             click.echo(ctx.get_help())
             return 0
         words = words_of(overrides, **options)
@@ -113,19 +114,7 @@ def _resumed(words: Sequence[str]) -> Sequence[str]:
 
 def _add(name: str, module: str, help: str, *params: click.Parameter) -> None:
     """Add a command that `module.main` does."""
-    command = Command(name, params=[*params], help=help)
-    command.module = module
-    tree.add_command(command)
-
-
-def _several(option: str, metavar: str, help: str, known: completion.Names | None = None) -> click.Option:
-    """An option that may be given several times; `known` is what a shell completes."""
-    complete = None if known is None else completion.listed(known)
-    return click.Option([option], multiple=True, metavar=metavar, help=help, shell_complete=complete)
-
-
-def _flag(option: str, help: str) -> click.Option:
-    return click.Option([option], is_flag=True, help=help)
+    tree.add_command(command(name, module, help, *params))
 
 
 def _kinds_of_change() -> Sequence[str]:
@@ -134,38 +123,18 @@ def _kinds_of_change() -> Sequence[str]:
     return FAIL_ON
 
 
-def _output(formats: Sequence[str], help: str) -> list[click.Parameter]:
-    """Where text goes and as what, for `dcpbench.report.output`."""
-    raw = "csv: leave texts as they are that a spreadsheet would run (=, +, -, @)."
-    return [
-        click.Option(["--format"], type=click.Choice(formats), help=help),
-        *([_flag("--raw", raw)] if "csv" in formats else []),
-        click.Option(
-            ["-o", "--output"],
-            type=_PATH,
-            metavar="FILE",
-            help="Write there, whole or not at all; its suffix tells the format.",
-        ),
-    ]
+def _columns() -> Sequence[str]:
+    return ["sweep", *(name for name in column_types() if name not in NESTED)]
 
 
-def _no_command(_: click.Context, __: click.Parameter, places: tuple[Path, ...]) -> tuple[Path, ...]:
-    """A command's name that stands where a sweep does is told as such."""
-    for place in places:
-        meant = did_you_mean(str(place), [*described.COMMANDS])
-        if meant and not place.exists():
-            raise click.UsageError(
-                f"{visible(str(place))}: no such folder{meant.replace('mean ', 'mean dcpbench ')}"
-            )
-    return places
+def _conditions() -> Sequence[str]:
+    return [f"{name}=" for name in _columns()]
 
 
-def _places(name: str, metavar: str) -> click.Argument:
-    return click.Argument([name], type=_PATH, nargs=-1, required=True, callback=_no_command, metavar=metavar)
+def _numbers() -> Sequence[str]:
+    return [name for name, kind in column_types().items() if kind.python in (int, float)]
 
 
-_COLUMNS = ["sweep", *(name for name in column_types() if name not in NESTED)]
-_NUMBERS = [name for name, kind in column_types().items() if kind.python in (int, float)]
 _WHERE = "Only such rows: status!=pass, save_s>=0.1, model=null, reason~Error (several: all must hold)."
 
 _add_run(
@@ -183,7 +152,7 @@ _add_run(
 
     Ends as the run would, as far as that is known: with 1 when every cell would be skipped.""",
     _planned,
-    _flag("--all", "Every cell, however many there are."),
+    flag("--all", "Every cell, however many there are."),
     click.Option(["--json", "as_json"], is_flag=True, help="All of it as JSON."),
 )
 _add_run(
@@ -199,13 +168,13 @@ _add(
     "dcpbench.report.show",
     """Show sweeps: cells one by one or as a pivot, and what did not pass. SWEEP is a sweep's folder, or one
     that holds several.""",
-    _places("sweeps", "SWEEP..."),
-    _several("--where", "COND", _WHERE, [f"{name}=" for name in _COLUMNS]),
-    _several("--rows", "AXIS,...", "What a pivot has down its side.", _COLUMNS),
-    _several("--columns", "AXIS,...", "What it has along its top.", _COLUMNS),
-    _several("--metric", "NAME,...", "A pivot of medians of save_stall_s, load_s, ...", _NUMBERS),
-    _flag("--cells", "A line a cell, however many there are."),
-    *_output(
+    places("sweeps", "SWEEP..."),
+    several("--where", "COND", _WHERE, _conditions),
+    several("--rows", "AXIS,...", "What a pivot has down its side.", _columns),
+    several("--columns", "AXIS,...", "What it has along its top.", _columns),
+    several("--metric", "NAME,...", "A pivot of medians of save_stall_s, load_s, ...", _numbers),
+    flag("--cells", "A line a cell, however many there are."),
+    *output(
         ["table", "markdown", "csv", "json", "html", "junit"], "csv and json: the rows, without details."
     ),
 )
@@ -214,25 +183,25 @@ _add(
     "dcpbench.report.compare",
     """Tell which statuses changed from OLD to NEW, and which costs beyond noise. Ends with 1 where something
     is found that --fail-on names.""",
-    click.Argument(["old"], type=_PATH),
-    _places("new", "NEW..."),
+    click.Argument(["old"], type=PATH),
+    places("new", "NEW..."),
     click.Option(
         ["--earlier"],
-        type=_PATH,
+        type=PATH,
         multiple=True,
         metavar="SWEEP",
         help="""A sweep before OLD (several times): its costs count with OLD's, its statuses do not; with five
         or more sweeps before NEW it is seen, and not assumed, how far equal ones drift apart.""",
     ),
-    _flag("--all", "Every cell and every group of cells, also where nothing changed."),
-    _several("--metric", "NAME,...", "Which costs, instead of those always compared.", list(METRICS)),
-    _several(
+    flag("--all", "Every cell and every group of cells, also where nothing changed."),
+    several("--metric", "NAME,...", "Which costs, instead of those always compared.", lambda: list(METRICS)),
+    several(
         "--ignore",
         "AXIS,...",
         "Match cells whatever these axes or overrides are: to compare two models, two storages.",
-        _COLUMNS,
+        _columns,
     ),
-    _several("--fail-on", "KIND,...", "Exit with 1 where there is such a change.", _kinds_of_change),
+    several("--fail-on", "KIND,...", "Exit with 1 where there is such a change.", _kinds_of_change),
     click.Option(["--least-effect"], type=_SHARE, metavar="SHARE", help="0.05: less than 5 % is no change."),
     click.Option(
         ["--drift"],
@@ -241,99 +210,30 @@ _add(
         help="How far equal sweeps may differ as a whole (0.03); with six or more sweeps, that is seen.",
     ),
     click.Option(["--false-alarms"], type=_SHARE, metavar="SHARE", help="Chance of any false call (0.01)."),
-    *_output(["table", "markdown", "csv", "json"], "Table, or what the suffix of -o says."),
-)
-_add(
-    "bisect",
-    "dcpbench.cli.bisect",
-    """Find the first torch, from a good one to a bad one, in which a cell comes to another status, or is
-    slower. CELL is the overrides of one cell, or the folder of a sweep and the name of a cell in it; add
-    trust=true to run what another user's sweep names.
-
-    The versions that are tried are those of the environments that --python names. Ends with 0 when the first
-    bad one is found, with 1 when none is, with 2 when what was asked for is wrong.""",
-    click.Argument(["cell"], nargs=-1, required=True, metavar="CELL..."),
-    click.Option(
-        ["--good"], required=True, metavar="VERSION", help="A torch in which it is as it should be."
-    ),
-    click.Option(["--bad"], required=True, metavar="VERSION", help="A later one in which it is not."),
-    _several(
-        "--python", "VERSION=PATH", "The interpreter of an environment that has this torch (several times)."
-    ),
-    click.Option(
-        ["--metric"],
-        type=click.Choice([*METRICS]),
-        metavar="NAME",
-        help="A cost that is held against the good one's too.",
-    ),
-    click.Option(
-        ["--slower"],
-        type=click.FloatRange(1, min_open=True),
-        default=1.2,
-        show_default=True,
-        metavar="RATIO",
-        help="With --metric: from which ratio of medians on a version is bad.",
-    ),
-    click.Option(
-        ["--repeats"], type=click.IntRange(1), default=1, show_default=True, help="Runs under each version."
-    ),
-    click.Option(
-        ["-o", "--output"], type=_PATH, metavar="FOLDER", help="For the sweeps (outputs/bisect-<time>)."
-    ),
+    *output(["table", "markdown", "csv", "json"], "Table, or what the suffix of -o says."),
 )
 _add(
     "history",
     "dcpbench.report.history",
     """Show how the status and the costs of each cell went over the sweeps in FOLDER, one sign a sweep, the
     newest right.""",
-    _places("folders", "FOLDER..."),
-    _several(
+    places("folders", "FOLDER..."),
+    several(
         "--where",
         "COND",
         "Only such rows: parallel=fsdp2, sweep~2026-11 (several: all must hold).",
-        [f"{name}=" for name in _COLUMNS],
+        _conditions,
     ),
-    _several("--metric", "NAME,...", "Which costs, instead of those always shown.", _NUMBERS),
+    several("--metric", "NAME,...", "Which costs, instead of those always shown.", _numbers),
     click.Option(["--last"], type=click.IntRange(1), metavar="N", help="The newest N sweeps alone."),
-    _flag("--all", "Also the cells that are ok and in which nothing changed."),
-    *_output(["table", "markdown", "json"], "json: always all cells."),
-)
-_add(
-    "log",
-    "dcpbench.report.trackers",
-    "Write the rows of sweeps as runs of a tracker, on this machine; nothing is sent.",
-    _places("sweeps", "SWEEP..."),
-    click.Option(
-        ["--to"], type=click.Choice(["tensorboard", "mlflow", "wandb"]), required=True, help="The tracker."
-    ),
-    click.Option(["--dir"], type=_PATH, metavar="FOLDER", help="Where to write (outputs/<tracker>)."),
-    click.Option(
-        ["--project"],
-        default="dcpbench",
-        show_default=True,
-        help="The project (wandb), experiment (mlflow) or folder (tensorboard) of the runs.",
-    ),
-)
-_add(
-    "audit",
-    "dcpbench.cli.audit",
-    """Tell whether checkpoint folders of torch.distributed.checkpoint, or of safetensors, are whole, whoever
-    wrote them: files short or missing, keys, shapes, dtypes, chunks that overlap or leave holes, bytes that
-    are of two keys. Nothing that stands in them is run, and no data are read unless --data asks for it.
-
-    Ends with 0 when all are whole, with 1 when one is torn or damaged, with 2 when one is no checkpoint.""",
-    _places("checkpoints", "CHECKPOINT..."),
-    _flag("--newest", "Print the newest whole checkpoint below these folders, by number, else by time."),
-    _flag("--data", "Read the data too, and hold them against the checksums that torch.save has written."),
-    _several("--beside", "FILE", "A file that has to be there too, as Lightning's meta.pt."),
-    _flag("--all", "Every key and every finding, however many there are."),
-    click.Option(["--json", "as_json"], is_flag=True, help="All of it as JSON."),
+    flag("--all", "Also the cells that are ok and in which nothing changed."),
+    *output(["table", "markdown", "json"], "json: always all cells."),
 )
 _add(
     "doctor",
     "dcpbench.cli.doctor",
     """Tell whether this machine can run what it should: torch, GPUs and their links, memory, disk, compiler,
     loopback, limits; and how to mend what is missing. Ends with 1 when something is bad.""",
-    click.Option(["--folder"], type=_PATH, metavar="FOLDER", help="Where checkpoints would go (outputs)."),
+    click.Option(["--folder"], type=PATH, metavar="FOLDER", help="Where checkpoints would go (outputs)."),
     click.Option(["--json", "as_json"], is_flag=True, help="All of it as JSON."),
 )

@@ -7,27 +7,32 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import EnumType
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from dcpbench.config.schema import Config, conf_folder
 from dcpbench.config.text import did_you_mean, visible
-from dcpbench.faults.registry import load_faults
-from dcpbench.records.metrics import METRICS
+from dcpbench.core.metrics import METRICS
+from dcpbench.core.plugins import declared_values, plugins
+from dcpbench.records.installation import conf_folders
 
-COMMANDS: dict[str, str] = {
+_COMMANDS: dict[str, str] = {
     "run": "run cells: one, or the product of lists",
     "plan": "what a run would do, and how long it would take; starts nothing",
     "resume": "go on with a sweep that was broken off",
     "report": "tables of sweeps, from their rows; report.html and junit.xml again",
     "compare": "what changed between sweeps: statuses, and costs beyond noise",
-    "bisect": "the first torch, between two, in which a cell breaks or is slower",
     "history": "how each cell went over many sweeps",
-    "log": "rows to TensorBoard, MLflow or W&B, offline",
-    "audit": "whether a checkpoint folder is whole, whoever wrote it",
     "doctor": "whether this machine can run it, and how to mend what it lacks",
 }
-"""The commands and what they are for, in the order in which they are shown."""
+
+
+def commands() -> dict[str, str]:
+    """Return each command and what it is for, in the order in which they are shown."""
+    added = {name: spec.summary for plugin in plugins() for name, spec in plugin.commands.items()}
+    return {**_COMMANDS, **added}
+
 
 OPTIONS: dict[str, tuple[str | None, str]] = {
     "-m, --multirun": (None, "as before every run; lists make a sweep without it too"),
@@ -101,7 +106,7 @@ def config_dir(words: Sequence[str]) -> Path | None:
 def described(words: Sequence[str] = ()) -> Described:
     """What there is, with the groups of `--config-dir` if these words name one."""
     own = config_dir(words)
-    folders = [conf_folder(), *([own] if own else [])]
+    folders = [*conf_folders(), *([own] if own else [])]
     found = Described()
     parent, part = "", ""
     for line in (conf_folder() / "config.yaml").read_text(encoding="utf-8").splitlines():
@@ -156,10 +161,11 @@ def options_first(words: Sequence[str]) -> list[str]:
 def instead_of(word: str, words: Sequence[str] = ()) -> str:
     """What is wrong with a word that stands where `key=value` has to, and what may have been meant."""
     text = f"{visible(word)}: is neither a command nor key=value"
-    if word in COMMANDS:
+    known = commands()
+    if word in known:
         return f"{word}: is a command, and stands first: dcpbench {word} ..."
     there = described(words)
-    meant = {name: f"dcpbench {name}" for name in COMMANDS}
+    meant = {name: f"dcpbench {name}" for name in known}
     meant |= {name: f"{name}={key.default}" for name, key in there.keys.items()}
     meant |= {name: f"{name}={axis.default}" for name, axis in there.axes.items()}
     axes = [axis for axis in reversed(there.axes.values()) if axis.name != "load_parallel"]
@@ -184,11 +190,11 @@ def _classes(axis: str) -> list[Any]:
 
 
 def _values(axis: str, folders: Sequence[Path]) -> dict[str, str]:
-    if axis == "fault":
-        return dict.fromkeys(load_faults(), "")
     group = "parallel" if axis == "load_parallel" else axis
-    found = (path for folder in folders for path in sorted(folder.glob(f"{group}/*.yaml")))
-    return {path.stem: _comment(path) for path in found}
+    found = sorted(
+        (path for folder in folders for path in folder.glob(f"{group}/*.yaml")), key=attrgetter("stem")
+    )
+    return {path.stem: _comment(path) for path in found} | dict.fromkeys(declared_values().get(group, ()), "")
 
 
 def _comment(path: Path) -> str:

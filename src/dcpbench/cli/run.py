@@ -6,6 +6,7 @@ Ctrl-C).
 """
 
 import os
+import pkgutil
 import random
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,17 +23,16 @@ from yaml import YAMLError
 from dcpbench.cli import described
 from dcpbench.config.errors import ConfigError, one_line, told_null_choices
 from dcpbench.config.schema import Config, conf_folder
-from dcpbench.executors import torchrun_process
-from dcpbench.faults import registry as faults
+from dcpbench.core.plugins import plugins
 from dcpbench.records.files import Careful
-from dcpbench.records.plugins import PluginError, load_plugins
+from dcpbench.records.installation import conf_folders
 from dcpbench.records.row import INTERRUPTED, WRONG_CONFIGURATION
 from dcpbench.records.store import ResultsError
 from dcpbench.sweep.folder.manifest import command_line
 from dcpbench.sweep.signals import Signals
 from dcpbench.sweep.task import SweepTask
 
-_WRONG = (ConfigError, PluginError, ResultsError, HydraException, OmegaConfBaseException, YAMLError)
+_WRONG = (ConfigError, ResultsError, HydraException, OmegaConfBaseException, YAMLError)
 """Whose text says what is wrong with the configuration."""
 _PRINTS = {"-c", "--cfg", "-i", "--info", "--hydra-help", "--shell-completion", "-sc"}
 """Options of Hydra that print something and start nothing."""
@@ -44,23 +44,31 @@ def random_seeds(count: int) -> str:
 
 
 def register_groups(arguments: Sequence[str]) -> None:
-    """Tell Hydra the schema, that every parallelism is a value of `load_parallel` too, and how an
-    experiment asks for random seeds and all faults: `${random_seeds:10}`, `${faults:}`."""
+    """Register with Hydra the schema, that every parallelism is a value of `load_parallel` too, what plug-ins
+    add to experiments, and functions that experiments call: `${random_seeds:10}` and those of plug-ins."""
     OmegaConf.register_new_resolver("random_seeds", random_seeds, use_cache=True, replace=True)
-    OmegaConf.register_new_resolver("faults", faults.listed, replace=True)
+    for name, target in (item for plugin in plugins() for item in plugin.resolvers.items()):
+        OmegaConf.register_new_resolver(name, pkgutil.resolve_name(target), replace=True)
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
-    for folder in (conf_folder(), described.config_dir(arguments)):
-        for path in sorted(folder.glob("parallel/*.yaml")) if folder else ():
-            same = {"defaults": [{"/parallel@_here_": path.stem}, "_self_"]}
-            store.store(group="load_parallel", name=path.stem, node=same)
+    folders = conf_folders()
+    own = described.config_dir(arguments)
+    for path in (
+        path for folder in (*folders, own) if folder for path in sorted(folder.glob("parallel/*.yaml"))
+    ):
+        same = {"defaults": [{"/parallel@_here_": path.stem}, "_self_"]}
+        store.store(group="load_parallel", name=path.stem, node=same)
+    for experiment in (path.stem for path in conf_folder().glob("experiment/*.yaml")):
+        added = [
+            path.stem for folder in folders for path in sorted(folder.glob(f"experiment/{experiment}/*.yaml"))
+        ]
+        group = f"experiment/{experiment}"
+        store.store(group=group, name="plugins", node={"defaults": added}, package="_global_")
 
 
 def main(words: Sequence[str]) -> int:
     """Run the cells that these words ask for; the exit status."""
     sys.stderr = Careful(sys.stderr)
-    if torchrun_process.is_one():
-        return torchrun_process.main(words)
     task, signals = SweepTask(), Signals()
     status = 1  # of an exception that nobody foresaw, whose traceback comes after the table
     try:
@@ -97,13 +105,12 @@ def _run(task: SweepTask, words: Sequence[str]) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
-            instead = "start it once, as one process, which starts the ranks itself, or by torchrun"
-            raise ConfigError(f"RANK and WORLD_SIZE are set, and not by torchrun: {instead}")
+            instead = "start dcpbench once, without them; it starts its ranks, on many hosts too"
+            raise ConfigError(f"RANK and WORLD_SIZE are set, as by torchrun: {instead}")
         try:
             Path.cwd()
         except FileNotFoundError:
             raise ConfigError("the folder that this was started in is gone: change to another") from None
-        load_plugins()
         sys.argv[1:] = command_line(described.options_first(words))  # which Hydra reads
         register_groups(sys.argv[1:])
         if sys.stderr.isatty() and not {word.partition("=")[0] for word in words} & _PRINTS:

@@ -1,14 +1,15 @@
 """What all commands have in common: how they are found, what their help looks like, how they are run."""
 
 import importlib
+import pkgutil
 import signal
-from typing import Any
+from typing import Any, cast
 
 import click
 from click.shell_completion import CompletionItem
 
 from dcpbench.cli import completion, described
-from dcpbench.records.plugins import load_plugins
+from dcpbench.core.plugins import plugins
 
 PURPOSE = """\
 Does a checkpoint resume exactly, what does it cost, and what changed since last night? dcpbench runs a
@@ -24,7 +25,6 @@ _EXAMPLES = (
     ("dcpbench resume outputs/<sweep>", "go on with it"),
     ("dcpbench report outputs/<sweep> --where status!=pass", "what did not pass"),
     ("dcpbench compare outputs/<old> outputs/<new>", "what changed"),
-    ("dcpbench audit checkpoints/step-1000", "is it whole?"),
     ("dcpbench doctor", "can it run here?"),
 )
 _RUN_EXAMPLES = (
@@ -41,7 +41,7 @@ class Tree(click.Group):
     """The commands; overrides without one are a run."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        asks = args and args[0] in (*self.commands, "-h", "--help", "--version", "--completion")
+        asks = args and args[0] in (*described.commands(), "-h", "--help", "--version", "--completion")
         if args and not asks and not args[0].startswith("-") and "=" not in args[0]:
             raise click.UsageError(described.instead_of(args[0], args))
         if not asks and (args or not ctx.resilient_parsing):
@@ -53,15 +53,22 @@ class Tree(click.Group):
         return found or completion.override(ctx, None, incomplete)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*described.COMMANDS]
+        return [*described.commands()]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        added = {name: spec.target for plugin in plugins() for name, spec in plugin.commands.items()}
+        if cmd_name in added and cmd_name not in self.commands:
+            return cast("click.Command", pkgutil.resolve_name(added[cmd_name]))
+        return super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([*described.COMMANDS.items()])
+            formatter.write_dl([*described.commands().items()])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Examples"):
-            formatter.write_dl(_EXAMPLES, col_max=60)
+            added = (spec.example for plugin in plugins() for spec in plugin.commands.values())
+            formatter.write_dl([*_EXAMPLES, *filter(None, added)], col_max=60)
         with formatter.section("More"):
             formatter.write_dl(
                 [
@@ -81,19 +88,24 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         module = importlib.import_module(self.module)
-        load_plugins()
         # Until here Ctrl-C just ended the process; from here on what is under way is cleaned up.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         return module.main(**ctx.params)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        load_plugins()
         epilog = getattr(importlib.import_module(self.module), "epilog", None)
         if epilog:
             formatter.write("\n")
             for paragraph in epilog().split("\n\n"):
                 formatter.write_text(" ".join(paragraph.split()))
                 formatter.write("\n")
+
+
+def command(name: str, module: str, help: str, *params: click.Parameter) -> Command:
+    """Make a command that `module.main` does with these parameters."""
+    made = Command(name, params=[*params], help=help)
+    made.module = module
+    return made
 
 
 class Run(click.Command):

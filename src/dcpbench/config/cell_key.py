@@ -12,6 +12,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, cached_property
 from typing import Any
 
+from dcpbench.config.moved import first_names
+
 HOW_RUN = "how_run"
 """In a field's metadata: it says how a cell is run and is no part of what it is."""
 
@@ -36,18 +38,29 @@ class CellKey:
     @cached_property
     def digest(self) -> str:
         """The same for equal identities."""
-        return digest_of(self.values)
+        return digest_of(self._by_first_names)
+
+    @cached_property
+    def _by_first_names(self) -> dict[str, Value]:
+        """The values, modules that have moved under their first names."""
+        named = (
+            (key, first_names(value) if isinstance(value, str) else value)
+            for key, value in self.values.items()
+        )
+        return dict(named)
 
     def part(self, keys: Iterable[str]) -> str:
         """The digest of those values whose keys are these or lie below them: for cells that are alike."""
         wanted = _begins(keys)
-        return digest_of({key: value for key, value in self.values.items() if f"{key}.".startswith(wanted)})
+        return digest_of(
+            {key: value for key, value in self._by_first_names.items() if f"{key}.".startswith(wanted)}
+        )
 
     def differences(self, other: "CellKey") -> dict[str, tuple[Value | None, Value | None]]:
         """The keys whose values are not the same in both: this one's value and the other's."""
-        keys = dict.fromkeys([*self.values, *other.values])
-        pairs = {key: (self.values.get(key), other.values.get(key)) for key in keys}
-        return {key: (mine, its) for key, (mine, its) in pairs.items() if mine != its}
+        mine, its = self._by_first_names, other._by_first_names
+        keys = [key for key in dict.fromkeys([*mine, *its]) if mine.get(key) != its.get(key)]
+        return {key: (self.values.get(key), other.values.get(key)) for key in keys}
 
 
 def lies_below(key: str, keys: Iterable[str]) -> bool:

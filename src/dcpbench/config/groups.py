@@ -92,7 +92,7 @@ class StageConfig:
 
 @dataclass
 class ScenarioConfig:
-    """What a cell does: `target(cell, **options)` with a `dcpbench.scenarios.cell.Cell`, or several `stages`
+    """What a cell does: `target(cell, **options)` with a `dcpbench.cell.cell.Cell`, or several `stages`
     one after the other, each with the same options.
 
     `only` limits axes of the configuration: a cell with another value is a skip. `converts` says that
@@ -352,7 +352,7 @@ class FaultConfig:
     what is `staged` to be saved, in the files that were `written`, in `both` what is staged and what is
     restored, or in the `training` of every parallel run of the cell. On all ranks, or `on_one_rank`, which
     `rank_of` says. A cell has to write `saves` checkpoints,
-    where it is about an earlier one. `dcpbench.faults.registry` declares them.
+    where it is about an earlier one.
     """
 
     name: str = MISSING

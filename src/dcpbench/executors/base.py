@@ -1,16 +1,14 @@
 """The contract of what starts ranks and runs stages of cells on them; nothing else knows where ranks live."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Protocol
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
 from dcpbench.config.schema import TimeoutsConfig
+from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors.fork_server import Machine
-from dcpbench.records.findings import Cause, RaisedError
-from dcpbench.records.rank_report import RankReport
 from dcpbench.worker.messages import CellSpec, WorldKind
 
 OnPhase = Callable[[int, str], None]
@@ -22,45 +20,12 @@ class HostsLostError(Exception):
     can be resumed."""
 
 
-@dataclass(frozen=True)
-class HostUsed:
-    """A host that ranks of a stage ran on, and how far its clock was ahead of the driver's, in seconds, give
-    or take `clock_error_s`."""
-
-    name: str
-    ranks: tuple[int, ...]
-    clock_offset_s: float
-    clock_error_s: float
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a stage ended: with a report of every rank, or with a `status` and its `cause`.
-
-    `raised` is what each rank raised that raised by itself; `before` is what those that raised had reported
-    until then; `details` is more for the row's details; `dropped` tells of messages that came meanwhile and
-    were not about the stage; `left` names shared memory that is perhaps the ranks' and was not removed. Where
-    no rank could be started, `status` is `error` and `problem` says why.
-    """
-
-    reports: list[RankReport]
-    status: str | None = None
-    cause: Cause | None = None
-    problem: str | None = None
-    raised: tuple[RaisedError, ...] = ()
-    before: list[RankReport] = field(default_factory=list)
-    details: dict[str, Any] = field(default_factory=dict)
-    dropped: tuple[str, ...] = ()
-    left: tuple[str, ...] = ()
-    hosts: tuple[HostUsed, ...] = ()
-
-
 class Executor(Protocol):
     """Ranks of several kinds, kept from stage to stage until something went wrong on them."""
 
     interrupted: bool
 
-    def run(self, kind: WorldKind, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: OnPhase) -> Outcome:
+    def run(self, kind: WorldKind, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: OnPhase) -> StageEnd:
         """Run a stage on ranks of this kind, fresh ones if there are none, and wait for its end.
 
         Raises:

@@ -19,6 +19,7 @@ from typing import Any
 
 import dcpbench
 from dcpbench.config.errors import ConfigError
+from dcpbench.core.plugins import plugins
 
 _PRELOADED = (
     "torch._dynamo",
@@ -27,7 +28,7 @@ _PRELOADED = (
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
 )
-_OF_RANKS = ("checkpointers", "faults", "measure", "scenarios", "verify", "workloads")
+_OF_RANKS = ("cell", "checkpointers", "measure", "scenarios", "verify", "workloads")
 """What the server imports once, and all modules of which packages of dcpbench, so that a rank is born with it
 and knows whether a cell has changed it. None of it may touch CUDA."""
 _PROBE = "dcpbench.worker.machine_probe"
@@ -44,14 +45,12 @@ def _no_other_interpreter(python: str) -> None:
 @dataclass
 class Machine:
     """How many GPUs there are, all that is said of it in `environment.json`, on how many hosts so many ranks
-    of a kind of device are, how many ranks there may be, if that is limited, and what versions another
-    interpreter has, if ranks can run under it."""
+    of a kind of device are, and what versions another interpreter has, if ranks can run under it."""
 
     gpus: int
     description: dict[str, Any]
     _more: Connection | None = None
     hosts: Callable[[int, str], int] = lambda ranks, device: 1
-    ranks: int | None = None
     versions_of: Callable[[str], Any] = _no_other_interpreter
 
     def complete(self) -> None:
@@ -68,8 +67,9 @@ def rank_imports(compiles: bool) -> list[str]:
     ours = [
         f"dcpbench.{name}.{one.name}" for name in _OF_RANKS for one in pkgutil.iter_modules([package / name])
     ]
+    added = [name for plugin in plugins() for name in plugin.preload]
     compiler = ["dcpbench.worker.preload_compile"] if compiles else []
-    return [*_PRELOADED, *ours, *compiler, "dcpbench.worker.main"]
+    return [*_PRELOADED, *ours, *added, *compiler, "dcpbench.worker.main"]
 
 
 def fork_server(imports: Sequence[str] = ()) -> ForkServerContext:

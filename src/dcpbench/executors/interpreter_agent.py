@@ -30,8 +30,7 @@ def main(descriptor: int) -> None:
         what, arguments = requests.get()
         if what == "run":
             kind, spec, timeouts = arguments
-            outcome = executor.run(kind, spec, timeouts, lambda *phase: connection.send(phase))
-            connection.send(outcome)
+            connection.send(executor.run(kind, spec, timeouts, lambda *phase: connection.send(phase)))
         elif what == "keep_only":
             executor.keep_only(*arguments)
         else:

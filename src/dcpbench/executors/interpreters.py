@@ -22,8 +22,9 @@ from packaging.version import Version
 from dcpbench import SAFE_PATH
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import TimeoutsConfig
+from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors import cleanup
-from dcpbench.executors.base import Executor, OnPhase, Outcome
+from dcpbench.executors.base import Executor, OnPhase
 from dcpbench.worker.messages import CellSpec, WorldKind
 
 _LEAST_PYTHON, _LEAST_TORCH = "3.11", "2.11"
@@ -101,21 +102,21 @@ class OtherInterpreter(Executor):
         self._process: subprocess.Popen[bytes] | None = None
         self.interrupted = False
 
-    def run(self, kind: WorldKind, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: OnPhase) -> Outcome:
+    def run(self, kind: WorldKind, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: OnPhase) -> StageEnd:
         """Run a stage there; a process that has ended is an error, and the next stage has another one."""
         try:
             if self._process is None:
                 self._start()
             if self.interrupted:  # while it was started
-                return Outcome([], "error", problem="interrupted")
+                return StageEnd(not_run="interrupted")
             self._tell("run", kind, spec, timeouts)
-            while not isinstance(told := self._connection.recv(), Outcome):
+            while not isinstance(told := self._connection.recv(), StageEnd):
                 on_phase(*told)
             return told
         except (OSError, EOFError) as error:
             self._kill()
             why = str(error) or "it ended"
-            return Outcome([], "error", problem=f"the ranks under {self._python} could not be run: {why}")
+            return StageEnd(not_run=f"the ranks under {self._python} could not be run: {why}")
 
     def keep_only(self, kinds: set[WorldKind]) -> None:
         """Have the ranks of other kinds leave."""

@@ -8,11 +8,11 @@ from multiprocessing.context import ForkServerContext
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
 from dcpbench.config.schema import TimeoutsConfig
+from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors import cleanup, fork_server
-from dcpbench.executors.base import Engine, Executor, OnPhase, Outcome
+from dcpbench.executors.base import Engine, Executor, OnPhase
 from dcpbench.executors.fork_server import Machine
 from dcpbench.executors.interpreters import OtherInterpreter, versions_of
-from dcpbench.executors.outcome import outcome_of
 from dcpbench.executors.rank_group import Part, RankGroup, store_file
 from dcpbench.worker.messages import CellSpec, WorldKind
 
@@ -30,7 +30,9 @@ class LocalEngine(Engine):
         for key, is_enough in one_host.items():
             if not is_enough:
                 asked = f"executor.{key}={getattr(config, key)}"
-                raise ConfigError(f"{asked}: executor={config.name} has this host alone; use executor=ray")
+                raise ConfigError(
+                    f"{asked}: executor={config.name} has this host alone; choose another executor"
+                )
 
     def begin(self, modules: Sequence[str]) -> None:
         self._modules = modules
@@ -71,7 +73,7 @@ class LocalExecutor(Executor):
     _others: dict[str, OtherInterpreter] = field(default_factory=dict)
     interrupted: bool = False
 
-    def run(self, kind: WorldKind, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: OnPhase) -> Outcome:
+    def run(self, kind: WorldKind, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: OnPhase) -> StageEnd:
         """Run a stage and wait for its end, or until something has taken longer than it may.
 
         Ranks of the kind are started if there are none or one has died since the last stage; where one
@@ -87,13 +89,11 @@ class LocalExecutor(Executor):
             if kind not in self._groups:
                 self._groups[kind] = self._started(kind)
         except (OSError, EOFError) as error:
-            return Outcome([], "error", problem=f"the ranks could not be started: {error}")
+            return StageEnd(not_run=f"the ranks could not be started: {error}")
         if self.interrupted:  # while the ranks were on their way
-            return Outcome([], "error", problem="interrupted")
-        outcome = outcome_of(self._groups[kind].run(spec, timeouts, on_phase))
-        if outcome.status or any(report.left_behind for report in outcome.reports):
-            outcome = replace(outcome, left=tuple(self._kill(kind)))
-        return outcome
+            return StageEnd(not_run="interrupted")
+        end = self._groups[kind].run(spec, timeouts, on_phase)
+        return end if end.is_clean else replace(end, left=tuple(self._kill(kind)))
 
     def _started(self, kind: WorldKind) -> RankGroup:
         part = Part(platform.node(), devices_of(kind, range(kind.world_size), self.gpus))

@@ -5,7 +5,7 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
@@ -13,15 +13,14 @@ from multiprocessing.context import ForkServerContext
 
 from dcpbench.config.groups import Ending
 from dcpbench.config.schema import TimeoutsConfig
-from dcpbench.executors import cleanup, fork_server
+from dcpbench.core.mismatch import RaisedError
+from dcpbench.core.stage_end import WHOLE_STAGE, Failed, RankEnd, StageEnd
+from dcpbench.executors import cleanup, fork_server, stack_dumps
 from dcpbench.executors.base import OnPhase
-from dcpbench.executors.outcome import StageEnd, next_limit, stage_end
 from dcpbench.executors.rank_handle import Rank
-from dcpbench.records.findings import RaisedError
 from dcpbench.worker.messages import (
     CellSpec,
     Descriptor,
-    Failed,
     Message,
     PhaseBegun,
     RankSpec,
@@ -46,11 +45,10 @@ _LISTEN_S = 60.0
 @dataclass(frozen=True)
 class Part:
     """The ranks of a group that are started together on a host: the device of each by its number, in the
-    order of their local ranks, from `local_rank` on."""
+    order of their local ranks."""
 
     host: str
     devices: dict[int, str]
-    local_rank: int = 0
 
 
 @contextmanager
@@ -102,7 +100,7 @@ class RankGroup:
         self._shared_before = cleanup.shared_memory()
         self._token = secrets.token_hex(3)
         try:
-            for local_rank, (number, device) in enumerate(part.devices.items(), part.local_rank):
+            for local_rank, (number, device) in enumerate(part.devices.items()):
                 if number and isinstance(store, StoreAddress):
                     store = replace(store, listener=None)  # one process listens
                 spec = RankSpec(kind, number, device, store, part.host, local_rank, self._token)
@@ -130,19 +128,19 @@ class RankGroup:
             try:
                 rank.connection.send(spec)
             except OSError:
-                rank.gone_at = time.monotonic()
-        limit_at, phase = next_limit(limits, began, self._ranks)
+                rank.end.gone_at = time.monotonic()
+        limit_at, phase = _next_limit(limits, began, self._ranks)
         deadline = limit_at
-        while any(rank.waiting for rank in self._ranks):
+        while any(rank.end.waiting for rank in self._ranks):
             now = time.monotonic()
             deadline = min(deadline, now + grace) if (grace := self._grace_s()) else limit_at
             if now >= deadline:
                 break
             self._listen(min(deadline - now, _LISTEN_S), on_phase)
-            limit_at, phase = next_limit(limits, began, self._ranks)
+            limit_at, phase = _next_limit(limits, began, self._ranks)
         if self._concluded and conclusion:
-            return stage_end(self._ranks, None, conclusion.dumps)
-        return stage_end(self._ranks, (phase, limits[phase]), dumps=True)
+            return _stage_end(self._ranks, None, conclusion.dumps)
+        return _stage_end(self._ranks, (phase, limits[phase]), dumps=True)
 
     def usable(self) -> bool:
         """Whether every rank still runs, as far as one can see from outside."""
@@ -181,14 +179,14 @@ class RankGroup:
 
     def _grace_s(self) -> float | None:
         """How long to listen on after what has gone wrong; None if nothing has."""
-        over = self._concluded
-        if over or any(one.gone_at or (one.failed and not one.failed.secondary) for one in self._ranks):
+        over, ends = self._concluded, [rank.end for rank in self._ranks]
+        if over or any(one.gone_at or (one.failed and not one.failed.secondary) for one in ends):
             return _GRACE_S if over else self._death_grace_s
-        return _ECHO_GRACE_S if any(rank.failed for rank in self._ranks) else None
+        return _ECHO_GRACE_S if any(end.failed for end in ends) else None
 
     def _listen(self, timeout_s: float, on_phase: OnPhase) -> None:
         """Take what the ranks have to say, as soon as one says something."""
-        waiting = [rank for rank in self._ranks if rank.waiting]
+        waiting = [rank for rank in self._ranks if rank.end.waiting]
         heard: list[Connection | int] = [
             at for rank in waiting for at in (rank.connection, rank.process.sentinel)
         ]
@@ -199,17 +197,17 @@ class RankGroup:
         for rank in waiting:
             if not rank.connection.poll():
                 if rank.process.sentinel in ready:
-                    rank.gone_at = seen_at
+                    rank.end.gone_at = seen_at
                 continue
             try:
                 message = rank.connection.recv()
             except (EOFError, OSError):
                 rank.wait_ended()
-                rank.gone_at = seen_at
+                rank.end.gone_at = seen_at
                 continue
             except Exception as error:  # noqa: BLE001 - a cell may have put anything into its report
                 text = f"its report cannot be read: {error}"
-                raised = RaisedError(rank.number, rank.phase, type(error).__name__, text)
+                raised = RaisedError(rank.number, rank.end.phase, type(error).__name__, text)
                 message = Message(rank.stage.run, rank.number, Failed(seen_at, raised, secondary=False))
             if rank.take(message) and isinstance(message.content, PhaseBegun):
                 on_phase(rank.number, message.content.phase)
@@ -229,10 +227,46 @@ def _fork(context: ForkServerContext, spec: RankSpec) -> Rank:
     with socket.socket(fileno=os.dup(here.fileno())) as same:
         same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, longest)
         same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, longest)
-    return Rank(spec.rank, process, here)
+    return Rank(process, here, RankEnd(spec.rank, spec.local_rank, spec.host))
 
 
 def _rank_main(spec: RankSpec, connection: Connection) -> None:
     from dcpbench.worker.main import main
 
     main(spec, connection)
+
+
+def _next_limit(limits: Mapping[str, float], began: float, ranks: Sequence[Rank]) -> tuple[float, str]:
+    """When (`time.monotonic`) the first limit is reached if no rank gets any further, and of which phase.
+
+    Args:
+        limits: seconds by phase, for those that have a limit, and for the whole stage.
+        began: when the stage did.
+    """
+    clocks = [(WHOLE_STAGE, began)]
+    for rank in ranks:
+        if rank.end.waiting:
+            clocks += [(rank.end.phase, rank.since), *(("upload", since) for since in rank.end.uploads)]
+    return min((since + limits[phase], phase) for phase, since in clocks if phase in limits)
+
+
+def _stage_end(ranks: Sequence[Rank], limit: tuple[str, float] | None, dumps: bool) -> StageEnd:
+    """How a stage has ended on these ranks.
+
+    Args:
+        limit: the phase and the seconds of the limit that the ranks ran into, if nothing else went wrong.
+        dumps: have ranks that hang write their stacks in that case, or without a limit.
+    """
+    ends = tuple(rank.end for rank in ranks)
+    dropped = tuple(told for rank in ranks for told in rank.dropped)
+    if all(end.report for end in ends):
+        return StageEnd(ends, dropped=dropped)
+    hang = dumps and not any(end.failed or end.gone_at is not None for end in ends)
+    doing = stack_dumps.dump(ranks) if hang else {}
+    for rank in ranks:
+        rank.end.exit_status = rank.process.exitcode
+        rank.end.doing = doing.get(rank.number)
+        if rank.end.exit_status is not None:
+            rank.end.frame = stack_dumps.fatal(rank.log)
+        rank.end.log_tail = tuple(stack_dumps.tail(rank.log))
+    return StageEnd(ends, limit if hang else None, dropped=dropped)

@@ -1,6 +1,5 @@
 """One rank as the driver sees it: its process, and what it has said of the running cell."""
 
-import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -10,8 +9,8 @@ from pathlib import Path
 
 import psutil
 
-from dcpbench.records.rank_report import RankReport
-from dcpbench.worker.messages import CellSpec, Failed, Message, PhaseBegun, UploadsUnderWay
+from dcpbench.core.stage_end import Failed, RankEnd
+from dcpbench.worker.messages import CellSpec, Message, PhaseBegun, UploadsUnderWay
 
 _REPORT_S = 1.0
 """How long after its end a process may be taken for alive."""
@@ -25,28 +24,23 @@ _POLL_S = 0.05
 
 @dataclass
 class Rank:
-    """A rank; times are `time.monotonic`.
+    """A rank: its process, the connection to it, and how the running stage ends there as far as it is known.
 
-    `since` is when its phase began, `uploads` when each save began that goes on in the background,
-    `gone_at` when its process was seen to have ended.
+    `since` is when its phase began (`time.monotonic`); `dropped` tells of messages that were not about the
+    stage.
     """
 
-    number: int
     process: ForkServerProcess
     connection: Connection
+    end: RankEnd
     stage: CellSpec = field(init=False)
-    phase: str = "join"
     since: float = field(default_factory=time.monotonic)
-    uploads: tuple[float, ...] = ()
-    report: RankReport | None = None
-    failed: Failed | None = None
-    gone_at: float | None = None
     dropped: list[str] = field(default_factory=list)
 
     @property
-    def waiting(self) -> bool:
-        """Whether it has yet to say how the cell ended."""
-        return self.report is None and self.failed is None and self.gone_at is None
+    def number(self) -> int:
+        """Its number in the world."""
+        return self.end.rank
 
     @property
     def log(self) -> Path:
@@ -55,30 +49,29 @@ class Rank:
 
     def begin(self, stage: CellSpec) -> None:
         """A stage begins; a rank that has yet to join is still at that."""
-        self.stage = stage
-        self.report = self.failed = None
-        self.uploads = ()
-        self.dropped = []
-        if self.phase != "join":
-            self.phase, self.since = "start", time.monotonic()
+        self.stage, self.dropped = stage, []
+        before = self.end
+        self.end = RankEnd(before.rank, before.local_rank, before.host)
+        if before.phase != self.end.phase:
+            self.end.phase, self.since = "start", time.monotonic()
 
     def take(self, message: Message) -> bool:
         """Note what it has to say; whether it is about the running stage. What is about another one (of a
-        process that a stage before this one had forked, say) is dropped, and told."""
-        content = message.content
-        if message.rank != self.number or message.run not in (None, self.stage.run) or not self.waiting:
+        process that a stage before this one had forked, say) is dropped, and reported."""
+        content, end = message.content, self.end
+        if message.rank != self.number or message.run not in (None, self.stage.run) or not end.waiting:
             of = f"{message.run.cell}, try {message.run.attempt + 1}" if message.run else "no cell"
             what = f"{type(content).__name__} of rank {message.rank}, {of}"
             self.dropped.append(f"rank {self.number}: what came from it was dropped: {what}")
             return False
         if isinstance(content, PhaseBegun):
-            self.phase, self.since = content.phase, time.monotonic()
+            end.phase, self.since = content.phase, time.monotonic()
         elif isinstance(content, UploadsUnderWay):
-            self.uploads = content.since
+            end.uploads = content.since
         elif isinstance(content, Failed):
-            self.failed = content
+            end.failed = content
         else:
-            self.report = content
+            end.report = content
         return True
 
     def stopped(self) -> bool:
@@ -107,23 +100,3 @@ class Rank:
             process = psutil.Process(self.process.pid)
             return process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1
         return False
-
-    def ending(self) -> str:
-        """How its process ended, in words."""
-        code = self.process.exitcode
-        if code is None:
-            return "was lost"
-        if code == 255:  # what multiprocessing takes for it if the server died that would have told it
-            return "exited with status 255, or was lost with the server that it was forked from,"
-        if code < 0:
-            return f"was killed by {signal.Signals(-code).name}"
-        return f"exited with status {code}"
-
-    def is_at(self, phase: str) -> bool:
-        """Whether a phase goes on, also beside another one."""
-        return phase == self.phase or (phase == "upload" and bool(self.uploads))
-
-    def where(self) -> str:
-        """Its phase, and what went on beside it."""
-        beside = ", an upload under way" if self.uploads and self.phase != "upload" else ""
-        return f"{self.phase}{beside}"

@@ -7,12 +7,17 @@ from pathlib import Path
 
 from dcpbench.config.cell_key import digest_of
 from dcpbench.config.schema import conf_folder
+from dcpbench.core.plugins import plugin_names, plugins
 from dcpbench.records.files import files_below
-from dcpbench.records.plugins import plugin_names
 from dcpbench.records.user_code import find_package
 
 OURS = ("dcpbench", "hydra_plugins.dcpbench_launcher")
 """The packages of dcpbench."""
+
+
+def conf_folders() -> list[Path]:
+    """Return every folder that is laid out like `conf/`: dcpbench's own, then those of plug-ins."""
+    return [conf_folder(), *(plugin.conf for plugin in plugins() if plugin.conf)]
 
 
 def installation() -> dict[str, str]:
@@ -22,7 +27,7 @@ def installation() -> dict[str, str]:
     """
     plugins = {name: digest_of(package_digest(name.partition(".")[0])) for name in plugin_names()}
     return {
-        "dcpbench": digest_of([*map(package_digest, OURS), _files_digest(conf_folder(), pattern="*.yaml")]),
+        "dcpbench": digest_of([*map(package_digest, OURS), *map(_conf_digest, conf_folders())]),
         "plugins": ", ".join(f"{name} {digest}" for name, digest in sorted(plugins.items())) or "none",
     }
 
@@ -40,6 +45,10 @@ def package_digest(name: str) -> str:
     if found and not roots and found.origin and found.has_location:
         roots = [Path(found.origin)]
     return _files_digest(*roots)
+
+
+def _conf_digest(folder: Path) -> str:
+    return _files_digest(folder, pattern="*.yaml")
 
 
 def _files_digest(*roots: Path, pattern: str = "*.py") -> str:

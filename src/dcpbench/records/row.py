@@ -1,13 +1,13 @@
 """The row: the one record that a cell leaves behind; what its columns hold, and whether it is ok."""
 
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
-from dcpbench.records.checks import CHECKS
-from dcpbench.records.metrics import METRICS
+from dcpbench.core.checks import CHECKS
+from dcpbench.core.metrics import METRICS
+from dcpbench.core.plain_values import ColumnType
 
 SCHEMA_VERSION = 3
 
@@ -39,11 +39,9 @@ _ORDER = tuple(
     save_harmless fault fault_seen flaky config_digest code_digest config_dir disk_bytes repeat raw_write_s
     raw_read_s shared_cell_s checkpointer load_world_size expected_digest state_resume_equal flags_equal
     side_effect_free files_unchanged files_equal random_equal cwd state_dict scheduler load_into
-    optimizer_state activation_checkpointing crash_consistent crash_recoverable crash_durable
-    crash_states_enumerated crash_states crash_states_s crash_states_new crash_states_old crash_states_refused
-    crash_states_mixture crash_states_foreign clock_offset_s component ranks_hung python_version
-    load_torch_version load_python_version resume training replicas_equal batch_loss_close gradient_bound
-    step_bound gradient_bound_used
+    optimizer_state activation_checkpointing clock_offset_s component python_version load_torch_version
+    load_python_version resume training replicas_equal batch_loss_close gradient_bound step_bound
+    gradient_bound_used
     """.split()  # noqa: SIM905
 )
 """The order of the columns, which never changes; others follow as they are declared."""
@@ -172,23 +170,6 @@ AXES = tuple(item.name for item in fields(Row) if item.metadata.get("axis"))
 
 REQUIRED = _ORDER[:14]
 """The columns that every row has, of whatever version."""
-
-
-@dataclass(frozen=True)
-class ColumnType:
-    """What a column may hold: JSON's own types exactly, as true is no number; null if it is `optional`."""
-
-    python: type
-    optional: bool = True
-
-    def fits(self, value: Any) -> bool:
-        """Whether a column of this type may hold this value."""
-        if value is None:
-            return self.optional
-        kind = type(value)
-        if self.python is float:
-            return kind in (float, int) and -sys.float_info.max <= value <= sys.float_info.max
-        return kind is self.python and (self.python is not int or -(2**63) <= value < 2**63)
 
 
 def _field_type(hint: Any) -> ColumnType:

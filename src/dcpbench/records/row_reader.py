@@ -4,8 +4,9 @@ thing that had to be repaired. Nothing in it is ever evaluated."""
 import json
 from typing import Any
 
+from dcpbench.core.plain_values import ColumnType
 from dcpbench.records import files
-from dcpbench.records.row import REQUIRED, SCHEMA_VERSION, ColumnType, column_types
+from dcpbench.records.row import REQUIRED, SCHEMA_VERSION, column_types
 
 READABLE = range(2, SCHEMA_VERSION + 1)
 """The schema versions of rows that can be read. A column that is gone since is kept, and nothing looks at

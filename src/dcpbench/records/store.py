@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dcpbench.core.metrics import METRICS, Measurement
 from dcpbench.records import files
-from dcpbench.records.metrics import METRICS, Measurement
 from dcpbench.records.row import AXES, STATUSES, Row, columns
 from dcpbench.records.row_reader import UNKNOWN, read_row, value_text
 

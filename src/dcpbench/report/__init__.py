@@ -16,7 +16,7 @@ def __getattr__(name: str) -> object:
     # The driver takes its colours from here and must not wait for pandas.
     if name in __all__:
         from dcpbench.analysis import frame
-        from dcpbench.records.plugins import load_plugins
+        from dcpbench.core.plugins import load_plugins
 
         load_plugins()
         return getattr(frame, name)

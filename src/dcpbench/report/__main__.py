@@ -2,16 +2,13 @@
 
 import dcpbench
 
-_COMMANDS = ("compare", "history", "log")
-
 
 def main(arguments: list[str]) -> int:
     """Run the command; its exit status."""
     import importlib
 
-    words = arguments if arguments[:1] and arguments[0] in _COMMANDS else ["report", *arguments]
     # By name: the tree of commands is above the report, which it imports.
-    return int(importlib.import_module("dcpbench.cli.commands").main(words))
+    return int(importlib.import_module("dcpbench.cli.commands").main(arguments, of_report=True))
 
 
 if __name__ == "__main__":

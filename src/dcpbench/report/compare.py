@@ -24,7 +24,7 @@ from dcpbench.analysis.costs import CHANGED, LEAST_RUNS, TOO_FEW, Rule, always_c
 from dcpbench.analysis.frame import Sweeps, read_sweeps, short_names
 from dcpbench.analysis.query import QueryError, names_in
 from dcpbench.config.text import counted
-from dcpbench.records.metrics import METRICS
+from dcpbench.core.metrics import METRICS
 from dcpbench.records.store import ResultsError
 from dcpbench.report.document import Content, Table, first_of
 from dcpbench.report.labels import quantity

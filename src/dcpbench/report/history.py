@@ -21,7 +21,7 @@ from dcpbench.analysis.frame import records
 from dcpbench.analysis.history_rows import read_history
 from dcpbench.analysis.query import QueryError, known_metric, names_in, parse, select
 from dcpbench.config.text import counted
-from dcpbench.records.metrics import METRICS
+from dcpbench.core.metrics import METRICS
 from dcpbench.report.document import Content, Table, first_of
 from dcpbench.report.labels import change_style, clipped, plain, quantity
 from dcpbench.report.output import document_text, format_of, put_out

@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 
 from dcpbench.analysis.frame import as_text
-from dcpbench.records.checks import CHECKS
-from dcpbench.records.metrics import METRICS
+from dcpbench.core.checks import CHECKS
+from dcpbench.core.metrics import METRICS
 
 BYTES = (("B", 1), ("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30), ("TiB", 2**40))
 _LONG_NAME = 10

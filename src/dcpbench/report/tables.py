@@ -11,8 +11,8 @@ from dcpbench.analysis.cell_identity import SHOWN_BY_AXES, override_words
 from dcpbench.analysis.frame import is_false, is_true, records
 from dcpbench.analysis.runs import one_a_cell, runs_text, severity, status_text
 from dcpbench.config.text import counted
-from dcpbench.records.checks import CHECKS
-from dcpbench.records.metrics import METRICS
+from dcpbench.core.checks import CHECKS
+from dcpbench.core.metrics import METRICS
 from dcpbench.records.row import AXES
 from dcpbench.report.document import Table
 from dcpbench.report.labels import byte_unit, checks_text, entry, plain

@@ -9,7 +9,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from dcpbench.config.errors import ConfigError, other_launcher
-from dcpbench.records.metrics import METRICS
+from dcpbench.core.metrics import METRICS
 from dcpbench.records.row import Row
 
 if TYPE_CHECKING:

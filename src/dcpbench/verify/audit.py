@@ -1,11 +1,13 @@
 """What a checkpoint says of itself, against what was to be saved: nothing is loaded for it."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dcpbench.records.findings import Finding, Problem
+from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.rank_report import Compared
+from dcpbench.verify.files import compare_synced
 
 Shape = tuple[int, ...]
 
@@ -56,40 +58,44 @@ class Manifest:
     own: frozenset[str] = frozenset()
     unclaimed: tuple[str, ...] = ()
     spans: Mapping[str, Sequence[Span]] = field(default_factory=dict)
-    found_wrong: tuple[Finding, ...] = ()
+    found_wrong: tuple[Mismatch, ...] = ()
 
 
 _VALUE = "a value"
 """The key of a value in what is audited as a control."""
 
 
-def audit(manifest: Manifest, expected: Mapping[str, Entry]) -> list[Finding]:
+def audit(manifest: Manifest, expected: Mapping[str, Entry]) -> list[Mismatch]:
     """Keys in both directions, tensors stored as such, shapes, dtypes, chunks that tile each tensor exactly
     once and are stored, and files that are there with the lengths that the checkpoint names, no byte of them
     of two entries; nothing beside all that."""
     entries = manifest.entries
     found = [*manifest.found_wrong]
-    found += [Finding(key, Problem.not_stored) for key in expected if key not in entries]
-    found += [Finding(key, Problem.not_asked_for) for key in entries if key not in expected]
-    found += [Finding(name, Problem.unclaimed) for name in manifest.unclaimed]
+    found += [Mismatch(key, Problem.not_stored) for key in expected if key not in entries]
+    found += [Mismatch(key, Problem.not_asked_for) for key in entries if key not in expected]
+    found += [Mismatch(name, Problem.unclaimed) for name in manifest.unclaimed]
     for key, entry in entries.items():
         wanted = expected.get(key, entry)
         if wanted.shape is not None and entry.shape is None:
-            found.append(Finding(key, Problem.dtype, facts={"expected": wanted.dtype, "stored": "no tensor"}))
+            found.append(
+                Mismatch(key, Problem.dtype, facts={"expected": wanted.dtype, "stored": "no tensor"})
+            )
         if wanted.shape is None and entry.shape and entry.dtype != "torch.uint8":  # the bytes of a stream
-            found.append(Finding(key, Problem.dtype, facts={"expected": "a value", "stored": entry.dtype}))
+            found.append(Mismatch(key, Problem.dtype, facts={"expected": "a value", "stored": entry.dtype}))
         if entry.shape is not None:
             found += _tensor(key, entry, entry.shape, expected.get(key, Entry()))
         nowhere = [chunk.offsets for chunk in entry.chunks if chunk.file is None]
-        found += [Finding(key, Problem.chunks, facts={"nowhere": offsets}) for offsets in nowhere]
+        found += [Mismatch(key, Problem.chunks, facts={"nowhere": offsets}) for offsets in nowhere]
     for path, named in sorted(manifest.named.items()):
         if manifest.found.get(path) != named:
             facts = {"named": named, "found": manifest.found.get(path, "no such file")}
-            found.append(Finding(path, Problem.files, facts=facts))
+            found.append(Mismatch(path, Problem.files, facts=facts))
     for path, spans in manifest.spans.items():
-        found += [Finding(path, Problem.ranges, facts=facts) for facts in _overlapping(spans)]
+        found += [Mismatch(path, Problem.ranges, facts=facts) for facts in _overlapping(spans)]
     strangers = sorted(manifest.found.keys() - manifest.named.keys() - manifest.own)
-    return found + [Finding(path, Problem.stray, facts={"found": manifest.found[path]}) for path in strangers]
+    return found + [
+        Mismatch(path, Problem.stray, facts={"found": manifest.found[path]}) for path in strangers
+    ]
 
 
 def _overlapping(spans: Iterable[Span]) -> Iterator[dict[str, Any]]:
@@ -102,7 +108,7 @@ def _overlapping(spans: Iterable[Span]) -> Iterator[dict[str, Any]]:
         before = max(before, span, key=lambda one: one.end)
 
 
-def _tensor(key: str, entry: Entry, shape: Shape, expected: Entry) -> list[Finding]:
+def _tensor(key: str, entry: Entry, shape: Shape, expected: Entry) -> list[Mismatch]:
     wrong: list[tuple[Problem, dict[str, Any]]] = []
     if expected.shape not in (None, shape):
         wrong.append((Problem.shape, {"expected": expected.shape, "stored": shape}))
@@ -128,7 +134,20 @@ def _tensor(key: str, entry: Entry, shape: Shape, expected: Entry) -> list[Findi
     stored = sum(math.prod(chunk.sizes) for chunk in entry.chunks)
     if stored < math.prod(shape):
         wrong.append((Problem.uncovered, {"stored": stored, "elements": math.prod(shape)}))
-    return [Finding(key, problem, facts=facts) for problem, facts in wrong]
+    return [Mismatch(key, problem, facts=facts) for problem, facts in wrong]
+
+
+def compare_manifest(
+    manifest: Manifest,
+    expected: Mapping[str, Entry],
+    files: Collection[str] = (),
+    synced: Collection[str] | None = None,
+) -> Compared:
+    """Audit a manifest; the control audits copies of it that are damaged. All of `files` have to be `synced`,
+    if it is known which are."""
+    control = controls(manifest, expected)
+    compared = Compared(audit(manifest, expected), dict.fromkeys(control, True), control)
+    return compared + compare_synced(files, synced) if files and synced is not None else compared
 
 
 def controls(manifest: Manifest, expected: Mapping[str, Entry]) -> dict[str, bool]:

@@ -10,37 +10,57 @@ from typing import Any
 
 import torch
 
-from dcpbench.records.findings import Finding, Problem
+from dcpbench.core.mismatch import AS_HELD, Mismatch, Problem
 from dcpbench.verify.digest import add
 from dcpbench.verify.layout import Extent
-from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaf, Leaves, TensorLeaf, block_digests, kind_of
+from dcpbench.verify.snapshot import (
+    DigestedLeaf,
+    Idle,
+    Leaf,
+    Leaves,
+    TensorLeaf,
+    block_digests,
+    digest_of,
+    kind_of,
+)
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-AS_HELD = "checkpoint"
-"""What a finding is `by` where what was restored is what the checkpoint holds."""
 Recall = Callable[[str], torch.Tensor | None]
 """What a checkpoint holds under a leaf's name: the whole tensor, on the CPU; None if there is no such."""
 
 
 def compare(
     saved: Leaves, restored: Leaves, recall: Recall | None = None, closely: bool = True
-) -> list[Finding]:
+) -> list[Mismatch]:
     """Every name that differs, in the order of `saved`, then the names that only `restored` has. Where only
     digests of what was saved are known and they differ, `recall` is asked for what was. Elements that differ
     are looked at `closely`, or, for a control, not any further."""
-    found: list[Finding | None] = []
+    found: list[Mismatch | None] = []
     for name, leaf in saved.items():
         if name in restored:
             found.append(_compare_leaves(name, leaf, restored[name], recall, closely))
         elif not isinstance(leaf, Idle):
-            found.append(Finding(name, Problem.missing, kind_of(name, leaf)))
+            found.append(Mismatch(name, Problem.missing, kind_of(name, leaf)))
     found += [
-        Finding(name, Problem.unexpected, kind_of(name, leaf))
+        Mismatch(name, Problem.unexpected, kind_of(name, leaf))
         for name, leaf in restored.items()
         if name not in saved and not isinstance(leaf, Idle)
     ]
     return [finding for finding in found if finding]
+
+
+def same_leaves(expected: Leaves, actual: Leaves) -> set[str]:
+    """Return the names of the leaves that are exactly the expected ones; by content where a digest is
+    expected."""
+    return {name for name, leaf in expected.items() if name in actual and _is(name, leaf, actual[name])}
+
+
+def _is(name: str, expected: Leaf, actual: Leaf) -> bool:
+    if isinstance(expected, DigestedLeaf):
+        same_dtype = expected.dtype == getattr(actual, "dtype", None)
+        return same_dtype and digest_of(expected) == digest_of(actual)
+    return _compare_leaves(name, expected, actual, None, closely=False) is None
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -91,7 +111,7 @@ def same_value(expected: Any, actual: Any) -> bool:
 
 def _compare_leaves(
     name: str, expected: Leaf, actual: Leaf, recall: Recall | None, closely: bool
-) -> Finding | None:
+) -> Mismatch | None:
     if isinstance(expected, Idle) and isinstance(actual, Idle):
         expected, actual = expected.leaf, actual.leaf
     if isinstance(expected, TensorLeaf | DigestedLeaf) and isinstance(actual, TensorLeaf | DigestedLeaf):
@@ -99,12 +119,12 @@ def _compare_leaves(
     if same_value(expected, actual):
         return None
     facts = {"saved": repr(expected), "restored": repr(actual)}
-    return Finding(name, Problem.value, kind_of(name, expected), _distance(expected, actual), facts)
+    return Mismatch(name, Problem.value, kind_of(name, expected), _distance(expected, actual), facts)
 
 
 def _compare_tensors(
     name: str, expected: TensorLeaf | DigestedLeaf, actual: Leaf, recall: Recall | None, closely: bool
-) -> Finding | None:
+) -> Mismatch | None:
     for problem, saved, restored in (
         (Problem.dtype, expected.dtype, actual.dtype),
         (Problem.shape, expected.extent.shape, actual.extent.shape),
@@ -113,12 +133,12 @@ def _compare_tensors(
     ):
         if saved != restored:
             facts = {"saved": str(saved), "restored": str(restored)}
-            return Finding(name, problem, expected.kind, facts=facts)
+            return Mismatch(name, problem, expected.kind, facts=facts)
     if isinstance(expected, DigestedLeaf):
         return _compare_digests(name, expected, actual, recall)
     if expected.local.shape != actual.local.shape:
         shapes = {"saved": tuple(expected.local.shape), "restored": tuple(actual.local.shape)}
-        return Finding(name, Problem.local_shape, expected.kind, facts=shapes)
+        return Mismatch(name, Problem.local_shape, expected.kind, facts=shapes)
     return compare_elements(name, expected.kind, expected.extent, expected.local, actual.local, closely)
 
 
@@ -129,13 +149,13 @@ def compare_elements(
     expected: torch.Tensor,
     actual: torch.Tensor,
     closely: bool = True,
-) -> Finding | None:
+) -> Mismatch | None:
     """Where two copies of one part differ and by how much; None if they are the same bits."""
     actual = actual.to(expected.device)  # a load moves what an optimizer kept on the CPU
     if torch.equal(bits(expected), bits(actual)):
         return None
     if not closely:
-        return Finding(name, Problem.differs, kind)
+        return Mismatch(name, Problem.differs, kind)
     expected, actual = expected.reshape(-1), actual.reshape(-1)
     differs = bits(expected) != bits(actual)
     if expected.is_complex():
@@ -154,9 +174,9 @@ def compare_elements(
     distance = float(distances(expected, actual).max().item())
     size, other_size = (distances(one, torch.zeros_like(one)) for one in (expected, actual))
     if bool((other_size.isnan() & ~size.isnan()).any()):
-        return Finding(name, Problem.nan, kind, distance, facts)
+        return Mismatch(name, Problem.nan, kind, distance, facts)
     facts["share"] = share_of(distance, float(size.max().item()))
-    return Finding(name, Problem.differs, kind, distance, facts)
+    return Mismatch(name, Problem.differs, kind, distance, facts)
 
 
 def share_of(distance: float, magnitude: float) -> float:
@@ -166,13 +186,13 @@ def share_of(distance: float, magnitude: float) -> float:
 
 def _compare_digests(
     name: str, expected: DigestedLeaf, actual: Leaf, recall: Recall | None
-) -> Finding | None:
+) -> Mismatch | None:
     blocks = actual.blocks if isinstance(actual, DigestedLeaf) else block_digests([actual])[0]
     pairs = zip(expected.blocks, blocks, strict=True)
     differing = [number for number, (one, other) in enumerate(pairs) if one != other]
     if not differing:
         return None
-    finding = Finding(name, Problem.digests_differ, expected.kind)
+    finding = Mismatch(name, Problem.digests_differ, expected.kind)
     if isinstance(actual, DigestedLeaf):
         return finding
     first, last = expected.block_ends(differing[0])
@@ -181,8 +201,8 @@ def _compare_digests(
 
 
 def with_place(
-    finding: Finding, expected: DigestedLeaf, actual: Leaf | None, recall: Recall | None
-) -> Finding | None:
+    finding: Mismatch, expected: DigestedLeaf, actual: Leaf | None, recall: Recall | None
+) -> Mismatch | None:
     """What differs in this rank's part, if the checkpoint still holds what had the expected digests; None if
     nothing does. Otherwise the finding that the digests differ, `by` the checkpoint if the part is what that
     holds."""

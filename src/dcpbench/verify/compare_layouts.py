@@ -4,14 +4,15 @@ The digests of a tensor's parts add up to that of the whole, so that none is gat
 differs, each rank looks at its own part beside what the checkpoint holds at that place.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from dcpbench.records.findings import Finding, Problem
+from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.rank_report import NOTHING, Compared
 from dcpbench.verify.compare import Recall, compare, same_value, with_place
 from dcpbench.verify.digest import Digest, add
 from dcpbench.verify.layout import Extent, whole
@@ -23,7 +24,7 @@ _BY_DIGEST = (Problem.digests_differ, Problem.replicas)
 
 def compare_across(
     saved: Leaves, actual: Leaves, group: dist.ProcessGroup | None, recall: Recall | None = None
-) -> list[Finding]:
+) -> list[Mismatch]:
     """What differs by content, or whose replicas do; collective over `group`.
 
     Args:
@@ -36,7 +37,7 @@ def compare_across(
     different = [*also, *compare(expected, found)]
     if not different:
         return wrong
-    closer: list[Finding] = []
+    closer: list[Mismatch] = []
     drifted = {one.name: one for one in also if one.problem is Problem.replicas}
     for name, one in {one.name: one for one in different}.items():
         if one.problem not in _BY_DIGEST:
@@ -50,7 +51,21 @@ def compare_across(
     return [*wrong, *closer, *others]
 
 
-def digests(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, list[Finding]]:
+def compare_state(
+    saved: Leaves,
+    actual: Leaves,
+    group: dist.ProcessGroup | None,
+    recall: Recall | None = None,
+    closely: bool = True,
+    by_content: bool = False,
+) -> list[Mismatch]:
+    """Compare part by part, or by content, which is collective over `group`."""
+    if by_content:
+        return compare_across(saved, actual, group, recall)
+    return compare(saved, actual, recall, closely)
+
+
+def digests(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, list[Mismatch]]:
     """Every tensor as the digest of the whole of it, the same on all ranks; collective over `group`.
 
     Returns:
@@ -63,7 +78,7 @@ def digests(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, li
             mine[name] = replace(leaf, blocks=(add(*leaf.blocks),))
     everybody = gathered(mine, group)
     together: Leaves = {}
-    wrong: list[Finding] = []
+    wrong: list[Mismatch] = []
     for name in dict.fromkeys(name for theirs in everybody for name in theirs):
         held = {rank: theirs[name] for rank, theirs in enumerate(everybody) if name in theirs}
         together[name], finding = _add_up(name, held)
@@ -71,36 +86,44 @@ def digests(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, li
     return together, wrong
 
 
-def compare_replicas(
-    leaves: Leaves, group: dist.ProcessGroup | None
-) -> tuple[dict[str, bool], list[Finding]]:
-    """Compare tensors of which several ranks have the same part; collective over `group`.
-
-    Returns:
-        the names of these tensors, and whether a change on one of the ranks was reported; and those of which
-        the ranks do not have the same bits.
-    """
-    everybody = gathered((digested(leaves), digested(all_different(leaves))), group)
-    fired, found = dict[str, bool](), list[Finding]()
-    for name in dict.fromkeys(name for theirs, _ in everybody for name in theirs):
-        held = {rank: theirs[name] for rank, (theirs, _) in enumerate(everybody) if name in theirs}
-        held = {rank: part for rank, part in held.items() if part.extent.numel}
-        ranks: dict[Extent, list[int]] = {}
-        for rank, part in held.items():
-            ranks.setdefault(part.extent, []).append(rank)
-        if several := next((some for some in ranks.values() if len(some) > 1), None):
-            found += _unlike(name, held)
-            fired[name] = bool(_unlike(name, {**held, several[-1]: everybody[several[-1]][1][name]}))
-    return fired, found
+def compare_replicas(leaves: Leaves, group: dist.ProcessGroup | None) -> Compared:
+    """Compare tensors of which several ranks have the same part; collective over `group`. The control is a
+    change on one of the ranks."""
+    everybody = gathered(digested(leaves), group)
+    names = dict.fromkeys(name for theirs in everybody for name in theirs)
+    parts = {name: _held(name, everybody) for name in names}
+    last = {name: rank for name, held in parts.items() if (rank := _last_replica(held)) is not None}
+    if not last:
+        return NOTHING
+    mine = {name: leaf for name, leaf in leaves.items() if name in last}
+    changed = gathered(digested(all_different(mine)), group)
+    found = [finding for name in last for finding in _unlike(name, parts[name])]
+    controls = {name: {**parts[name], rank: changed[rank][name]} for name, rank in last.items()}
+    fired = {name: bool(_unlike(name, held)) for name, held in controls.items()}
+    return Compared(found, dict.fromkeys(fired, True), fired)
 
 
-def _unlike(name: str, held: Mapping[int, DigestedLeaf]) -> list[Finding]:
+def _held(name: str, everybody: Sequence[Leaves]) -> dict[int, DigestedLeaf]:
+    """The parts of a tensor, by rank; not of ranks that have no element of it."""
+    held = {rank: theirs[name] for rank, theirs in enumerate(everybody) if name in theirs}
+    return {rank: part for rank, part in held.items() if part.extent.numel}
+
+
+def _last_replica(held: Mapping[int, DigestedLeaf]) -> int | None:
+    """The last of the ranks that have the same part of a tensor; None if each has another."""
+    ranks: dict[Extent, list[int]] = {}
+    for rank, part in held.items():
+        ranks.setdefault(part.extent, []).append(rank)
+    return next((some[-1] for some in ranks.values() if len(some) > 1), None)
+
+
+def _unlike(name: str, held: Mapping[int, DigestedLeaf]) -> list[Mismatch]:
     added = {rank: replace(part, blocks=(add(*part.blocks),)) for rank, part in held.items()}
     _, finding = _add_up(name, added)
     return [finding] if finding and finding.problem is Problem.replicas else []
 
 
-def _add_up(name: str, held: Mapping[int, Any]) -> tuple[Leaf, Finding | None]:
+def _add_up(name: str, held: Mapping[int, Any]) -> tuple[Leaf, Mismatch | None]:
     """The digest of a tensor from those of its parts; of what is no tensor the value of one rank."""
     first = next(iter(held.values()))
     if not isinstance(first, DigestedLeaf):
@@ -110,16 +133,16 @@ def _add_up(name: str, held: Mapping[int, Any]) -> tuple[Leaf, Finding | None]:
     shapes = {(part.extent.shape, part.dtype) for part in held.values()}
     if len(shapes) > 1:
         facts: dict[str, Any] = {"shapes": sorted(map(str, shapes))}
-        return first, Finding(name, Problem.ranks_disagree, facts=facts)
+        return first, Mismatch(name, Problem.ranks_disagree, facts=facts)
     distinct: dict[Extent, tuple[int, Digest]] = {}
-    unlike: list[Finding] = []
+    unlike: list[Mismatch] = []
     for rank, part in held.items():
         if part.extent.numel == 0:
             continue
         seen = distinct.setdefault(part.extent, (rank, part.blocks[0]))
         if seen[1] != part.blocks[0]:
             facts = {"one_rank": seen[0], "other_rank": rank}
-            unlike.append(Finding(name, Problem.replicas, first.kind, facts=facts))
+            unlike.append(Mismatch(name, Problem.replicas, first.kind, facts=facts))
     total = add(*(value for _, value in distinct.values()))
     extent = whole(torch.empty(first.extent.shape, device="meta"))
     together = replace(first, extent=extent, placements=None, blocks=(total,))
@@ -127,7 +150,7 @@ def _add_up(name: str, held: Mapping[int, Any]) -> tuple[Leaf, Finding | None]:
         return together, unlike[0]
     counts = {"held": sum(part.numel for part in distinct), "elements": extent.numel}
     if counts["held"] != counts["elements"]:
-        return together, Finding(name, Problem.uncovered, first.kind, facts=counts)
+        return together, Mismatch(name, Problem.uncovered, first.kind, facts=counts)
     return together, None
 
 
@@ -139,13 +162,13 @@ def _joined(held: Mapping[int, Any]) -> list[str] | None:
     return names if len({*map(str, names)}) == len(names) else None
 
 
-def _disagreement(name: str, held: Mapping[int, Any]) -> Finding | None:
+def _disagreement(name: str, held: Mapping[int, Any]) -> Mismatch | None:
     """The first two ranks that hold other values."""
     (rank, first), *others = held.items()
     for other, value in others:
         if not same_value(first, value):
             facts = {"one_rank": rank, "one": repr(first), "other_rank": other, "other": repr(value)}
-            return Finding(name, Problem.ranks_disagree, facts=facts)
+            return Mismatch(name, Problem.ranks_disagree, facts=facts)
     return None
 
 

@@ -9,14 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from dcpbench.verify.snapshot import (
-    Leaves,
-    TensorLeaf,
-    named_parameters,
-    named_parts,
-    plain_fqn,
-    snapshot_nested,
-)
+from dcpbench.verify.layout import ParameterParts
+from dcpbench.verify.snapshot import Leaves, TensorLeaf, named_parts, plain_fqn, snapshot_nested
 
 _OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _OF_PARALLELISMS = ("torch.distributed.", "torch._")
@@ -24,12 +18,18 @@ _OF_PARALLELISMS = ("torch.distributed.", "torch._")
 
 
 def snapshot_flags(
-    model: nn.Module, optimizer: torch.optim.Optimizer, state: Leaves, gradients: bool = True
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: Leaves,
+    gradients: bool = True,
+    parts: ParameterParts | None = None,
 ) -> Leaves:
     """Which parameters require a gradient and which modules are in training mode, by FQN; the optimizer's
     defaults and the keys of its groups; which of the tensors in `state` share memory; the hooks that are not
-    a parallelism's own; the gradients left, if these are asked for."""
-    parameters = named_parameters(model)
+    a parallelism's own; the gradients left, if these are asked for. `parts` are the `named_parts`, if they
+    are known."""
+    parts = parts or named_parts(model)
+    parameters = {name: part.parameter for name, part in parts.items()}
     flags: Leaves = {f"requires_grad.{name}": value.requires_grad for name, value in parameters.items()}
     hooks = [one for name, value in parameters.items() for one in _hooks(name, value)]
     for name, module in model.named_modules(remove_duplicate=False):
@@ -48,14 +48,14 @@ def snapshot_flags(
     flags["shared_memory"] = "; ".join(", ".join(names) for names in sharing_memory(state))
     if not gradients:
         return flags
-    left = snapshot_gradients(model)
+    left = snapshot_gradients(parts)
     return {**flags, "gradients": ", ".join(name.removeprefix("gradients.") for name in left), **left}
 
 
-def snapshot_gradients(model: nn.Module) -> Leaves:
-    """The gradients that there are, as `gradients.<FQN>`; sparse ones with their zeros."""
-    parts = named_parts(model).items()
-    left = {name: part.of(part.parameter.grad) for name, part in parts if part.parameter.grad is not None}
+def snapshot_gradients(parts: ParameterParts) -> Leaves:
+    """The gradients of these parts that there are, as `gradients.<FQN>`; sparse ones with their zeros."""
+    gradients = ((name, part, part.parameter.grad) for name, part in parts.items())
+    left = {name: part.of(value) for name, part, value in gradients if value is not None}
     dense = {name: value.to_dense() if value.is_sparse else value for name, value in left.items()}
     return snapshot_nested(dense, "gradients.")
 
@@ -85,6 +85,14 @@ def _code_of(hook: Callable[..., Any]) -> str:
     return f"{named.__module__}.{named.__qualname__}{f':{line}' if line else ''}"
 
 
+def _span(tensor: torch.Tensor) -> int:
+    """The bytes from a tensor's first element to the end of its last."""
+    if tensor.is_contiguous():
+        return tensor.nbytes
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
+
+
 def sharing_memory(state: Leaves) -> list[list[str]]:
     """The names of tensors that lie at least in part in the same bytes, each set in the order of `state`.
     Parts of one storage that do not overlap, as FSDP1's views, share nothing."""
@@ -92,8 +100,7 @@ def sharing_memory(state: Leaves) -> list[list[str]]:
     for order, (name, leaf) in enumerate(state.items()):
         if isinstance(leaf, TensorLeaf) and leaf.local.numel():
             begin, local = leaf.local.data_ptr(), leaf.local
-            last = sum((size - 1) * stride for size, stride in zip(local.shape, local.stride(), strict=True))
-            places.append((begin, begin + (last + 1) * local.element_size(), order, name))
+            places.append((begin, begin + _span(local), order, name))
     shared: list[list[tuple[int, str]]] = []
     reached = 0
     for begin, end, order, name in sorted(places):

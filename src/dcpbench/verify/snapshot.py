@@ -22,13 +22,16 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from dcpbench.verify.audit import Entry
-from dcpbench.verify.digest import Digest, digest, fetch
+from dcpbench.verify.digest import Digest, add, digest, fetch
 from dcpbench.verify.layout import Extent, ParameterParts, extent_of, parameter_parts
 
 LARGE_BYTES = 4 * 2**20
 """Parts of more bytes are not copied."""
 BLOCK = 2**22
 """Elements of a part that one digest is made of."""
+
+_UNCHANGING = (int, float, str, type(None))
+"""Types of values that need not be copied, which takes time: there are many."""
 
 _WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 
@@ -76,6 +79,8 @@ Leaf = Any
 """A tensor as `TensorLeaf` or `DigestedLeaf`, such an entry as `Idle`; all else as a copy of the value."""
 Leaves = dict[str, Leaf]
 """Every piece of state by its name."""
+PLAIN = (DigestedLeaf, Extent)
+"""The classes of what is left of leaves when tensors are digested."""
 
 
 def snapshot_model(model: nn.Module, parts: ParameterParts | None = None) -> Leaves:
@@ -108,10 +113,10 @@ def snapshot_optimizer(
         if not isinstance(parameter, torch.Tensor):  # of no parameter
             leaves |= snapshot_nested({parameter: entries}, "state.")
             continue
-        local_shape = local_part(parameter).shape
+        local_shape = _local_shape(parameter)
         for path, entry, value in _flattened(entries):
             # A moment lies as its parameter does; a step counter or a factored moment does not.
-            like = isinstance(value, torch.Tensor) and local_part(value).shape == local_shape
+            like = isinstance(value, torch.Tensor) and _local_shape(value) == local_shape
             lies = bool(like and local_shape)
             for name, part in parts_by_id[id(parameter)].items():
                 idle = part.extent.numel == 0 and math.prod(part.extent.shape) > 0
@@ -203,6 +208,13 @@ def block_digests(parts: Sequence[TensorLeaf]) -> list[tuple[Digest, ...]]:
     return [tuple(next(found) for _ in blocks) for blocks in counted]
 
 
+def digest_of(leaf: Leaf) -> Digest | None:
+    """Return the digest of a part; None of what is not a tensor."""
+    if isinstance(leaf, DigestedLeaf):
+        return add(*leaf.blocks)
+    return add(*block_digests([leaf])[0]) if isinstance(leaf, TensorLeaf) else None
+
+
 def _blocks(part: TensorLeaf) -> Iterator[tuple[torch.Tensor, Extent]]:
     flat, extent = part.local.reshape(-1), part.extent
     for begin in range(0, extent.numel, BLOCK):
@@ -265,8 +277,14 @@ def plain_fqn(model: nn.Module, name: str) -> str:
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part of a tensor, detached; not a copy."""
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
     with torch.no_grad():
-        return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+        return tensor.to_local().detach()
+
+
+def _local_shape(tensor: torch.Tensor) -> torch.Size:
+    return local_part(tensor).shape if isinstance(tensor, DTensor) else tensor.shape
 
 
 def kind_of(name: str, leaf: Leaf) -> str:
@@ -280,7 +298,7 @@ def kind_of(name: str, leaf: Leaf) -> str:
 def _leaf(value: Any, kind: str, extent: Extent | None = None) -> Leaf:
     """A tensor is all there or a DTensor unless its extent says otherwise."""
     if not isinstance(value, torch.Tensor):
-        return copy.deepcopy(value)
+        return value if isinstance(value, _UNCHANGING) else copy.deepcopy(value)
     return TensorLeaf(
         local=local_part(value),
         extent=extent or extent_of(value),

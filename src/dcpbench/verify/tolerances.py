@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dcpbench.records.findings import Finding, Problem
+from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.verify.compare import distances, same_value, share_of
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
 
@@ -31,7 +31,7 @@ def loss_tolerance(tolerance: float, dtypes: Iterable[torch.dtype]) -> float:
     return max(tolerance, _ROUNDINGS_OF_LOSS * rounding(dtypes))
 
 
-def losses_equal(expected: list[float], actual: list[float], first: int) -> list[Finding]:
+def losses_equal(expected: list[float], actual: list[float], first: int) -> list[Mismatch]:
     """Steps, the first of which is `first`, whose losses are not the uninterrupted run's bits."""
     return [
         _loss(step, Problem.value, one, other, distance, {"uninterrupted": repr(one), "resumed": repr(other)})
@@ -42,7 +42,7 @@ def losses_equal(expected: list[float], actual: list[float], first: int) -> list
 
 def losses_close(
     expected: list[float], actual: list[float], first: int, tolerance: float, reference: str = "twin"
-) -> list[Finding]:
+) -> list[Mismatch]:
     """Steps whose losses differ from the expected ones by more than `tolerance` of those. Not-a-number equals
     itself: that it proves nothing is for the negative control to say."""
     found = []
@@ -61,12 +61,12 @@ def _loss(
     actual: float | None,
     distance: float | None,
     facts: dict[str, Any],
-) -> Finding:
+) -> Mismatch:
     if actual is not None and math.isnan(actual):
-        return Finding(step, Problem.nan, None, distance, facts)
+        return Mismatch(step, Problem.nan, None, distance, facts)
     if expected is not None and distance is not None:
         facts["share"] = share_of(distance, abs(expected))
-    return Finding(step, problem, None, distance, facts)
+    return Mismatch(step, problem, None, distance, facts)
 
 
 def loss_name(step: int) -> str:
@@ -84,7 +84,7 @@ def _by_step(
 
 def compare_close(
     twin: Leaves, actual: Leaves, tolerance: float, computes_in: Iterable[torch.dtype] = ()
-) -> list[Finding]:
+) -> list[Mismatch]:
     """Tensors of which this rank's part differs from the twin's, at its place, by more than `tolerance`
     of the largest magnitude in the whole tensor: more where the parameters' dtype is coarse, nothing where
     there is no rounding, in integers and flags.
@@ -95,7 +95,7 @@ def compare_close(
             it has no element say nothing: FSDP1 does not even count its steps.
         computes_in: dtypes that one of them computes in beside those of its parameters.
     """
-    found: list[Finding] = []
+    found: list[Mismatch] = []
     whole = {name: leaf for name, leaf in twin.items() if isinstance(leaf, TensorLeaf)}
     parts = {name: leaf for name, leaf in actual.items() if not isinstance(leaf, Idle)}
     coarsest = rounding([*computes_in, *(leaf.dtype for leaf in whole.values() if leaf.kind == "param")])
@@ -103,17 +103,17 @@ def compare_close(
         part = parts.get(name)
         if part is None:
             if not may_be_absent(name, actual):
-                found.append(Finding(name, Problem.only_twin, expected.kind))
+                found.append(Mismatch(name, Problem.only_twin, expected.kind))
         elif not isinstance(part, TensorLeaf) or part.extent.shape != expected.extent.shape:
             here = part.extent.shape if isinstance(part, TensorLeaf) else type(part).__name__
             shapes = {"twin": expected.extent.shape, "here": here}
-            found.append(Finding(name, Problem.shape, expected.kind, facts=shapes))
+            found.append(Mismatch(name, Problem.shape, expected.kind, facts=shapes))
         elif part.extent.numel and (
             finding := _apart(name, expected, part, _tolerance(expected, tolerance, coarsest))
         ):
             found.append(finding)
     found += [
-        Finding(name, Problem.only_parallel, leaf.kind)
+        Mismatch(name, Problem.only_parallel, leaf.kind)
         for name, leaf in parts.items()
         if isinstance(leaf, TensorLeaf) and name not in whole
     ]
@@ -137,7 +137,7 @@ def _tolerance(leaf: TensorLeaf, tolerance: float, coarsest: float) -> float:
     return tolerance
 
 
-def _apart(name: str, twin: TensorLeaf, part: TensorLeaf, tolerance: float) -> Finding | None:
+def _apart(name: str, twin: TensorLeaf, part: TensorLeaf, tolerance: float) -> Mismatch | None:
     expected, value = part.extent.take(twin.local), part.local.reshape(-1).to(twin.local.device)
     alike = (expected == value) | (expected.isnan() & value.isnan())  # also two infinities
     distance = float(distances(expected, value).masked_fill(alike, 0.0).max().item())
@@ -145,7 +145,7 @@ def _apart(name: str, twin: TensorLeaf, part: TensorLeaf, tolerance: float) -> F
     if distance <= tolerance * scale:
         return None
     problem = Problem.nan if math.isnan(distance) else Problem.far
-    return Finding(name, problem, part.kind, distance, {"share": share_of(distance, scale)})
+    return Mismatch(name, problem, part.kind, distance, {"share": share_of(distance, scale)})
 
 
 def _magnitude(tensor: torch.Tensor) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dcpbench.records.findings import Finding, Problem
+from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.verify.compare import compare_elements, same_value, share_of
 from dcpbench.verify.snapshot import Idle, Leaf, Leaves, TensorLeaf, kind_of
 from dcpbench.verify.tolerances import loss_tolerance, may_be_absent
@@ -121,7 +121,7 @@ class GradientPart:
 
 def compare_gradient(
     name: str, step: int, part: GradientPart, twin: TwinGradient | None
-) -> tuple[Finding | None, float]:
+) -> tuple[Mismatch | None, float]:
     """Compare a part of a gradient with the twin's, None where that has none. A gradient of zeros is as good
     as none: parallelisms differ in that.
 
@@ -131,7 +131,7 @@ def compare_gradient(
     facts: dict[str, Any] = {"step": step}
     if twin is None:
         wrong = part.local is not None and bool(part.local.any())
-        return Finding(name, Problem.only_parallel, "gradient", facts=facts) if wrong else None, 0.0
+        return Mismatch(name, Problem.only_parallel, "gradient", facts=facts) if wrong else None, 0.0
     expected, tolerance = part.of(twin.mean), part.of(twin.tolerance)
     if not expected.numel():
         return None, 0.0
@@ -142,18 +142,18 @@ def compare_gradient(
     used = float(bounds.masked_fill(alike, 0.0).max())  # of what is not a number the tolerance is none
     if not used <= 1:
         if part.local is None:
-            return Finding(name, Problem.only_twin, "gradient", facts=facts), used
+            return Mismatch(name, Problem.only_twin, "gradient", facts=facts), used
         farthest = float(distance.max())
         facts |= {"bounds": used, "share": share_of(farthest, float(twin.mean.abs().nan_to_num(0.0).max()))}
         problem = Problem.nan if math.isnan(farthest) else Problem.far
-        return Finding(name, problem, "gradient", farthest, facts), used
+        return Mismatch(name, problem, "gradient", farthest, facts), used
     if twin.factor_tolerance is None or part.whole is None:
         return None, used
     factor = _factor(real_elements(part.whole).to(twin.mean.device) - twin.mean, twin.mean)
     by_factor = abs(factor) / twin.factor_tolerance
     if not by_factor <= 1:
         facts |= {"factor": 1 + factor, "share": abs(factor)}
-        return Finding(name, Problem.far, "gradient", float(distance.max()), facts), by_factor
+        return Mismatch(name, Problem.far, "gradient", float(distance.max()), facts), by_factor
     return None, max(used, by_factor)
 
 
@@ -163,7 +163,7 @@ def compare_step(
     actual: Leaves,
     elsewhere: Collection[str] = (),
     tolerances: Mapping[str, torch.Tensor] | None = None,
-) -> list[Finding]:
+) -> list[Mismatch]:
     """Compare the state after a step with the twin's, bit for bit.
 
     Args:
@@ -180,7 +180,7 @@ def compare_step(
         if not isinstance(leaf, Idle) and (finding := _compare_with_twin(name, twin, leaf, tolerances or {}))
     ]
     found += [
-        Finding(name, Problem.only_twin, kind_of(name, leaf))
+        Mismatch(name, Problem.only_twin, kind_of(name, leaf))
         for name, leaf in twin.items()
         if name not in actual and name not in elsewhere and not may_be_absent(name, actual)
     ]
@@ -189,18 +189,18 @@ def compare_step(
 
 def _compare_with_twin(
     name: str, twin: Leaves, actual: Leaf, tolerances: Mapping[str, torch.Tensor]
-) -> Finding | None:
+) -> Mismatch | None:
     if name not in twin:
-        return Finding(name, Problem.only_parallel, kind_of(name, actual))
+        return Mismatch(name, Problem.only_parallel, kind_of(name, actual))
     expected = twin[name]
     if not (isinstance(expected, TensorLeaf) and isinstance(actual, TensorLeaf)):
         facts = {"twin": repr(expected), "here": repr(actual)}
         same = same_value(expected, actual)
-        return None if same else Finding(name, Problem.value, kind_of(name, actual), facts=facts)
+        return None if same else Mismatch(name, Problem.value, kind_of(name, actual), facts=facts)
     if (expected.extent.shape, expected.dtype) != (actual.extent.shape, actual.dtype):
         facts = {"twin": f"{expected.extent.shape} {expected.dtype}"}
         facts["here"] = f"{actual.extent.shape} {actual.dtype}"
-        return Finding(name, Problem.shape, actual.kind, facts=facts)
+        return Mismatch(name, Problem.shape, actual.kind, facts=facts)
     part = actual.extent.take(expected.local)
     finding = compare_elements(name, actual.kind, actual.extent, part, actual.local.reshape(-1))
     if finding is None or (name in tolerances and _is_close(part, actual, tolerances[name])):

@@ -29,17 +29,17 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from dcpbench.records.findings import RaisedError
-from dcpbench.records.plain_values import plain_report
-from dcpbench.records.plugins import load_plugins
-from dcpbench.records.rank_report import RankReport
-from dcpbench.records.sentences import place_sentence, rank_sentence
+from dcpbench.core.mismatch import RaisedError
+from dcpbench.core.plain_values import plain_report
+from dcpbench.core.plugins import load_plugins
+from dcpbench.core.rank_report import NothingToInjectError, RankReport
+from dcpbench.core.sentences import place_sentence, rank_sentence
+from dcpbench.core.stage_end import Failed
 from dcpbench.records.user_code import import_from_current_folder
 from dcpbench.worker.left_behind import Fingerprint
 from dcpbench.worker.messages import (
     OF_RANK,
     CellSpec,
-    Failed,
     Message,
     PhaseBegun,
     RankSpec,
@@ -238,6 +238,7 @@ def _failed(error: BaseException, rank: _Rank) -> Failed:
         wrapped,
         origin,
         unprintable or _full(rank.cell.checkpoints if rank.cell else None),
+        isinstance(cause, NothingToInjectError),
     )
     secondary = of_a_peer or any(echo in message for echo in _ECHOES)
     return Failed(time.monotonic(), raised, secondary, rank.report)

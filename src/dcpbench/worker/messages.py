@@ -5,27 +5,11 @@ from multiprocessing.reduction import DupFd
 from typing import Any
 
 from dcpbench.config.schema import Config
-from dcpbench.records.findings import RaisedError
-from dcpbench.records.rank_report import RankReport
+from dcpbench.core.rank_report import RankReport
+from dcpbench.core.stage_end import Failed
 
 OF_RANK = "DCPBENCH_RANK_PID"
 """The variable in the environment of whatever a rank starts that says whose it is, once the rank is dead."""
-
-DRIVER_OF_TORCHRUN = "DCPBENCH_DRIVER_OF_TORCHRUN"
-"""The variable in the environment of a driver that has torchrun's processes: its `ElasticRun`, the key that
-those have, and the descriptor of the socket at which it listens to them."""
-
-
-@dataclass(frozen=True)
-class ElasticRun:
-    """A run of torchrun as one of its processes knows it: its id, where its store is, the address that this
-    host has there, and the id of the process of torchrun on this host."""
-
-    id: str
-    store: str
-    port: int
-    address: str
-    torchrun: int
 
 
 @dataclass(frozen=True)
@@ -129,20 +113,6 @@ class UploadsUnderWay:
     """The saves that go on in the background on this rank: when each began (`time.monotonic`)."""
 
     since: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Failed:
-    """This rank raised. `at` is `time.monotonic`, one clock for all processes of a host.
-
-    `secondary` says that the error is the echo of what happened to a peer: a closed connection, or a
-    failure that DCP tells every rank of. `report` is what the rank had seen and measured until then.
-    """
-
-    at: float
-    error: RaisedError
-    secondary: bool
-    report: RankReport | None = None
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dcpbench.config.groups import ActivationCheckpointing, ParallelConfig
 from dcpbench.config.mesh import SHARE_DATA
 from dcpbench.config.schema import Config
-from dcpbench.records.rank_report import Skip
+from dcpbench.core.rank_report import Skip
 from dcpbench.verify.snapshot import plain_fqn
 from dcpbench.workloads.pipeline import keep_stage
 from dcpbench.workloads.workload import each_tensor

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from dcpbench.records.rank_report import Skip
+from dcpbench.core.rank_report import Skip
 from dcpbench.verify.compare import bits
 from dcpbench.workloads.optimizers import each_of
 from dcpbench.workloads.workload import Tensors, each_tensor

@@ -12,8 +12,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from dcpbench.config.groups import OptimizerStateAs
 from dcpbench.verify.flags import snapshot_gradients
-from dcpbench.verify.perturb import FUNCTION_IF_NONE, perturbed
-from dcpbench.verify.snapshot import named_parts, parts_of_each
+from dcpbench.verify.perturb import FUNCTION_IF_NONE, perturb_model, perturb_optimizer, perturbed
+from dcpbench.verify.snapshot import Leaves, named_parts, parts_of_each
 from dcpbench.workloads.batches import Batches
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.optimizers import Optimizers, each_of
@@ -214,6 +214,12 @@ class TrainingRun:
         else:
             self.scheduler.load_state_dict(perturbed(self.scheduler.state_dict()))
 
+    def make_different(self, seed: int, optimizer: Leaves | None) -> None:
+        """Change everything that a load restores; `optimizer` is the saved state of that."""
+        self.forget(seed)
+        perturb_model(self.model, seed, self.is_left_out)
+        perturb_optimizer(self.optimizer, seed, optimizer)
+
     def leave_gradients(self, batches: Batches) -> None:
         """Have gradients of the next step, and do not take it."""
         self.backward(self._batch_of_step(batches))
@@ -277,7 +283,9 @@ class TrainingRun:
         self.alive.append(lives[0] or self._has_gradient())
 
     def _has_gradient(self) -> bool:
-        return any(bool(leaf.local.any().item()) for leaf in snapshot_gradients(self.model).values())
+        return any(
+            bool(leaf.local.any().item()) for leaf in snapshot_gradients(named_parts(self.model)).values()
+        )
 
     def _batch_of_step(self, batches: Batches) -> Tensors:
         with self.random.drawn_from():

@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau, StepLR
 
 from dcpbench.config.schema import Config
-from dcpbench.records.rank_report import Skip
+from dcpbench.core.rank_report import Skip
 from dcpbench.workloads.optimizers import each_of
 
 Tensors = Any

@@ -1,16 +1,17 @@
-"""The launcher, to which Hydra hands the cells over, all of them at once; the sweeper; and the group `fault`.
+"""The launcher, to which Hydra hands the cells over, all of them at once; the sweeper; and the groups of
+plug-ins.
 
 Hydra imports this file at every start, so what runs a sweep is imported when one runs.
 """
 
 import sys
-from collections.abc import Iterable, Sequence
-from copy import copy
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import product
 from typing import Any
 
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -18,6 +19,7 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.launcher import Launcher
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
@@ -26,10 +28,11 @@ from dcpbench.config.errors import ConfigError, other_launcher
 from dcpbench.config.groups import Matrix
 from dcpbench.config.schema import MATRIX, REPEATS, is_about_the_sweep
 from dcpbench.config.text import instead
-from dcpbench.faults.registry import load_faults
+from dcpbench.core.plugins import declared_values, plugins, report_absent
 from hydra_plugins.dcpbench_launcher.matrix import Job, jobs, listed, repeated
 
-_FAULT = "fault"
+_PLUGIN = "plugin"
+"""The key of a block that says which plug-in it needs."""
 
 
 class DcpbenchLauncher(Launcher):
@@ -80,11 +83,7 @@ class DcpbenchSweeper(Sweeper):
         """
         if config.hydra.launcher.get("_target_") != LauncherConfig._target_:
             raise other_launcher(f"hydra/launcher={config.hydra.runtime.choices['hydra/launcher']}")
-        # A glob is to find faults too: the loader lists `hydra.searchpath` only of a config that it is told.
-        loader = copy(hydra_context.config_loader)
-        name = config.hydra.job.config_name
-        vars(loader)["get_group_options"] = partial(loader.get_group_options, config_name=name)
-        self._parser = OverridesParser.create(config_loader=loader)
+        self._parser = OverridesParser.create(config_loader=hydra_context.config_loader)
         self._repeats, self._matrix = config.repeats, Matrix(config.matrix)
         self._launcher: Any = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
@@ -103,8 +102,10 @@ class DcpbenchSweeper(Sweeper):
             ignored = f"hydra.sweeper.max_batch_size={self.max_batch_size}"
             sys.stderr.write(f"dcpbench: {ignored} changes nothing: all cells are one batch\n")
         blocks = {
-            name: self._parser.parse_overrides([f"{key}={_listed(values)}" for key, values in block.items()])
-            for name, block in self.matrix.items()
+            name: self._parser.parse_overrides(
+                [f"{key}={_listed(values)}" for key, values in block.items() if key != _PLUGIN]
+            )
+            for name, block in _present(self.matrix).items()
         }
         combined = partial(self._combined, for_all=MATRIX in about_all)
         cells = (
@@ -130,33 +131,43 @@ class DcpbenchSweeper(Sweeper):
         return rows
 
 
-class FaultSource(ConfigSource):
-    """What `hydra.searchpath` names as `faults://`: the group `fault`, whose values are declared in Python
-    beside the functions that plant them. Not the ConfigStore, all of which Hydra copies for every group that
-    it lists."""
+class PluginSearchPath(SearchPathPlugin):
+    """Adds the groups of plug-ins: their `conf/`, and the values that they declare in Python."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for plugin in plugins():
+            if plugin.conf:
+                search_path.append(plugin.name, f"file://{plugin.conf}")
+        search_path.append("plugins", "plugins://")
+
+
+class DeclaredSource(ConfigSource):
+    """The values of groups that plug-ins declare in Python. They are not in the ConfigStore: Hydra copies all
+    of it for every group that it lists."""
 
     @staticmethod
     def scheme() -> str:
-        return "faults"
+        return "plugins"
 
     def load_config(self, config_path: str) -> ConfigResult:
-        config = OmegaConf.create(asdict(load_faults()[_fault_name(config_path)]))
+        values, name = _declared(config_path)
+        config = OmegaConf.create(asdict(values[name]))
         return ConfigResult(self.provider, self.full_path(), config, header={"package": None})
 
     def is_group(self, config_path: str) -> bool:
-        return config_path in ("", _FAULT)
+        return config_path == "" or config_path in declared_values()
 
     def is_config(self, config_path: str) -> bool:
-        return config_path.startswith(f"{_FAULT}/") and _fault_name(config_path) in load_faults()
+        values, name = _declared(config_path)
+        return name in values
 
     def available(self) -> bool:
         return True
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         if config_path == "":
-            return [] if results_filter is ObjectType.CONFIG else [_FAULT]
-        faults = config_path == _FAULT and results_filter is not ObjectType.GROUP
-        return [*load_faults()] if faults else []
+            return [] if results_filter is ObjectType.CONFIG else [*declared_values()]
+        return [] if results_filter is ObjectType.GROUP else [*declared_values().get(config_path, {})]
 
 
 @dataclass
@@ -175,8 +186,26 @@ class SweeperConfig:
     matrix: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-def _fault_name(config_path: str) -> str:
-    return config_path.removeprefix(f"{_FAULT}/").removesuffix(".yaml")
+def _present(matrix: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The blocks of an experiment whose plug-ins are here; the others are reported.
+
+    Raises:
+        ConfigError: there are blocks, and none of them is left.
+    """
+    here = {None, *(plugin.name for plugin in plugins())}
+    for name, block in matrix.items():
+        if block.get(_PLUGIN) not in here:
+            report_absent(str(block[_PLUGIN]), f"block {name} of the experiment is left out")
+    present = {name: block for name, block in matrix.items() if block.get(_PLUGIN) in here}
+    if matrix and not present:
+        raise ConfigError("the experiment has no block whose plug-in is here")
+    return present
+
+
+def _declared(config_path: str) -> tuple[Mapping[str, Any], str]:
+    """The declared values of the group of a path such as `fault/lost`, and the name in it."""
+    group, _, name = config_path.removesuffix(".yaml").rpartition("/")
+    return declared_values().get(group, {}), name
 
 
 def _listed(values: Any) -> str:

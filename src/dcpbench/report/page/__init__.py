@@ -9,7 +9,7 @@ import gzip
 import hashlib
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from string import Template
 from typing import Any
@@ -18,6 +18,7 @@ import pandas as pd
 
 from dcpbench.analysis.frame import Sweeps, is_true, ok
 from dcpbench.config.text import counted
+from dcpbench.core.plugins import all_of
 from dcpbench.records.store import RESULTS_CSV
 from dcpbench.report.page.changes import changes
 from dcpbench.report.page.rows import LIMITS, compact, cut
@@ -66,7 +67,18 @@ def page(sweeps: Sweeps, title: str, before: Sweeps | None = None, not_run: Sequ
             sweeps, {"before": changes(before, sweeps) if before else None, "not_run": list(not_run)}
         ),
         plain=_plain(sweeps.frame),
+        sections="".join(map(_section, filter(None, _of_plugins(sweeps.frame)))),
     )
+
+
+def _of_plugins(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame] | None]:
+    """What plug-ins show: headings and tables."""
+    return (section(frame) for section in all_of(lambda plugin: plugin.sections))
+
+
+def _section(content: tuple[str, pd.DataFrame]) -> str:
+    heading, table = content
+    return f"<section><h2>{_text(heading)}</h2>{_ascii(table.to_html(index=False, border=0))}</section>"
 
 
 def _asset(name: str) -> str:

@@ -9,12 +9,13 @@ import pandas as pd
 from dcpbench.analysis.cell_identity import identity_keys, override_values
 from dcpbench.analysis.frame import Sweeps, ok, records, short_names
 from dcpbench.analysis.runs import commands
-from dcpbench.records.checks import CHECKS
-from dcpbench.records.findings import Finding, Problem
-from dcpbench.records.metrics import METRICS
+from dcpbench.core.checks import CHECKS
+from dcpbench.core.metrics import METRICS
+from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.sentences import describe
 from dcpbench.records.row import AXES, columns
-from dcpbench.records.sentences import describe, short_reason
 from dcpbench.records.store import RESULTS_JSONL
+from dcpbench.verdict.sentences import short_reason
 
 _POINTS = 200
 _DIGITS = 10
@@ -129,7 +130,7 @@ def _described(finding: object) -> object:
     if not isinstance(finding, dict):
         return finding
     try:
-        known = Finding(
+        known = Mismatch(
             str(finding.get("name")),
             Problem(str(finding.get("problem"))),
             max_abs_diff=finding.get("max_abs_diff"),

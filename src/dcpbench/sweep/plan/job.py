@@ -9,14 +9,15 @@ from typing import Any
 
 from dcpbench.config.cell_key import CellKey, digest_of
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.groups import Device, StageConfig, StageWorld
-from dcpbench.config.schema import Config, conf_folder
+from dcpbench.config.groups import Device, Ending, StageConfig, StageWorld
+from dcpbench.config.schema import Config
 from dcpbench.executors.fork_server import Machine
 from dcpbench.records.installation import OURS, package_digest
 from dcpbench.records.user_code import file_of
 from dcpbench.sweep.plan import known_failures, validity
 from dcpbench.sweep.plan.cells import SweepCell
-from dcpbench.sweep.plan.known_failures import KnownFailure
+from dcpbench.verdict.attempt import Expected
+from dcpbench.verdict.known_failures import KnownFailure
 from dcpbench.worker.messages import WorldKind
 
 _GROUPS = (
@@ -80,6 +81,17 @@ class Job:
         """How many ranks its largest stage has."""
         return max(kind.world_size for kind in self.kinds)
 
+    @property
+    def expected(self) -> Expected:
+        """What the verdict has to know of it."""
+        stages = self.config.stages
+        return Expected(
+            worlds=[self.kind(stage).world_size for stage in stages],
+            dies={at: stage.target for at, stage in enumerate(stages) if stage.ends is Ending.crash},
+            known_failures=self.known_failures,
+            fault=self.config.fault if self.config.fault.target else None,
+        )
+
     def checkpoints(self, sweep: Path) -> tuple[Path, Path]:
         """Where the checkpoints of its first try go, in a sweep of that folder, and of its second: what a
         host that was cut off in the first still writes is none of the second's."""
@@ -97,12 +109,12 @@ def plan(cells: Sequence[SweepCell], machine: Machine) -> list[Job]:
     jobs: list[Job] = []
     several_sizes = validity.has_several_sizes(cell.config for cell in cells)
     commit, here = _git_commit(), machine.description
-    listed = conf_folder() / "known_failures.yaml"
     for cell in cells:
         try:
             config = validity.resolve(cell.config, machine)
             skip = validity.why_skip(cell.config, config, machine, several_sizes, cell.overrides)
-            known = known_failures.read(Path(config.known_failures) if config.known_failures else listed)
+            own = config.known_failures
+            known = known_failures.read(Path(own)) if own else known_failures.listed()
             loads = machine.versions_of(config.load_python) if config.load_python else None
         except ConfigError as error:
             where = f" (in {cell.name})" if len(cells) > 1 else ""

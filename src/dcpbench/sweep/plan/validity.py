@@ -54,7 +54,6 @@ def resolve(config: Config, machine: Machine) -> Config:
     world_size = config.world_size
     if world_size == "auto":
         world_size = min(RANKS_BY_DEFAULT, gpus) if device is Device.cuda else RANKS_BY_DEFAULT
-        world_size = machine.ranks or world_size
         if not config.scenario.process_group:
             world_size = 1
 
@@ -103,13 +102,13 @@ def why_skip(
         overrides: by which the cell is asked for.
 
     Raises:
-        ConfigError: there are fewer GPUs, or processes of torchrun, than ranks were asked for, or a mesh or
-            the batch does not fit the world size.
+        ConfigError: there are fewer GPUs than ranks were asked for, or a mesh or the batch does not fit the
+            world size.
     """
     for reason in (
         _without_effect(resolved, overrides),
         _makes_no_sense(resolved),
-        _more_ranks_than_there_may_be(resolved, machine, several_sizes),
+        _more_ranks_than_gpus(resolved, machine, several_sizes),
         _does_not_fit(asked, resolved, several_sizes),
     ):
         if reason:
@@ -129,14 +128,11 @@ def why_skip(
     return None
 
 
-def _more_ranks_than_there_may_be(resolved: Config, machine: Machine, several_sizes: bool) -> str | None:
-    most, of = machine.ranks, f"torchrun has processes ({machine.ranks})"
-    if resolved.device is Device.cuda and (most is None or machine.gpus < most):
-        most, of = machine.gpus, f"GPUs (device=cuda, {machine.gpus} here)"
+def _more_ranks_than_gpus(resolved: Config, machine: Machine, several_sizes: bool) -> str | None:
     asked_for = {"world_size": resolved.world_size, "load_world_size": resolved.load_world_size or 1}
     for key, ranks in asked_for.items():
-        if most is not None and int(ranks) > most:
-            text = f"{key}={ranks}: more ranks than {of}"
+        if resolved.device is Device.cuda and int(ranks) > machine.gpus:
+            text = f"{key}={ranks}: more ranks than GPUs (device=cuda, {machine.gpus} here)"
             if several_sizes:
                 return text
             raise ConfigError(text)

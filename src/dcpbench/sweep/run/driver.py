@@ -1,4 +1,4 @@
-"""The driver: takes the cells of a sweep through workers, as many as there is room for, and writes a row for
+"""The driver: takes the cells of a sweep through runners, as many as there is room for, and writes a row for
 each."""
 
 import time
@@ -20,8 +20,8 @@ from dcpbench.records.store import ResultsError
 from dcpbench.report.styles import text_of
 from dcpbench.sweep.plan.job import Job
 from dcpbench.sweep.plan.resources import Costs, Estimated, estimates, places, stretches
+from dcpbench.sweep.run.cell_runner import CellRunner, Finished, Mismatches
 from dcpbench.sweep.run.progress import ProgressDisplay
-from dcpbench.sweep.run.worker import Finished, Mismatches, Worker
 from dcpbench.sweep.signals import uninterrupted
 
 
@@ -30,7 +30,7 @@ class Sweep:
     """Runs the jobs that have no row in the `log`, in one batch or several.
 
     Cells that need the same ranks run one after another, and at once where the machine has room
-    (`dcpbench.sweep.plan.resources`): each worker has a thread, but this one alone writes rows. Ranks
+    (`dcpbench.sweep.plan.resources`): each runner has a thread, but this one alone writes rows. Ranks
     that the next batch can use stay up for it, until `end`.
     """
 
@@ -48,7 +48,7 @@ class Sweep:
     _costs: Costs = field(default_factory=Costs)
     _repeated: dict[Mismatches, str] = field(default_factory=dict)
     _executors: dict[tuple[int, tuple[int, ...]], Executor] = field(default_factory=dict)
-    """By the number of the worker and the GPUs that its ranks use."""
+    """By the number of the runner and the GPUs that its ranks use."""
 
     def run(self, batch: Sequence[Job]) -> None:
         """Run a batch of the jobs; whatever happens, the rows so far are kept.
@@ -98,17 +98,17 @@ class Sweep:
         # Those of an earlier stretch or batch, whose ranks may be of use again, or new ones.
         executors = [self._executors.setdefault(one, self.engine.executor(one[1])) for one in numbered]
         of_all = (self.console, display, self._costs, shared, self._repeated)
-        workers = [Worker(self.folder, executor, *of_all) for executor in executors]
-        idle = deque(workers)
+        runners = [CellRunner(self.folder, executor, *of_all) for executor in executors]
+        idle = deque(runners)
 
         def run(job: Job) -> Finished:
-            worker = idle.popleft()
+            runner = idle.popleft()
             try:
-                return worker.run(job)
+                return runner.run(job)
             finally:
-                idle.append(worker)
+                idle.append(runner)
 
-        with ThreadPoolExecutor(len(workers)) as threads:
+        with ThreadPoolExecutor(len(runners)) as threads:
             try:
                 for ended in as_completed([threads.submit(run, job) for job in together]):
                     finished = ended.result()
@@ -120,8 +120,8 @@ class Sweep:
                     display.end(finished.row, lambda: self._costs.left(left.values()))
             except BaseException:  # an interrupt, or a row that cannot be written
                 threads.shutdown(wait=False, cancel_futures=True)
-                for worker in workers:
-                    worker.executor.interrupt()
+                for runner in runners:
+                    runner.executor.interrupt()
                 raise
 
     def _write(self, finished: Finished) -> None:

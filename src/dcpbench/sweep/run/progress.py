@@ -12,10 +12,10 @@ from rich.text import Text
 
 from dcpbench.config.text import visible
 from dcpbench.records.row import Row
-from dcpbench.records.sentences import short_reason
 from dcpbench.report.styles import style_of
 from dcpbench.sweep.plan.composer import Track
 from dcpbench.sweep.plan.resources import duration_text
+from dcpbench.verdict.sentences import short_reason
 
 _FAILURES_SHOWN = 5
 _LEFT_EVERY_S = 1.0

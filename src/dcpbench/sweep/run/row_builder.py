@@ -1,38 +1,32 @@
-"""The row of a cell, made once, from its job and what its tries came to."""
+"""The row of a cell, made once, from its job and the attempts at it."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from dcpbench.executors.base import HostUsed, Outcome
-from dcpbench.records.metrics import METRICS, PHASE_S, SHARED_CELL_S, Measurement, aggregated
-from dcpbench.records.plain_values import plain_row
-from dcpbench.records.rank_report import RankReport
-from dcpbench.records.row import Row, is_ok
+from dcpbench.core.metrics import METRICS, PHASE_S, SHARED_CELL_S, Measurement, aggregated
+from dcpbench.core.plain_values import Replacing
+from dcpbench.core.rank_report import RankReport
+from dcpbench.core.stage_end import HostUsed, StageEnd
+from dcpbench.records.row import Row, column_types, is_ok
 from dcpbench.sweep.plan.job import Job
-from dcpbench.sweep.run.verdict import Verdict
+from dcpbench.verdict.sentences import replaced_sentence
+from dcpbench.verdict.verdict import Verdict
 
-_OF_VERDICT = (
-    "status",
-    "checks",
-    "powered",
-    "resume",
-    "training",
-    "max_abs_diff",
-    "first_mismatch",
-    "fault_seen",
-)
+_OF_VERDICT = {one.name for one in fields(Verdict)} & {one.name for one in fields(Row)}
+"""The columns that a verdict has."""
 _FIRST_CAUSE = ("rank", "host", "local_rank", "phase", "upload_under_way", "limit", "doing", "log_tail")
+_DEEPEST_IN_ROW = 60
 
 
 @dataclass(frozen=True)
-class Try:
-    """One try of a cell: its verdict, how its stages ended, when it started (ISO 8601), how long it took and
-    what its checkpoints took up."""
+class Attempt:
+    """An attempt at a cell: its verdict, when it started (ISO 8601), how its stages ended, how long it took
+    and the size of its checkpoints."""
 
     verdict: Verdict
     started_at: str
-    outcomes: Sequence[Outcome] = ()
+    ends: Sequence[StageEnd] = ()
     cell_s: float | None = None
     disk_bytes: int | None = None
 
@@ -43,13 +37,13 @@ class Try:
 
     @property
     def reports(self) -> list[RankReport]:
-        """What the ranks of all its stages reported."""
-        return [report for outcome in self.outcomes for report in outcome.reports]
+        """What the ranks of all its stages reported at their end."""
+        return [report for end in self.ends for report in end.reports]
 
     @property
     def hosts(self) -> list[HostUsed]:
         """Those of the stage that ran on most of them, where there may be several."""
-        return max(([*outcome.hosts] for outcome in self.outcomes), key=len, default=[])
+        return max(([*end.hosts] for end in self.ends), key=len, default=[])
 
     @property
     def measurements(self) -> list[Measurement]:
@@ -64,63 +58,69 @@ class Try:
         return [one for report in self.reports for one in report.measurements] + of_driver
 
 
-def row_of(job: Job, tries: Sequence[Try], shared: bool = False) -> Row:
-    """The row of a cell that was tried once, or twice: then it is the second try's, and says what the first
-    one came to.
+def row_of(job: Job, attempts: Sequence[Attempt], shared: bool = False) -> Row:
+    """Make the row of a cell. Of two attempts it is the second's, and says how the first ended.
 
     Args:
         shared: other cells ran on the same devices, so that its times mean nothing.
     """
-    first, last = tries[0], tries[-1]
-    verdict, reason = last.verdict, last.verdict.reason
-    details, flaky = dict(verdict.details), None
-    if dropped := [told for one in tries for outcome in one.outcomes for told in outcome.dropped]:
+    first, last = attempts[0], attempts[-1]
+    verdict, flaky = last.verdict, None
+    columns = {name: getattr(verdict, name) for name in _OF_VERDICT}
+    columns["details"] = details = dict(verdict.details)
+    if dropped := [told for one in attempts for end in one.ends for told in end.dropped]:
         details["dropped_messages"] = dropped
     if hosts := [asdict(host) for host in last.hosts]:
         details["hosts"] = hosts
-    if phases := _phases(last.outcomes):
+    if phases := _phases(last.ends):
         details["phases"] = phases
     if first is not last:
         flaky = first.verdict.status != verdict.status
-        details["first_try"] = _first_try(first)
+        details["first_try"] = _first_attempt(first)
         if flaky:
             was = f"the first try ended as {first.verdict.status}: {first.verdict.reason}"
-            reason = f"{reason}; {was}" if reason else f"flaky: {was}"
+            columns["reason"] = f"{verdict.reason}; {was}" if verdict.reason else f"flaky: {was}"
     metrics = aggregated(last.measurements)
     if shared:
         kept = {name: None if spec.unit == "s" else metrics[name] for name, spec in METRICS.items()}
         metrics = kept | {SHARED_CELL_S: metrics["cell_s"]}
     row = Row(
         **job.columns,
-        **{name: getattr(verdict, name) for name in _OF_VERDICT},
-        reason=reason,
+        **columns,
         metrics=metrics,
         flaky=flaky,
         started_at=last.started_at,
-        details=details,
         **_losses(last.reports),
         **_bounds(last.reports),
     )
-    reports = (report for outcome in last.outcomes for report in (*outcome.reports, *outcome.before))
-    return plain_row(row, [f"rank {report.rank}: {one}" for report in reports for one in report.replaced])
+    observed = (report for end in last.ends for report in end.observed)
+    return _plain_row(row, [f"rank {report.rank}: {one}" for report in observed for one in report.replaced])
 
 
-def _phases(outcomes: Sequence[Outcome]) -> dict[str, float]:
+def _plain_row(row: Row, replaced: list[str]) -> Row:
+    """A row of values that its columns can hold; its reason and details name those that were replaced, in it
+    or before."""
+    replacing = Replacing(_DEEPEST_IN_ROW)
+    flat = {name: replacing.column(row[name], kind, name) for name, kind in column_types().items()}
+    if replaced := [*replaced, *replacing.replaced]:
+        flat["reason"] = "; ".join(filter(None, (flat["reason"], replaced_sentence(replaced))))
+        flat["details"] = {**flat["details"], "replaced": replaced}
+    return Row.of(flat)
+
+
+def _phases(ends: Sequence[StageEnd]) -> dict[str, float]:
     """Seconds by phase: of each stage those of the rank that was in phases for longest, so that they add
     up."""
     seconds: dict[str, float] = {}
-    for outcome in outcomes:
-        spent = [
-            [one for one in of.measurements if one.metric == PHASE_S]
-            for of in (*outcome.reports, *outcome.before)
-        ]
+    for end in ends:
+        spent = [[one for one in of.measurements if one.metric == PHASE_S] for of in end.observed]
         for one in max(spent, key=lambda of_rank: sum(one.value for one in of_rank), default=[]):
             phase = (one.phase or "").partition("/")[0]
             seconds[phase] = seconds.get(phase, 0.0) + one.value
     return seconds
 
 
-def _first_try(first: Try) -> dict[str, Any]:
+def _first_attempt(first: Attempt) -> dict[str, Any]:
     verdict = first.verdict
     return {
         "status": verdict.status,

@@ -1,0 +1,1 @@
+"""Whether checkpoint folders are whole."""

@@ -1,0 +1,1 @@
+"""The first torch in which a cell breaks."""

@@ -1,0 +1,389 @@
+"""The file layer: while it is there, every operation of this process on files below a folder, and every point
+at which it waits for other ranks, passes it.
+
+It stands where Python makes its system calls, and not in DCP: below `open` and `pathlib` in the raw file that
+their buffers write to, and in the functions of `os`. So what passes are the writes that leave the process, in
+its order and sizes, and not those that a buffer still holds. What native code does it does not see.
+"""
+
+import builtins
+import inspect
+import io
+import multiprocessing.process
+import os
+import stat
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch.distributed as dist
+
+from dcpbench.plugins.crash.operations import Kind
+
+real_open, _real_os_open = io.open, os.open
+_LARGEST_BUFFER = 8 * 2**20
+
+
+class FileLayer:
+    """What operations on files below `folder` pass; by itself it lets them.
+
+    `role` says which process of a rank it is in: the rank itself, or a `child` that it has spawned.
+    """
+
+    reads = False
+    """Whether files that are opened to be read pass it too."""
+
+    def __init__(self, folder: Path, role: str = "rank") -> None:
+        self.folder, self.role = folder.resolve(), role
+        self._counting = threading.Lock()
+        self._counts = Counter[str]()
+
+    def begin(self, kind: Kind, path: str, size: int = 0) -> int:
+        """An operation is about to be made, on a path in the folder; how many of the `size` bytes that it
+        writes or reads it is to write or read.
+
+        Raises:
+            OSError: it fails.
+        """
+        return size
+
+    def note(self, kind: Kind, **fields: Any) -> None:
+        """A step that has just been made, with its fields (`operations.Step`)."""
+
+    def read_from(self, path: Any) -> Any:
+        """The path of what is read where this file is to be read."""
+        return path
+
+    def has_read(self, path: str, offset: int, data: memoryview) -> None:
+        """What a read at an offset has brought, which may be changed in place."""
+
+    def in_child(self) -> tuple[Callable[..., "FileLayer"], tuple[Any, ...]]:
+        """How the layer of a process is made that this one spawns: a function and its arguments, which can be
+        pickled."""
+        return FileLayer, (self.folder, "child")
+
+    def below(self, path: Any) -> str | None:
+        """The path in the folder, "." for itself; None for one that is elsewhere."""
+        if isinstance(path, int):
+            return None
+        whole = Path(os.path.abspath(os.fsdecode(path)))  # noqa: PTH100 - links are followed by nobody here
+        parent = whole.parent.resolve() / whole.name
+        return str(parent.relative_to(self.folder)) if parent.is_relative_to(self.folder) else None
+
+    def count(self, name: str) -> int:
+        """How often it was asked about this name before."""
+        with self._counting:
+            self._counts[name] += 1
+            return self._counts[name] - 1
+
+
+class _WrittenFile(io.FileIO):
+    """The raw file under a buffer, as `open` makes it."""
+
+    def __init__(self, layer: FileLayer, path: Any, mode: str, opener: Any) -> None:
+        self._layer, self._path = layer, str(layer.below(path))
+        layer.begin(Kind.open, self._path)
+        super().__init__(path, mode, opener=opener)
+        self._file, self._appends = _key(self.fileno()), "a" in mode
+        layer.note(Kind.open, path=self._path, file=self._file, truncates="w" in mode)
+
+    def write(self, data: Any, /) -> int:
+        offset = os.fstat(self.fileno()).st_size if self._appends else self.tell()
+        given = memoryview(data).cast("B")
+        written = super().write(given[: self._layer.begin(Kind.write, self._path, len(given))])
+        of_file = {"path": self._path, "file": self._file}
+        self._layer.note(Kind.write, **of_file, offset=offset, data=bytes(given[:written]))
+        return written
+
+    def truncate(self, size: int | None = None, /) -> int:
+        self._layer.begin(Kind.truncate, self._path)
+        became = super().truncate(size)
+        self._layer.note(Kind.truncate, path=self._path, file=self._file, size=became)
+        return became
+
+
+class _ReadFile(io.FileIO):
+    """As `_WrittenFile`, of a file that is opened to be read."""
+
+    def __init__(self, layer: FileLayer, path: Any, mode: str, opener: Any) -> None:
+        self._layer, self._path = layer, str(layer.below(path))
+        layer.begin(Kind.open, self._path)
+        super().__init__(layer.read_from(path), mode, opener=opener)
+
+    def readinto(self, buffer: Any, /) -> int:
+        into, offset = memoryview(buffer).cast("B"), self.tell()
+        count = super().readinto(into[: self._layer.begin(Kind.read, self._path, len(into))]) or 0
+        self._layer.has_read(self._path, offset, into[:count])
+        return count
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return io.RawIOBase.read(self, -1 if size is None else size) or b""
+
+    def readall(self) -> bytes:
+        return io.RawIOBase.readall(self)
+
+
+@contextmanager
+def layered(layer: FileLayer) -> Iterator[None]:
+    """Meanwhile a layer is there, in this process and in those that it spawns."""
+    with ExitStack() as patches:
+        for target, name, patched in _patches(layer):
+            patches.enter_context(mock.patch.object(target, name, patched))
+        yield
+
+
+def _patches(layer: FileLayer) -> Iterator[tuple[Any, str, Any]]:
+    opened = _opening(layer)
+    yield builtins, "open", opened
+    yield io, "open", opened
+    yield os, "open", _os_opening(layer)
+    for name, kind in (("mkdir", Kind.mkdir), ("unlink", Kind.unlink), ("remove", Kind.unlink)):
+        yield os, name, _of_path(layer, kind, getattr(os, name))
+    yield os, "rmdir", _of_path(layer, Kind.rmdir, os.rmdir)
+    yield os, "truncate", _truncating(layer, os.truncate)
+    for name in ("rename", "replace"):
+        yield os, name, _renaming(layer, getattr(os, name))
+    for name in ("fsync", "fdatasync"):
+        yield os, name, _syncing(layer, getattr(os, name))
+    yield os, "sync", _syncing_all(layer, os.sync)
+    for name in ("write", "pwrite", "ftruncate"):
+        yield os, name, _of_descriptor(layer, name, getattr(os, name))
+    yield os, "sendfile", _sending(layer, os.sendfile)
+    for name in (
+        "gather_object",
+        "scatter_object_list",
+        "broadcast_object_list",
+        "all_gather_object",
+        "barrier",
+    ):
+        yield dist, name, _meeting(layer, name, getattr(dist, name))
+    yield multiprocessing.process.BaseProcess, "start", _starting(layer)
+
+
+def _opening(layer: FileLayer) -> Callable[..., Any]:
+    def opened(
+        file: Any,
+        mode: str = "r",
+        buffering: int = -1,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+        closefd: bool = True,
+        opener: Any = None,
+    ) -> Any:
+        writes = bool(set(mode) & set("wax+"))
+        if not (writes or layer.reads) or layer.below(file) is None:
+            return real_open(file, mode, buffering, encoding, errors, newline, closefd, opener)
+        of_layer = _WrittenFile if writes else _ReadFile
+        raw = of_layer(layer, os.fspath(file), mode.replace("b", "").replace("t", ""), opener)
+        if buffering == 0:
+            return raw
+        size = _buffer_size(raw) if buffering < 2 else buffering
+        buffer = io.BufferedRandom if "+" in mode else io.BufferedWriter if writes else io.BufferedReader
+        buffered: Any = buffer(raw, size)
+        return buffered if "b" in mode else io.TextIOWrapper(buffered, encoding, errors, newline)
+
+    return opened
+
+
+def _buffer_size(raw: Any) -> int:
+    """What `io.open` takes."""
+    if sys.version_info >= (3, 14):
+        return max(min(int(raw._blksize), _LARGEST_BUFFER), io.DEFAULT_BUFFER_SIZE)
+    return int(raw._blksize) if raw._blksize > 1 else io.DEFAULT_BUFFER_SIZE
+
+
+def _os_opening(layer: FileLayer) -> Callable[..., int]:
+    def opened(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        writes = bool(flags & (os.O_WRONLY | os.O_RDWR))
+        relative = layer.below(path) if writes and "dir_fd" not in kwargs else None
+        if relative is not None:
+            layer.begin(Kind.open, relative)
+        number = _real_os_open(path, flags, *args, **kwargs)
+        if relative is not None:
+            truncates = bool(flags & os.O_TRUNC)
+            layer.note(Kind.open, path=relative, file=_key(number), truncates=truncates)
+        return number
+
+    return opened
+
+
+def _key(descriptor: int) -> str:
+    """Which file a descriptor is open on; the descriptor itself may be used again for another."""
+    status = os.fstat(descriptor)
+    return f"{status.st_dev}.{status.st_ino}"
+
+
+def _path_of(layer: FileLayer, descriptor: int) -> str | None:
+    """The path in the folder that a descriptor is open on now, under whatever name it was opened."""
+    status = os.fstat(descriptor)
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        return None
+    return layer.below(os.readlink(f"/proc/self/fd/{descriptor}"))  # noqa: PTH115
+
+
+def _of_descriptor(layer: FileLayer, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def called(descriptor: int, given: Any, *place: int) -> Any:
+        path = _path_of(layer, descriptor)
+        if path is None:
+            return call(descriptor, given, *place)
+        of_file = {"path": path, "file": _key(descriptor)}
+        if name == "ftruncate":
+            layer.begin(Kind.truncate, path)
+            call(descriptor, given)
+            layer.note(Kind.truncate, **of_file, size=given)
+            return None
+        offset = place[0] if place else os.lseek(descriptor, 0, os.SEEK_CUR)
+        data = memoryview(given).cast("B")
+        written = call(descriptor, data[: layer.begin(Kind.write, path, len(data))], *place)
+        layer.note(Kind.write, **of_file, offset=offset, data=bytes(data[:written]))
+        return written
+
+    return called
+
+
+def _sending(layer: FileLayer, call: Callable[..., int]) -> Callable[..., int]:
+    """What `shutil` copies files with; the kernel knows what it writes."""
+
+    def called(descriptor: int, *args: Any, **kwargs: Any) -> int:
+        path = _path_of(layer, descriptor)
+        if path is not None:
+            layer.begin(Kind.write, path)
+        offset = 0 if path is None else os.lseek(descriptor, 0, os.SEEK_CUR)
+        sent = call(descriptor, *args, **kwargs)
+        if path is not None and sent:
+            with real_open(layer.folder / path, "rb") as file:
+                file.seek(offset)
+                data = file.read(sent)
+            layer.note(Kind.write, path=path, file=_key(descriptor), offset=offset, data=data)
+        return sent
+
+    return called
+
+
+def _of_path(layer: FileLayer, kind: Kind, call: Callable[..., Any]) -> Callable[..., Any]:
+    def called(path: Any, *args: Any, **kwargs: Any) -> Any:
+        relative = None if kwargs.get("dir_fd") is not None else layer.below(path)
+        if relative is not None:
+            layer.begin(kind, relative)
+        result = call(path, *args, **kwargs)
+        if relative is not None:
+            layer.note(kind, path=relative)
+        return result
+
+    return called
+
+
+def _truncating(layer: FileLayer, call: Callable[..., Any]) -> Callable[..., Any]:
+    def called(file: Any, size: int) -> None:
+        path = _path_of(layer, file) if isinstance(file, int) else layer.below(file)
+        if path is not None:
+            layer.begin(Kind.truncate, path)
+        call(file, size)
+        if path is not None:
+            status = (layer.folder / path).stat()
+            opened = f"{status.st_dev}.{status.st_ino}"
+            layer.note(Kind.open, path=path, file=opened)
+            layer.note(Kind.truncate, path=path, file=opened, size=size)
+
+    return called
+
+
+def _renaming(layer: FileLayer, call: Callable[..., Any]) -> Callable[..., Any]:
+    def called(source: Any, target: Any, **kwargs: Any) -> Any:
+        paths = layer.below(source), layer.below(target)
+        if paths[0] is not None:
+            layer.begin(Kind.rename, paths[0])
+        result = call(source, target, **kwargs)
+        if None not in paths:
+            layer.note(Kind.rename, path=paths[0], to=paths[1])
+        return result
+
+    return called
+
+
+def _syncing(layer: FileLayer, call: Callable[[int], None]) -> Callable[[Any], None]:
+    def called(file: Any) -> None:
+        path = _path_of(layer, file if isinstance(file, int) else file.fileno())
+        if path is not None:
+            layer.begin(Kind.fsync, path)
+        call(file)
+        if path is not None:
+            layer.note(Kind.fsync, path=path)
+
+    return called
+
+
+def _syncing_all(layer: FileLayer, call: Callable[[], None]) -> Callable[[], None]:
+    def called() -> None:
+        call()
+        layer.note(Kind.sync)
+
+    return called
+
+
+def _meeting(layer: FileLayer, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """A collective as what it orders: whoever gives has come before whoever receives goes on. Groups have a
+    name that is the same on all ranks."""
+    signature = inspect.signature(call)
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        group: Any = given.get("group") or dist.group.WORLD
+        ranks, mine = dist.get_process_group_ranks(group), dist.get_rank()
+        meeting = f"{layer.role}/{group.group_name}/{name}"
+        meeting = f"{meeting}/{layer.count(meeting)}"
+        root: Any = {
+            "gather_object": "dst",
+            "scatter_object_list": "src",
+            "broadcast_object_list": "src",
+        }.get(name)
+        if root:
+            of_group = given.get(f"group_{root}")
+            root_rank = ranks[of_group] if of_group is not None else given.get(root) or 0
+        gives = root != "src" or mine == root_rank
+        waits_for = ranks if root is None or (root == "dst" and mine == root_rank) else []
+        if root == "src" and mine != root_rank:
+            waits_for = [root_rank]
+        if gives:
+            layer.note(Kind.signal, tokens=(f"{meeting}/{mine}",))
+        result = call(*args, **kwargs)
+        if waits_for:
+            layer.note(Kind.wait, tokens=tuple(f"{meeting}/{rank}" for rank in waits_for))
+        return result
+
+    return called
+
+
+class _InChild:
+    """Has a layer of its own in the process in which it is unpickled."""
+
+    def __init__(self, layer: FileLayer) -> None:
+        self._layer = layer
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        make, given = self._layer.in_child()
+        return _layer_in_child, (make, given)
+
+
+def _layer_in_child(make: Callable[..., FileLayer], given: tuple[Any, ...]) -> None:
+    for target, name, patched in _patches(make(*given)):
+        setattr(target, name, patched)
+
+
+def _starting(layer: FileLayer) -> Callable[[Any], None]:
+    start = multiprocessing.process.BaseProcess.start
+
+    def started(process: Any) -> None:
+        process.layer = _InChild(layer)  # it is pickled with the process
+        try:
+            start(process)
+        finally:
+            del process.layer
+
+    return started

@@ -1,0 +1,20 @@
+"""Faults: defects that are injected into cells, and that a check has to detect."""
+
+from pathlib import Path
+
+from dcpbench.core.plugins import API, Plugin
+
+_HERE = "dcpbench.plugins.faults"
+
+plugin = Plugin(
+    name="faults",
+    api=API,
+    conf=Path(__file__).parent / "conf",
+    values={"fault": f"{_HERE}.registry:load_faults"},
+    resolvers={"faults": f"{_HERE}.registry:listed"},
+    faults=tuple(f"{_HERE}.{module}" for module in ("conduct", "saves", "tensors", "training", "values")),
+    built=(f"{_HERE}.inject:inject_in_training",),
+    checkpointers=(f"{_HERE}.inject:inject_in_saves",),
+    preload=(f"{_HERE}.inject",),
+    moved={"dcpbench.faults": _HERE},
+)

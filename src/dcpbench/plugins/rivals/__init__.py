@@ -1,0 +1,1 @@
+"""Checkpointers beside DCP."""

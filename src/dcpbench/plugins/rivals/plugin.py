@@ -1,0 +1,16 @@
+"""Rivals: checkpointers beside DCP, to compare with."""
+
+from pathlib import Path
+
+from dcpbench.core.plugins import API, Plugin
+
+plugin = Plugin(
+    name="rivals",
+    api=API,
+    conf=Path(__file__).parent / "conf",
+    preload=("dcpbench.plugins.rivals.safetensors_file",),
+    moved={
+        f"dcpbench.checkpointers.{name}": f"dcpbench.plugins.rivals.{name}"
+        for name in ("safetensors_file", "torch_checkpointing")
+    },
+)

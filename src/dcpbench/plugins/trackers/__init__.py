@@ -1,0 +1,1 @@
+"""Rows, where a team looks at its runs anyway."""

@@ -1,0 +1,12 @@
+"""Trackers: the command that logs rows to TensorBoard, MLflow or W&B."""
+
+from dcpbench.core.plugins import API, CommandSpec, Plugin
+
+_HERE = "dcpbench.plugins.trackers"
+
+plugin = Plugin(
+    name="trackers",
+    api=API,
+    commands={"log": CommandSpec("rows to TensorBoard, MLflow or W&B, offline", f"{_HERE}.command:log")},
+    trackers={name: f"{_HERE}.{name}" for name in ("tensorboard", "mlflow", "wandb")},
+)

@@ -1,0 +1,210 @@
+"""Runs one cell after the other on one executor, from a job to its row.
+
+A cell that is not ok is attempted once more, on fresh ranks and into another folder for checkpoints: what an
+earlier cell may have done to the ranks of the first attempt cannot affect its verdict. Where the first ended
+with another status, the row says so (`flaky`), and is not ok. A mismatch that a second attempt has repeated
+once is not random: cells that fail in the same way after it are not attempted again.
+"""
+
+import datetime
+import time
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from dcpbench.checkpointers.object_store import ObjectStore
+from dcpbench.config.groups import Isolation, KeepCheckpoints, StorageConfig
+from dcpbench.config.schema import Config
+from dcpbench.config.text import counted
+from dcpbench.core.metrics import Measurement
+from dcpbench.core.mismatch import Problem
+from dcpbench.core.stage_end import StageEnd
+from dcpbench.executors.base import Executor, HostsLostError
+from dcpbench.records import files
+from dcpbench.records.row import Row
+from dcpbench.report.styles import text_of
+from dcpbench.sweep.plan.job import Job
+from dcpbench.sweep.plan.resources import Costs, bytes_in
+from dcpbench.sweep.run.progress import ProgressDisplay
+from dcpbench.sweep.run.row_builder import Attempt, row_of
+from dcpbench.verdict.attempt import verdict_of
+from dcpbench.verdict.verdict import Verdict
+from dcpbench.worker.messages import CellSpec, RunId
+
+FIRST_ATTEMPT = "first-try"
+_NAMED = 10
+"""How many segments of shared memory are named; the others are only counted."""
+Mismatches = tuple[tuple[str, ...], frozenset[tuple[str, str, Problem]]]
+"""How a cell failed: axes that such cells share, and what differs by check, name and kind."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A cell that has ended: its row, and the measurements of the attempt that the row is about."""
+
+    job: Job
+    row: Row
+    measurements: list[Measurement]
+
+
+@dataclass
+class CellRunner:
+    """Runs cells on the ranks of an executor; with `shared` others do so on the same devices."""
+
+    folder: Path
+    executor: Executor
+    console: Console
+    display: ProgressDisplay
+    costs: Costs
+    shared: bool = False
+    repeated: dict[Mismatches, str] = field(default_factory=dict)
+    """What second attempts have repeated, and of which cell; shared by the runners of a sweep."""
+
+    def run(self, job: Job) -> Finished:
+        """Run a cell, once more if it is not ok."""
+        self.display.begin(job.cell.name)
+        attempts = self._attempts(job)
+        try:
+            row = row_of(job, attempts, self.shared)
+        except Exception as error:  # noqa: BLE001 - a scenario's report may hold anything
+            text = f"the ranks' reports cannot be put into a row: {type(error).__name__}: {error}"
+            attempts = [replace(one, ends=()) for one in attempts]
+            attempts[-1] = replace(attempts[-1], verdict=Verdict("error", text))
+            row = row_of(job, attempts, self.shared)
+        return Finished(job, row, attempts[-1].measurements)
+
+    def _attempts(self, job: Job) -> list[Attempt]:
+        checkpoints, of_second = job.checkpoints(self.folder)
+        if skip := job.skip or self.costs.why_skip(job.key, job.config.storage, checkpoints):
+            return [Attempt(Verdict("skip", skip), _now())]
+        try:
+            job.cell.write_hydra_folder()
+            checkpoints.mkdir(parents=True)
+        except OSError as error:
+            return [Attempt(Verdict("error", f"the cell's folder could not be made: {error}"), _now())]
+        first = self._attempt(job, 0, checkpoints)
+        how = _mismatches(job.config, first.verdict)
+        if how in self.repeated:
+            first.verdict.details["no_second_try"] = f"a second one has repeated it in {self.repeated[how]}"
+        if self.executor.interrupted or how in self.repeated or not is_due(first, job.config):
+            self._print(*clear(job.config, not first.is_ok, checkpoints))
+            return [first]
+        try:
+            set_aside(job.cell.folder)
+            of_second.mkdir()
+        except OSError as error:
+            self._print(f"{job.cell.name}: no second try: {error}")
+            return [first]
+        self.display.begin(job.cell.name, "second try")
+        try:
+            second = self._attempt(job, 1, of_second)
+        except HostsLostError as error:
+            first.verdict.details["no_second_try"] = str(error)
+            self._print(*clear(job.config, True, checkpoints), *_remove_all(job.config.storage, of_second))
+            return [first]
+        flaky = first.verdict.status != second.verdict.status
+        if how and how == _mismatches(job.config, second.verdict):
+            self.repeated.setdefault(how, job.cell.name)
+        self._print(*clear(job.config, not second.is_ok, of_second), *clear(job.config, flaky, checkpoints))
+        return [first, second]
+
+    def _attempt(self, job: Job, number: int, checkpoints: Path) -> Attempt:
+        started_at, started = _now(), time.monotonic()
+        ends = self._stages(job, number, checkpoints)
+        try:
+            verdict = verdict_of(job.expected, ends)
+        except Exception as error:  # noqa: BLE001 - a scenario's report may hold anything
+            text = f"{type(error).__name__}: {error}"
+            verdict = Verdict("error", f"the ranks' reports cannot be judged: {text}")
+        self._print(*(f"{job.cell.name}: {told}" for end in ends for told in end.dropped))
+        if left := [name for end in ends for name in end.left]:
+            what = counted(len(left), "segment") + " of shared memory that another program may have made"
+            self._print(f"{job.cell.name}: did not remove {what}: {', '.join(left[:_NAMED])}")
+        disk_bytes, cell_s = bytes_in(checkpoints), time.monotonic() - started
+        attempt = Attempt(verdict, started_at, ends, cell_s, disk_bytes)
+        # An injected fault that was detected did its damage to the cell's own state only.
+        if not attempt.is_ok or job.config.isolation is not Isolation.warm:
+            self.executor.keep_only(set())
+        return attempt
+
+    def _stages(self, job: Job, attempt: int, checkpoints: Path) -> list[StageEnd]:
+        """Run the stages of a cell up to the first that does not end as expected."""
+        ends: list[StageEnd] = []
+        # Of an attempt before, or a sweep that was interrupted.
+        self._print(remove_objects(job.config.storage, checkpoints))
+        on_phase = partial(self.display.phase, job.cell.name)
+        self.executor.keep_only(set(job.kinds))
+        for number, stage in enumerate(job.config.stages):
+            run = RunId(self.folder.name, job.cell.name, attempt, number)
+            spec = CellSpec(run, job.config, str(job.cell.folder), str(checkpoints))
+            ends.append(self.executor.run(job.kind(stage), spec, job.config.timeouts, on_phase))
+            if job.expected.stop_of(number, ends[-1]) or any(report.skip for report in ends[-1].reports):
+                break
+        return ends
+
+    def _print(self, *sentences: str | None) -> None:
+        for sentence in filter(None, sentences):
+            self.console.print(text_of(sentence), soft_wrap=True)
+
+
+def is_due(attempt: Attempt, config: Config) -> bool:
+    """Whether a cell runs once more. One with an injected fault never does: it would until a check detects
+    the fault."""
+    return config.retry > 0 and config.fault.target is None and not attempt.is_ok
+
+
+def _mismatches(config: Config, verdict: Verdict) -> Mismatches | None:
+    """How a cell failed; None if not by mismatches."""
+    if verdict.status != "fail":
+        return None
+    axes = (config.scenario.name, config.parallel.name, config.save.name, config.model.name)
+    differing = ((one.check, each.name, each.problem) for one in verdict.failed for each in one.mismatches)
+    return axes, frozenset(differing)
+
+
+def set_aside(folder: Path) -> None:
+    """Move the logs of the first attempt away.
+
+    Raises:
+        OSError: they cannot be moved.
+    """
+    aside = folder / FIRST_ATTEMPT
+    aside.mkdir()
+    for log in folder.glob("rank*.log"):
+        log.rename(aside / log.name)
+
+
+def clear(config: Config, failed: bool, checkpoints: Path) -> list[str]:
+    """Remove the checkpoints of an attempt that are not to be kept, in their folder and in their store; a
+    sentence for each of these that could not be removed.
+
+    Args:
+        failed: it is not ok; or, of a first attempt, has another status than the second.
+    """
+    keep = config.keep_checkpoints
+    if keep is KeepCheckpoints.all or (keep is KeepCheckpoints.failed and failed):
+        return []
+    return _remove_all(config.storage, checkpoints)
+
+
+def _remove_all(storage: StorageConfig, checkpoints: Path) -> list[str]:
+    """Remove the checkpoints of an attempt, in their folder and in their store; a sentence for each of these
+    that could not be removed."""
+    in_folder = files.remove(checkpoints, within=checkpoints.parent)
+    return [*filter(None, (in_folder, remove_objects(storage, checkpoints)))]
+
+
+def remove_objects(storage: StorageConfig, checkpoints: Path) -> str | None:
+    """Remove a cell's checkpoints from a store; a sentence if they could not be removed."""
+    if objects := ObjectStore.of(storage):
+        try:
+            objects.remove(str(checkpoints))
+        except Exception as error:  # noqa: BLE001 - whatever a client raises
+            return f"{objects.place(str(checkpoints))} could not be removed: {type(error).__name__}: {error}"
+    return None
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -1,0 +1,73 @@
+"""Judges an attempt at a cell by the ends of its stages, and by what is expected of the cell."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dcpbench.config.groups import FaultConfig
+from dcpbench.core.checks import CHECKS
+from dcpbench.core.mismatch import RaisedError
+from dcpbench.core.stage_end import StageEnd
+from dcpbench.verdict.first_cause import Stop, stop_of
+from dcpbench.verdict.injected_fault import with_fault
+from dcpbench.verdict.judge import failed_check, judge
+from dcpbench.verdict.known_failures import KnownFailure, with_known_failures
+from dcpbench.verdict.sentences import cause_sentence
+from dcpbench.verdict.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Everything that the verdict knows about a cell.
+
+    Args:
+        worlds: number of ranks of each stage.
+        dies: by number, the stages in which a rank has to die, with their functions.
+        known_failures: those listed for the cell.
+        fault: the fault that is injected into it, if any.
+    """
+
+    worlds: Sequence[int]
+    dies: Mapping[int, str] = field(default_factory=dict)
+    known_failures: Sequence[KnownFailure] = ()
+    fault: FaultConfig | None = None
+
+    def stop_of(self, stage: int, end: StageEnd) -> Stop | None:
+        """Return why a stage did not end as expected; None if it did."""
+        return stop_of(end, self.dies.get(stage))
+
+
+def verdict_of(expected: Expected, ends: Sequence[StageEnd]) -> Verdict:
+    """Judge an attempt by the ends of its stages, up to the first that did not end as expected."""
+    verdict = _ended(expected, ends)
+    if verdict.status == "skip":
+        return verdict
+    fault, error = expected.fault, verdict.error
+    if fault and error and error.not_injected and not verdict.failed:
+        return Verdict("skip", f"fault={fault.name}: {error.message}")
+    verdict = with_known_failures(expected.known_failures, verdict)
+    return with_fault(fault, max(expected.worlds), verdict) if fault else verdict
+
+
+def _ended(expected: Expected, ends: Sequence[StageEnd]) -> Verdict:
+    last = ends[-1]
+    if stop := expected.stop_of(len(ends) - 1, last):
+        if stop.cause is None:
+            return Verdict(stop.status, stop.problem)
+        reports = [report for end in ends for report in end.observed]
+        failed = tuple(filter(None, (failed_check(check, reports) for check in CHECKS)))
+        details = {"reports_of_ranks": sorted(report.rank for report in last.reports), **stop.details}
+        if late := {str(report.rank): report.late_files for report in reports if report.late_files}:
+            details["late_files"] = late
+        return Verdict(
+            stop.status,
+            cause_sentence(stop.cause, [one.sentence for one in failed], stop.place),
+            failed=failed,
+            error=stop.cause if isinstance(stop.cause, RaisedError) else None,
+            raised=stop.raised,
+            details=details,
+        )
+    if last.reports and all(report.skip for report in last.reports):
+        return Verdict("skip", last.reports[0].skip)
+    # The ranks of a stage that is there to die owe no report.
+    worlds = [0 if stage in expected.dies else size for stage, size in enumerate(expected.worlds)]
+    return judge([end.reports for end in ends], worlds)

@@ -1,0 +1,55 @@
+"""Decides whether an injected fault was detected as expected."""
+
+import re
+from dataclasses import replace
+
+from dcpbench.config.groups import Expect, FaultConfig, rank_of
+from dcpbench.verdict.verdict import Verdict
+
+
+def with_fault(fault: FaultConfig, world_size: int, verdict: Verdict) -> Verdict:
+    """Return the verdict with `fault_seen`: whether a check, or a loader that refused, detected the fault."""
+    failing = verdict.status in ("fail", "error")
+    expects = [_of_world(expect, world_size) for expect in fault.expects]
+    if failing and any(_is_as_expected(expect, verdict) for expect in expects):
+        return replace(verdict, fault_seen=True)
+    wanted = " or ".join(map(_expectation, expects))
+    reason = f"fault={fault.name} was not seen as {wanted}: {verdict.reason or 'nothing was'}"
+    return replace(verdict, fault_seen=False, reason=reason)
+
+
+def _of_world(expect: Expect, world_size: int) -> Expect:
+    """Return it with the number that its rank has in a world of this size."""
+    return expect if expect.rank is None else replace(expect, rank=rank_of(expect.rank, world_size))
+
+
+def _is_as_expected(expect: Expect, verdict: Verdict) -> bool:
+    error = verdict.error
+    if expect.phases:
+        return (
+            error is not None
+            and error.phase in expect.phases
+            and expect.error in (None, error.type)
+            and re.search(expect.message or "", error.message) is not None
+        )
+    return any(
+        expect.check in (None, failed.check)
+        and expect.rank in (None, failed.rank)
+        and expect.problem in (None, failed.first.problem)
+        and re.fullmatch(expect.name or ".*", failed.first.name)
+        for failed in verdict.failed
+    )
+
+
+def _expectation(expect: Expect) -> str:
+    """Return an expectation in words: `optim_equal on rank 2 of param_groups.0.lr`."""
+    if expect.phases:
+        text = f"{expect.error or 'an error'} in {' or '.join(expect.phases)}"
+        return f"{text} ({expect.message})" if expect.message else text
+    parts = (
+        expect.check or "a check",
+        f"on rank {expect.rank}" if expect.rank is not None else "",
+        f"of {expect.name}" if expect.name else "",
+        f"({expect.problem})" if expect.problem else "",
+    )
+    return " ".join(filter(None, parts))

@@ -1,0 +1,142 @@
+"""Faults are declared once, beside their functions, and are values of the group `fault`."""
+
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import SMALL, dcpbench, run
+from dcpbench.config.groups import Expect, Place, rank_of
+from dcpbench.core.checks import CHECKS
+from dcpbench.core.rank_report import NothingToInjectError
+from dcpbench.plugins.faults import registry
+from support.alone import run_alone
+
+ROOT = Path(__file__).parents[3]
+PLUGIN = """
+from dcpbench.config.groups import Expect
+from dcpbench.core.plugins import Plugin
+from dcpbench.plugins.faults.registry import fault
+
+plugin = Plugin(name="faulty", api=1, faults=("faulty_plugin",))
+
+
+@fault(Expect("model_equal", r"net1\\.weight", 2), on_one_rank=True, factor=2.0)
+def first_weight_scaled(target, factor):
+    target.largest("model.net1.weight").mul_(factor)
+"""
+
+
+def test_every_fault_says_where_it_is_planted_and_by_what_it_is_seen() -> None:
+    planted = registry.load_faults()
+    assert len(planted) >= 109
+    for name, spec in planted.items():
+        assert spec.name == name
+        assert callable(pkgutil.resolve_name(str(spec.target)))
+        assert spec.expects
+        for expect in spec.expects:
+            assert expect.check in CHECKS or expect.phases
+
+
+def test_an_experiment_lists_them_without_those_of_one_scenario() -> None:
+    names = registry.listed().split(",")
+    planted = registry.load_faults()
+    limiting = {"scenario", "verify", "storage", "component"}
+    limited = {name for name, spec in planted.items() if limiting & spec.only.keys()}
+    of_training = {name for name, spec in planted.items() if spec.at is Place.training}
+    assert set(names) == planted.keys() - limited - of_training - {"gradients_touched"}
+    assert "right_in_page_cache_alone" not in names
+    assert "frozen_changed" not in names
+    live = {name for name, spec in registry.load_faults().items() if spec.at is Place.live}
+    assert set(registry.listed("live").split(",")) == live
+
+
+def test_every_rank_of_four_has_faults_of_its_own() -> None:
+    planted = [spec.rank for spec in registry.load_faults().values() if spec.on_one_rank]
+    assert min(planted.count(rank) for rank in (0, 1, -2, 3)) >= 2
+    assert [rank_of(rank, 4) for rank in (0, 1, -2, 3)] == [0, 1, 2, 3]
+    assert [rank_of(rank, 1) for rank in (0, 1, -2, 3)] == [0, 0, 0, 0]
+
+
+def test_a_name_is_declared_once() -> None:
+    def another() -> None: ...
+
+    with pytest.raises(ValueError, match="fault weight_nan: declared twice"):
+        registry.fault(Expect("model_equal"), name="weight_nan")(another)
+
+
+def test_the_driver_knows_them_without_torch() -> None:
+    program = "import sys, dcpbench.plugins.faults.registry as r; r.load_faults(); print(*sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    imported = ended.stdout.split()
+    assert "dcpbench.plugins.faults.tensors" in imported
+    assert "torch" not in imported
+
+
+def test_a_glob_finds_them(tmp_path: Path) -> None:
+    ended = dcpbench("plan", "fault=glob(weight_on_rank_*)", "parallel=ddp", folder=tmp_path / "sweep")
+    assert [line.split(",")[0] for line in ended.out.splitlines() if line.startswith("fault=")] == [
+        "fault=weight_on_rank_0",
+        "fault=weight_on_rank_3",
+    ]
+
+
+@pytest.mark.cell
+@pytest.mark.parametrize(
+    ("model", "fault"),
+    [
+        ("nested", "weight_lowest_bit"),
+        ("nested", "tensors_exchanged"),
+        ("nested", "keys_exchanged"),
+        ("bf16", "weight_exponent_bit"),
+        ("bf16", "exp_avg_highest_bit"),
+        ("tied", "tensors_exchanged"),
+        ("tied", "weight_lowest_bit"),
+        ("tied", "requires_grad_lost"),
+        ("dtypes", "weight_lowest_bit"),
+        ("few_rows", "bias_lowest_bit"),
+        ("frozen", "weight_lowest_bit"),
+        ("batch_norm", "tensors_exchanged"),
+        ("extra_state", "extra_state_forgotten"),
+    ],
+)
+def test_they_are_seen_in_whatever_model_they_are_planted(model: str, fault: str) -> None:
+    ended = run_alone(fault, model=model, saves=1, train_steps=1, resume_steps=1).verdict
+    assert ended.fault_seen, ended.reason
+
+
+@pytest.mark.parametrize(("model", "fault"), [("bf16", "weight_through_bf16"), ("tied", "keys_exchanged")])
+def test_what_would_change_nothing_is_not_planted(model: str, fault: str) -> None:
+    with pytest.raises(NothingToInjectError):
+        run_alone(fault, model=model, saves=1, train_steps=1, resume_steps=1)
+
+
+def test_the_table_of_defects_is_what_faults_have_to_be_seen_by() -> None:
+    page = (ROOT / "docs/concepts/checks.md").read_text()
+    table = page.partition("| class of defect |")[2].partition("\n\n")[0].splitlines()[2:]
+    faults, caught = registry.load_faults(), set()
+    for row in table:
+        checks, names = (set(re.findall(r"`(\w+)`", cell)) for cell in row.split(" | ")[1:])
+        assert checks <= CHECKS.keys()
+        caught |= checks
+        for name in names:
+            seen_by = {expect.check for expect in faults[name].expects}
+            assert seen_by & checks or seen_by == {None}, f"{name}: {seen_by}"
+    needed = {expect.check for fault in faults.values() for expect in fault.expects if expect.check}
+    assert needed - caught <= {"loss_resume_equal"}, "which is named where the state is"
+
+
+@pytest.mark.slow
+def test_a_plug_in_declares_one_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "faulty_plugin.py").write_text(PLUGIN)
+    monkeypatch.setenv("DCPBENCH_PLUGINS", "faulty_plugin")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    cell = ("parallel=ddp", "saves=1", "device=cpu", "fault=first_weight_scaled", *SMALL)
+    ended = run(tmp_path / "sweep", *cell, own_process=True)
+    (row,) = ended.rows
+    assert (row["status"], row["fault_seen"]) == ("fail", True), row["reason"]
+    assert ended.status == 0

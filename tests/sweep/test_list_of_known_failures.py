@@ -1,0 +1,110 @@
+"""The list of known failures: complete, and refused where it is wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from dcpbench.config.errors import ConfigError
+from dcpbench.config.schema import conf_folder
+from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.plugins import Plugin
+from dcpbench.sweep.plan import known_failures
+from dcpbench.sweep.plan.known_failures import listed, read
+from dcpbench.verdict.known_failures import explaining
+
+
+def test_the_list_of_the_house_is_whole() -> None:
+    known = read(conf_folder() / "known_failures.yaml")
+    assert {each.id for each in known} == {
+        "fsdp1-tp-optimizer-state",
+        "fsdp1-tp-unfreezes",
+        "tensor-lr-in-defaults",
+        "compiled-fsdp1-names",
+        "compiled-mutated-buffer",
+        "fsdp1-one-shard",
+        "stager-used-once",
+        "shared-stager",
+        "shared-writer",
+        "writer-threads",
+        "state-of-frozen",
+        "state-in-low-precision",
+        "unfrozen-in-bf16",
+        "load-without-collectives",
+        "full-state-dict-tuples",
+        "full-state-dict-tp",
+        "empty-param-group",
+        "state-of-no-gradient",
+        "buffers-of-some-rank",
+        "integer-keys",
+        "grown-object",
+        "gradients-at-load",
+        "scheduler-after-load",
+        "plain-optimizer-fsdp1",
+        "several-optimizers-fsdp1",
+        "data-loader-generator",
+        "metadata-of-newer-torch",
+        "local-experts",
+        "other-dtype",
+        "broadcast-ddp",
+        "file-writer-safetensors",
+        "safetensors-values",
+        "consolidated-integers",
+        "consolidated-scalars",
+        "pipeline-param-groups",
+        "compiled-in-checkpoint-wrapper",
+        "gradient-divide-factor",
+        "flat-fsdp1-names",
+    }
+    for each in listed():
+        assert each.link is not None
+        assert (Path(__file__).parents[2] / each.link).is_file()
+
+
+def one_listed(mismatch: str) -> str:
+    """A list with one entry of one mismatch."""
+    return f"- {{id: a, torch: '>=2', checks: {{model_equal: [{mismatch}]}}, reason: b}}"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("- {id: a, torch: '>=2', checks: {nope: []}, reason: b}", "no check 'nope'"),
+        ("- {id: a, cells: {nope: 1}, torch: '>=2', checks: {model_equal: []}, reason: b}", "no column"),
+        ("- {id: a, torch: new, checks: {model_equal: []}, reason: b}", "new"),
+        (one_listed("{name: '(', problems: [differs]}"), "known_failures="),
+        (one_listed("{name: a, problems: [wrong]}"), "no problem 'wrong'"),
+        (one_listed("{name: a}"), "problems"),
+        (one_listed("{name: a, problem: differs}"), "problem"),
+        (one_listed(".*"), "known_failures="),
+        ("- {ids: a}", "ids"),
+        ("- {id: a, torch: '>=2', reason: b}", "neither checks nor an error"),
+        ("- {id: a, torch: '>=2', error: {type: KeyError}, reason: b}", "missing mandatory value: phase"),
+        ("- [", "known_failures="),
+    ],
+)
+def test_a_list_that_is_wrong_is_refused(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "known.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=told):
+        read(path)
+
+
+def test_an_entry_without_its_recomputation_is_idle(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a cell that needs it fails."""
+    mine = Plugin(name="mine", api=1, defects={"one_replica": "nowhere:defect"})
+    monkeypatch.setattr(known_failures, "plugins", lambda: [mine])
+    path = tmp_path / "list.yaml"
+    checks = "checks: {{model_equal: [{{name: w, problems: [differs]{1}}}]}}"
+    entry = f"{{{{id: {{0}}, cells: {{{{}}}}, torch: '>=2', reason: why, {checks}}}}}"
+    by = {"plain": "", "held": ", by: checkpoint", "known": ", by: one_replica", "lost": ", by: nobody_knows"}
+    path.write_text("".join(f"- {entry.format(*one)}\n" for one in by.items()))
+    assert [one.id for one in known_failures.read(path)] == ["plain", "held", "known"]
+    told = "dcpbench: list.yaml: lost: idle, no plug-in recomputes nobody_knows\n"
+    assert capsys.readouterr().err == told
+    monkeypatch.setattr(known_failures, "plugins", list)
+    left = known_failures.read.__wrapped__(path)
+    assert [one.id for one in left] == ["plain", "held"]
+    differs = Mismatch("w", Problem.differs, by="one_replica")
+    assert not explaining(left[1:], {"model_equal": [differs]}, []).whole

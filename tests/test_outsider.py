@@ -1,0 +1,169 @@
+"""A package of somebody else's brings one of everything, by its entry point; an absent plug-in is a line."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import Finished, dcpbench
+from support.drivers import environment
+
+pytestmark = pytest.mark.slow
+
+FILES = {
+    "outsider-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: outsider\nVersion: 1.0\n",
+    "outsider-1.0.dist-info/entry_points.txt": "[dcpbench]\noutsider = outsider.plugin\n",
+    "outsider/__init__.py": "",
+    "outsider/plugin.py": """
+from pathlib import Path
+
+from dcpbench.core.checks import CheckSpec
+from dcpbench.core.metrics import MetricSpec
+from dcpbench.core.plugins import CommandSpec, Plugin
+
+plugin = Plugin(
+    name="outsider",
+    api=1,
+    conf=Path(__file__).parent / "conf",
+    checks=(CheckSpec("theirs_held", "theirs", "what the outsider looks at holds"),),
+    metrics=(MetricSpec("theirs_calls", "calls of the outsider's scenario", counted=True),),
+    faults=("outsider.faults",),
+    known_failures=Path(__file__).parent / "known.yaml",
+    commands={"greet": CommandSpec("say who is there", "outsider.command:greet")},
+    sections=("outsider.page:section",),
+)
+""",
+    "outsider/code.py": """
+from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.rank_report import Compared
+from dcpbench.scenarios import save_load
+from dcpbench.workloads import parallelisms
+
+
+def parallel(model, mesh, config):
+    return parallelisms.ddp(model, mesh, config)
+
+
+def scenario(cell, broken):
+    save_load.save_load(cell)
+    cell.measure("theirs_calls", 1)
+    found = [Mismatch("theirs", Problem.value)] if broken else []
+    control = [Mismatch("theirs", Problem.value)]
+    cell.record("theirs_held", Compared.of(found, control, ["theirs"]), "at the end")
+""",
+    "outsider/faults.py": """
+from dcpbench.config.groups import Expect
+from dcpbench.plugins.faults.registry import fault
+
+
+@fault(Expect("model_equal", r"net1\\.weight"))
+def theirs(target):
+    target.largest("model.net1.weight").mul_(2)
+""",
+    "outsider/command.py": """
+import click
+
+
+@click.command()
+def greet():
+    click.echo("the outsider is here")
+""",
+    "outsider/page.py": """
+def section(frame):
+    return "Seen by <the outsider>", frame[["cell", "theirs_held"]]
+""",
+    "outsider/known.yaml": """
+- id: theirs
+  cells: {scenario: theirs, scenario.options.broken: true}
+  torch: ">=2"
+  checks: {theirs_held: [{name: theirs, problems: [value]}]}
+  reason: it is broken
+""",
+    "outsider/conf/parallel/theirs.yaml": """\
+# DDP of the outsider.
+name: theirs
+target: outsider.code.parallel
+mesh: [dp_replicate]
+dp_replicate: -1
+""",
+    "outsider/conf/scenario/theirs.yaml": """\
+# save_load, and what the outsider looks at.
+name: theirs
+target: outsider.code.scenario
+options: {broken: false}
+""",
+    "outsider/conf/experiment/theirs.yaml": """\
+# @package _global_
+# One of everything.
+device: cpu
+world_size: 2
+saves: 1
+train_steps: 1
+resume_steps: 1
+hydra:
+  sweeper:
+    matrix:
+      cells: {scenario: theirs, model: short, parallel: theirs, scenario.options.broken: "false,true"}
+      fault: {scenario: save_load, model: short, parallel: theirs, fault: theirs, plugin: faults}
+      left_out: {scenario: save_load, parallel: ddp, plugin: nowhere}
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ended(place: Path) -> Finished:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(place), prepend=os.pathsep)
+        conf = ("--config-dir", str(Path(__file__).parent / "conf"))
+        sweep = place / "sweep"
+        words = (*conf, "experiment=theirs", f"hydra.sweep.dir={sweep}")
+        return dcpbench(*words, folder=sweep, own_process=True)
+
+
+def test_one_of_everything_runs(ended: Finished) -> None:
+    assert [(row["status"], row["parallel"], row["fault_seen"]) for row in ended.rows] == [
+        ("pass", "theirs", None),
+        ("xfail", "theirs", None),
+        ("fail", "theirs", True),
+    ], ended.out + ended.err
+    assert [(row["theirs_held"], row["theirs_calls"]) for row in ended.rows] == [
+        (True, 1),
+        (False, 1),
+        (None, None),
+    ]
+    assert "known failure theirs" in ended.rows[1]["reason"]
+    assert ended.status == 0
+
+
+def test_an_absent_plug_in_is_one_line(ended: Finished) -> None:
+    (line,) = (line for line in ended.err.splitlines() if "absent" in line)
+    assert line == "dcpbench: plug-in nowhere is absent: block left_out of the experiment is left out"
+
+
+def test_the_page_has_the_section(ended: Finished) -> None:
+    page = (ended.folder / "report.html").read_text()
+    assert "<h2>Seen by &lt;the outsider&gt;</h2>" in page
+    assert "<th>theirs_held</th>" in page
+
+
+def test_the_command_is_listed_and_runs(place: Path) -> None:
+    there = environment()
+    there["PYTHONPATH"] = f"{place}{os.pathsep}{there['PYTHONPATH']}"
+
+    def printed(*words: str) -> str:
+        program = [sys.executable, "-m", "dcpbench", *words]
+        return subprocess.run(program, capture_output=True, text=True, check=True, env=there).stdout
+
+    assert "greet    say who is there" in printed("--help")
+    assert printed("greet") == "the outsider is here\n"

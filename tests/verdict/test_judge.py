@@ -1,0 +1,413 @@
+"""From ranks' reports to a verdict."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from dcpbench.config.groups import Ending, Expect, FaultConfig, ScenarioConfig, StageConfig
+from dcpbench.config.schema import Config
+from dcpbench.core.checks import CHECKS
+from dcpbench.core.mismatch import Mismatch, Problem, RaisedError
+from dcpbench.core.rank_report import CheckReport, RankReport
+from dcpbench.core.stage_end import StageEnd
+from dcpbench.verdict.attempt import verdict_of
+from dcpbench.verdict.judge import judge
+from dcpbench.verdict.verdict import Verdict
+from support.ends import on, raised, reported
+from support.jobs import job
+
+
+def reports(ranks: int = 2) -> list[RankReport]:
+    return [RankReport(rank, {check: seen_at("") for check in CHECKS}) for rank in range(ranks)]
+
+
+def seen_at(*places: str) -> CheckReport:
+    """A check of one name at these places, each with its control."""
+    return CheckReport(
+        compared={where: {"w": True} for where in places}, control={where: {"w": True} for where in places}
+    )
+
+
+def finding(name: str, text: str, distance: float | None = None, where: str = "") -> Mismatch:
+    return Mismatch(name, Problem.contract, None, distance, {"text": text}, where)
+
+
+def test_all_held_under_controls_is_a_pass() -> None:
+    verdict = judge([reports()], [2])
+    assert (verdict.status, verdict.reason, verdict.powered) == ("pass", None, True)
+    assert all(verdict.checks.values())
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_one_rank_is_enough_to_fail_and_is_named(rank: int) -> None:
+    seen = reports(3)
+    seen[rank].checks["model_equal"].add([finding("w", "index [3]: ...", 0.5, "at step 2")])
+    verdict = judge([seen], [3])
+    assert verdict.status == "fail"
+    assert verdict.checks["model_equal"] is False
+    assert [(one.check, one.rank, one.names) for one in verdict.failed] == [("model_equal", rank, ["w"])]
+    assert verdict.max_abs_diff == 0.5
+    assert verdict.first_mismatch == f"rank {rank}: w at step 2: index [3]: ..."
+    assert verdict.reason == f"model_equal: rank {rank}: w at step 2: index [3]: ..."
+
+
+def test_what_was_found_first_is_told_whichever_rank_found_it() -> None:
+    """What is saved again carries a defect of one rank to the others."""
+    seen = [
+        RankReport(rank, {"extra_equal": seen_at("in the checkpoint", "saved again")}) for rank in range(3)
+    ]
+    seen[0].checks["extra_equal"].add([finding("w", "theirs", 9.0, "saved again")])
+    for where in ("in the checkpoint", "saved again"):
+        seen[2].checks["extra_equal"].add([finding("w", "mine", 0.5, where)])
+    verdict = judge([seen], [3])
+    assert verdict.first_mismatch == "rank 2: w in the checkpoint: mine"
+    assert [(one.rank, one.first.where) for one in verdict.failed] == [(2, "in the checkpoint")]
+
+
+@pytest.mark.parametrize(
+    ("looked_at", "differs_at", "first"),
+    [
+        (("ab", "", "cd"), ("d", "c", "b"), (2, "b")),
+        (("", "", "cd"), ("d", "c", "c"), (1, "c")),
+        (("", "", ""), ("c", "b", "a"), (0, "c")),
+        (("", "", "a"), ("c", "b", "a"), (2, "a")),
+    ],
+)
+def test_places_are_in_the_order_in_which_ranks_looked_at_them(
+    looked_at: tuple[str, ...], differs_at: tuple[str, ...], first: tuple[int, str]
+) -> None:
+    seen = [RankReport(rank, {"extra_equal": seen_at(*places)}) for rank, places in enumerate(looked_at)]
+    for report, place in zip(seen, differs_at, strict=True):
+        report.checks["extra_equal"].add([finding("w", "differs", where=place)])
+    (failed,) = judge([seen], [3]).failed
+    assert (failed.rank, failed.first.where) == first
+
+
+def test_a_check_that_looked_at_nothing_has_no_control() -> None:
+    seen = [RankReport(0, {"model_equal": CheckReport()})]
+    verdict = judge([seen], [1])
+    assert (verdict.status, verdict.reason) == ("vacuous", "model_equal: no control ran")
+    assert verdict.details["checks"]["model_equal"]["control_missed"] == []
+
+
+@pytest.mark.parametrize("control", [{}, {"": {"w": False}}])
+def test_a_check_that_could_not_have_failed_is_vacuous(control: dict[str, dict[str, bool]]) -> None:
+    seen = reports()
+    for report in seen:
+        report.checks["optim_equal"].control = control
+    verdict = judge([seen], [2])
+    assert verdict.status == "vacuous"
+    assert verdict.powered is False
+    assert verdict.reason is not None
+    assert verdict.reason.startswith("optim_equal: ")
+
+
+def test_a_control_needs_to_fire_on_one_rank_only() -> None:
+    seen = reports()
+    seen[0].checks["optim_equal"].control = {"": {"w": False}}
+    assert judge([seen], [2]).status == "pass"
+
+
+OLD, NEW = "in the checkpoint of step 2", "in the checkpoint of step 4"
+
+
+def at_both(change: Callable[[list[CheckReport]], None]) -> Verdict:
+    """What becomes of two ranks that compared one name at two places, if something is left out of it."""
+    seen = [RankReport(rank, {"model_equal": seen_at(OLD, NEW)}) for rank in range(2)]
+    change([report.checks["model_equal"] for report in seen])
+    return judge([seen], [2])
+
+
+def test_what_every_rank_compared_at_every_place_under_a_control_is_a_pass() -> None:
+    assert at_both(lambda views: None).status == "pass"
+    assert at_both(lambda views: views[0].compared[OLD].update(w=False)).status == "pass", "an empty shard"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda views: views[0].compared.pop(OLD), f"rank 0 did not compare anything {OLD}"),
+        (lambda views: views[1].compared.pop(NEW), f"rank 1 did not compare anything {NEW}"),
+        (lambda views: [view.compared.pop(OLD) for view in views], f"rank 0 did not compare anything {OLD}"),
+        (lambda views: [view.control.pop(OLD) for view in views], f"rank 0 has no control of w {OLD}"),
+        (lambda views: views[1].control.pop(NEW), f"rank 1 has no control of w {NEW}"),
+        (lambda views: [view.control[OLD].update(w=False) for view in views], f"did not report w {OLD}"),
+        (lambda views: views[0].control[OLD].update(v=False), f"did not report v {OLD}"),
+        (lambda views: views[1].control[OLD].update(v=False), f"did not report v {OLD}"),
+        (lambda views: [view.compared[NEW].update(w=False) for view in views], f"no rank compared w {NEW}"),
+        (lambda views: [view.compared[NEW].clear() for view in views], f"no rank compared anything {NEW}"),
+        (lambda views: views[0].compared[NEW].update(v=True), f"rank 0 has no control of v {NEW}"),
+        (lambda views: views[1].compared[NEW].update(v=False), f"no rank compared v {NEW}"),
+        (
+            lambda views: [view.control.update(elsewhere={"w": True}) for view in views],
+            "rank 0 did not compare anything elsewhere",
+        ),
+        (
+            lambda views: views[1].compared.update(elsewhere={"w": True}),
+            "rank 0 did not compare anything elsewhere",
+        ),
+    ],
+)
+def test_what_was_left_out_is_vacuous_and_named(
+    change: Callable[[list[CheckReport]], None], reason: str
+) -> None:
+    verdict = at_both(change)
+    assert verdict.status == "vacuous"
+    assert verdict.powered is False
+    assert verdict.reason is not None
+    assert verdict.reason.startswith("model_equal: ")
+    assert reason in verdict.reason
+
+
+def test_a_check_that_one_rank_did_not_make_is_vacuous() -> None:
+    seen = reports()
+    del seen[1].checks["extra_equal"]
+    assert judge([seen], [2]).reason == "extra_equal: rank 1 did not compare anything"
+
+
+def test_each_stage_is_asked_of_its_own_ranks() -> None:
+    assert judge([reports(2), reports(1)], [2, 1]).status == "pass"
+    for stages, reason in (
+        ([reports(2), reports(1)], "stage 1: no report of rank 1"),
+        ([reports(2)], "stage 1: no report of rank 0, 1"),
+        ([reports(2), []], "stage 1: no report of rank 0, 1"),
+        ([reports(2)[1:], reports(2)], "stage 0: no report of rank 0"),
+    ):
+        verdict = judge(stages, [2, 2])
+        assert (verdict.status, verdict.reason) == ("vacuous", reason)
+
+
+def test_no_report_at_all_is_no_pass() -> None:
+    assert verdict_of(job().expected, [reported([])]).status == "vacuous"
+    assert verdict_of(job().expected, [reported(reports(3))]).reason == "stage 0: no report of rank 3"
+    assert verdict_of(job().expected, [reported(reports(4))]).status == "pass"
+
+
+def test_the_details_have_each_control_at_its_place_and_every_rank() -> None:
+    details = at_both(lambda views: None).details
+    seen = details["checks"]["model_equal"]
+    assert seen["control"] == {f"w {OLD}": True, f"w {NEW}": True}
+    assert (seen["held"], seen["control_missed"], seen["worst"]) == (True, [], [])
+    assert [set(rank) for rank in details["ranks"]] == [
+        {"rank", "host", "local_rank", "losses", "resumed", "not_compiled", "graph_breaks", "interpreter"}
+        | {"not_applied", "bounds", "left_behind", "late_files"}
+    ] * 2
+    assert [rank["rank"] for rank in details["ranks"]] == [0, 1]
+    missed = at_both(lambda views: [view.control[OLD].update(w=False) for view in views])
+    seen = missed.details["checks"]["model_equal"]
+    assert seen["control"] == {f"w {OLD}": False, f"w {NEW}": True}
+    assert seen["control_missed"] == [f"w {OLD}"]
+
+
+def test_a_name_that_differs_twice_is_told_once() -> None:
+    def differs(views: list[CheckReport]) -> None:
+        views[0].add([finding("w", "differs", 1.0, OLD), finding("w", "differs", 2.0, NEW)])
+
+    verdict = at_both(differs)
+    assert verdict.failed[0].names == ["w"]
+    assert [one["where"] for one in verdict.details["checks"]["model_equal"]["worst"]] == [NEW, OLD]
+    assert verdict.max_abs_diff == 2.0
+
+
+def test_a_failure_outranks_a_missing_control() -> None:
+    seen = reports()
+    seen[0].checks["model_equal"].add([finding("w", "differs")])
+    seen[1].checks["optim_equal"].control = seen[0].checks["optim_equal"].control = {}
+    verdict = judge([seen], [2])
+    assert (verdict.status, verdict.powered) == ("fail", False)
+
+
+def test_resume_and_training_are_two_verdicts() -> None:
+    """A comparison of training that fails says nothing against the resume, nor the other way."""
+    verdict = judge([reports()], [2])
+    assert (verdict.resume, verdict.training) == (True, True)
+    for check in ("gradient_close", "model_equal"):
+        seen = reports()
+        seen[1].checks[check].add([finding("w", "differs")])
+        verdict = judge([seen], [2])
+        of_training = check == "gradient_close"
+        assert (verdict.status, verdict.resume, verdict.training) == ("fail", of_training, not of_training)
+        why = f"{check}: rank 1: w: differs"
+        assert verdict.reason == (f"the resume is right; training: {why}" if of_training else why)
+
+
+def test_the_resume_is_called_right_only_where_that_was_shown() -> None:
+    seen = reports()
+    for report in seen:
+        report.checks["step_equal"].add([finding("w", "differs")])
+        report.checks["optim_equal"].control = {}
+    verdict = judge([seen], [2])
+    assert (verdict.resume, verdict.training) == (False, False)
+    assert verdict.reason == "training: step_equal: rank 0: w: differs"
+    alone = [RankReport(0, {"step_equal": seen_at("")})]
+    alone[0].checks["step_equal"].add([finding("w", "differs")])
+    verdict = judge([alone], [1])
+    assert (verdict.resume, verdict.training) == (None, False)
+    assert verdict.reason == "training: step_equal: rank 0: w: differs"
+    both = reports()
+    for check in ("step_equal", "optim_equal"):
+        both[0].checks[check].add([finding("w", "differs")])
+    assert judge([both], [2]).reason == (
+        "optim_equal: rank 0: w: differs; training: step_equal: rank 0: w: differs"
+    )
+
+
+def test_a_check_of_training_without_power_leaves_the_resume_as_it_is() -> None:
+    seen = reports()
+    for report in seen:
+        report.checks["gradient_close"].control = {}
+    verdict = judge([seen], [2])
+    assert (verdict.status, verdict.resume, verdict.training) == ("vacuous", True, False)
+
+
+def test_a_compiled_cell_that_ran_eagerly_is_vacuous() -> None:
+    for rank in range(2):
+        seen = reports()
+        seen[rank].not_compiled = "nothing was compiled"
+        assert judge([seen], [2]).reason == f"compile: rank {rank}: nothing was compiled"
+
+
+def test_a_cell_without_any_check_is_vacuous() -> None:
+    assert judge([[RankReport(0)]], [1]).status == "vacuous"
+
+
+def test_the_worst_of_all_ranks_come_first_with_their_ranks() -> None:
+    seen = reports()
+    for number in range(12):
+        seen[0].checks["model_equal"].add([finding(f"w{number}", "differs", float(number), "at 2")])
+    far = Mismatch("w11", Problem.contract, "param", 50.0, {"text": "differs"}, "at 2")
+    seen[1].checks["model_equal"].add([far, Mismatch("gone", Problem.missing, where="at 2")])
+    verdict = judge([seen], [2])
+    details = verdict.details["checks"]["model_equal"]
+    worst = details["worst"]
+    assert [one["name"] for one in worst] == ["gone", "w11", *(f"w{number}" for number in range(10, 2, -1))]
+    assert (worst[1]["rank"], worst[1]["ranks"], worst[1]["kind"]) == (1, [0, 1], "param")
+    assert details["mismatch_count"] == 14
+    assert verdict.reason is not None
+    assert verdict.reason.startswith("model_equal: rank 0: w0 at 2: differs (differing: w0, w1,")
+
+
+PLANTED = FaultConfig(
+    name="lr",
+    target="x.y",
+    expects=[
+        Expect(check="optim_equal", name=r"param_groups\.0\.lr", rank=-1),
+        Expect(phases=["load"], error="KeyError", message="initial_lr"),
+    ],
+)
+
+
+def with_fault(end: StageEnd) -> bool | None:
+    config = Config(scenario=ScenarioConfig(name="a", target="x"), world_size=2, fault=PLANTED)
+    return verdict_of(job(config).expected, [end]).fault_seen
+
+
+@pytest.mark.parametrize(
+    ("rank", "check", "name", "seen"),
+    [
+        (1, "optim_equal", "param_groups.0.lr", True),
+        (0, "optim_equal", "param_groups.0.lr", False),
+        (1, "model_equal", "param_groups.0.lr", False),
+        (1, "optim_equal", "param_groups.0.lr_other", False),
+    ],
+)
+def test_a_fault_is_seen_by_its_check_on_its_rank_under_its_name(
+    rank: int, check: str, name: str, seen: bool
+) -> None:
+    found = reports()
+    found[rank].checks[check].add([finding(name, "differs")])
+    assert with_fault(reported(found)) is seen
+
+
+@pytest.mark.parametrize(
+    ("phase", "error", "message", "seen"),
+    [
+        ("load", "KeyError", "'initial_lr'", True),
+        ("save", "KeyError", "'initial_lr'", False),
+        ("load", "ValueError", "'initial_lr'", False),
+        ("load", "KeyError", "'lr'", False),
+    ],
+)
+def test_a_loader_that_refuses_may_be_how_a_fault_is_seen(
+    phase: str, error: str, message: str, seen: bool
+) -> None:
+    assert with_fault(raised(RaisedError(1, phase, error, message))) is seen
+
+
+def test_where_there_is_nothing_to_plant_a_fault_in_it_is_a_skip_unless_it_was_seen() -> None:
+    error = RaisedError(1, "load", "AnyError", "it would change nothing there", not_injected=True)
+    config = Config(scenario=ScenarioConfig(name="a", target="x"), world_size=2, fault=PLANTED)
+    verdict = verdict_of(job(config).expected, [raised(error)])
+    assert (verdict.status, verdict.reason) == ("skip", "fault=lr: it would change nothing there")
+    found = reports()
+    found[1].checks["optim_equal"].add([finding("param_groups.0.lr", "differs")])
+    assert verdict_of(job(config).expected, [raised(error, before=found)]).fault_seen
+    other = Config(scenario=ScenarioConfig(name="a", target="x"), world_size=2)
+    assert verdict_of(job(other).expected, [raised(error)]).status == "error"
+
+
+def test_a_fault_that_nothing_tells_of_says_what_was_expected() -> None:
+    config = Config(scenario=ScenarioConfig(name="a", target="x"), world_size=2, fault=PLANTED)
+    verdict = verdict_of(job(config).expected, [reported(reports())])
+    assert verdict.status == "pass"
+    assert verdict.fault_seen is False
+    assert verdict.reason is not None
+    assert verdict.reason.startswith("fault=lr was not seen as optim_equal on rank 1 of ")
+    assert verdict.reason.endswith("KeyError in load (initial_lr): nothing was")
+
+
+def test_an_expectation_says_no_more_than_it_asks_for() -> None:
+    asked = replace(PLANTED, expects=[Expect(check="optim_equal")])
+    config = Config(scenario=ScenarioConfig(name="a", target="x"), world_size=2, fault=asked)
+    verdict = verdict_of(job(config).expected, [reported(reports())])
+    assert verdict.reason == "fault=lr was not seen as optim_equal: nothing was"
+    asked = [Expect(phases=["load"], error="KeyError"), Expect(check="optim_equal", problem=Problem.differs)]
+    config = replace(config, fault=replace(PLANTED, expects=asked))
+    verdict = verdict_of(job(config).expected, [reported(reports())])
+    assert verdict.reason == (
+        "fault=lr was not seen as KeyError in load or optim_equal (differs): nothing was"
+    )
+    skipped = verdict_of(job(config).expected, [reported([RankReport(rank, skip="no") for rank in range(2)])])
+    assert (skipped.status, skipped.reason, skipped.fault_seen) == ("skip", "no", None)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_what_the_checks_had_found_before_a_rank_raised_is_told(check: str) -> None:
+    before = [RankReport(1, {check: CheckReport()}, late_files=["a file"])]
+    before[0].checks[check].add([finding("w", "differs")])
+    error = RaisedError(1, "load", "ValueError", "no", "CheckpointException", 0)
+    verdict = verdict_of(job().expected, [raised(error, before=before)])
+    assert verdict.reason == (
+        "rank 1 in load: CheckpointException: on rank 0: ValueError: no "
+        f"(before that {check}: rank 1: w: differs)"
+    )
+    assert (verdict.error, verdict.raised) == (error, (error,))
+    assert verdict.details["late_files"] == {"1": ["a file"]}
+
+
+def test_a_death_is_no_error_that_may_be_known() -> None:
+    died = replace(on(1), phase="save", gone_at=1.0, exit_status=-9, uploads=(0.5,), log_tail=("Bang",))
+    end = StageEnd((died, *reported([reports(3)[2], RankReport(0)]).ranks))
+    verdict = verdict_of(job().expected, [end])
+    assert (verdict.status, verdict.error, verdict.raised) == ("crash", None, ())
+    assert verdict.reason == "rank 1 was killed by SIGKILL in save, an upload under way"
+    about = {"rank": 1, "phase": "save", "upload_under_way": True, "log_tail": ["Bang"]}
+    assert verdict.details == {"reports_of_ranks": [0, 2], **about}
+
+
+@pytest.mark.parametrize(
+    ("problem", "status"), [({"not_run": "no server"}, "error"), ({"skip": "no server"}, "skip")]
+)
+def test_ranks_that_could_not_be_started_are_an_error(problem: dict[str, str], status: str) -> None:
+    verdict = verdict_of(job().expected, [StageEnd(**problem)])  # type: ignore[arg-type]
+    assert (verdict.status, verdict.reason, verdict.details) == (status, "no server", {})
+
+
+def test_ranks_of_a_stage_that_is_there_to_die_owe_no_report() -> None:
+    ends = Ending.crash, Ending.report
+    stages = [StageConfig(target="x.y", ends=each) for each in ends]
+    config = Config(scenario=ScenarioConfig(name="a", stages=stages), world_size=2)
+    assert verdict_of(job(config).expected, [reported([]), reported(reports())]).status == "pass"
+    verdict = verdict_of(job(config).expected, [reported(reports()), reported([])])
+    assert verdict.reason == "stage 1: no report of rank 0, 1"

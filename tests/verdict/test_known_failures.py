@@ -1,0 +1,250 @@
+"""Known failures: what is listed, and nothing beside it."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from dcpbench.core.mismatch import Mismatch, Problem, RaisedError
+from dcpbench.core.rank_report import CheckReport, RankReport
+from dcpbench.core.stage_end import StageEnd
+from dcpbench.sweep.plan.known_failures import check_entry
+from dcpbench.verdict.attempt import verdict_of
+from dcpbench.verdict.known_failures import KnownError, KnownFailure, KnownMismatch
+from dcpbench.verdict.sentences import short_reason
+from support.ends import raised, reported
+from support.jobs import job
+
+LISTED = KnownFailure(
+    id="moments",
+    cells={"parallel": ["ddp", "fsdp"]},
+    torch=">=2.11,<3",
+    checks={"optim_equal": [KnownMismatch(r"state\.w\..*", ["missing"])]},
+    reason="a test",
+)
+
+
+def after(end: StageEnd, known: KnownFailure = LISTED, torch: str = "2.13.0+cpu", **columns: object) -> str:
+    """The status that a cell ends with."""
+    about = {"torch_version": torch, "parallel": "ddp", **columns}
+    listed = (known,) if known.covers(about) else ()
+    return verdict_of(job(known=listed, **about).expected, [end]).status
+
+
+def powered() -> list[RankReport]:
+    """Four ranks, of which each has looked at one name, with a control that has fired."""
+    names = {"": {"w": True}}
+    checks = ("model_equal", "optim_equal")
+    return [
+        RankReport(rank, {check: CheckReport(compared=names, control=names) for check in checks})
+        for rank in range(4)
+    ]
+
+
+def failing(failed: dict[str, list[str]]) -> StageEnd:
+    """Ranks whose checks report these names."""
+    reports = powered()
+    for report in reports:
+        for check, names in failed.items():
+            report.checks[check].add([Mismatch(name, Problem.missing) for name in names])
+    return reported(reports)
+
+
+def test_one_that_does_not_happen_always_may_pass() -> None:
+    assert after(failing({}), replace(LISTED, always=False)) == "pass"
+    assert after(failing({"optim_equal": ["state.w.exp_avg"]}), replace(LISTED, always=False)) == "xfail"
+
+
+def test_cells_are_told_by_keys_of_their_configuration_too() -> None:
+    overlapping = replace(LISTED, cells={"overlap_saves": True})
+    check_entry(overlapping)
+    row = {"torch_version": "2.13.0"}
+    assert overlapping.covers({**row, "config": {"overlap_saves": True}})
+    assert not overlapping.covers({**row, "config": {"overlap_saves": False}})
+
+
+def test_a_listed_failure_is_expected() -> None:
+    assert after(failing({"optim_equal": ["state.w.exp_avg"]})) == "xfail"
+
+
+@pytest.mark.parametrize(
+    "failed",
+    [
+        {"model_equal": ["w"]},
+        {"optim_equal": ["state.w.exp_avg"], "model_equal": ["w"]},
+        {"optim_equal": ["state.w.exp_avg", "param_groups.0.lr"]},
+    ],
+)
+def test_anything_beside_it_is_a_failure(failed: dict[str, list[str]]) -> None:
+    assert after(failing(failed)) == "fail"
+
+
+def test_what_is_beside_a_known_failure_is_told_first() -> None:
+    names = ["state.w.exp_avg", "param_groups.0.lr", "param_groups.0.eps"]
+    reason = str(verdict_of(job(known=(LISTED,)).expected, [failing({"optim_equal": names})]).reason)
+    beside = "optim_equal: param_groups.0.lr: saved, but missing after the load, and 1 more"
+    told = f"beside known failure moments: {beside}"
+    assert reason.startswith(f"{told}; seen as optim_equal: rank 0: state.w.exp_avg")
+    assert short_reason({"status": "fail", "reason": reason}) == told
+    alone = verdict_of(job(known=(LISTED,)).expected, [failing({"model_equal": ["w"]})])
+    assert str(alone.reason).startswith("model_equal: rank 0: w")
+
+
+def differing(**about: object) -> Mismatch:
+    """A finding as an entry may ask for it."""
+    given = {"name": "state.w.exp_avg", "problem": Problem.differs, "by": "sliced", "where": "at step 2"}
+    share = about.pop("share", 0.5)
+    facts = dict.fromkeys(("index", "saved", "saved_bits", "restored", "restored_bits"), "0")
+    facts |= {"differing": 1, "elements": 1} | ({} if share is None else {"share": share})
+    return Mismatch(**{"max_abs_diff": 1.0, **given, **about}, facts=facts)  # type: ignore[arg-type]
+
+
+CLOSELY = KnownFailure(
+    id="closely",
+    torch=">=2",
+    checks={
+        "optim_equal": [
+            KnownMismatch(r"state\.w\..*", ["differs"], by="sliced", within=1.0, where=r"at step \d")
+        ]
+    },
+    reason="a test",
+)
+
+
+@pytest.mark.parametrize(
+    ("beside", "expected"),
+    [
+        ({"name": "state.w.exp_avg_sq"}, "xfail"),
+        ({"problem": Problem.nan}, "fail"),
+        ({"problem": Problem.missing}, "fail"),
+        ({"problem": Problem.dtype}, "fail"),
+        ({"by": None}, "fail"),
+        ({"by": "another"}, "fail"),
+        ({"share": 1.5}, "fail"),
+        ({"share": None}, "fail"),
+        ({"share": math.nan}, "fail"),
+        ({"where": "after the restart"}, "fail"),
+    ],
+)
+@pytest.mark.parametrize("rank", [0, 3])
+def test_kind_magnitude_mechanism_and_place_are_what_is_known(
+    beside: dict[str, object], expected: str, rank: int
+) -> None:
+    """Of every rank, and of more names than a report shows."""
+    reports = powered()
+    many = [differing(name=f"state.w.{number}", share=0.9) for number in range(20)]
+    for report in reports:
+        report.checks["optim_equal"].add(many)
+    reports[rank].checks["optim_equal"].add([differing(**beside)])
+    assert after(reported(reports), CLOSELY) == expected
+
+
+def test_the_farthest_of_one_name_counts() -> None:
+    reports = powered()
+    reports[0].checks["optim_equal"].add([differing(), differing(share=2.0), differing()])
+    assert after(reported(reports), CLOSELY) == "fail"
+
+
+def test_what_two_defects_make_of_one_name_is_found_twice() -> None:
+    report = CheckReport()
+    report.add([differing(by=by) for by in ("one", "other", None)])
+    assert [one.by for one in report.distinct.values()] == ["one", "other", None]
+
+
+def test_a_cell_without_power_is_vacuous_before_it_is_known() -> None:
+    outcome = failing({"optim_equal": ["state.w.exp_avg"]})
+    for report in outcome.reports:
+        report.checks["model_equal"].control = {"": {"w": False}}
+    verdict = verdict_of(job(known=(LISTED,)).expected, [outcome])
+    assert verdict.status == "vacuous"
+    assert str(verdict.reason).startswith("model_equal: its control did not report w (known failure moments")
+
+
+def test_every_rank_that_raised_is_to_be_known() -> None:
+    listed = KnownFailure(id="e", torch=">=2", error=KnownError("KeyError", ["load"]), reason="x")
+    known, other = RaisedError(0, "load", "KeyError", "'a'"), RaisedError(1, "load", "ValueError", "no")
+    assert after(raised(known, replace(known, rank=1)), listed) == "xfail"
+    assert after(raised(known, other), listed) == "error"
+
+
+def test_what_two_entries_list_together_is_known() -> None:
+    """One of them alone is not enough, and an error is known only where it was raised."""
+    names = KnownFailure(id="names", torch=">=2", error=KnownError("KeyError", ["load"]), reason="x")
+    error = RaisedError(0, "load", "KeyError", "'a'")
+    seen = failing({"optim_equal": ["state.w.exp_avg"]}).reports
+    outcome = raised(error, reports=seen[1:], before=seen[:1])
+    verdict = verdict_of(job(known=(LISTED, names)).expected, [outcome])
+    assert verdict.status == "xfail"
+    assert str(verdict.reason).startswith("known failure moments, names: a test; x; seen as rank 0 in load")
+    assert verdict_of(job(known=(LISTED,)).expected, [outcome]).status == "error"
+    assert verdict_of(job(known=(names,)).expected, [outcome]).status == "error"
+
+
+def test_what_an_earlier_stage_found_counts_where_a_later_one_raised() -> None:
+    listed = KnownFailure(id="e", torch=">=2", error=KnownError("KeyError", ["load"]), reason="x")
+    end = raised(RaisedError(0, "load", "KeyError", "'a'"))
+    assert verdict_of(job(known=(listed,)).expected, [failing({}), end]).status == "xfail"
+    assert verdict_of(job(known=(listed,)).expected, [failing({"model_equal": ["w"]}), end]).status == "error"
+
+
+def test_other_cells_and_other_versions_are_not_covered() -> None:
+    failed = {"optim_equal": ["state.w.exp_avg"]}
+    assert after(failing(failed), parallel="hsdp") == "fail"
+    assert after(failing(failed), torch="2.10.1") == "fail"
+
+
+def test_a_listed_error_is_expected_and_no_other() -> None:
+    listed = KnownFailure(
+        id="names",
+        cells={"parallel": "ddp"},
+        torch=">=2",
+        error=KnownError(type="KeyError", phases=["load"], message="'a.*'"),
+        checks={"model_equal": [KnownMismatch("w.*", ["missing"])]},
+        reason="x",
+    )
+    for error, expected in (
+        (RaisedError(3, "load", "KeyError", "'a'"), "xfail"),
+        (RaisedError(3, "save", "KeyError", "'a'"), "error"),
+        (RaisedError(3, "load", "ValueError", "'a'"), "error"),
+        (RaisedError(3, "load", "KeyError", "'b'"), "error"),
+    ):
+        assert after(raised(error), listed) == expected
+    error = RaisedError(3, "load", "KeyError", "'a'")
+    for check, name, expected in (
+        ("model_equal", "w", "xfail"),
+        ("model_equal", "v", "error"),
+        ("optim_equal", "w", "error"),
+    ):
+        seen = RankReport(1, {check: CheckReport()})
+        seen.checks[check].add([Mismatch(name, Problem.missing)])
+        earlier = raised(error, before=[replace(seen, rank=3)])
+        assert after(earlier, listed) == expected, "nothing hides beside it"
+        assert after(raised(error, reports=[seen]), listed) == expected, "nor on a rank that went on"
+    assert after(failing({"model_equal": ["w"]}), listed) == "fail", "the error is what is known"
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        (failing({}), "xpass"),
+        (reported([RankReport(0)]), "vacuous"),
+        (raised(RaisedError(0, "load", "KeyError", "'a'")), "error"),
+        (reported([RankReport(0, skip="no")]), "skip"),
+    ],
+)
+def test_what_did_not_fail(end: StageEnd, expected: str) -> None:
+    assert after(end) == expected
+
+
+def test_a_cell_is_known_by_a_key_within_a_group_too() -> None:
+    listed = replace(LISTED, cells={"storage.options.overwrite": [None, True]})
+    check_entry(listed)
+    for config, covered in (({}, True), ({"storage.options.overwrite": False}, False)):
+        assert listed.covers({"torch_version": "2.13.0", "config": config}) is covered
+
+
+def test_a_cell_is_known_by_the_torch_that_loads_too() -> None:
+    listed = replace(LISTED, cells={}, load_torch="<2.13")
+    check_entry(listed)
+    for loads, covered in (("2.12.1", True), ("2.13.0+cpu", False), (None, False)):
+        assert listed.covers({"torch_version": "2.13.0", "load_torch_version": loads}) is covered

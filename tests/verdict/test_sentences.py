@@ -1,0 +1,69 @@
+"""A row's reason in one line, made of what was found and of no sentence."""
+
+from typing import Any
+
+import pytest
+
+from dcpbench.core.mismatch import LimitReached
+from dcpbench.verdict.sentences import cause_sentence, rank_numbers, short_reason
+
+WORST = {"name": "net.weight", "problem": "differs", "max_abs_diff": 0.01234, "rank": 2}
+
+
+def failed(worst: object = (WORST,), count: object = 12, **more: Any) -> dict[str, Any]:
+    listed = list(worst) if isinstance(worst, tuple) else worst
+    details = {"checks": {"optim_equal": {"worst": listed, "mismatch_count": count}}}
+    return {"status": "fail", "reason": "the whole of it", "optim_equal": False, "details": details, **more}
+
+
+FAR = {"gradient_close": {"worst": [{**WORST, "problem": "far"}], "mismatch_count": 1}}
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        (
+            {**failed(optim_equal=None, gradient_close=False, step_equal=False), "details": {"checks": FAR}},
+            "training: gradient_close: net.weight differs by 0.0123, rank 2, also step_equal",
+        ),
+        (
+            failed(count=1, loss_resume_equal=False, step_equal=False),
+            "optim_equal: net.weight differs by 0.0123, rank 2, also loss_resume_equal; training: step_equal",
+        ),
+        (failed(), "optim_equal: net.weight differs by 0.0123, rank 2 (+11 more)"),
+        (
+            failed(count=1, loss_resume_equal=False),
+            "optim_equal: net.weight differs by 0.0123, rank 2, also loss_resume_equal",
+        ),
+        (failed(({"name": "net.bias", "problem": "not_stored"},), 1), "optim_equal: net.bias not stored"),
+        (failed(({"name": "lr", "problem": "value", "rank": 0},), 1), "optim_equal: lr differs, rank 0"),
+        (failed(status="xfail", reason="known failure a-b: of torch: more"), "known failure a-b"),
+        ({"status": "error", "reason": "rank 0 in load: E: no (before that x: y)"}, "rank 0 in load: E: no"),
+        ({"status": "timeout", "reason": "after 2 s; stacks are in the ranks' logs"}, "after 2 s"),
+        ({"status": "pass", "reason": None}, ""),
+        *((failed(worst), "the whole of it") for worst in ((), None, "x", ("x",), {"a": 1})),
+        (failed(details=[1]), "the whole of it"),
+    ],
+)
+def test_a_reason_in_one_line(row: dict[str, Any], told: str) -> None:
+    assert short_reason(row) == told
+
+
+def test_of_many_ranks_the_few_that_the_others_wait_for_come_first() -> None:
+    phases = dict.fromkeys(range(64), "train") | {23: "build"}
+    doing = dict.fromkeys(phases, "at all_gather (d.py:4)") | {23: "stopped by a signal at f (a.py:1)"}
+    hosts = {rank: f"10.0.0.{rank // 8}" for rank in phases}
+    limit = LimitReached("timeouts.cell_s", 15, None, phases, {}, doing, hosts)
+    assert cause_sentence(limit) == (
+        "after 15 s (timeouts.cell_s=15) still in build (rank 23 of host 10.0.0.2); "
+        "train (rank 0-22, 24-63); rank 23 of host 10.0.0.2 stopped by a signal at f (a.py:1), "
+        "rank 0-22, 24-63 at all_gather (d.py:4); stacks are in the ranks' logs"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "told"),
+    [([], ""), ([3], "3"), ([1, 0], "0, 1"), ([0, 1, 2, 4, 5, 7], "0-2, 4, 5, 7"), (range(64), "0-63")],
+)
+def test_numbers_of_ranks(ranks: list[int], told: str) -> None:
+    assert rank_numbers(ranks) == told
