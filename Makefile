@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run check test test-exhaustive test-multinode test-slurm without lint docs samples bench mutants fuzz soak setup clean
+.PHONY: run check test test-all test-exhaustive test-multinode test-slurm without lint docs samples bench mutants fuzz soak setup clean
 
 run: $(VENV)/.ready
 	$(BIN)/python -m dcpbench -m parallel=ddp,fsdp,hsdp,fsdp_tp,fsdp2 compile=false,true save=sync,async
@@ -12,17 +12,27 @@ run: $(VENV)/.ready
 # A file's tests share sweeps, so they stay together; the longest files begin first.
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
+# Three tiers. `check`: the tests without sweeps. `test`: one real cell of each scenario, parallelism, death, kind
+# of fault and format too. `test-all`: everything, hours of it.
+ELSEWHERE := not multinode and not slurm and not exhaustive
+
+check: lint
+	$(PYTEST) -n 2 -m "not slow and not cell and not browser and not extended and $(ELSEWHERE)"
+
 test: lint
-	$(PYTEST)
+	$(PYTEST) -m "not extended and $(ELSEWHERE)"
+
+test-all: lint
+	$(PYTEST) -m "$(ELSEWHERE)"
+	$(MAKE) test-exhaustive
+	$(MAKE) test-multinode
+	$(MAKE) test-slurm
 
 # Every cell of models of which the other tests have a few: most of an hour.
 test-exhaustive: $(VENV)/.ready
 	$(BIN)/python -m pytest --timeout=7200 -m exhaustive
 
-check: lint
-	$(PYTEST) -m "not slow and not browser and not multinode and not slurm and not exhaustive"
-
-# Cells on several hosts: those that Ray simulates, torchrun's, and, as root, network namespaces. Installs Ray,
+# Cells on several hosts: those that Ray simulates, and, as root, network namespaces. Installs Ray,
 # which nothing else wants.
 test-multinode: $(VENV)/.ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'

@@ -27,10 +27,10 @@ from dcpbench.core.rank_report import RankReport
 from dcpbench.core.stage_end import RankEnd, StageEnd
 from dcpbench.executors.base import Executor
 from dcpbench.executors.fork_server import Machine
-from dcpbench.executors.host_agent import State
-from dcpbench.executors.hosts import Agent, HostsEngine
-from dcpbench.executors.hosts_executor import HostsExecutor
 from dcpbench.executors.local import LocalEngine
+from dcpbench.plugins.hosts.host_agent import State
+from dcpbench.plugins.hosts.hosts import Agent, HostsEngine
+from dcpbench.plugins.hosts.hosts_executor import HostsExecutor
 from dcpbench.records.installation import installation
 from dcpbench.worker.messages import CellSpec, WorldKind
 

@@ -11,13 +11,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+import yaml
 
 from dcpbench.core.plugins import load_plugins
 from support import drivers
@@ -137,6 +138,71 @@ def dcpbench(
 def run(folder: Path, *overrides: str, **options: Any) -> Finished:
     """Run a sweep to its end."""
     return dcpbench(*words_of(folder, *overrides), folder=folder, **options)
+
+
+def tiered(values: Iterable[Any], *kept: Any) -> list[Any]:
+    """Return parameters of a test: `make test` has those of `kept`, one of each kind, `make test-all` all."""
+    every = list(values)
+    assert {*kept} <= {*every}, "a kept value is not among them"
+    return [
+        pytest.param(
+            *(value if isinstance(value, tuple) else (value,)),
+            marks=() if value in kept else pytest.mark.extended,
+        )
+        for value in every
+    ]
+
+
+def selected(request: pytest.FixtureRequest, *names: str) -> list[Any]:
+    """Return what the selected tests that use this fixture have as these parameters, each once: a sweep runs
+    the cells that they check. A single name gives values, several give tuples."""
+    found: dict[Any, None] = {}
+    for item in request.session.items:
+        mine = getattr(item, "module", None) is request.module
+        given = item.callspec.params if hasattr(item, "callspec") else {}
+        if mine and request.fixturename in getattr(item, "fixturenames", ()) and given.keys() >= {*names}:
+            values = tuple(given[name] for name in names)
+            found[values if len(values) > 1 else values[0]] = None
+    return [*found]
+
+
+def blocks(cells: Iterable[dict[str, Any]]) -> list[str]:
+    """Return the words of a sweep of these cells, in which a value may be a list."""
+    return [
+        f"+hydra.sweeper.matrix.b{number}={{{', '.join(f'{key}: {_quoted(cell[key])}' for key in cell)}}}"
+        for number, cell in enumerate(cells)
+    ]
+
+
+def cells_of(name: str) -> dict[str, dict[str, Any]]:
+    """Return the blocks of an experiment of the tests, each with what holds for all of them."""
+    (path,) = TESTS.rglob(f"conf/experiment/{name}.yaml")
+    asked = yaml.safe_load(path.read_text())
+    matrix = asked.pop("hydra")["sweeper"]["matrix"]
+    chosen = [item for one in asked.pop("defaults", []) for item in one.items()]
+    of_all = {group.removeprefix("override /"): value for group, value in chosen} | _flat(asked)
+    return {block: {**cell, **of_all, **cell} for block, cell in matrix.items()}
+
+
+def experiment(name: str, wanted: Iterable[str]) -> list[str]:
+    """Return the words of an experiment of the tests with no other than the wanted blocks."""
+    names = {*wanted}
+    return blocks(cell for block, cell in cells_of(name).items() if block in names)
+
+
+def _flat(asked: dict[str, Any], of: str = "") -> dict[str, Any]:
+    found = {}
+    for key, value in asked.items():
+        found |= _flat(value, f"{of}{key}.") if isinstance(value, dict) else {f"{of}{key}": value}
+    return found
+
+
+def _word(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _quoted(value: Any) -> str:
+    return f"'{value}'" if isinstance(value, str | list) else _word(value)
 
 
 @pytest.fixture

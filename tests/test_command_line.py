@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from conftest import ONE_STEP, SMALL, Finished, alive_in, hanging, run, start, wait_for, words_of
+from conftest import ONE_STEP, SMALL, Finished, alive_in, hanging, run, start, tiered, wait_for, words_of
 from dcpbench import __main__
 from dcpbench.cli import commands
 from dcpbench.cli.run import unmasked_interrupts
@@ -24,7 +24,6 @@ WRONG = {
     "unknown option": (["parallel=nope"], ["nope", "fsdp2"]),
     "mistyped value": (["parallel=fspd"], ["parallel=fspd: there is no such parallel; did you mean fsdp?"]),
     "mistyped one of many": (["-m", "parallel=ddp,hsdp3"], ["parallel=hsdp3", "did you mean hsdp"]),
-    "mistyped fault": (["fault=lr_next_flaot"], ["did you mean lr_next_float?", "in all)"]),
     "mistyped switch": (["verify=dep"], ["verify=dep", "did you mean deep?"]),
     "null of a group": (
         ["load_parallel=null"],
@@ -38,8 +37,8 @@ WRONG = {
     "added key": (["+train_step=1"], ["+train_step: there is no such key; did you mean train_steps?"]),
     "new option": (["workload.options.width=3"], ["workload.options.width: ", "a + before it adds"]),
     "glob of nothing": (
-        ["fault=glob(weight_on_rank_9*)"],
-        ["fault=glob(weight_on_rank_9*): matches nothing"],
+        ["parallel=glob(fsdp9*)"],
+        ["parallel=glob(fsdp9*): matches nothing"],
     ),
     "added key, forced": (["++foo=1"], ["+foo: there is no such key"]),
     "added key in a group": (["+parallel.dp_shrad=2"], ["+parallel.dp_shrad", "did you mean dp_shard?"]),
@@ -68,7 +67,21 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
+QUICK = (
+    "unknown option",
+    "mistyped value",
+    "new option",
+    "bare word",
+    "wrong type",
+    "too small",
+    "mesh too large",
+)
+"""Which `make check` has."""
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in WRONG]
+)
 def test_a_wrong_configuration_is_one_line_and_starts_nothing(
     case: str, sweep: Callable[..., Finished]
 ) -> None:
@@ -110,6 +123,7 @@ def test_a_storage_that_cannot_be_written_to(
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_checkpoints_lie_where_storage_root_says(tmp_path: Path, sweep: Callable[..., Finished]) -> None:
     root = tmp_path / "elsewhere"
     ended = sweep(
@@ -132,6 +146,18 @@ def test_another_launcher_is_refused(overrides: list[str], sweep: Callable[..., 
         f"dcpbench: {overrides[0]}: dcpbench runs cells with its own"
     )
     assert "scripts/ray.sbatch" in ended.err
+
+
+def test_a_driver_that_a_launcher_of_ranks_starts_is_refused(
+    sweep: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"):  # as torchrun sets them
+        monkeypatch.setenv(name, "1")
+    ended = sweep("parallel=ddp", "device=cpu")
+    (line,) = ended.err.splitlines()
+    assert line.startswith("dcpbench: RANK and WORLD_SIZE are set, as by torchrun: start dcpbench once")
+    assert ended.status == 2
+    assert not ended.folder.exists()
     assert not list(ended.folder.glob("results*"))
 
 
@@ -148,6 +174,7 @@ def test_an_existing_sweep_is_never_written_over(tmp_path: Path, sweep: Callable
     assert len(list(folder.iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_users_own_groups_are_taken_from_config_dir(sweep: Callable[..., Finished]) -> None:
     ended = sweep("model=mine", "parallel=fsdp2", "device=cpu", "world_size=2", "saves=1")
     assert ended.row(model="mine")["status"] == "pass", ended.out
@@ -155,22 +182,23 @@ def test_users_own_groups_are_taken_from_config_dir(sweep: Callable[..., Finishe
     assert ended.status == 0
 
 
+NEEDS_NO_TORCH = {
+    "--help": ("  compare  what changed", 0),
+    "run --help": ("parallel=fsdp: how", 0),
+    "--version": ("torch 2", 0),
+    "--cfg job": ("parallel:", 0),
+    "run --cfg job": ("parallel:", 0),
+    "compre": ("did you mean dcpbench compare?", 2),
+    "report compre": ("did you mean dcpbench compare?", 2),
+    "parallel=ddp fsdp": ("did you mean parallel=fsdp?", 2),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "told", "status"),
-    [
-        (["--help"], "  compare  what changed", 0),
-        (["run", "--help"], "parallel=fsdp: how", 0),
-        (["--version"], "torch 2", 0),
-        (["--cfg", "job"], "parallel:", 0),
-        (["run", "--cfg", "job"], "parallel:", 0),
-        (["compre"], "did you mean dcpbench compare?", 2),
-        (["report", "compre"], "did you mean dcpbench compare?", 2),
-        (["parallel=ddp", "fsdp"], "did you mean parallel=fsdp?", 2),
-    ],
-)
-def test_help_and_configuration_need_no_torch(words: list[str], told: str, status: int) -> None:
-    program = [sys.executable, "-X", "importtime", "-m", "dcpbench", *words]
+@pytest.mark.parametrize("words", tiered(NEEDS_NO_TORCH, "run --help", "--cfg job", "compre"))
+def test_help_and_configuration_need_no_torch(words: str) -> None:
+    told, status = NEEDS_NO_TORCH[words]
+    program = [sys.executable, "-X", "importtime", "-m", "dcpbench", *words.split()]
     ended = subprocess.run(program, capture_output=True, text=True, check=False)
     assert ended.returncode == status
     lines = [line for line in ended.stderr.splitlines() if not line.startswith("import time:")]
@@ -184,16 +212,18 @@ def test_help_and_configuration_need_no_torch(words: list[str], told: str, statu
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
-    [
-        ["sharing=disjoint"],
-        ["sharing=correctness"],
-        ["hydra/sweeper=basic", "hydra.sweeper.max_batch_size=1"],
-    ],
-    ids=" ".join,
+    tiered(
+        [
+            "sharing=disjoint",
+            "sharing=correctness",
+            "hydra/sweeper=basic hydra.sweeper.max_batch_size=1",
+        ],
+        "sharing=disjoint",
+    ),
 )
-def test_ctrl_c_keeps_the_rows_and_ends_the_ranks(tmp_path: Path, how: list[str]) -> None:
+def test_ctrl_c_keeps_the_rows_and_ends_the_ranks(tmp_path: Path, how: str) -> None:
     folder = tmp_path / "sweep"
-    lists = ("scenario=save_load,hangs", *SMALL, *how)
+    lists = ("scenario=save_load,hangs", *SMALL, *how.split())
     driver = start(*words_of(folder, "-m", *lists, "parallel=ddp", "device=cpu", "saves=1"), cwd=tmp_path)
     wait_for(lambda: hanging(folder))
     os.killpg(driver.pid, signal.SIGINT)
@@ -226,6 +256,7 @@ def test_ranks_may_have_as_many_files_open_as_the_machine_lets_them(sweep: Calla
     assert [row["status"] for row in ended.rows] == ["pass"], (ended.out, ended.err)
 
 
+@pytest.mark.slow
 def test_the_report_prints_the_same_table_again(tmp_path: Path, sweep: Callable[..., Finished]) -> None:
     ended = sweep("-m", "parallel=ddp,none", "device=cpu", "saves=1", "world_size=2", *SMALL)
     assert ended.status == 0

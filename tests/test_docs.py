@@ -17,6 +17,7 @@ import pytest
 import yaml
 from mkdocs.exceptions import PluginError
 
+from conftest import tiered
 from dcpbench.analysis.frame import read_sweeps
 from dcpbench.cli.described import Axis, Described, described
 from dcpbench.core.checks import CHECKS
@@ -48,8 +49,15 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return SAMPLES.Samples(tmp_path_factory.mktemp("samples"))
 
 
+OF_EACH_COMMAND = ("README.md", "resume-exact.md", "report.md", "audit.md", "history.md")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    tiered(PAGES, *(page for page in PAGES if page.name in OF_EACH_COMMAND)),
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_samples_are_what_their_commands_print(page: Path, running: Any) -> None:
     list(running.differing(PAGES[0].read_text()))  # whose sweeps others read
     assert list(running.differing(page.read_text())) == [], "make samples"
@@ -179,6 +187,27 @@ def test_the_workflow_of_several_hosts_runs_the_tests_that_make_test_leaves_out(
     assert steps[-1]["run"] == 'make "$TARGET"'
     made = (ROOT / "Makefile").read_text()
     assert all(re.search(rf"^test-{one}:(.|\n\t)*-m {one}$", made, re.MULTILINE) for one in left_out)
+
+
+def test_the_workflow_of_each_change_runs_the_tiers() -> None:
+    (check, test), steps = _jobs("tests.yml")
+    assert check["strategy"]["matrix"] == {"python": ["3.11", "3.13"], "torch": ["2.11", "2.13", "2.15"]}
+    assert [step["run"] for step in steps if step.get("name") == "Tests"] == ["make check", 'make "$TARGET"']
+    assert re.findall(r"'([\w-]+)'", test["env"]["TARGET"]) == ["schedule", "test-all", "test"]
+    assert not [step["run"] for step in steps if "${{" in step.get("run", "")]
+
+
+def test_each_tier_of_tests_holds_the_one_before() -> None:
+    """Of what a tier leaves out, the next one leaves out less, and the last nothing that has no target."""
+    made = (ROOT / "Makefile").read_text()
+    elsewhere = re.findall(r"not (\w+)", re.findall(r"^ELSEWHERE := (.*)", made, re.MULTILINE)[0])
+    out = [
+        {*re.findall(r"not (\w+)", re.findall(rf"^{tier}: lint\n\t.*-m \"(.*)\"", made, re.MULTILINE)[0])}
+        for tier in ("check", "test", "test-all")
+    ]
+    assert out == [{"slow", "cell", "browser", "extended"}, {"extended"}, set()]
+    assert made.count('$(ELSEWHERE)"') == 3
+    assert all(f"$(MAKE) test-{marker}\n" in made for marker in elsewhere)
 
 
 def test_the_workflow_publishes_what_make_docs_builds() -> None:

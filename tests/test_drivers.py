@@ -17,6 +17,7 @@ BLOCKS = (
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_a_forked_driver_leaves_what_one_of_a_shell_leaves(tmp_path: Path) -> None:
     matrix = [f"+hydra.sweeper.matrix.b{number}={block}" for number, block in enumerate(BLOCKS)]
 

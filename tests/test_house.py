@@ -61,6 +61,10 @@ def test_no_files_import_each_other(house: ModuleType) -> None:
     assert house.upward(graph, house.layers()) == []
 
 
+def test_cells_take_few_names_from_verify(house: ModuleType) -> None:
+    assert 0 < house.names_from("dcpbench.verify", sorted((SRC / "cell").glob("*.py"))) <= 15
+
+
 def test_circles_and_upward_arrows_are_found(house: ModuleType) -> None:
     graph = {"x.a": {"x.b"}, "x.b": {"x.c.d"}, "x.c.d": {"x.a"}, "x.e": {"x.a"}}
     assert house.circles(graph) == ["x.a <-> x.b <-> x.c.d"]

@@ -2,13 +2,14 @@
 
 import itertools
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from conftest import ONE_STEP, PARALLELISMS, Finished, run
+from conftest import ONE_STEP, PARALLELISMS, Finished, blocks, run, selected, tiered
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.plugins import plugins
 from dcpbench.records.row import columns
@@ -16,18 +17,25 @@ from support.rows import seen
 
 KNOWN = "fsdp_tp"
 
+CELLS = [(parallel, save) for parallel in PARALLELISMS for save in ("sync", "async")]
+ONCE = [(parallel, ("sync", "async")[number % 2]) for number, parallel in enumerate(PARALLELISMS)]
+ALWAYS = [("ddp", "sync"), ("fsdp2", "sync")]
+"""Whose files are checked."""
+KEPT = [cell for cell in (*ALWAYS, *ONCE) if cell[0] != KNOWN]
+
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def matrix(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def matrix(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    wanted = {*selected(request, "parallel", "save"), *ALWAYS}
+    cells = [{"parallel": parallel, "save": save} for parallel, save in CELLS if (parallel, save) in wanted]
+    cells.append({"parallel": ",".join(PARALLELISMS), "save": "async_cached"})
     folder = tmp_path_factory.mktemp("matrix") / "sweep"
-    lists = (f"parallel={','.join(PARALLELISMS)}", "save=sync,async,async_cached", "model=uneven")
-    return run(folder, "-m", "device=cpu", "saves=2", *ONE_STEP, *lists)
+    return run(folder, *blocks(cells), "model=uneven", "device=cpu", "saves=2", *ONE_STEP)
 
 
-@pytest.mark.parametrize("save", ["sync", "async"])
-@pytest.mark.parametrize("parallel", [name for name in PARALLELISMS if name != KNOWN])
+@pytest.mark.parametrize(("parallel", "save"), tiered([cell for cell in CELLS if cell[0] != KNOWN], *KEPT))
 def test_state_comes_back_and_training_goes_on(matrix: Finished, parallel: str, save: str) -> None:
     row = matrix.row(parallel=parallel, save=save)
     assert row["status"] == "pass", row["reason"]
@@ -50,9 +58,11 @@ def test_state_comes_back_and_training_goes_on(matrix: Finished, parallel: str, 
     assert row["peak_device_bytes"] is None
 
 
-@pytest.mark.parametrize("save", ["sync", "async"])
-def test_fsdp1_with_tp_is_an_xfail_that_names_the_tensors(matrix: Finished, save: str) -> None:
-    row = matrix.row(parallel=KNOWN, save=save)
+@pytest.mark.parametrize(
+    ("parallel", "save"), tiered([cell for cell in CELLS if cell[0] == KNOWN], (KNOWN, "sync"))
+)
+def test_fsdp1_with_tp_is_an_xfail_that_names_the_tensors(matrix: Finished, parallel: str, save: str) -> None:
+    row = matrix.row(parallel=parallel, save=save)
     assert row["status"] == "xfail"
     assert row["model_equal"] is True
     assert row["extra_equal"] is True
@@ -87,7 +97,7 @@ def test_the_folder_of_a_sweep_is_whole(matrix: Finished) -> None:
         assert (matrix.folder / name).stat().st_size > 0
     flat = pd.read_csv(matrix.folder / "results.csv")
     assert tuple(flat.columns) == columns()
-    assert len(flat) == len(matrix.rows) == 3 * len(PARALLELISMS)
+    assert len(flat) == len(matrix.rows) >= 2 * len(PARALLELISMS)
     cell = matrix.folder / matrix.row(parallel="ddp", save="sync")["cell"]
     assert sorted(path.name for path in (cell / ".hydra").iterdir()) == [
         "config.yaml",
@@ -101,9 +111,13 @@ def test_the_folder_of_a_sweep_is_whole(matrix: Finished) -> None:
 def test_progress_and_table_say_what_the_rows_say(matrix: Finished) -> None:
     assert f"[1/{len(matrix.rows)}] pass " in matrix.err
     assert str(matrix.folder) in matrix.err
-    assert f"{len(matrix.rows)} cells: 14 pass, 8 skip, 2 xfail" in matrix.out
+    counts = Counter(row["status"] for row in matrix.rows)
+    assert counts.keys() == {"pass", "skip", "xfail"}
+    told = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+    assert f"{len(matrix.rows)} cells: {told}" in matrix.out
 
 
+@pytest.mark.extended
 def test_a_cell_does_not_depend_on_those_before_it(tmp_path: Path) -> None:
     """Fresh ranks in one order and warm ones in another, among cells that die and cells with a fault."""
     healthy = itertools.product(["ddp", "fsdp2"], ["even", "buffered"], ["none", "weight_zeroed"])

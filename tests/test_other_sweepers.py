@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from conftest import SMALL, Finished, run
+from conftest import SMALL, Finished, run, tiered
 from dcpbench.config.errors import ConfigError
 from dcpbench.sweep.task import objective_of
 from support.rows import row
@@ -36,7 +36,7 @@ def is_one_whole_sweep(ended: Finished) -> bool:
     )
 
 
-@pytest.mark.parametrize("batch", ["null", "2"])
+@pytest.mark.parametrize("batch", tiered(["null", "2"], "2"))
 def test_hydras_basic_sweeper(batch: str, tmp_path: Path) -> None:
     asked = ("hydra/sweeper=basic", f"hydra.sweeper.max_batch_size={batch}", "seed=1,2,1")
     ended = run(tmp_path / "sweep", *ONE_RANK, *asked)
@@ -49,6 +49,7 @@ def test_hydras_basic_sweeper(batch: str, tmp_path: Path) -> None:
     assert "[3/3] pass" in ended.err
 
 
+@pytest.mark.extended
 def test_a_study_of_optuna_finds_the_least_of_a_metric(tmp_path: Path) -> None:
     asked = (*OPTUNA, "hydra.sweeper.n_trials=4", "objective=save_s", "storage.thread_count=1,2")
     ended = run(tmp_path / "sweep", *ONE_RANK, *asked)

@@ -22,6 +22,7 @@ from dcpbench.core.plugins import API, Plugin
 from dcpbench.core.checks import CheckSpec, register_check
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.metrics import MetricSpec, register_metric
+from dcpbench.core.rank_report import Compared
 
 
 def descriptors(cell):
@@ -38,9 +39,7 @@ def verify_float32(cell, target, checkpoint):
                 for name, value in parameters if value.dtype != dtype]
 
     names, where = [name for name, _ in target.model.named_parameters()], str(checkpoint)
-    cell.check("float32_kept", wrong(torch.float32), where, names)
-    seen = {finding.name for finding in wrong(torch.float64)}
-    cell.control("float32_kept", {name: name in seen for name in names}, where)
+    cell.record("float32_kept", Compared.of(wrong(torch.float32), wrong(torch.float64), names), where)
 
 
 def clip(cell, run):

@@ -2,11 +2,12 @@
 
 import html
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from conftest import SMALL, TESTS, Finished, alive_in, run
+from conftest import SMALL, TESTS, Finished, alive_in, blocks, run, selected, tiered
 
 pytestmark = pytest.mark.slow
 
@@ -98,14 +99,21 @@ BESIDE = (
 AFTERWARDS = ("state_resume_equal", "flags_equal", "side_effect_free")
 
 
+OF_EACH_KIND = (
+    *("weight_lowest_bit", "stale_stage", "file_overwritten_later", "save_takes_step"),
+    *("second_step_wrong", "save_leaves_thread"),
+)
+
+
 @pytest.fixture(scope="module")
-def faulty(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def faulty(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("faulty") / "sweep"
-    lists = (f"fault={','.join(FAULTS)}", "parallel=fsdp2", "saves=2", "device=cpu", "world_size=2")
+    faults = selected(request, "fault") or OF_EACH_KIND
+    lists = (f"fault={','.join(faults)}", "parallel=fsdp2", "saves=2", "device=cpu", "world_size=2")
     return run(folder, "-m", *SMALL, *lists)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", tiered(FAULTS, *OF_EACH_KIND))
 def test_a_planted_fault_fails_the_right_check(faulty: Finished, fault: str) -> None:
     row = faulty.row(fault=fault)
     check, name = FAULTS[fault]
@@ -126,92 +134,44 @@ def test_a_sweep_whose_faults_were_all_seen_is_well(faulty: Finished) -> None:
     assert faulty.status == 0
 
 
-HIDES = {
-    "known": ("xfail", "known failure fsdp1-tp-optimizer-state: under FSDP1 set_optimizer_state_dict slices"),
-    "zeroed": ("fail", "optim_equal: rank 0: state.net2.weight.exp_avg"),
-    "nan": ("fail", "optim_equal: rank 0: state.net2.weight.exp_avg"),
-    "staged": ("fail", "optim_equal: rank 0: state.net2.weight.exp_avg"),
-    "moments": ("fail", "optim_equal: rank 0: state.net"),
-    "missing": ("error", "KeyError: 'initial_lr'"),
-    "dtype": ("fail", "dtype: saved torch.float32, restored torch.float64"),
-    "scheduler": ("fail", "state_resume_equal: rank"),
-    "weight": ("fail", "state_resume_equal: rank 0: net"),
-    "loss": ("fail", "loss_resume_equal: rank 0: loss of step 4"),
-    "unfrozen": ("xfail", "known failure fsdp1-tp-unfreezes: FSDP1 makes parameters"),
-    "head": ("fail", "layer1.weight"),
-    "replicas": ("xfail", "known failure fsdp1-one-shard: HYBRID_SHARD over 2 replicas x 1 shard becomes"),
-    "replicas_zeroed": ("fail", "optim_equal: rank 0: state.net"),
-    "replicas_staged": ("fail", "optim_equal: rank 0: state.net"),
-    "replicas_bit": ("fail", "model_equal: rank 0: net"),
-    "replicas_loss": ("fail", "state_resume_equal: rank 0: net"),
-    "converted": ("xfail", "known failure fsdp1-one-shard: HYBRID_SHARD over 2 replicas x 1 shard becomes"),
-    "converted_bit": ("fail", "model_equal: rank 0: net"),
-    "stager": ("xfail", "known failure shared-stager: a DefaultStager keeps its copies"),
-    "stager_bit": ("fail", "model_equal: rank 0: net"),
-    "stager_loss": ("fail", "state_resume_equal: rank 0: net"),
-    "writer": ("xfail", "known failure shared-writer: a FileSystemWriter writes where the next save"),
-    "writer_zeroed": ("error", "optim_equal: rank 0: state.net"),
-    "threads": ("xfail", "known failure writer-threads: what a writer's thread raises goes no further"),
-    "threads_bit": ("fail", "model_equal: rank 0: net"),
-    "dropped": ("xfail", "known failure state-of-frozen: set_optimizer_state_dict leaves out"),
-    "dropped_bit": ("fail", "model_equal: rank 0: net"),
-    "rounded": ("xfail", "known failure state-in-low-precision: Optimizer.load_state_dict makes"),
-    "rounded_loss": ("fail", "state_resume_equal: rank 0: "),
-    "alone": ("xfail", "known failure load-without-collectives: without collectives a load restores"),
-    "alone_bit": ("fail", "model_equal: rank 0: net"),
-}
-
-
 @pytest.fixture(scope="module")
-def beside(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    return run(tmp_path_factory.mktemp("beside") / "sweep", "experiment=beside")
+def unexpected(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """Without the list FSDP1 + TP fails; a list that names what passes makes an xpass. A second step that is
+    never taken stands for what the checks are blind to. A net that is dead has no gradients."""
+    folder = tmp_path_factory.mktemp("unexpected") / "sweep"
+    listed = folder.parent / "known.yaml"
+    listed.write_text(
+        "- {id: a, cells: {seed: 1, parallel: ddp}, torch: '>=2', checks: {model_equal: []}, reason: a}\n"
+    )
+    small = {"model": "short", "saves": 1, "train_steps": 1, "resume_steps": 1}
+    cells: list[dict[str, Any]] = [
+        {"parallel": "fsdp_tp,ddp", "seed": 1, **small},
+        {"parallel": "ddp", "fault": "second_step_wrong", **small},
+        {"parallel": "ddp", "optimizer": "sgd", "optimizer.lr": 100, "world_size": 2},
+    ]
+    return run(folder, *blocks(cells), f"known_failures={listed}", "device=cpu", "retry=0")
 
 
-@pytest.mark.parametrize("number", range(len(HIDES)), ids=list(HIDES))
-def test_a_known_failure_hides_no_other(beside: Finished, number: int) -> None:
-    status, told = list(HIDES.values())[number]
-    row = beside.rows[number]
-    assert row["status"] == status, row["reason"]
-    assert told in row["reason"]
-
-
-def test_a_fault_that_goes_unseen_is_told(tmp_path: Path) -> None:
-    """A second step that is never taken stands for what the checks are blind to."""
-    asked = ("parallel=ddp", "fault=second_step_wrong", "saves=1", "resume_steps=1", "device=cpu")
-    ended = run(tmp_path / "sweep", *asked)
-    (row,) = ended.rows
+def test_a_fault_that_goes_unseen_is_told(unexpected: Finished) -> None:
+    row = unexpected.row(fault="second_step_wrong")
     assert row["fault_seen"] is False
     assert "fault=second_step_wrong was not seen" in row["reason"]
-    assert ended.status == 1
+    assert unexpected.status == 1
 
 
-def test_a_dead_net_is_vacuous(tmp_path: Path) -> None:
+def test_a_dead_net_is_vacuous(unexpected: Finished) -> None:
     """Without a gradient the losses compared say nothing, although they are all equal."""
-    lists = ("parallel=ddp", "optimizer=sgd", "optimizer.lr=100", "device=cpu", "world_size=2", "retry=0")
-    ended = run(tmp_path / "sweep", *lists)
-    (row,) = ended.rows
+    row = unexpected.row(optimizer="sgd")
     assert row["status"] == "vacuous", row["reason"]
     assert row["loss_resume_equal"] is True
     assert row["powered"] is False
     assert "loss_resume_equal: its control did not report loss of step" in row["reason"]
-    assert ended.status == 1
 
 
-def test_an_unlisted_failure_and_a_listed_pass_are_told(tmp_path: Path) -> None:
-    """Without the list FSDP1 + TP fails; a list that names what passes makes an xpass."""
-    listed = tmp_path / "known.yaml"
-    listed.write_text(
-        "- {id: nothing, cells: {parallel: ddp}, torch: '>=2', checks: {model_equal: []}, reason: a test}\n"
-    )
-    ended = run(
-        tmp_path / "sweep",
-        *("-m", "parallel=fsdp_tp,ddp", "saves=1", f"known_failures={listed}", "device=cpu", "retry=0"),
-        *SMALL,
-    )
-    assert ended.row(parallel="fsdp_tp")["status"] == "fail"
-    assert ended.row(parallel="ddp")["status"] == "xpass"
-    assert ended.status == 1
-    kept = ended.folder / ended.row(parallel="fsdp_tp")["cell"] / "checkpoints"
+def test_an_unlisted_failure_and_a_listed_pass_are_told(unexpected: Finished) -> None:
+    assert unexpected.row(parallel="fsdp_tp")["status"] == "fail"
+    assert unexpected.row(parallel="ddp", seed=1)["status"] == "xpass"
+    kept = unexpected.folder / unexpected.row(parallel="fsdp_tp")["cell"] / "checkpoints"
     assert list(kept.rglob("*.distcp")), "the checkpoint of a failed cell is kept"
 
 

@@ -112,6 +112,7 @@ def test_of_a_key_that_comes_twice_the_last_holds() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_random_seeds_are_drawn_once_and_may_be_chosen(tmp_path: Path) -> None:
     command = ("experiment=soak", "parallel=none", "model=dummy", "save=sync", "world_size=1", *ONE_STEP)
     done = run(tmp_path / "sweep", *command, "device=cpu")

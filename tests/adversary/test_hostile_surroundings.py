@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from conftest import ONE_STEP, dcpbench, run
+from conftest import ONE_STEP, dcpbench, run, tiered
 from dcpbench.sweep.folder import manifest
 from report.sweeps import cell, folder_with
 from support.adversary import close_descriptors, fill_output, remove_folder
@@ -135,7 +135,18 @@ def started(words: str, folder: Path, **variables: str) -> "subprocess.Completed
     return subprocess.run(program, cwd=folder, env=around, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("words", READ_ONLY)
+AGAIN = (
+    *("-m dcpbench compare {folder} {folder}", "-m dcpbench history {folder}", "{script} report {folder}"),
+    *(
+        "-m dcpbench log {folder} --to mlflow",
+        "-m dcpbench log {folder} --to wandb",
+        "-m dcpbench run --help",
+    ),
+)
+"""Commands that others stand for."""
+
+
+@pytest.mark.parametrize("words", tiered(READ_ONLY, *(set(READ_ONLY) - {*AGAIN})))
 def test_commands_that_read_import_nothing_from_the_current_folder(
     words: str, folder_of_modules: Path
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import tiered
 from support.interruptions import SIGNALS, problems
 
 pytestmark = pytest.mark.slow
@@ -16,6 +17,6 @@ MOMENTS = ("planning", "row written", "report", "save", "upload")
 HERE = [*zip(MOMENTS, itertools.cycle(SIGNALS), itertools.cycle((5, 1, 2)), strict=False)]
 
 
-@pytest.mark.parametrize(("moment", "number", "times"), HERE)
+@pytest.mark.parametrize(("moment", "number", "times"), tiered(HERE, HERE[1], HERE[3]))
 def test_it_ends_as_it_should(moment: str, number: signal.Signals, times: int, tmp_path: Path) -> None:
     assert problems(tmp_path, moment, number, times) == []

@@ -28,6 +28,7 @@ def server() -> Iterator[Server]:
         yield one
 
 
+@pytest.mark.cell
 def test_all_of_a_run_comes_back(server: Server) -> None:
     ran = run_alone(storage="s3_of_tests", **ONE)
     assert ran.verdict.status == "pass", ran.verdict.reason
@@ -36,12 +37,14 @@ def test_all_of_a_run_comes_back(server: Server) -> None:
     assert {Path(name).name for name in server.objects()} == {".metadata", "__0_0.distcp"}
 
 
+@pytest.mark.cell
 @pytest.mark.parametrize("fault", ["file_bit", "file_stray"])
 def test_what_is_damaged_in_the_store_is_seen(server: Server, fault: str) -> None:
     verdict, _ = alone(fault, storage="s3_of_tests", **ONE)
     assert (verdict.status, verdict.fault_seen) == ("fail", True), verdict.reason
 
 
+@pytest.mark.cell
 def test_objects_are_copied_read_in_part_and_replaced(server: Server, tmp_path: Path) -> None:
     store, other = (ObjectStore("s3://tests", {"endpoint_url": server.endpoint}) for _ in range(2))
     (tmp_path / "a").mkdir()

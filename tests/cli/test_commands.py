@@ -72,7 +72,6 @@ def test_what_hydra_is_handed_over(words: str, handed: list[str], ran: list[list
         ("report . --metrc save_s", "No such option '--metrc'"),
         ("report . --format jsn", "'jsn' is not one of 'table', 'markdown'"),
         ("history . --last 0", "0 is not in the range x>=1"),
-        ("log . --to nowhere", "'nowhere' is not one of 'tensorboard'"),
         ("\x1b[31mfsdp\x1b[0m", r"\x1b[31mfsdp\x1b[0m: is neither"),
     ],
 )

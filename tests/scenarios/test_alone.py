@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from dcpbench.scenarios import checkpoint, checks, lockstep, partial_load, steps, twin
+from conftest import tiered
+from dcpbench.cell import steps
+from dcpbench.scenarios import partial_load
 from dcpbench.verdict.verdict import Verdict
-from dcpbench.verify import audit
-from dcpbench.workloads import build_run
+from dcpbench.verify import audit, compare_layouts, perturb, resumed
+from dcpbench.workloads import build_run, lockstep, twin
 from dcpbench.workloads.batches import batches_of
 from dcpbench.workloads.build_run import build_plain, build_stranger
 from dcpbench.workloads.models import Mlp
@@ -79,7 +81,15 @@ SEEN: dict[str, set[str]] = {
 """By which checks a fault has to be seen; by those of equality that are not named it must not be."""
 
 
-@pytest.mark.parametrize("fault", SEEN)
+OF_EACH_CHECK = (
+    *("weight_lowest_bit", "step_off_by_one", "noise_one_draw_ahead", "save_nudges_weight", "key_added"),
+    *("missing_keys_ignored", "second_step_wrong", "hook_lost", "load_changes_other_run"),
+    *("values_negated_twice", "file_overwritten_later", "generator_seeded_again"),
+)
+
+
+@pytest.mark.cell
+@pytest.mark.parametrize("fault", tiered(SEEN, *OF_EACH_CHECK))
 def test_a_fault_is_seen_by_the_checks_that_it_breaks(fault: str) -> None:
     verdict, _ = alone(fault, saves=2)
     assert verdict.fault_seen is True, verdict.reason
@@ -107,6 +117,7 @@ def wrong_loss(run: TrainingRun) -> None:
     run.loss_of = lambda samples: honest(samples) + 1e-4  # type: ignore[method-assign]
 
 
+@pytest.mark.cell
 @pytest.mark.parametrize(
     ("wrong", "check", "name"),
     [
@@ -135,7 +146,7 @@ def test_training_that_is_wrong_from_the_first_step_on_says_nothing_against_the_
     assert str(verdict.reason).startswith(f"the resume is right; training: {check}: rank 0: {name} ")
 
 
-@pytest.mark.parametrize("model", ["short", "bf16"])
+@pytest.mark.parametrize("model", tiered(["short", "bf16"], "short"))
 def test_a_step_that_is_measured_is_taken_with_the_ranks_gradients(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,7 +169,7 @@ def test_a_step_that_is_measured_is_taken_with_the_ranks_gradients(
     assert all(measured)
 
 
-@pytest.mark.parametrize("other_kernels", [False, True])
+@pytest.mark.parametrize("other_kernels", tiered([False, True], True))
 def test_a_model_that_counts_its_steps_in_a_plain_attribute_trains_rightly(
     other_kernels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,17 +196,18 @@ def no_gradient(*_: Any) -> tuple[None, float]:
     return None, 0.0
 
 
+@pytest.mark.cell
 @pytest.mark.parametrize(
     ("check", "module", "comparison"),
     [
-        ("model_equal", checkpoint, "compare"),
-        ("optim_equal", checkpoint, "compare"),
-        ("extra_equal", checkpoint, "compare"),
-        ("save_harmless", checks, "compare"),
+        ("model_equal", compare_layouts, "compare"),
+        ("optim_equal", compare_layouts, "compare"),
+        ("extra_equal", compare_layouts, "compare"),
+        ("save_harmless", perturb, "compare"),
         ("gradient_close", lockstep, "compare_gradient"),
         ("step_equal", lockstep, "compare_step"),
         ("batch_loss_close", lockstep, "losses_close"),
-        ("loss_resume_equal", checks, "losses_equal"),
+        ("loss_resume_equal", resumed, "losses_equal"),
         ("checkpoint_whole", audit, "audit"),
     ],
 )
@@ -207,12 +219,13 @@ def test_a_comparison_that_sees_nothing_is_vacuous(
     assert_blind(verdict, check)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("scenario", "check", "module", "comparison"),
     [
         ("partial_load", "optim_equal", partial_load, "compare_across"),
-        ("partial_load", "contract_held", partial_load, "compare"),
-        ("fine_tune", "model_equal", checkpoint, "compare_across"),
+        ("partial_load", "contract_held", perturb, "compare"),
+        ("fine_tune", "model_equal", compare_layouts, "compare_across"),
     ],
 )
 def test_so_it_is_in_other_scenarios(

@@ -2,32 +2,37 @@
 
 import pytest
 
-from conftest import ONE_STEP, Finished, run
+from conftest import ONE_STEP, Finished, blocks, run, selected, tiered
 
 pytestmark = pytest.mark.slow
 
-ASKED = {
-    "eager_optimizers": "{parallel: 'none,fsdp,fsdp2', optimizer: 'sgd,adamw'}",
-    "layers": "{parallel: fsdp2_per_layer, saves: 1}",
-    "scenarios": "{scenario: 'convert,fine_tune,partial_load', parallel: fsdp2, save: async, saves: 1}",
-}
+MODELS = [
+    *((parallel, optimizer) for parallel in ("none", "fsdp", "fsdp2") for optimizer in ("sgd", "adamw")),
+    ("fsdp2_per_layer", "adam"),
+]
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    blocks = [f"+hydra.sweeper.matrix.{name}={block}" for name, block in ASKED.items()]
-    asked = ("compile=true", "device=cpu", "world_size=2", *ONE_STEP)
-    return run(tmp_path_factory.mktemp("compiled") / "sweep", *blocks, *asked)
+def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    asked = selected(request, "parallel", "optimizer")
+    cells = [{"parallel": parallel, "optimizer": optimizer} for parallel, optimizer in asked]
+    others = {"parallel": "fsdp2", "save": "async"}
+    cells += [{"scenario": scenario, **others} for scenario in selected(request, "scenario")]
+    words = ("compile=true", "device=cpu", "world_size=2", "saves=1", *ONE_STEP)
+    return run(tmp_path_factory.mktemp("compiled") / "sweep", *blocks(cells), *words)
 
 
-def test_compiled_cells_really_compile(compiled: Finished) -> None:
-    rows = [row for row in compiled.rows if row["scenario"] == "save_load"]
-    assert [row["status"] for row in rows] == ["pass"] * 7, compiled.out
-    for row in rows:
-        assert row["compile"] is True
-        assert all(rank["not_compiled"] is None for rank in row["details"]["ranks"])
+@pytest.mark.parametrize(
+    ("parallel", "optimizer"), tiered(MODELS, ("fsdp2", "adamw"), ("fsdp2_per_layer", "adam"))
+)
+def test_compiled_cells_really_compile(compiled: Finished, parallel: str, optimizer: str) -> None:
+    row = compiled.row(scenario="save_load", parallel=parallel, optimizer=optimizer)
+    assert row["status"] == "pass", compiled.out
+    assert row["compile"] is True
+    assert all(rank["not_compiled"] is None for rank in row["details"]["ranks"])
 
 
-def test_compiled_models_are_converted_and_fine_tuned_too(compiled: Finished) -> None:
-    rows = [row for row in compiled.rows if row["scenario"] != "save_load"]
-    assert [row["status"] for row in rows] == ["pass"] * 3, compiled.out
+@pytest.mark.parametrize("scenario", tiered(["convert", "fine_tune", "partial_load"], "convert"))
+def test_compiled_models_are_converted_and_fine_tuned_too(compiled: Finished, scenario: str) -> None:
+    row = compiled.row(scenario=scenario)
+    assert row["status"] == "pass", compiled.out

@@ -1,23 +1,30 @@
 """What is saved under one layout is loaded under another, and every layout is the plain model cut up."""
 
+from itertools import product
+
 import pytest
 
-from conftest import PARALLELISMS, SMALL, Finished, run
+from conftest import PARALLELISMS, SMALL, Finished, blocks, run, selected, tiered
 
 KNOWN = "fsdp_tp"
+PAIRS = [(saves, loads) for saves in ("none", "fsdp", "hsdp2", "fsdp2_tp") for loads in PARALLELISMS]
+KEPT = (
+    *(("fsdp", "none"), ("hsdp2", "ddp"), ("fsdp2_tp", "fsdp"), ("none", "hsdp"), ("fsdp", "fsdp_tp")),
+    *(("none", "fsdp2"), ("fsdp2_tp", "hsdp2"), ("hsdp2", "fsdp2_tp"), ("fsdp", "fsdp")),
+)
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def conversions(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def conversions(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("convert") / "sweep"
-    lists = ("parallel=none,fsdp,hsdp2,fsdp2_tp", f"load_parallel={','.join(PARALLELISMS)}", "saves=1")
-    return run(folder, "-m", "scenario=convert", "device=cpu", *SMALL, *lists)
+    asked = selected(request, "parallel", "load_parallel")
+    pairs = blocks({"parallel": saves, "load_parallel": loads} for saves, loads in asked)
+    return run(folder, *pairs, "scenario=convert", "device=cpu", "saves=1", *SMALL)
 
 
-@pytest.mark.parametrize("load_parallel", PARALLELISMS)
-@pytest.mark.parametrize("parallel", ["none", "fsdp", "hsdp2", "fsdp2_tp"])
+@pytest.mark.parametrize(("parallel", "load_parallel"), tiered(PAIRS, *KEPT))
 def test_what_one_saves_another_loads(conversions: Finished, parallel: str, load_parallel: str) -> None:
     row = conversions.row(parallel=parallel, load_parallel=load_parallel)
     if load_parallel == KNOWN:
@@ -34,20 +41,26 @@ def test_what_one_saves_another_loads(conversions: Finished, parallel: str, load
 
 
 @pytest.fixture(scope="module")
-def other_worlds(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def other_worlds(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("worlds") / "sweep"
+    asked = selected(request, "parallel", "load_parallel", "load_world_size")
+    cells = [dict(zip(("parallel", "load_parallel", "load_world_size"), one, strict=True)) for one in asked]
+    cells += [
+        {"parallel": parallel, "load_parallel": "hsdp", "load_world_size": "1,2,3"}
+        for parallel in selected(request, "saved_under")
+    ]
     # Replicas that drift apart have other losses from the second resumed step on.
-    lists = ("parallel=fsdp2,ddp", "load_parallel=fsdp2,fsdp,hsdp", "load_world_size=1,2,3", "resume_steps=2")
-    return run(
-        folder,
-        *("-m", "scenario=convert", "world_size=4", "device=cpu", "saves=1", "model=short", "train_steps=1"),
-        *lists,
-    )
+    small = ("saves=1", "model=short", "train_steps=1", "resume_steps=2")
+    return run(folder, *blocks(cells), "scenario=convert", "world_size=4", "device=cpu", *small)
 
 
-@pytest.mark.parametrize("load_world_size", [1, 2, 3])
-@pytest.mark.parametrize("load_parallel", ["fsdp2", "fsdp"])
-@pytest.mark.parametrize("parallel", ["fsdp2", "ddp"])
+@pytest.mark.parametrize(
+    ("parallel", "load_parallel", "load_world_size"),
+    tiered(
+        product(("fsdp2", "ddp"), ("fsdp2", "fsdp"), (1, 2, 3)),
+        *(("fsdp2", "fsdp2", 3), ("fsdp2", "fsdp", 2), ("ddp", "fsdp2", 1)),
+    ),
+)
 def test_fewer_ranks_load_what_four_saved(
     other_worlds: Finished, parallel: str, load_parallel: str, load_world_size: int
 ) -> None:
@@ -59,18 +72,20 @@ def test_fewer_ranks_load_what_four_saved(
     assert row["loss_resume_equal"] is None
 
 
-def test_replicas_of_one_shard_are_a_finding_and_what_has_no_mesh_is_a_skip(other_worlds: Finished) -> None:
-    for parallel in ("fsdp2", "ddp"):
-        of = {"parallel": parallel, "load_parallel": "hsdp"}
-        row = other_worlds.row(**of, load_world_size=2)
-        assert row["status"] == "xfail", row["reason"]
-        assert "fsdp1-one-shard" in row["reason"]
-        assert (row["model_equal"], row["optim_equal"]) == (True, True)
-        for load_world_size in (1, 3):
-            row = other_worlds.row(**of, load_world_size=load_world_size)
-            assert row["status"] == "skip"
-            why = f"world size {load_world_size}, which is no multiple of 2 (load_world_size)"
-            assert why in row["reason"]
+@pytest.mark.parametrize("saved_under", tiered(["fsdp2", "ddp"], "ddp"))
+def test_replicas_of_one_shard_are_a_finding_and_what_has_no_mesh_is_a_skip(
+    other_worlds: Finished, saved_under: str
+) -> None:
+    of = {"parallel": saved_under, "load_parallel": "hsdp"}
+    row = other_worlds.row(**of, load_world_size=2)
+    assert row["status"] == "xfail", row["reason"]
+    assert "fsdp1-one-shard" in row["reason"]
+    assert (row["model_equal"], row["optim_equal"]) == (True, True)
+    for load_world_size in (1, 3):
+        row = other_worlds.row(**of, load_world_size=load_world_size)
+        assert row["status"] == "skip"
+        why = f"world size {load_world_size}, which is no multiple of 2 (load_world_size)"
+        assert why in row["reason"]
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +95,7 @@ def layouts(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return run(folder, "-m", "scenario=layouts", "device=cpu", *lists)
 
 
+@pytest.mark.extended
 def test_the_parts_of_every_layout_make_up_the_plain_model(layouts: Finished) -> None:
     assert [(row["parallel"], row["model"], row["status"]) for row in layouts.rows] == [
         (parallel, model, "pass") for parallel in PARALLELISMS for model in ("even", "uneven")

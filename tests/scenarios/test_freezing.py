@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from conftest import Finished, run
+from conftest import Finished, run, selected, tiered
 from support.alone import Ran, run_alone, unexplained
 
 CHAIN: dict[str, Any] = {"scenario": "chain", "saves": 2, "train_steps": 2, "resume_steps": 1}
@@ -14,6 +14,7 @@ def chained(component: str, fault: str = "none", optimizer: str = "adam") -> Ran
     return run_alone(fault, component=component, optimizer=optimizer, model="short", **CHAIN)
 
 
+@pytest.mark.cell
 @pytest.mark.parametrize("optimizer", ["adam", "sgd_plain", "adam_and_sgd"])
 def test_what_is_trained_later_comes_back(optimizer: str) -> None:
     ran = chained("unfreezing", optimizer=optimizer)
@@ -25,35 +26,39 @@ def test_what_is_trained_later_comes_back(optimizer: str) -> None:
         assert {name.rpartition(".")[0] for name in more} == {"state.net1.weight", "state.net1.bias"}
 
 
+@pytest.mark.cell
 def test_the_moments_of_what_is_frozen_later_are_lost_and_nothing_else() -> None:
     ran = chained("freezing")
     assert {one.check for one in ran.verdict.failed} == {"optim_equal", "state_resume_equal"}
     assert unexplained(ran, "state-of-frozen") == set()
-    where = {one.where for failed in ran.verdict.failed for one in failed.findings}
+    where = {one.where for failed in ran.verdict.failed for one in failed.mismatches}
     assert all("step 4" in one for one in where), "in the checkpoint in which it was trained they come back"
 
 
+@pytest.mark.cell
 @pytest.mark.parametrize("fault", ["requires_grad_lost", "exp_avg_lowest_bit"])
 def test_a_defect_is_seen(fault: str) -> None:
     ran = chained("unfreezing", fault)
     assert (ran.verdict.status, ran.verdict.fault_seen) == ("fail", True), ran.verdict.reason
 
 
+@pytest.mark.cell
 def test_one_that_counts_steps_by_itself_is_seen() -> None:
     ran = chained("counts_for_itself")
-    failed = {one.check: {each.name for each in one.findings} for one in ran.verdict.failed}
+    failed = {one.check: {each.name for each in one.mismatches} for one in ran.verdict.failed}
     assert {"requires_grad.net1.weight", "requires_grad.net1.bias"} <= failed["flags_equal"], failed.keys()
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    axes = ("component=unfreezing,freezing", "parallel=fsdp,fsdp2,ddp,ddp_unused")
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    parallels = ",".join([*selected(request, "parallel"), "ddp"])
+    axes = ("component=unfreezing,freezing", f"parallel={parallels}")
     words = ("scenario=chain", "model=short", "device=cpu", "world_size=2", "saves=2", "resume_steps=1")
     return run(tmp_path_factory.mktemp("freezing") / "sweep", "-m", *axes, *words, "retry=0")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["fsdp", "fsdp2", "ddp_unused"])
+@pytest.mark.parametrize("parallel", tiered(["fsdp", "fsdp2", "ddp_unused"], "ddp_unused"))
 def test_on_ranks(ranks: Finished, parallel: str) -> None:
     assert ranks.row(parallel=parallel, component="unfreezing")["status"] == "pass", ranks.out
     known = ranks.row(parallel=parallel, component="freezing")

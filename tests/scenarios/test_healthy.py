@@ -2,18 +2,36 @@
 
 import pytest
 
-from conftest import Finished, run
+from conftest import Finished, experiment, run, selected, tiered
 
 pytestmark = pytest.mark.slow
 
 
+ALWAYS = ("adversarial", "random")
+"""Blocks whose rows are checked one by one."""
+CELLS = {
+    "adversarial": 3,
+    "tied": 3,
+    "narrow": 2,
+    "layers": 2,
+    "random": 3,
+    "halves": 2,
+    "buffers": 2,
+    "others": 3,
+}
+"""The number of cells of each block."""
+
+
 @pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    return run(tmp_path_factory.mktemp("healthy") / "sweep", "experiment=healthy")
+def healthy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    asked = {*selected(request, "block"), *ALWAYS}
+    ended = run(tmp_path_factory.mktemp("healthy") / "sweep", *experiment("healthy", asked))
+    assert len(ended.rows) == sum(CELLS[block] for block in asked)
+    return ended
 
 
-def test_no_false_alarm(healthy: Finished) -> None:
-    assert len(healthy.rows) == 20
+@pytest.mark.parametrize("block", tiered(CELLS, *ALWAYS, "halves", "others"))
+def test_no_false_alarm(healthy: Finished, block: str) -> None:
     assert {row["cell"]: row["reason"] for row in healthy.rows if row["status"] != "pass"} == {}
 
 

@@ -16,6 +16,8 @@ from dcpbench.verify.snapshot import snapshot_nested
 from support.alone import bare_cell, config, group_of_one, run_alone, unexplained, world
 from support.looked_at import SHORT, SMALL, Looked, absent_key, once, passed, places_of, trained
 
+pytestmark = pytest.mark.cell
+
 
 def test_partial_load() -> None:
     where = "in the checkpoint of step 2"

@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 from torch.distributed.checkpoint.filesystem import FileSystem
 
+from dcpbench.cell.cell import Cell
 from dcpbench.scenarios import overwrite_ranks
-from dcpbench.scenarios.cell import Cell
 from support.alone import alone
+
+pytestmark = pytest.mark.cell
 
 ONE: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
 

@@ -2,69 +2,85 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 
-from conftest import ONE_STEP, SMALL, Finished
+from conftest import ONE_STEP, SMALL, Finished, blocks, run
 from support.drivers import plant
 
 pytestmark = pytest.mark.slow
 
 
-def test_saves_that_overlap_each_hold_their_own_moment(sweep: Callable[..., Finished]) -> None:
-    lists = ("parallel=none,fsdp,fsdp_flat,hsdp2", "save=sync,async", "overlap_saves=true")
-    done = sweep("-m", "device=cpu", *SMALL, *lists)
-    for row in done.rows:
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    shared = {"save": "async_shared_writer,async_shared_stager", "overlap_saves": "false,true"}
+    apart = {"save": "sync_no_collectives", "scenario": "convert", "load_parallel": "fsdp2,ddp", "saves": 1}
+    raw = {"save": "sync,async", "raw": True, "keep_checkpoints": "all"}
+    cells: list[dict[str, Any]] = [
+        {"parallel": "none,fsdp,fsdp_flat,hsdp2", "save": "sync,async", "overlap_saves": True},
+        {"parallel": "ddp", "world_size": 2, **shared},
+        {"parallel": "ddp,fsdp2", "world_size": 2, **apart},
+        {"parallel": "none,fsdp2", "world_size": 2, **raw},
+    ]
+    folder = tmp_path_factory.mktemp("saved") / "sweep"
+    return run(folder, *blocks(cells), "device=cpu", "retry=0", *SMALL)
+
+
+def rows_with(saved: Finished, word: str) -> list[dict[str, Any]]:
+    """Return the rows of cells with an override."""
+    return [row for row in saved.rows if word in row["overrides"].split()]
+
+
+def test_saves_that_overlap_each_hold_their_own_moment(saved: Finished) -> None:
+    rows = [row for row in rows_with(saved, "overlap_saves=True") if row["save"] in ("sync", "async")]
+    assert len(rows) == 8
+    for row in rows:
         if row["save"] == "sync":
             assert (row["status"], "each save is complete" in row["reason"]) == ("skip", True)
             continue
         assert row["status"] == "pass", row["reason"]
         assert row["save_s"] is None, "it was held back: how long it took says nothing"
         assert row["save_stall_s"] > 0
-    assert done.status == 0
+    assert saved.status == 0
 
 
-def test_two_saves_are_under_way_at_once(sweep: Callable[..., Finished]) -> None:
+def test_two_saves_are_under_way_at_once(saved: Finished) -> None:
     """A writer knows one checkpoint at a time, and a stager one state (docs/findings): of two saves that are
     under way one is written elsewhere, or with the values of the other, though both report success."""
-    done = sweep(
-        "-m", "device=cpu", "parallel=ddp", "save=async_shared_writer,async_shared_stager",
-        "overlap_saves=false,true", "retry=0", "world_size=2", *SMALL,
-    )  # fmt: skip
+    told = {}
     for save, instead in (("async_shared_writer", "async"), ("async_shared_stager", "async_stager_kept")):
-        apart, overlapping = (row for row in done.rows if row["save"] == save)
+        apart, overlapping = rows_with(saved, f"save={save}")
         assert (apart["status"], f"it is save={instead}" in apart["reason"]) == ("skip", True)
         assert overlapping["status"] == "xfail", overlapping["reason"]
-    writer, stager = (row["reason"] for row in done.rows if row["status"] == "xfail")
+        told[save] = overlapping["reason"]
+    writer, stager = told.values()
     assert "in load: CheckpointException" in writer
     assert "checkpoint_whole: rank 0: model.net1.weight in the checkpoint of step 1: to be saved" in writer
     assert "model_equal: rank 0: net1.weight (param) in the checkpoint of step 2" in writer
     assert "model_equal: rank 0: net1.weight (param) in the checkpoint of step 2" in stager
 
 
-def test_without_collectives_a_rank_finds_what_it_has_saved_itself(sweep: Callable[..., Finished]) -> None:
+def test_without_collectives_a_rank_finds_what_it_has_saved_itself(saved: Finished) -> None:
     """And under another layout no more (docs/findings/load-without-collectives.md), which nothing tells."""
-    each = ("-m", "device=cpu", "save=sync_no_collectives", "world_size=2", "retry=0", "saves=1", *SMALL)
-    done = sweep(*each, "scenario=convert", "parallel=ddp,fsdp2", "load_parallel=fsdp2,ddp")
-    statuses = {(row["parallel"], row["load_parallel"]): row["status"] for row in done.rows}
-    apart = ("fsdp2", "ddp")
-    assert statuses.pop(apart) == "xfail"
-    assert set(statuses.values()) == {"pass"}, done.out
-    row = done.row(parallel="fsdp2", load_parallel="ddp")
+    rows = {(row["parallel"], row["load_parallel"]): row for row in rows_with(saved, "scenario=convert")}
+    row = rows.pop(("fsdp2", "ddp"))
+    assert row["status"] == "xfail"
+    assert [other["status"] for other in rows.values()] == ["pass"] * 3, saved.out
     assert (row["checkpoint_whole"], row["files_equal"]) == (True, True)
     assert (row["model_equal"], row["optim_equal"]) == (False, False)
 
 
-def test_the_raw_limit_is_measured_beside_each_save(sweep: Callable[..., Finished]) -> None:
-    lists = ("parallel=none,fsdp2", "save=sync,async", "raw=true", "keep_checkpoints=all")
-    done = sweep("-m", "device=cpu", "world_size=2", *SMALL, *lists)
-    for row in done.rows:
+def test_the_raw_limit_is_measured_beside_each_save(saved: Finished) -> None:
+    rows = rows_with(saved, "raw=True")
+    assert len(rows) == 4
+    for row in rows:
         assert row["status"] == "pass", row["reason"]
         assert row["raw_write_s"] > 0
         assert row["raw_read_s"] > 0
-    kept = {path.name for path in done.folder.rglob("checkpoints/*")}
-    assert kept == {"step-0001", "step-0002", "step-0003"}, "of the plain files nothing stays"
-    assert "raw_write_s" in done.out
+        kept = {path.name for path in (saved.folder / row["cell"]).glob("checkpoints/*")}
+        assert kept == {"step-0001", "step-0002", "step-0003"}, "of the plain files nothing stays"
+    assert "raw_write_s" in saved.out
 
 
 def test_large_parts_are_compared_by_digests(sweep: Callable[..., Finished]) -> None:

@@ -1,10 +1,11 @@
 """Every scenario on CPU ranks with gloo, under every parallelism that it makes sense with."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from conftest import ONE_STEP, PARALLELISMS, SMALL, Finished, run, seen_through
+from conftest import ONE_STEP, PARALLELISMS, SMALL, Finished, blocks, run, seen_through, selected, tiered
 
 CHECKS_OF = {
     "partial_load": ("model_equal", "optim_equal", "contract_held"),
@@ -15,23 +16,28 @@ CHECKS_OF = {
     "fine_tune": ("model_equal", "optim_equal", "extra_equal", "loss_resume_equal", "contract_held"),
 }
 KNOWN = "fsdp_tp"
+FOUR = ("hsdp", "hsdp2", "fsdp2_tp")
+"""Which take four ranks."""
 OF_SEEDS = ("fsdp", KNOWN)
 """Under which `experiment=seeds` runs every one of these scenarios."""
+KEPT = (
+    *(("none", "key_order"), ("ddp", "stateful_or_not"), ("hsdp", "in_place"), ("fsdp2", "partial_load")),
+    *(("hsdp2", "overwrite"), ("fsdp2_tp", "fine_tune")),
+)
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def matrix(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def matrix(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    cells = [
+        {"scenario": scenario, "parallel": parallel, "world_size": 4 if parallel in FOUR else 2}
+        for parallel, scenario in selected(request, "parallel", "scenario")
+        if parallel not in OF_SEEDS
+    ]
+    cells.append({"scenario": "chain", "parallel": "fsdp2", "save": "async", "load_into": "gradients"})
     folder = tmp_path_factory.mktemp("scenarios") / "sweep"
-    scenarios = f"scenario: '{','.join(CHECKS_OF)}'"
-    blocks = (
-        f"{{{scenarios}, parallel: 'none,ddp,fsdp2', world_size: 2}}",
-        f"{{{scenarios}, parallel: 'hsdp,hsdp2,fsdp2_tp', world_size: 4}}",
-        "{scenario: chain, parallel: fsdp2, save: async, load_into: gradients, world_size: 2}",
-    )
-    matrix = [f"+hydra.sweeper.matrix.b{number}={block}" for number, block in enumerate(blocks)]
-    return run(folder, "device=cpu", "saves=2", *SMALL, *matrix)
+    return run(folder, "device=cpu", "saves=2", *SMALL, *blocks({"world_size": 2, **cell} for cell in cells))
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +47,7 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return run(tmp_path_factory.mktemp("seeds") / "sweep", "experiment=seeds", "device=cpu", eager, *ONE_STEP)
 
 
+@pytest.mark.extended
 def test_the_experiment_of_pytorchs_own_tests(seeds: Finished) -> None:
     assert seeds.status == 0, seeds.out
     statuses = {row["status"] for row in seeds.rows}
@@ -53,12 +60,15 @@ def test_the_experiment_of_pytorchs_own_tests(seeds: Finished) -> None:
     assert not [rank["left_behind"] for rank in ranks if rank["left_behind"]]
 
 
-@pytest.mark.parametrize("scenario", CHECKS_OF)
-@pytest.mark.parametrize("parallel", PARALLELISMS)
+@pytest.mark.parametrize(
+    ("parallel", "scenario"),
+    tiered([(parallel, scenario) for parallel in PARALLELISMS for scenario in CHECKS_OF], *KEPT),
+)
 def test_a_scenario_holds_under_every_parallelism(
-    matrix: Finished, seeds: Finished, scenario: str, parallel: str
+    matrix: Finished, request: pytest.FixtureRequest, scenario: str, parallel: str
 ) -> None:
-    row = (seeds if parallel in OF_SEEDS else matrix).row(scenario=scenario, parallel=parallel)
+    sweep = request.getfixturevalue("seeds") if parallel in OF_SEEDS else matrix
+    row = sweep.row(scenario=scenario, parallel=parallel)
     if parallel == KNOWN:
         assert row["status"] == "xfail", row["reason"]
         assert "fsdp1-tp" in row["reason"]
@@ -80,6 +90,7 @@ def test_what_is_compared_beside_an_upload_does_not_meet_its_collectives(matrix:
     assert row["status"] == "pass", row["reason"]
 
 
+@pytest.mark.extended
 def test_fsdp1_with_tp_trains_what_was_frozen_and_says_so(seeds: Finished) -> None:
     row = seeds.row(scenario="fine_tune", parallel=KNOWN)
     assert "fsdp1-tp-unfreezes" in row["reason"]
@@ -88,11 +99,21 @@ def test_fsdp1_with_tp_trains_what_was_frozen_and_says_so(seeds: Finished) -> No
     assert "pretrain.layer1.weight" in row["reason"]
 
 
-def test_one_file_holds_the_full_state_of_every_layout(tmp_path: Path) -> None:
-    lists = ("checkpointer=torch_save,safetensors", "parallel=ddp,fsdp2", "save=sync,async", "raw=true")
-    ended = run(tmp_path / "sweep", "-m", "device=cpu", "world_size=2", "saves=2", *lists)
-    assert [row["status"] for row in ended.rows] == ["pass", "skip"] * 4, ended.out
-    for row in ended.rows:
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    files = {"checkpointer": "torch_save,safetensors", "parallel": "ddp,fsdp2", "raw": True}
+    cells: list[dict[str, Any]] = [
+        {**files, "world_size": 2, "saves": 2, "save": "sync,async"},
+        {"scenario": "no_dist", "parallel": "none,fsdp", "save": "sync,async"},
+        {"scenario": "no_cpu_backend,save_load", "load_parallel": "ddp", "save": "async", "parallel": "ddp"},
+    ]
+    return run(tmp_path_factory.mktemp("few") / "sweep", *blocks(cells), "device=cpu")
+
+
+def test_one_file_holds_the_full_state_of_every_layout(few: Finished) -> None:
+    rows = [row for row in few.rows if row["checkpointer"] != "dcp"]
+    assert [row["status"] for row in rows] == ["pass", "skip"] * 4, few.out
+    for row in rows:
         if row["status"] == "skip":
             assert " takes save=sync and not async: it has no upload" in row["reason"]
             continue
@@ -107,26 +128,22 @@ def test_one_file_holds_the_full_state_of_every_layout(tmp_path: Path) -> None:
         assert all(row[check] is True for check in (*CHECKS_OF["in_place"][:4], *also))
         assert row["checkpoint_bytes"] > 0
         assert row["raw_write_s"] > 0
-    assert ended.status == 0
+    assert few.status == 0
 
 
 def test_torch_save_is_seen_through_by_the_same_faults(tmp_path: Path) -> None:
     seen_through(tmp_path / "sweep", "torch_save")
 
 
-def test_one_process_without_a_group(tmp_path: Path) -> None:
-    ended = run(
-        tmp_path / "sweep", "-m", "scenario=no_dist", "parallel=none,fsdp", "save=sync,async", "device=cpu"
-    )
-    assert [row["status"] for row in ended.rows] == ["pass", "pass", "skip", "skip"], ended.out
-    assert {row["world_size"] for row in ended.rows} == {1}
-    assert "one process has nobody to spread a model over" in ended.rows[2]["reason"]
+def test_one_process_without_a_group(few: Finished) -> None:
+    rows = [row for row in few.rows if row["scenario"] == "no_dist"]
+    assert [row["status"] for row in rows] == ["pass", "pass", "skip", "skip"], few.out
+    assert {row["world_size"] for row in rows} == {1}
+    assert "one process has nobody to spread a model over" in rows[2]["reason"]
 
 
-def test_what_makes_no_sense_is_a_skip_that_says_why(tmp_path: Path) -> None:
-    lists = ("scenario=no_cpu_backend,save_load", "load_parallel=ddp", "save=async", "parallel=ddp")
-    ended = run(tmp_path / "sweep", "-m", *lists, "device=cpu")
-    reasons = [row["reason"] for row in ended.rows if row["status"] == "skip"]
+def test_what_makes_no_sense_is_a_skip_that_says_why(few: Finished) -> None:
+    reasons = [row["reason"] for row in few.rows if "load_parallel=ddp" in row["overrides"].split()]
     assert len(reasons) == 2
     assert "takes device=cuda and not cpu" in reasons[0]
     assert "scenario=save_load loads under the parallelism that it saved with" in reasons[1]

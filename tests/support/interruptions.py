@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 
 from conftest import SMALL, start, wait_for, words_of
+from dcpbench.cell.cell import Cell
 from dcpbench.config.text import counted
-from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.save_load import save_load
 from support.drivers import plant
 

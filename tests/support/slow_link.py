@@ -18,6 +18,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
 _TUNSETIFF = 0x400454CA
 _IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
@@ -26,14 +27,19 @@ _MOST_BYTES = 65536
 
 
 def _end(namespace: str, interface: str) -> int:
-    """The packets that leave a namespace by this interface, which is made there."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    with Path("/var/run/netns", namespace).open() as place:
-        if libc.setns(place.fileno(), _CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), f"namespace {namespace}")
-    end = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-    fcntl.ioctl(end, _TUNSETIFF, struct.pack("16sH22x", interface.encode(), _IFF_TUN | _IFF_NO_PI))
+    """The packets that leave a namespace by this interface, which is made there. This process returns."""
+    with Path("/proc/self/ns/net").open() as here, Path("/var/run/netns", namespace).open() as place:
+        _enter(place)
+        end = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+        fcntl.ioctl(end, _TUNSETIFF, struct.pack("16sH22x", interface.encode(), _IFF_TUN | _IFF_NO_PI))
+        _enter(here)
     return end
+
+
+def _enter(place: TextIO) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(place.fileno(), _CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), f"namespace {place.name}")
 
 
 def main(one: str, other: str, interface: str, delay_s: float, loss: float) -> None:

@@ -52,6 +52,7 @@ def _rows(folder: Path) -> list[dict[str, object]]:
     return read_rows(folder)[0]
 
 
+@pytest.mark.slow
 def test_every_cell_is_run_once(two: tuple[Finished, list[Finished]]) -> None:
     whole, parts = two
     assert [part.status for part in parts] == [0, 0], [part.err for part in parts]
@@ -64,6 +65,7 @@ def test_every_cell_is_run_once(two: tuple[Finished, list[Finished]]) -> None:
     assert last, [part.err for part in parts]
 
 
+@pytest.mark.slow
 def test_folder_of_parts_is_read_as_one_sweep(two: tuple[Finished, list[Finished]], tmp_path: Path) -> None:
     whole, parts = two
     night = tmp_path / "night"
@@ -87,6 +89,7 @@ def test_folder_of_parts_is_read_as_one_sweep(two: tuple[Finished, list[Finished
     assert "2 cells, 0 with another status" in compared.out
 
 
+@pytest.mark.slow
 def test_parts_are_resumed_one_by_one(tmp_path: Path) -> None:
     folder = tmp_path / "night"
     first = _of_part("1/2", folder)

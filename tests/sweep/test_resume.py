@@ -245,6 +245,8 @@ def test_rows_are_taken_out_whole_or_not_at_all(tmp_path: Path, replaced: int) -
     take_out()
     assert (tmp_path / "results.jsonl").read_bytes().splitlines(keepends=True) == [original[2], original[0]]
     assert (tmp_path / "superseded.jsonl").read_bytes() == original[1]
+    keep_lines(tmp_path, [], take_out=read_lines(tmp_path))
+    assert (tmp_path / "superseded.jsonl").read_bytes() == original[1] + original[2] + original[0]
 
 
 def test_digests_are_of_all_that_decides_a_row_and_of_nothing_else() -> None:

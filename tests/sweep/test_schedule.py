@@ -85,6 +85,7 @@ def test_cells_that_share_do_not_notice_each_other(sweep: Callable[..., Finished
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_what_a_dead_rank_leaves_goes_and_its_neighbours_stay(sweep: Callable[..., Finished]) -> None:
     """Ranks die and leave children and shared memory, in one worker and in the other at the same time."""
     lists = ("scenario.options.how=leaves_child,not,leaves_shared_memory", "seed=1,2,3", "retry=0")

@@ -8,6 +8,8 @@ from dcpbench.workloads.build_run import build
 from dcpbench.workloads.training_run import TrainingRun
 from support.alone import config, run_alone, unexplained, world
 
+pytestmark = pytest.mark.cell
+
 pytest.importorskip("torchdata")
 
 STEPS = {"model": "short", "saves": 2, "train_steps": 2, "resume_steps": 2}

@@ -3,7 +3,7 @@ reason."""
 
 import pytest
 
-from conftest import Finished, run
+from conftest import Finished, blocks, cells_of, run, selected, tiered
 
 pytestmark = pytest.mark.slow
 
@@ -27,12 +27,20 @@ SKIPPED = {
 }
 
 
+BLOCKS = cells_of("healthy_workloads")
+
+
 @pytest.fixture(scope="module")
-def sweep(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    return run(tmp_path_factory.mktemp("healthy") / "sweep", "experiment=healthy_workloads")
+def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    asked = {*selected(request, "block"), "trainers"}
+    cells = {name: cell for name, cell in BLOCKS.items() if name in asked}
+    if "both" not in asked:
+        cells["both"] = {**BLOCKS["both"], "workload.target": "support.healthy_workloads.python_state"}
+    return run(tmp_path_factory.mktemp("healthy") / "sweep", *blocks(cells.values()))
 
 
-def test_what_is_healthy_passes(sweep: Finished) -> None:
+@pytest.mark.parametrize("block", tiered(BLOCKS, "adapter", "trainers", "refused"))
+def test_what_is_healthy_passes(sweep: Finished, block: str) -> None:
     assert sweep.rows, sweep.err
     healthy = [row for row in sweep.rows if row["model"] != LOSES_ITS_BASE and row["status"] != "skip"]
     assert {row["cell"]: row["reason"] for row in healthy if row["status"] != "pass"} == {}
@@ -40,7 +48,8 @@ def test_what_is_healthy_passes(sweep: Finished) -> None:
 
 def test_a_known_limit_is_a_skip_with_the_reason(sweep: Finished) -> None:
     skipped = [row for row in sweep.rows if row["status"] == "skip"]
-    assert {(row["model"].rpartition(".")[2], row["parallel"]) for row in skipped} == SKIPPED
+    ran = {(row["model"].rpartition(".")[2], row["parallel"]) for row in sweep.rows}
+    assert {(row["model"].rpartition(".")[2], row["parallel"]) for row in skipped} == SKIPPED & ran
     for row in skipped:
         assert row["reason"].startswith(REFUSED[row["model"].rpartition(".")[2]]), row["reason"]
 

@@ -3,9 +3,9 @@
 import pytest
 
 from conftest import SMALL, Finished, run
-from dcpbench.scenarios.checkpoint import FLAGS, live_state
 from dcpbench.workloads.batches import batches_of
 from dcpbench.workloads.build_run import build
+from dcpbench.workloads.run_state import FLAGS, live_state
 from support.alone import alone, config, world
 
 
@@ -26,6 +26,7 @@ def test_a_frozen_layer_is_saved_unless_it_is_left_out() -> None:
     assert "net1.weight" in run.state()["model"].state_dict()
 
 
+@pytest.mark.cell
 @pytest.mark.parametrize("optimizer", ["adagrad", "sgd_plain"])
 def test_what_a_save_before_the_first_step_leaves_alone_passes_with_power(optimizer: str) -> None:
     once = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
@@ -63,6 +64,7 @@ def test_an_expert_of_each_rank_comes_back_as_one_ranks(defective: Finished) -> 
     assert (row["model_equal"], row["optim_equal"], row["extra_equal"]) == (False, False, True)
 
 
+@pytest.mark.slow
 def test_what_had_no_gradient_cannot_be_loaded(defective: Finished) -> None:
     row = defective.row(model="unused", parallel="fsdp2")
     assert row["status"] == "xfail", row["reason"]

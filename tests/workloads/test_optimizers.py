@@ -7,7 +7,7 @@ import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from conftest import SMALL, Finished, run
+from conftest import SMALL, Finished, blocks, run, selected, tiered
 from dcpbench.executors.fork_server import Machine
 from dcpbench.sweep.plan.validity import resolve, why_skip
 from dcpbench.verify.snapshot import snapshot_optimizer
@@ -51,21 +51,23 @@ def test_what_refuses_to_hand_out_its_state_is_a_skip_in_torchs_words() -> None:
     assert str(raised.value) in told
 
 
+CELLS = [(parallel, optimizer) for optimizer in OPTIMIZERS for parallel in ("ddp", "fsdp2")]
+KEPT = (
+    *(("ddp", "adagrad"), ("ddp", "adam_tensor_lr"), ("fsdp2", "adam_and_sgd")),
+    *(("fsdp2", "adam_in_backward"), ("fsdp2", "muon")),
+)
+
+
 @pytest.fixture(scope="module")
-def optimizers(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    cells = (
-        f"optimizer={','.join(OPTIMIZERS)}",
-        "parallel=ddp,fsdp2",
-        "device=cpu",
-        "world_size=2",
-        "saves=2",
-    )
-    return run(tmp_path_factory.mktemp("optimizers") / "sweep", "-m", *cells, *SMALL)
+def optimizers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    asked = selected(request, "parallel", "optimizer")
+    cells = blocks({"parallel": parallel, "optimizer": optimizer} for parallel, optimizer in asked)
+    words = (*cells, "device=cpu", "world_size=2", "saves=2", *SMALL)
+    return run(tmp_path_factory.mktemp("optimizers") / "sweep", *words)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("parallel", "optimizer"), tiered(CELLS, *KEPT, *SKIPPED))
 def test_its_state_comes_back(optimizers: Finished, optimizer: str, parallel: str) -> None:
     row = optimizers.row(optimizer=optimizer, parallel=parallel)
     if why := SKIPPED.get((parallel, optimizer)):
@@ -112,6 +114,7 @@ def test_one_that_steps_in_the_backward_pass_takes_the_steps_of_one_that_does_no
     assert runs[1].alive == [True] * 3, "gradients are freed, and were there"
 
 
+@pytest.mark.cell
 @pytest.mark.parametrize(
     ("optimizer", "fault"),
     [("adam_and_sgd", "lr_of_second_group"), ("adam_in_backward", "lr_next_float")],

@@ -1,19 +1,17 @@
 """A trainer of a user's own, which saves and loads by itself, by `checkpointer=trainer`."""
 
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from conftest import ONE_STEP, Finished, run
+from conftest import ONE_STEP, Finished, blocks, run, selected, tiered
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import WorkloadConfig
-from dcpbench.scenarios import lockstep
 from dcpbench.sweep.plan import validity
 from dcpbench.verdict.verdict import Verdict
-from dcpbench.workloads import own_trainer
+from dcpbench.workloads import lockstep, own_trainer
 from dcpbench.workloads.trainer_run import TrainerRun
 from support import own_trainer as trainers
 from support.alone import config, run_alone, world
@@ -67,19 +65,25 @@ def test_a_trainer_that_saves_all_it_has_passes_and_what_is_not_checked_says_why
     assert "random.rank0.python in the checkpoint of step 1" not in compared["random_equal"]["control"]
 
 
-@pytest.mark.parametrize(
-    ("trainer", "seen"),
-    [
-        (trainers.ForgetsTheScheduler, {"extra_equal": "scheduler.last_epoch"}),
-        (trainers.ForgetsTheGenerators, {"random_equal": "random.rank0.cpu", "loss_resume_equal": ""}),
-        (trainers.ForgetsTheOrder, {"extra_equal": "order.state", "loss_resume_equal": ""}),
-        (trainers.OneStepOff, {"extra_equal": "progress.step"}),
-        (trainers.SavesViews, {"model_equal": "0.weight", "loss_resume_equal": ""}),
-        (trainers.ForgetsTheSecond, {"optim_equal": "state.3.weight.momentum_buffer"}),
-        (trainers.TimesItself, {"extra_equal": "started", "save_harmless": "started"}),
-    ],
+SEEN = {
+    trainers.ForgetsTheScheduler: {"extra_equal": "scheduler.last_epoch"},
+    trainers.ForgetsTheGenerators: {"random_equal": "random.rank0.cpu", "loss_resume_equal": ""},
+    trainers.ForgetsTheOrder: {"extra_equal": "order.state", "loss_resume_equal": ""},
+    trainers.OneStepOff: {"extra_equal": "progress.step"},
+    trainers.SavesViews: {"model_equal": "0.weight", "loss_resume_equal": ""},
+    trainers.ForgetsTheSecond: {"optim_equal": "state.3.weight.momentum_buffer"},
+    trainers.TimesItself: {"extra_equal": "started", "save_harmless": "started"},
+}
+OF_EACH_CHECK = (
+    *(trainers.ForgetsTheScheduler, trainers.ForgetsTheGenerators, trainers.SavesViews),
+    *(trainers.ForgetsTheSecond, trainers.TimesItself),
 )
-def test_what_a_trainer_does_wrong_is_seen(trainer: type, seen: dict[str, str]) -> None:
+
+
+@pytest.mark.cell
+@pytest.mark.parametrize("trainer", tiered(SEEN, *OF_EACH_CHECK))
+def test_what_a_trainer_does_wrong_is_seen(trainer: type) -> None:
+    seen = SEEN[trainer]
     verdict = judged(trainer)
     assert verdict.status == "fail", verdict.reason
     found = failing(verdict)
@@ -88,8 +92,13 @@ def test_what_a_trainer_does_wrong_is_seen(trainer: type, seen: dict[str, str]) 
         assert name in ("", found[check])
 
 
+@pytest.mark.cell
 @pytest.mark.parametrize(
-    "trainer", [trainers.SavesInTheBackground, trainers.Two, trainers.SaysWhatIsNone, trainers.DrawsNothing]
+    "trainer",
+    tiered(
+        [trainers.SavesInTheBackground, trainers.Two, trainers.SaysWhatIsNone, trainers.DrawsNothing],
+        *(trainers.SavesInTheBackground, trainers.DrawsNothing),
+    ),
 )
 def test_a_trainer_that_does_it_right_passes(trainer: type) -> None:
     verdict = judged(trainer)
@@ -97,6 +106,7 @@ def test_a_trainer_that_does_it_right_passes(trainer: type) -> None:
     assert verdict.checks["random_equal"] is (None if trainer is trainers.DrawsNothing else True)
 
 
+@pytest.mark.cell
 def test_a_fresh_process_loads_by_the_trainer_and_goes_on() -> None:
     target = {"target": "support.own_trainer.Trainer"}
     short = {"saves": 2, "train_steps": 1, "resume_steps": 1}
@@ -115,6 +125,7 @@ def test_a_fresh_process_loads_by_the_trainer_and_goes_on() -> None:
     }
 
 
+@pytest.mark.cell
 def test_what_cannot_be_looked_at_is_told() -> None:
     verdict = judged(trainers.Unlucky)
     assert verdict.status == "pass", verdict.reason
@@ -154,19 +165,23 @@ def test_each_trainer_draws_from_generators_of_its_own() -> None:
 
 
 @pytest.fixture(scope="module")
-def sweep(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    cells = ("workload.target=support.own_trainer.Trainer", "checkpointer=trainer", "parallel=none,ddp,fsdp2")
-    return run(
-        tmp_path_factory.mktemp("own") / "sweep", "-m", *cells, "device=cpu", "world_size=2", *ONE_STEP
-    )
+def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    alone = {"parallel": "none", "world_size": 1, "saves": 1, "verify": "standard,deep"}
+    cells = [
+        {"workload.target": "support.own_trainer.KeepsItInMemory", **alone},
+        {
+            "workload.target": "support.own_trainer.Trainer",
+            "parallel": ",".join(selected(request, "parallel") or ["fsdp2"]),
+            "world_size": 2,
+        },
+    ]
+    words = ("checkpointer=trainer", "device=cpu", *ONE_STEP)
+    return run(tmp_path_factory.mktemp("own") / "sweep", *blocks(cells), *words)
 
 
 @pytest.mark.slow
-def test_what_a_trainer_has_in_memory_alone_is_seen_by_a_fresh_process(tmp_path: Path) -> None:
-    asked = ("workload.target=support.own_trainer.KeepsItInMemory", "checkpointer=trainer", "parallel=none")
-    small = ("device=cpu", "world_size=1", "saves=1", *ONE_STEP)
-    ended = run(tmp_path / "s", "-m", *asked, "verify=standard,deep", *small)
-    standard, deep = ended.rows
+def test_what_a_trainer_has_in_memory_alone_is_seen_by_a_fresh_process(sweep: Finished) -> None:
+    standard, deep = sweep.rows[:2]
     assert standard["status"] == "pass", standard["reason"]
     assert deep["status"] == "fail"
     assert (
@@ -176,9 +191,9 @@ def test_what_a_trainer_has_in_memory_alone_is_seen_by_a_fresh_process(tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["none", "ddp", "fsdp2"])
+@pytest.mark.parametrize("parallel", tiered(["none", "ddp", "fsdp2"], "fsdp2"))
 def test_a_trainer_passes_on_ranks(sweep: Finished, parallel: str) -> None:
-    row = sweep.row(parallel=parallel)
+    row = sweep.row(parallel=parallel, world_size=2)
     assert row["status"] == "pass", row["reason"]
     assert row["checkpointer"] == "trainer"
     assert row["checkpoint_bytes"] > 0

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from conftest import ONE_STEP, Finished, run
+from conftest import ONE_STEP, Finished, run, selected, tiered
 from dcpbench.config.groups import WorkloadConfig
 from dcpbench.workloads.workload import each_tensor, workload_of
 from support.alone import config, world
@@ -12,13 +12,14 @@ OWN = "workload.target=support.own_workload.build"
 
 
 @pytest.fixture(scope="module")
-def sweep(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    cells = ("-m", OWN, "parallel=none,ddp,fsdp2", "device=cpu", "world_size=2", "saves=1", *ONE_STEP)
+def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    parallels = ",".join(selected(request, "parallel"))
+    cells = ("-m", OWN, f"parallel={parallels}", "device=cpu", "world_size=2", "saves=1", *ONE_STEP)
     return run(tmp_path_factory.mktemp("own") / "sweep", *cells)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["none", "ddp", "fsdp2"])
+@pytest.mark.parametrize("parallel", tiered(["none", "ddp", "fsdp2"], "fsdp2"))
 def test_a_language_model_with_dropout_resumes_exactly(sweep: Finished, parallel: str) -> None:
     row = sweep.row(parallel=parallel)
     assert row["status"] == "pass", row["reason"]

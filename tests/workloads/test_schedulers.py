@@ -16,6 +16,8 @@ from dcpbench.workloads.batches import batches_of
 from dcpbench.workloads.build_run import build
 from support.alone import config, run_alone, unexplained, world
 
+pytestmark = pytest.mark.cell
+
 KINDS = sorted(path.stem for path in (conf_folder() / "scheduler").iterdir())
 CLASSES = {
     "step": StepLR,

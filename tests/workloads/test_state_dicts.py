@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 
-from conftest import SMALL, Finished, run
-from dcpbench.scenarios.checkpoint import live_state, promised_keys
+from conftest import SMALL, Finished, blocks, run, selected, tiered
 from dcpbench.verify.snapshot import by_parameter
 from dcpbench.workloads.build_run import build
+from dcpbench.workloads.run_state import live_state, promised_keys
 from support.alone import alone, config, world
 
 ONCE: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
@@ -42,6 +42,7 @@ def test_a_save_promises_the_keys_that_torch_makes(flattened: bool) -> None:
         assert {f"optimizer.param_groups.1.{key}" for key in held["param_groups"][1]} <= promised
 
 
+@pytest.mark.cell
 @pytest.mark.parametrize("asked", ["sharded", "flattened"])
 def test_what_an_option_asks_for_is_what_a_cell_does(asked: str) -> None:
     verdict, report = alone(**ONCE, optimizer="adamw_groups", state_dict=asked, verify="deep")
@@ -53,10 +54,13 @@ def test_what_an_option_asks_for_is_what_a_cell_does(asked: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def forms(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    cells = (f"state_dict={','.join(FORMS)}", "parallel=fsdp2", "device=cpu", "world_size=2", "saves=1")
-    cells += ("optimizer=sgd,adamw_empty_group",)
-    return run(tmp_path_factory.mktemp("forms") / "sweep", "-m", *cells, *SMALL)
+def forms(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    cells = [
+        {"state_dict": ",".join(FORMS), "optimizer": "sgd"},
+        {"state_dict": ",".join(selected(request, "empty") or ["full"]), "optimizer": "adamw_empty_group"},
+    ]
+    words = ("parallel=fsdp2", "device=cpu", "world_size=2", "saves=1", *SMALL)
+    return run(tmp_path_factory.mktemp("forms") / "sweep", *blocks(cells), *words)
 
 
 @pytest.mark.slow
@@ -78,10 +82,10 @@ EMPTY = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", EMPTY)
-def test_an_empty_group_is_torchs_to_mend(forms: Finished, form: str) -> None:
-    row = forms.row(state_dict=form, optimizer="adamw_empty_group")
-    known, seen = EMPTY[form]
+@pytest.mark.parametrize("empty", tiered(EMPTY, "flattened", "full"))
+def test_an_empty_group_is_torchs_to_mend(forms: Finished, empty: str) -> None:
+    row = forms.row(state_dict=empty, optimizer="adamw_empty_group")
+    known, seen = EMPTY[empty]
     assert row["status"] == "xfail", row["reason"]
     assert known in row["reason"]
     assert seen in row["reason"]

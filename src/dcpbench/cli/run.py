@@ -105,9 +105,7 @@ def _run(task: SweepTask, words: Sequence[str]) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
-            instead = (
-                "start dcpbench once, without them; it starts its ranks, on many hosts with executor=ray"
-            )
+            instead = "start dcpbench once, without them; it starts its ranks, on many hosts too"
             raise ConfigError(f"RANK and WORLD_SIZE are set, as by torchrun: {instead}")
         try:
             Path.cwd()

@@ -84,7 +84,7 @@ class StageConfig:
 
 @dataclass
 class ScenarioConfig:
-    """What a cell does: `target(cell, **options)` with a `dcpbench.scenarios.cell.Cell`, or several `stages`
+    """What a cell does: `target(cell, **options)` with a `dcpbench.cell.cell.Cell`, or several `stages`
     one after the other, each with the same options.
 
     `only` limits axes of the configuration: a cell with another value is a skip. `converts` says that

@@ -19,6 +19,18 @@ MOVED = {
     "dcpbench.records.metrics": "dcpbench.core.metrics",
     "dcpbench.records.plugins": "dcpbench.core.plugins",
     "dcpbench.records.rank_report": "dcpbench.core.rank_report",
+    "dcpbench.scenarios.cell": "dcpbench.cell.cell",
+    "dcpbench.scenarios.checkpoint": "dcpbench.cell.checkpoint",
+    "dcpbench.scenarios.checks": "dcpbench.cell.checks",
+    "dcpbench.scenarios.contract": "dcpbench.cell.contract",
+    "dcpbench.scenarios.handover": "dcpbench.cell.handover",
+    "dcpbench.scenarios.lockstep": "dcpbench.workloads.lockstep",
+    "dcpbench.scenarios.plain_runs": "dcpbench.workloads.plain_runs",
+    "dcpbench.scenarios.read_whole": "dcpbench.cell.read_whole",
+    "dcpbench.scenarios.shared_folder": "dcpbench.cell.shared_folder",
+    "dcpbench.scenarios.side_effects": "dcpbench.cell.side_effects",
+    "dcpbench.scenarios.steps": "dcpbench.cell.steps",
+    "dcpbench.scenarios.twin": "dcpbench.workloads.twin",
 }
 """Modules and packages by the names that they had first, and their names now. Plug-ins add their own."""
 

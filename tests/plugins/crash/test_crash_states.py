@@ -5,10 +5,12 @@ from unittest import mock
 
 import pytest
 
+from conftest import tiered
 from dcpbench.checkpointers import torch_save
 from support.alone import Ran, run_alone, unexplained
 
 SMALL: dict[str, Any] = {"model": "few_rows", "train_steps": 1, "saves": 1}
+pytestmark = pytest.mark.cell
 CRASH_CHECKS = ("crash_consistent", "crash_recoverable", "crash_durable")
 
 
@@ -16,13 +18,14 @@ def failed(ran: Ran) -> set[str]:
     return {check for check in CRASH_CHECKS if ran.verdict.checks[check] is False}
 
 
-@pytest.mark.parametrize("scenario", ["crash_states", "crash_overwrite"])
+@pytest.mark.parametrize("scenario", tiered(["crash_states", "crash_overwrite"], "crash_overwrite"))
 def test_a_durable_writer_passes(scenario: str) -> None:
     ran = run_alone(scenario=scenario, storage="durable", **SMALL)
     assert (ran.verdict.status, ran.verdict.reason) == ("pass", None)
     assert all(ran.verdict.checks[check] for check in CRASH_CHECKS)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("scenario", "storage", "checks"),
     [
@@ -34,6 +37,7 @@ def test_a_writer_with_a_defect_fails(scenario: str, storage: str, checks: set[s
     assert failed(run_alone(scenario=scenario, storage=storage, **SMALL)) == checks
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("scenario", ["crash_states", "crash_overwrite"])
 def test_torch_save_passes_as_dcpbench_calls_it(scenario: str) -> None:
     """The file is synced, renamed, and its name is synced, and that of its folder."""

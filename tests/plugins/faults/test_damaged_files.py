@@ -21,12 +21,14 @@ SEEN = {
 """A defect for each storage, and the scenario in which nothing else is wrong."""
 
 
+@pytest.mark.cell
 @pytest.mark.parametrize(("storage", "scenario"), SEEN)
 def test_a_defect_is_seen(storage: str, scenario: str) -> None:
     verdict, _ = alone(SEEN[storage, scenario], storage=storage, scenario=scenario, **ONE)
     assert (verdict.status, verdict.fault_seen) == ("fail", True), verdict.reason
 
 
+@pytest.mark.cell
 def test_where_there_are_no_files_none_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DcpCheckpointer, "files", lambda *_: nullcontext(tmp_path / "none"))
     with pytest.raises(NothingToInjectError, match="has no files"):

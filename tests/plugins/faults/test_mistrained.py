@@ -2,7 +2,7 @@
 
 import pytest
 
-from conftest import Finished, run
+from conftest import Finished, blocks, cells_of, run, selected, tiered
 from dcpbench.core.rank_report import NothingToInjectError
 from dcpbench.plugins.faults.registry import listed
 from dcpbench.workloads.training_run import TrainingRun
@@ -24,8 +24,12 @@ REPORTED_BY = {
 
 
 @pytest.fixture(scope="module")
-def mistrained(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    return run(tmp_path_factory.mktemp("mistrained") / "sweep", "experiment=mistrained")
+def mistrained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    cells = cells_of("mistrained")
+    assert cells["shards"]["fault"] == "${faults:training}"
+    cells["shards"]["fault"] = ",".join([*selected(request, "fault"), "gradients_of_wrong_ranks"])
+    cells["four"]["parallel"] = ",".join(selected(request, "parallel") or ["hsdp"])
+    return run(tmp_path_factory.mktemp("mistrained") / "sweep", *blocks(cells.values()))
 
 
 def _failed(row: dict[str, object], training: bool = True) -> set[str]:
@@ -40,7 +44,12 @@ def test_every_fault_of_training_is_listed() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", REPORTED_BY)
+@pytest.mark.parametrize(
+    "fault",
+    tiered(
+        REPORTED_BY, "decay_missing", "gradients_not_averaged", "lr_off_on_one_rank", "share_trained_twice"
+    ),
+)
 def test_wrong_training_is_reported(mistrained: Finished, fault: str) -> None:
     row = mistrained.row(parallel="fsdp2", fault=fault)
     assert (row["status"], row["fault_seen"]) == ("fail", True), row["reason"]
@@ -50,7 +59,7 @@ def test_wrong_training_is_reported(mistrained: Finished, fault: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["ddp", "hsdp", "fsdp2"])
+@pytest.mark.parametrize("parallel", tiered(["ddp", "hsdp", "fsdp2"], "hsdp"))
 def test_averages_of_wrong_ranks_are_reported(mistrained: Finished, parallel: str) -> None:
     row = mistrained.row(parallel=parallel, fault="gradients_of_wrong_ranks", world_size=4)
     assert (row["fault_seen"], row["training"], row["gradient_close"]) == (True, False, False), row["reason"]
@@ -74,7 +83,6 @@ def test_right_training_beside_it_passes(mistrained: Finished) -> None:
     skipped = mistrained.row(parallel="fsdp2", fault="gradients_of_wrong_ranks", world_size=2)
     assert skipped["status"] == "skip"
     assert "a batch has no shares beside those of 2 ranks" in skipped["reason"]
-    assert len(mistrained.rows) == 1 + len(REPORTED_BY) + 1 + 2 + 3
 
 
 @pytest.mark.parametrize("fault", ["gradients_summed", "gradients_not_averaged", "share_trained_twice"])
@@ -83,6 +91,7 @@ def test_one_rank_shares_no_batch(fault: str) -> None:
         run_alone(fault, **ONE_STEP)
 
 
+@pytest.mark.cell
 def test_buffers_of_a_step_do_not_widen_its_bound() -> None:
     # Kernels that are not deterministic have noise that is measured, by twins that begin with these buffers.
     ended = run_alone("layer_gradient_scaled", model="buffered", deterministic=False, **ONE_STEP)
@@ -90,6 +99,7 @@ def test_buffers_of_a_step_do_not_widen_its_bound() -> None:
     assert ended.verdict.fault_seen, ended.verdict.reason
 
 
+@pytest.mark.cell
 def test_gradients_of_zeros_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = TrainingRun.loss_of
     monkeypatch.setattr(TrainingRun, "loss_of", lambda run, samples: 0 * honest(run, samples) + 1)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from conftest import tiered
 from dcpbench.records.store import append_row, keep_lines, read_lines, write_json
 from dcpbench.report.__main__ import main
 from support.rows import row
@@ -180,7 +181,7 @@ def test_what_is_logged_is_what_the_rows_say(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tracker", _TRACKERS)
+@pytest.mark.parametrize("tracker", tiered(_TRACKERS, "tensorboard"))
 def test_two_sweeps_of_one_name_are_two(tracker: str, sweep: Path, tmp_path: Path) -> None:
     _needs(tracker)
     other = tmp_path / "elsewhere" / sweep.name
@@ -250,3 +251,10 @@ def test_a_folder_without_results_is_refused(tmp_path: Path, capsys: pytest.Capt
 def _needs(tracker: str) -> None:
     if tracker == "mlflow":
         pytest.importorskip("sqlalchemy", reason="mlflow-skinny without sqlalchemy has no SQLite store")
+
+
+def test_an_unknown_tracker_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["log", ".", "--to", "nowhere"]) == 2
+    said = capsys.readouterr().err
+    assert "'nowhere' is not one of 'tensorboard'" in said
+    assert said.count("\n") == 1

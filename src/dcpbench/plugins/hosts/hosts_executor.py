@@ -1,0 +1,200 @@
+"""The executor of several hosts: places ranks on them, keeps those from stage to stage, and merges how a
+stage ended on each host."""
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
+from typing import Any
+
+from dcpbench.config.schema import TimeoutsConfig
+from dcpbench.core.stage_end import HostUsed, RankEnd, StageEnd
+from dcpbench.executors.base import Executor, HostsLostError, OnPhase
+from dcpbench.plugins.hosts.host_agent import Key, State
+from dcpbench.plugins.hosts.hosts import ANSWER_S, HOSTS_S, START_S, Agent, AgentError, HostsEngine, Placed
+from dcpbench.plugins.hosts.stage_on_hosts import Answer, StageOnHosts
+from dcpbench.worker.messages import CellSpec, StoreAddress, WorldKind
+
+_LOOK_EVERY_S = 0.25
+_STARTS = 3
+_END_S = 30.0
+"""How long ranks may take to leave or to be ended."""
+
+
+@dataclass(frozen=True)
+class _Clock:
+    """How far the clocks of a host are ahead of the driver's, in seconds, and how much that may be off."""
+
+    wall_s: float
+    monotonic_s: float
+    error_s: float
+
+
+class _Asked:
+    """The question to an agent what state its ranks of a kind are in, and when it was answered."""
+
+    def __init__(self, agent: Agent, key: Key, spec: CellSpec) -> None:
+        """Ask it, unless it is lost."""
+        self.agent = agent
+        self._wall_s, self._at = time.time(), time.monotonic()
+        self._answered_at: float | None = None
+        self._call = None if agent.lost else agent.call("state", key, (spec.folder, spec.checkpoints))
+        if self._call:
+            self._call.add_done_callback(self._note)
+
+    def answer(self) -> State | None:
+        """Wait for the answer, and return it; None if there is none."""
+        return self.agent.answer(self._call) if self._call and not self.agent.lost else None
+
+    def clock(self, state: State) -> _Clock:
+        """The agent's clock, which was read in the middle, give or take half of the time that it took."""
+        half_s = ((self._answered_at or time.monotonic()) - self._at) / 2
+        ahead = state.wall_s - self._wall_s - half_s, state.monotonic_s - self._at - half_s
+        return _Clock(*ahead, half_s)
+
+    def _note(self, _: Future[Any]) -> None:
+        self._answered_at = time.monotonic()
+
+
+@dataclass
+class HostsExecutor(Executor):
+    """Runs stages on ranks of several hosts; `gpus` counts through those of all."""
+
+    engine: HostsEngine
+    owner: int
+    gpus: tuple[int, ...]
+    interrupted: bool = False
+    _groups: dict[WorldKind, list[Placed]] = field(default_factory=dict)
+    _answers: "SimpleQueue[Answer]" = field(default_factory=SimpleQueue)
+
+    def run(self, kind: WorldKind, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: OnPhase) -> StageEnd:
+        """Run a stage on every host that has ranks of this kind, and merge how it ended there."""
+        try:
+            clocks = self._ready(kind, spec)
+            if isinstance(clocks, StageEnd):
+                return clocks
+            placed = self._groups[kind]
+            stage = StageOnHosts(self.engine.next_number(), spec.run, placed, self._answers)
+            told = ((self.owner, kind), spec, timeouts)
+            ends = stage.run(told, timeouts.cell_s + ANSWER_S, on_phase, lambda: self.interrupted)
+        except AgentError as error:
+            self._kill(kind)
+            return StageEnd(not_run=f"the ranks could not be run: {error}")
+        if self.interrupted:
+            return StageEnd(not_run="interrupted")
+        end = _merged(placed, clocks, ends)
+        if not end.is_clean:
+            self._kill(kind)
+        return replace(end, dropped=(*end.dropped, *stage.dropped))
+
+    def keep_only(self, kinds: set[WorldKind]) -> None:
+        """Have the ranks of other kinds leave: they would only take up room, or are to be fresh again."""
+        for kind in self._groups.keys() - kinds:
+            self._all("leave", kind)
+            del self._groups[kind]
+
+    def interrupt(self) -> None:
+        """End what runs in another thread: its stage ends at once, and no other begins."""
+        self.interrupted = True
+        for agent in self.engine.agents:
+            agent.call("interrupt", self.owner)
+
+    def end(self) -> None:
+        """End all ranks, and wait until they and whatever they started are gone."""
+        for kind in list(self._groups):
+            self._kill(kind)
+
+    def _ready(self, kind: WorldKind, spec: CellSpec) -> list[_Clock] | StageEnd:
+        """Start ranks of this kind unless they run, and return the clock of each host; or why there are none.
+
+        Raises:
+            HostsLostError: they have no room on the hosts that are left, or must not run there.
+        """
+        for _ in range(_STARTS):  # a host may die meanwhile
+            placed = self._groups.get(kind) or self._started(kind)
+            asked = [_Asked(one.agent, (self.owner, kind), spec) for one in placed]
+            clocks: list[_Clock] = []
+            for question in asked:
+                state = question.answer()
+                if state and state.unseen:
+                    return _not_shared(question.agent.name, state.unseen, spec)
+                if state and state.usable:
+                    clocks.append(question.clock(state))
+            if len(clocks) == len(placed):
+                return clocks
+            self._kill(kind)
+        lost = [f"host {one.agent.name}: {one.agent.lost}" for one in placed if one.agent.lost]
+        why = "; ".join(lost) or "they died at once"
+        return StageEnd(not_run=f"the ranks could not be started: {why}")
+
+    def _started(self, kind: WorldKind) -> list[Placed]:
+        placed = self._groups[kind] = self._placed(kind)
+        key, first, at = (self.owner, kind), placed[0].agent, None
+        if len(placed) > 1:
+            port = first.ask("listen", self.owner, wait_s=START_S)
+            at = StoreAddress(first.address, port) if port else None
+        if first.lost:
+            return placed
+        calls = [one.agent.call("start", key, one.ranks, self._local_gpus(one.agent), at) for one in placed]
+        for one, call in zip(placed, calls, strict=True):
+            one.agent.answer(call, wait_s=START_S)
+        return placed
+
+    def _placed(self, kind: WorldKind) -> list[Placed]:
+        """Return which hosts get which ranks, once there are as many hosts as were asked for."""
+        self.engine.refresh()
+        wanted, deadline = self.engine.hosts_of(kind.world_size), time.monotonic() + HOSTS_S
+        while 0 < len(self.engine.agents) < wanted and time.monotonic() < deadline and not self.interrupted:
+            time.sleep(_LOOK_EVERY_S)
+            self.engine.refresh()
+        placed = self.engine.placed(kind.world_size, kind.device, self.gpus)
+        if placed is None:
+            hosts = [agent.name for agent in self.engine.agents]
+            left = f"{', '.join(hosts)} are" if len(hosts) > 1 else f"{next(iter(hosts), 'none')} is"
+            asked = f" (executor.hosts={self.engine.config.hosts})" if wanted > 1 else ""
+            no_room = f"{kind.world_size} ranks have no room on the hosts that are left{asked}"
+            raise HostsLostError(f"{no_room}: {left}")
+        for one in placed:
+            if differs := self.engine.difference(one.agent):
+                raise HostsLostError(differs)
+        return placed
+
+    def _local_gpus(self, agent: Agent) -> list[int]:
+        return [number for number, gpu in enumerate(agent.gpus) if gpu in self.gpus]
+
+    def _kill(self, kind: WorldKind) -> None:
+        self._all("kill", kind)
+        self._groups.pop(kind, None)
+
+    def _all(self, method: str, kind: WorldKind) -> None:
+        """Call a method about a group on all of its hosts that are there, and wait until it is done."""
+        there = [one.agent for one in self._groups.get(kind, ()) if not one.agent.lost]
+        calls = [(agent, agent.call(method, (self.owner, kind))) for agent in there]
+        for agent, call in calls:
+            agent.answer(call, wait_s=_END_S)
+
+
+def _not_shared(host: str, unseen: str, spec: CellSpec) -> StageEnd:
+    """How a stage ends whose files a host does not see."""
+    text = f"host {host} does not see {unseen}"
+    if unseen == spec.folder:
+        return StageEnd(not_run=f"{text}: hosts have to share the folder of the sweep")
+    needs = "every rank reads .metadata, which one writes, and what others have written"
+    return StageEnd(skip=f"storage.root: {text}, where checkpoints go: {needs}")
+
+
+def _merged(placed: Sequence[Placed], clocks: Sequence[_Clock], ends: Sequence[StageEnd]) -> StageEnd:
+    """How a stage ended on all hosts, by the driver's clock."""
+    ranks: list[RankEnd] = []
+    hosts: list[HostUsed] = []
+    for one, clock, end in zip(placed, clocks, ends, strict=True):
+        ahead_s = 0.0 if one.agent.lost else clock.monotonic_s
+        for rank in end.ranks:
+            failed = rank.failed and replace(rank.failed, at=rank.failed.at - ahead_s)
+            gone_at = None if rank.gone_at is None else rank.gone_at - ahead_s
+            ranks.append(replace(rank, failed=failed, gone_at=gone_at))
+        hosts.append(HostUsed(one.agent.name, tuple(one.ranks), clock.wall_s, clock.error_s))
+    limit = next((end.limit for end in ends if end.limit), None)
+    dropped = tuple(text for end in ends for text in end.dropped)
+    return StageEnd(tuple(ranks), limit, dropped=dropped, hosts=tuple(hosts))

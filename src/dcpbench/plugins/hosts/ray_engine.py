@@ -1,0 +1,213 @@
+"""Ranks on every host of a Ray cluster: one driver outside any rank, and on each host an actor that owns the
+ranks there (`dcpbench.plugins.hosts.host_agent`).
+
+Ray starts the actors, carries calls, and tells when an actor or a host has died. Actors outlive the deaths of
+ranks, and the driver those of actors and hosts. An actor that has died is replaced where its host is still
+there; cells go on with the hosts that are left as long as there is room on them.
+"""
+
+import itertools
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from dcpbench.config.errors import ConfigError
+from dcpbench.config.groups import ExecutorConfig
+from dcpbench.plugins.hosts.host_agent import CALLS, HostAgent, HostEnvironment
+from dcpbench.plugins.hosts.hosts import HOSTS_S, Agent, HostsEngine
+from dcpbench.plugins.hosts.hosts_executor import HostsExecutor
+
+_CONNECT_S = 1.0
+_ANSWER_S = 5.0
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
+"""What a client begins with, and an empty frame of settings."""
+_HTTP2_SETTINGS = 3
+"""At which byte of a frame its type stands; that of settings is 4."""
+_OBJECT_STORE_BYTES = 80 * 2**20
+
+
+@dataclass(eq=False)
+class _Actor(Agent):
+    """An agent on a node of the cluster."""
+
+    node: str = ""
+    actor: Any = None
+
+    def call(self, method: str, *arguments: Any) -> Future[Any]:
+        called: Future[Any] = getattr(self.actor, method).remote(*arguments).future()
+        return called
+
+    def why_lost(self, error: BaseException) -> str | None:
+        if isinstance(error, RayTaskError) or not isinstance(error, RayError):
+            return None
+        if not any(node["NodeID"] == self.node for node in _nodes()):
+            return "was lost with its host, which died, last heard of"
+        # Where it could not even start, the last line is the exception that it raised.
+        *_, raised = str(error).strip().splitlines()
+        why = f" ({raised})" if "creation task" in str(error) else ""
+        return f"was lost with the actor of its host, which died{why}, last heard of"
+
+    def give_up(self) -> None:
+        with suppress(RayError):
+            if _is_up():
+                ray.kill(self.actor)
+
+
+class RayEngine(HostsEngine):
+    """The hosts of a Ray cluster, which are named as Ray names its nodes."""
+
+    agents: Sequence[_Actor]
+
+    def __init__(self, config: ExecutorConfig) -> None:
+        super().__init__(config)
+        self._modules: Sequence[str] = ()
+        self._around = HostEnvironment.here()
+        self._one_at_a_time = threading.Lock()
+
+    def begin(self, modules: Sequence[str]) -> None:
+        self._modules = modules
+        _connect(self.config.address)
+        wanted, deadline = self.config.hosts, time.monotonic() + HOSTS_S
+        while wanted and len(there := _offering()) < wanted:
+            if time.monotonic() > deadline:
+                found = ", ".join(sorted(node["NodeName"] for node in there)) or "none"
+                late = f"not there within {HOSTS_S:g} s, only {found}"
+                raise ConfigError(f"executor.hosts={wanted}: {late}")
+            time.sleep(0.2)
+        self.refresh()
+        if not self.agents:
+            raise ConfigError(f"executor.address={self.config.address}: no host there has a CPU to offer")
+
+    def refresh(self) -> None:
+        with self._one_at_a_time:
+            self.agents = self._actors(_offering())
+
+    def _actors(self, nodes: Sequence[dict[str, Any]]) -> list[_Actor]:
+        known = {agent.node: agent for agent in self.agents if not agent.lost}
+        names = [node["NodeName"] for node in nodes]
+        first_gpu = itertools.count()
+        actors: list[_Actor] = []
+        for node in sorted(nodes, key=lambda node: (node["NodeName"], node["NodeID"])):
+            one, name = node["NodeID"], node["NodeName"]
+            name = name if names.count(name) == 1 else f"{name}/{one[:8]}"
+            gpus = tuple(next(first_gpu) for _ in range(int(node["Resources"].get("GPU", 0))))
+            actors.append(known.get(one) or self._started(name, node, gpus))
+            actors[-1].name, actors[-1].gpus = name, gpus
+        return actors
+
+    def _started(self, name: str, node: dict[str, Any], gpus: tuple[int, ...]) -> _Actor:
+        strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        placed = {"num_cpus": 0, "num_gpus": len(gpus), "max_concurrency": CALLS}
+        agent = ray.remote(HostAgent).options(scheduling_strategy=strategy, max_restarts=0, **placed)
+        address = str(node["NodeManagerAddress"])
+        actor = agent.remote(name, address, self._around, self._modules)
+        return _Actor(name, address, gpus, node=node["NodeID"], actor=actor)
+
+    def executor(self, gpus: tuple[int, ...]) -> HostsExecutor:
+        return HostsExecutor(self, self.next_number(), gpus)
+
+    def end(self) -> None:
+        if not ray.is_initialized():
+            return
+        for agent in self.agents if _is_up() else ():
+            agent.ask("end")
+            agent.give_up()
+        self.agents = ()
+        if _is_up():
+            ray.shutdown()
+
+
+def _offering() -> list[dict[str, Any]]:
+    """Those that may have ranks: the head of a cluster may be there for that alone."""
+    return [node for node in _nodes() if node["Resources"].get("CPU")]
+
+
+def _nodes() -> list[dict[str, Any]]:
+    """The nodes of the cluster whose daemon can be reached: Ray itself takes 14 s to find one dead."""
+    if not _is_up():
+        return []
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    return [node for node in alive if _reachable(node["NodeManagerAddress"], node["NodeManagerPort"])]
+
+
+def _is_up() -> bool:
+    """Whether the head of the cluster is there: asked for anything once it is gone, as when a job of Slurm is
+    cancelled, Ray waits for it for a minute, and then ends this process."""
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    return _reachable(host, int(port))
+
+
+def _reachable(address: str, port: int) -> bool:
+    with suppress(OSError):
+        socket.create_connection((address, port), _CONNECT_S).close()
+        return True
+    return False
+
+
+def _speaks_grpc(address: str, port: int) -> bool:
+    """Whether a server answers the first bytes of HTTP/2 (RFC 9113, 3.4) with a frame of settings."""
+    with suppress(OSError), socket.create_connection((address, port), _CONNECT_S) as connection:
+        connection.settimeout(_ANSWER_S)
+        connection.sendall(_HTTP2_PREFACE)
+        frame = b""
+        while len(frame) < _HTTP2_SETTINGS + 1 and (more := connection.recv(64)):
+            frame += more
+        return len(frame) > _HTTP2_SETTINGS and frame[_HTTP2_SETTINGS] == 4
+    return False
+
+
+def _refuse_other_servers(key: str, address: str) -> None:
+    """Of an address that is no cluster's Ray goes on asking for minutes, or for ever.
+
+    Raises:
+        ConfigError: nothing answers there, or something else.
+    """
+    if "://" in address:
+        raise ConfigError(f"{key}: must be HOST:PORT, auto or null")
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        return
+    if not _reachable(host, int(port)):
+        raise ConfigError(f"{key}: nothing answers there; must be that of a Ray cluster")
+    if os.environ.get("RAY_USE_TLS", "0") == "0" and not _speaks_grpc(host, int(port)):
+        raise ConfigError(
+            f"{key}: what answers there is no Ray cluster, whose port is 6379 if nothing else was said to "
+            "`ray start`; that of its dashboard is 8265"
+        )
+
+
+def _connect(address: str | None) -> None:
+    """Join a cluster, or start one on this host for this process alone."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    quiet = {"log_to_driver": False, "configure_logging": False, "logging_level": "error"}
+    own = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
+    key, named = f"executor.address={address}", os.environ.get("RAY_ADDRESS", "")
+    if address == "auto" and named:
+        _refuse_other_servers(f"{key} (RAY_ADDRESS={named})", named)
+    _refuse_other_servers(key, address or "")
+    with _handlers_kept():
+        try:
+            ray.init(address=address or "local", **quiet, **({} if address else own))
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"{key}: {' '.join(str(error).split())}") from None
+
+
+@contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Ray takes SIGTERM for itself, which the sweep obeys."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

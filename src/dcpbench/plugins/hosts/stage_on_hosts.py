@@ -1,0 +1,143 @@
+"""One stage on ranks of several hosts: takes the events of their agents until the stage has ended on each."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from dcpbench.core.stage_end import RankEnd, StageEnd
+from dcpbench.executors.base import OnPhase
+from dcpbench.plugins.hosts.hosts import ANSWER_S, Agent, Placed
+from dcpbench.worker.messages import RunId
+
+_LOOK_EVERY_S = 0.25
+_LOSS_IS_SEEN_S = 3.0
+"""How much later than its ranks, which end with it, an agent may be seen to have died."""
+_SILENT_S = 5.0
+"""How long an agent may be silent: with the start of another one, a failure then costs less than 15 s."""
+_HELD_UP_S = 1.0
+"""At most how much of the time between two looks counts as silence: a driver that was itself held up has not
+listened."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An agent's answer to a call about a stage: its events since the last one."""
+
+    stage: "StageOnHosts"
+    agent: Agent
+    call: Future[Any]
+
+
+@dataclass
+class Watch:
+    """What is known of a stage on one host: when its agent was last heard, the phase of each rank, and, after
+    the end, how the stage ended there."""
+
+    placed: Placed
+    last_heard: float
+    phases: dict[int, str] = field(default_factory=dict)
+    end: StageEnd | None = None
+
+    def lose(self, gone_at: float) -> None:
+        """End the stage here: the agent is lost, and with it the ranks, which were gone by then."""
+        agent, ends = self.placed.agent, list[RankEnd]()
+        for rank in self.placed.ranks:
+            at = (rank, self.placed.local_rank(rank), agent.name, self.phases.get(rank, "start"))
+            ends.append(RankEnd(*at, gone_at=gone_at, lost=agent.lost))
+        self.end = StageEnd(tuple(ends))
+
+
+class StageOnHosts:
+    """A stage that runs on these agents. A failure on one host concludes it on the others; an agent that is
+    silent, or late after that, is given up."""
+
+    def __init__(
+        self, epoch: int, about: RunId, placed: Sequence[Placed], answers: "SimpleQueue[Answer]"
+    ) -> None:
+        """Nothing is started yet. Answers about earlier stages can still come in `answers`."""
+        self._epoch, self._answers = epoch, answers
+        self._name = f"{about.cell}, try {about.attempt + 1}, epoch {epoch}"
+        self._watches = {one.agent: Watch(one, math.inf) for one in placed}
+        self.dropped: list[str] = []
+        """Late answers of agents that were given up, as sentences."""
+
+    def run(
+        self, arguments: Sequence[Any], limit_s: float, on_phase: OnPhase, interrupted: Callable[[], bool]
+    ) -> list[StageEnd]:
+        """Begin the stage by `HostAgent.run` with these arguments, and return how it ended on each host; less
+        than that once it is `interrupted`.
+
+        Raises:
+            AgentError: an agent raised.
+        """
+        now, end_by = time.monotonic(), math.inf
+        conclude_at = now + limit_s
+        for agent, watch in self._watches.items():
+            watch.last_heard = now
+            self._ask(agent, "run", *arguments)
+        while (waiting := self._waiting()) and not interrupted():
+            before = now
+            self._listen(on_phase)
+            now = time.monotonic()
+            for watch in waiting:
+                watch.last_heard += max(0.0, now - before - _HELD_UP_S)
+            for watch in self._waiting():
+                if now >= watch.last_heard + _SILENT_S:
+                    _give_up(watch, _SILENT_S)
+                elif now >= end_by:
+                    _give_up(watch, ANSWER_S)
+            ended = [watch.end for watch in self._watches.values() if watch.end]
+            if end_by == math.inf and (now >= conclude_at or not all(end.is_complete for end in ended)):
+                end_by = now + ANSWER_S
+                for watch in self._waiting():
+                    watch.placed.agent.call("conclude", self._epoch, any(end.limit for end in ended))
+        return [watch.end for watch in self._watches.values() if watch.end]
+
+    def _waiting(self) -> list[Watch]:
+        return [watch for watch in self._watches.values() if watch.end is None]
+
+    def _ask(self, agent: Agent, method: str, *arguments: Any) -> None:
+        """Call a method of an agent that returns events; they come to `_hear`."""
+        call = agent.call(method, self._epoch, *arguments)
+        call.add_done_callback(lambda done: self._answers.put(Answer(self, agent, done)))
+
+    def _listen(self, on_phase: OnPhase) -> None:
+        """Take the answers that have come, as soon as there is one."""
+        with suppress(Empty):
+            answer = self._answers.get(timeout=_LOOK_EVERY_S)
+            while True:
+                self._hear(answer, on_phase)
+                answer = self._answers.get_nowait()
+
+    def _hear(self, answer: Answer, on_phase: OnPhase) -> None:
+        agent, watch = answer.agent, self._watches.get(answer.agent)
+        if watch is None or watch.end or answer.stage is not self:
+            if not answer.call.exception() and answer.call.result():
+                what = f"a late answer was dropped: {answer.stage._name}"
+                self.dropped.append(f"host {agent.name}: {what}")
+            return
+        events = agent.answer(answer.call)
+        watch.last_heard = time.monotonic()
+        if events is None:
+            watch.lose(watch.last_heard - _LOSS_IS_SEEN_S)
+            return
+        for event in events:
+            if isinstance(event, StageEnd):
+                watch.end = event
+            else:
+                watch.phases.update([event])
+                on_phase(*event)
+        if watch.end is None:
+            self._ask(agent, "events")
+
+
+def _give_up(watch: Watch, within_s: float) -> None:
+    agent = watch.placed.agent
+    agent.lost = f"was given up with its host, which did not answer within {within_s:g} s, last heard of"
+    agent.give_up()
+    watch.lose(watch.last_heard)

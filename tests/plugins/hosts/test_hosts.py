@@ -1,0 +1,329 @@
+"""Several hosts as the driver sees them, without an engine of several hosts: agents that answer at once."""
+
+import platform
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import SMALL, Finished, dcpbench, run
+from dcpbench.config.errors import ConfigError
+from dcpbench.config.groups import ExecutorConfig
+from dcpbench.config.schema import TimeoutsConfig
+from dcpbench.core.rank_report import RankReport
+from dcpbench.core.stage_end import RankEnd, StageEnd
+from dcpbench.executors.base import HostsLostError
+from dcpbench.plugins.hosts import hosts_executor, stage_on_hosts
+from dcpbench.plugins.hosts.host_agent import State
+from dcpbench.plugins.hosts.hosts import Agent, HostsEngine
+from dcpbench.plugins.hosts.hosts_executor import HostsExecutor
+from dcpbench.records.installation import installation, package_digest
+from dcpbench.records.store import read_rows
+from dcpbench.report.__main__ import main as report
+from dcpbench.worker.messages import CellSpec, RunId, WorldKind
+from support.alone import config
+from support.hosts import copy_dcpbench
+
+TWO_RANKS = WorldKind(2, "cpu", True)
+HERE = {"python": platform.python_version(), **installation()}
+
+
+@dataclass(eq=False)
+class Answers(Agent):
+    """An agent of a host that differs from this one in what it is `like`; it does not tell what is null.
+
+    About a stage it answers with `events`, a list for each call; then it is silent, and dies once the stage
+    is concluded.
+    """
+
+    like: dict[str, Any] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    events: list[Any] = field(default_factory=list)
+    silent: list[Future[Any]] = field(default_factory=list)
+
+    def call(self, method: str, *_: Any) -> Future[Any]:
+        self.asked.append(method)
+        if method in ("run", "events"):
+            return self._next_events()
+        for silent in self.silent if method == "conclude" else ():
+            silent.set_exception(ConnectionError("gone"))
+        described = {"host": self.name, "torch": "2.13.0", **HERE, **self.like}
+        answers = {
+            "describe": {name: value for name, value in described.items() if value},
+            "state": State(time.time(), time.monotonic(), True, None),
+            "listen": 1,
+        }
+        call: Future[Any] = Future()
+        call.set_result(answers.get(method))
+        return call
+
+    def _next_events(self) -> Future[Any]:
+        call: Future[Any] = Future()
+        if not self.events:
+            self.silent.append(call)
+        else:
+            call.set_result(self.events.pop(0))
+        return call
+
+    def why_lost(self, error: BaseException) -> str | None:
+        return f"was lost: {error}" if isinstance(error, ConnectionError) else None
+
+    def give_up(self) -> None:
+        self.asked.append("give_up")
+
+
+class Cluster(HostsEngine):
+    """Hosts that are there by each look at the cluster; of the last one for good."""
+
+    def __init__(self, config: ExecutorConfig, *there: Sequence[Answers]) -> None:
+        super().__init__(config)
+        self._there: Iterator[Sequence[Answers]] = chain(there, repeat(there[-1]))
+        self.agents = there[0]
+
+    def begin(self, modules: Sequence[str]) -> None:
+        raise NotImplementedError
+
+    def refresh(self) -> None:
+        self.agents = next(self._there)
+
+    def executor(self, gpus: tuple[int, ...]) -> HostsExecutor:
+        return HostsExecutor(self, 0, gpus)
+
+    def end(self) -> None:
+        raise NotImplementedError
+
+
+def host(name: str, events: Sequence[Any] = (), **like: Any) -> Answers:
+    return Answers(name, "127.0.0.1", (), like=like, events=[*events])
+
+
+def placed(cluster: Cluster, kind: WorldKind = TWO_RANKS) -> dict[str, range]:
+    """Where the ranks of a cell would run that begins now."""
+    executor = cluster.executor(())
+    spec = CellSpec(RunId("tests", "cell", 0, 0), config(), "", "")
+    executor._ready(kind, spec)
+    return {one.agent.name: one.ranks for one in executor._groups[kind]}
+
+
+def test_cells_wait_for_the_hosts_they_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = host("a"), host("b")
+    assert placed(Cluster(ExecutorConfig("ray"), [a])) == {"a": range(2)}, "no number was asked for"
+    two = ExecutorConfig("ray", hosts=2)
+    assert placed(Cluster(two, [a], [a], [a, b])) == {"a": range(1), "b": range(1, 2)}
+    assert placed(Cluster(two, [a]), WorldKind(1, "cpu", True)) == {"a": range(1)}, "one rank is on one host"
+    monkeypatch.setattr(hosts_executor, "HOSTS_S", 0.3)
+    lost = "2 ranks have no room on the hosts that are left (executor.hosts=2): a is"
+    with pytest.raises(HostsLostError, match=re.escape(lost)):
+        placed(Cluster(two, [a]))
+    monkeypatch.setattr(hosts_executor, "HOSTS_S", 60.0)
+    with pytest.raises(HostsLostError, match=re.escape(lost.replace("a is", "none is"))):
+        placed(Cluster(two, []))
+
+
+def _reported(rank: int) -> StageEnd:
+    report = RankReport(rank)
+    return StageEnd((RankEnd(rank, 0, "", "report", report=report),))
+
+
+def _run(executor: HostsExecutor) -> tuple[StageEnd, list[tuple[int, str]]]:
+    """Run a stage, and return how it ended and the phases that began."""
+    phases: list[tuple[int, str]] = []
+    spec = CellSpec(RunId("tests", "cell", 0, 0), config(), "", "")
+    end = executor.run(TWO_RANKS, spec, TimeoutsConfig(cell_s=60), lambda *phase: phases.append(phase))
+    return end, phases
+
+
+def test_a_stage_ends_when_each_host_has_reported() -> None:
+    a = host("a", events=[[(0, "train")], [], [(0, "save"), _reported(0)]])
+    b = host("b", events=[[], [(1, "train")], [_reported(1)]])
+    end, phases = _run(Cluster(ExecutorConfig("ray"), [a, b]).executor(()))
+    assert end.is_complete
+    assert sorted(phases) == [(0, "save"), (0, "train"), (1, "train")]
+    assert [(one.name, one.ranks) for one in end.hosts] == [("a", (0,)), ("b", (1,))]
+    assert "conclude" not in a.asked + b.asked
+
+
+def test_a_stage_that_fails_on_a_host_is_concluded_on_the_others() -> None:
+    failed = RankEnd(0, 0, "a", "train", gone_at=time.monotonic(), exit_status=-9)
+    a = host("a", events=[[StageEnd((failed,))]])
+    b = host("b", events=[[(1, "load")]])
+    end, _ = _run(Cluster(ExecutorConfig("ray"), [a, b]).executor(()))
+    killed, lost = end.ranks
+    assert (killed.exit_status, killed.lost) == (-9, None)
+    assert (lost.phase, lost.lost) == ("load", "was lost: gone")
+    assert lost.gone_at is not None
+    assert lost.gone_at < time.monotonic() - 1, "its ranks ended before anybody saw that it had"
+
+
+def test_a_silent_agent_is_given_up_and_its_late_answer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage_on_hosts, "_SILENT_S", 0.5)
+    a = host("a", events=[[(0, "save")]])
+    b = host("b", events=[[], [], [_reported(1)], [], [_reported(1)]])
+    c = host("c", events=[[(0, "train")], [_reported(0)]])
+    executor = Cluster(ExecutorConfig("ray", hosts=2), [a, b], [c, b]).executor(())
+    end, phases = _run(executor)
+    given_up = "was given up with its host, which did not answer within 0.5 s, last heard of"
+    assert [(one.phase, one.lost) for one in end.ranks] == [("save", given_up), ("report", None)]
+    assert "give_up" in a.asked
+
+    (late,) = a.silent
+    late.set_result([(0, "load")])
+    end, phases = _run(executor)
+    assert end.is_complete
+    assert phases == [(0, "train")]
+    assert end.dropped == ("host a: a late answer was dropped: cell, try 1, epoch 1",)
+
+
+def test_a_driver_that_was_held_up_gives_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage_on_hosts, "_SILENT_S", 2.0)
+    a, b = host("a"), host("b", events=[[(1, "train")], [_reported(1)]])
+
+    def hold_up(*_: Any) -> None:
+        time.sleep(2.5)
+        threading.Timer(0.5, a.silent[0].set_result, [[_reported(0)]]).start()
+
+    executor = Cluster(ExecutorConfig("ray"), [a, b]).executor(())
+    spec = CellSpec(RunId("tests", "cell", 0, 0), config(), "", "")
+    assert executor.run(TWO_RANKS, spec, TimeoutsConfig(cell_s=60), hold_up).is_complete
+
+
+@pytest.mark.parametrize(
+    ("like", "differs"),
+    [
+        ({"dcpbench": "1234"}, f"dcpbench is 1234 on host b and {HERE['dcpbench']} on the driver's host"),
+        ({"dcpbench": None}, f"dcpbench is not known on host b and {HERE['dcpbench']} on the driver's host"),
+        ({"python": "3.9"}, f"Python is 3.9 on host b and {HERE['python']} on the driver's host"),
+        ({"plugins": "own 12"}, f"plug-ins is own 12 on host b and {HERE['plugins']} on the driver's host"),
+        ({"torch": "2.11.0"}, "torch is 2.11.0 on host b and 2.13.0 on host a"),
+    ],
+)
+def test_a_host_with_other_code_is_refused(like: dict[str, Any], differs: str) -> None:
+    a, b = host("a"), host("b", **like)
+    told = re.escape(f"{differs}; must be the same on every host")
+    with pytest.raises(ConfigError, match=f"executor=ray: {told}"):
+        Cluster(ExecutorConfig("ray"), [a, b]).probe()
+    late = Cluster(ExecutorConfig("ray"), [a], [a, b])
+    described = late.probe().description
+    assert described.keys().isdisjoint({"dcpbench", "plugins"})
+    assert described["hosts"][0]["dcpbench"] == HERE["dcpbench"]
+    late.refresh()
+    with pytest.raises(HostsLostError, match=told):
+        placed(late)
+    assert "start" not in b.asked
+    assert placed(late, WorldKind(1, "cpu", True)) == {"a": range(1)}, "host b is not needed"
+
+
+def installed(variables: dict[str, str]) -> str:
+    """The digest of the dcpbench that a process with these variables imports."""
+    asks = "from dcpbench.records.installation import installation; print(installation()['dcpbench'])"
+    command = [sys.executable, "-P", "-c", asks]
+    return subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_the_digest_is_of_the_sources_and_of_conf(tmp_path: Path) -> None:
+    variables = copy_dcpbench(tmp_path)
+    digests = [installed(variables)]
+    assert digests == [HERE["dcpbench"]]
+    for name in ("conf/save/async.yaml", "src/dcpbench/verify/compare.py"):
+        with (tmp_path / name).open("a") as file:
+            file.write("\n# changed\n")
+        digests.append(installed(variables))
+    assert len({*digests}) == 3
+
+
+def test_plugins_are_told_with_their_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("DCPBENCH_PLUGINS", "an_own_plugin")
+    seen = set()
+    for text in ("", "# changed"):
+        (tmp_path / "an_own_plugin.py").write_text(text)
+        package_digest.cache_clear()
+        seen.add(installation()["plugins"])
+    assert len(seen) == 2
+    assert all(re.fullmatch(r"an_own_plugin \w{16}", one) for one in seen), seen
+
+
+def test_a_driver_of_many_hosts_imports_no_torch() -> None:
+    names = ("hosts", "hosts_executor", "stage_on_hosts", "host_agent", "placement")
+    imported = ", ".join(f"dcpbench.plugins.hosts.{name}" for name in names)
+    asks = f"import sys, {imported}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+HOSTS = ("executor.target=support.pretended_hosts.PretendedHosts", "executor.hosts=2")
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A sweep in two parts whose cells ask for two hosts."""
+    folder = tmp_path_factory.mktemp("hosts") / "night"
+    words = ("-m", *SMALL, "device=cpu", "parallel=none", "saves=1", "world_size=1,2", *HOSTS)
+    for part in ("1/2", "2/2"):
+        ended = run(folder, *words, f"part={part}")
+        assert ended.status == 0, ended.err
+    return Finished(0, "", "", folder)
+
+
+@pytest.mark.slow
+def test_the_hosts_asked_for_are_part_of_the_cell(
+    asked: Finished, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, _ = read_rows(asked.folder)
+    hosts = {row["world_size"]: row["config"].get("executor.hosts") for row in rows}
+    assert hosts == {1: None, 2: 2}
+    other = asked.folder.parent / "other"
+    words = ("-m", *SMALL, "device=cpu", "parallel=none", "saves=1", "world_size=1,2")
+    assert run(other, *words).status == 0
+    compare = ["compare", str(other), str(asked.folder), "--fail-on", "vanished,new"]
+    assert report(compare) == 1
+    assert "No cell is in both" in capsys.readouterr().out
+    assert report([*compare, "--ignore", "executor.hosts"]) == 0
+    assert report(["history", str(other.parent)]) == 0
+    assert "2 cells not in the newest sweep" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (HOSTS[:1], "1 cell: 1 are done"),
+        (HOSTS, "1 cell: 1 are done"),
+        ((HOSTS[0], "executor.hosts=3"), "is another matrix: it has no cell"),
+        ((HOSTS[0], "executor.ranks_per_host=1"), "is another matrix: it has no cell"),
+        ((), "executor.hosts=2: executor=local has this host alone; use another one"),
+        (("executor.hosts=1",), "is another matrix: it has no cell"),
+    ],
+)
+def test_a_sweep_is_resumed_on_the_hosts_it_asked_for(
+    asked: Finished, words: tuple[str, ...], told: str
+) -> None:
+    ended = dcpbench(f"resume={asked.folder}", "part=2/2", "plan=true", *words, folder=asked.folder)
+    assert told in ended.out + ended.err
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("executor.hosts=2", "executor=local has this host alone; use another one"),
+        ("executor.ranks_per_host=1", "executor=local has this host alone; use another one"),
+        ("executor.hosts=0", "must be at least 1"),
+        ("executor.hosts=1,2", "is about the whole sweep and takes one value"),
+    ],
+)
+def test_hosts_that_cannot_be_had_are_refused(tmp_path: Path, word: str, told: str) -> None:
+    ended = run(tmp_path / "sweep", "-m", "parallel=ddp", "device=cpu", word)
+    (line,) = ended.err.splitlines()
+    assert line.startswith("dcpbench: executor.")
+    assert told in line
+    assert ended.status == 2
+    assert not (tmp_path / "sweep").exists()
