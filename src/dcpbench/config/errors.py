@@ -22,7 +22,9 @@ class ConfigError(Exception):
 def other_launcher(choice: str) -> ConfigError:
     """What to say to who has another launcher chosen, or none."""
     why = "dcpbench runs cells with its own launcher only, on ranks that stay up from cell to cell"
-    instead = "in jobs of Slurm with scripts/ray.sbatch, on machines by part=1/4 or another executor"
+    instead = (
+        "in jobs of Slurm with scripts/ray.sbatch, on several machines with part=1/4 or another executor"
+    )
     return ConfigError(f"{choice}: {why}; {instead}")
 
 

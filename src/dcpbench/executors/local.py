@@ -30,7 +30,9 @@ class LocalEngine(Engine):
         for key, is_enough in one_host.items():
             if not is_enough:
                 asked = f"executor.{key}={getattr(config, key)}"
-                raise ConfigError(f"{asked}: executor={config.name} has this host alone; use another one")
+                raise ConfigError(
+                    f"{asked}: executor={config.name} has this host alone; choose another executor"
+                )
 
     def begin(self, modules: Sequence[str]) -> None:
         self._modules = modules
