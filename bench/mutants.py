@@ -31,7 +31,10 @@ from pathlib import Path
 from mutations import EDITS, PACKAGE, Mutant, mutants, planted
 
 ROOT = Path(__file__).resolve().parents[1]
-VERIFICATION = ("verify", "scenarios", "core/rank_report.py", "core/stage_end.py", "verdict")
+VERIFICATION = (
+    *("verify", "cell", "scenarios", "workloads/twin.py", "workloads/lockstep.py"),
+    *("core/rank_report.py", "core/stage_end.py", "verdict"),
+)
 EQUIVALENT = Path(__file__).with_name("mutants-equivalent.txt")
 LEAST_LIMIT_S = 60.0
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "dcpbench"
 
-_CHECKS, _STEPS, _LOCKSTEP = "scenarios/checks.py", "scenarios/steps.py", "scenarios/lockstep.py"
-_TRAINING, _TWIN = "verify/training.py", "scenarios/twin.py"
+_CHECKS, _STEPS, _LOCKSTEP = "cell/checks.py", "cell/steps.py", "workloads/lockstep.py"
+_TRAINING, _TWIN = "verify/training.py", "workloads/twin.py"
 PLANTED: dict[str, tuple[str, str, str]] = {
     "controls always true": (
-        "scenarios/cell.py",
-        "{name: name in reported for name in names}",
-        "dict.fromkeys(names, True)",
+        "core/rank_report.py",
+        "{name: name in reported for name, here in had.items() if here}",
+        "{name: True for name, here in had.items() if here}",
     ),
-    "controls of losses always true": (_CHECKS, "means and name in reported for", "True for"),
+    "controls of losses always true": ("verify/resumed.py", "means and name in reported for", "True for"),
     "controls of the audit always true": (
         "verify/audit.py",
         "damage: any(found not in clean for found in audit(copy, wanted))",
@@ -26,8 +26,8 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     ),
     "resumed losses with themselves": (
         _CHECKS,
-        "continued = losses.continued[",
-        "continued = resumed ##",
+        "continued = losses.continued[taken.start - 1 : last]",
+        "continued = resumed",
     ),
     "gradients with themselves": (
         _TRAINING,
@@ -55,22 +55,30 @@ PLANTED: dict[str, tuple[str, str, str]] = {
         "        self._set_gradients(gradients, whole)\n        self.run.step()\n",
         "        self.run.step()\n",
     ),
-    "jittered passes begin where the twin's own ended": (_TWIN, "self._begin_again()", "pass"),
+    "jittered passes begin where the twin's own ended": (
+        _TWIN,
+        "self._begin_again()\n                jitter(",
+        "jitter(",
+    ),
     "batch losses with themselves": (
         _LOCKSTEP,
         "losses_close([twin], [one.ranks]",
         "losses_close([twin], [twin]",
     ),
-    "replicas not compared": (_LOCKSTEP, "cell.check(REPLICAS, found,", "cell.check(REPLICAS, [],"),
+    "replicas not compared": (
+        _LOCKSTEP,
+        "return compare_replicas(leaves, self._world.group)",
+        "return Compared([], (made := compare_replicas(leaves, self._world.group)).names, made.fired)",
+    ),
     "rank 0 skipped": (
         _CHECKS,
-        "        actual = view(target)\n",
-        "        actual = view(target)\n        if cell.world.rank == 0:\n            return\n",
+        "view(target), cell.world.group\n",
+        "view(target), cell.world.group\n        if cell.world.rank == 0:\n            return\n",
     ),
     "last rank skipped": (
         _CHECKS,
-        "        actual = view(target)\n",
-        "        actual = view(target)\n        if cell.world.size == cell.world.rank + 1: return\n",
+        "view(target), cell.world.group\n",
+        "view(target), cell.world.group\n        if cell.world.size == cell.world.rank + 1: return\n",
     ),
     "oldest checkpoint skipped": (
         "scenarios/save_load.py",

@@ -37,6 +37,7 @@ plugin = Plugin(
 """,
     "outsider/code.py": """
 from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.rank_report import Compared
 from dcpbench.scenarios import save_load
 from dcpbench.workloads import parallelisms
 
@@ -49,8 +50,8 @@ def scenario(cell, broken):
     save_load.save_load(cell)
     cell.measure("theirs_calls", 1)
     found = [Mismatch("theirs", Problem.value)] if broken else []
-    cell.check("theirs_held", found, "at the end", ["theirs"])
-    cell.control("theirs_held", {"theirs": True}, "at the end")
+    control = [Mismatch("theirs", Problem.value)]
+    cell.record("theirs_held", Compared.of(found, control, ["theirs"]), "at the end")
 """,
     "outsider/faults.py": """
 from dcpbench.config.groups import Expect

@@ -141,7 +141,7 @@ def test_its_files_are_read_without_it(readable: Checkpointer, saved: str) -> No
     }
     stored = readable.stored(saved)
     read = compare_stored([leaves], stored, 0, 1, torch.device("cpu"))
-    assert (read.found, read.control) == ([], dict.fromkeys(leaves, True))
+    assert (read.found, read.fired) == ([], dict.fromkeys(leaves, True))
     leaves["model.w"].local[3, 5] *= -1
     (finding,) = compare_stored([leaves], stored, 0, 1, torch.device("cpu")).found
     assert (finding.name, finding.facts["index"]) == ("model.w", [3, 5])

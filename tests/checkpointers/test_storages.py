@@ -48,7 +48,7 @@ def test_values_come_back_out_of_tensors() -> None:
 def test_what_consolidation_loses_is_told_and_nothing_else() -> None:
     """The ranks' own files, which are read too, hold it."""
     verdict, report = alone(storage="hf_consolidated", scenario="model_only", **{**ONE, "model": "scaled"})
-    found = {(one.check, each.name, each.where) for one in verdict.failed for each in one.findings}
+    found = {(one.check, each.name, each.where) for one in verdict.failed for each in one.mismatches}
     where = "in the checkpoint of step 1"
     assert found == {("model_equal", "scale", where), ("files_equal", "model.scale", where)}
     assert f"{where}, by each rank's files" in report.checks["model_equal"].compared

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from conftest import tiered
-from dcpbench.scenarios import checkpoint, checks, lockstep, partial_load, steps, twin
+from dcpbench.cell import steps
+from dcpbench.scenarios import partial_load
 from dcpbench.verdict.verdict import Verdict
-from dcpbench.verify import audit
-from dcpbench.workloads import build_run
+from dcpbench.verify import audit, compare_layouts, perturb, resumed
+from dcpbench.workloads import build_run, lockstep, twin
 from dcpbench.workloads.batches import batches_of
 from dcpbench.workloads.build_run import build_plain, build_stranger
 from dcpbench.workloads.models import Mlp
@@ -199,14 +200,14 @@ def no_gradient(*_: Any) -> tuple[None, float]:
 @pytest.mark.parametrize(
     ("check", "module", "comparison"),
     [
-        ("model_equal", checkpoint, "compare"),
-        ("optim_equal", checkpoint, "compare"),
-        ("extra_equal", checkpoint, "compare"),
-        ("save_harmless", checks, "compare"),
+        ("model_equal", compare_layouts, "compare"),
+        ("optim_equal", compare_layouts, "compare"),
+        ("extra_equal", compare_layouts, "compare"),
+        ("save_harmless", perturb, "compare"),
         ("gradient_close", lockstep, "compare_gradient"),
         ("step_equal", lockstep, "compare_step"),
         ("batch_loss_close", lockstep, "losses_close"),
-        ("loss_resume_equal", checks, "losses_equal"),
+        ("loss_resume_equal", resumed, "losses_equal"),
         ("checkpoint_whole", audit, "audit"),
     ],
 )
@@ -223,8 +224,8 @@ def test_a_comparison_that_sees_nothing_is_vacuous(
     ("scenario", "check", "module", "comparison"),
     [
         ("partial_load", "optim_equal", partial_load, "compare_across"),
-        ("partial_load", "contract_held", partial_load, "compare"),
-        ("fine_tune", "model_equal", checkpoint, "compare_across"),
+        ("partial_load", "contract_held", perturb, "compare"),
+        ("fine_tune", "model_equal", compare_layouts, "compare_across"),
     ],
 )
 def test_so_it_is_in_other_scenarios(

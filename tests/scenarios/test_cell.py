@@ -12,23 +12,18 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 
+from dcpbench.cell import steps
+from dcpbench.cell.cell import Uploads
+from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint
 from dcpbench.checkpointers.base import PendingSave
 from dcpbench.core.metrics import METRICS, PHASE_S, MetricSpec
 from dcpbench.core.mismatch import Mismatch, Problem
-from dcpbench.scenarios import steps
-from dcpbench.scenarios.cell import Uploads
-from dcpbench.scenarios.checkpoint import (
-    FLAGS,
-    RANDOM,
-    Checkpoint,
-    SavedCheckpoint,
-    live_state,
-    promised_keys,
-)
+from dcpbench.core.rank_report import Compared
 from dcpbench.verify import snapshot
 from dcpbench.verify.layout import whole
 from dcpbench.verify.snapshot import TensorLeaf, snapshot_nested
 from dcpbench.workloads.build_run import build
+from dcpbench.workloads.run_state import FLAGS, RANDOM, is_small, live_state, promised_keys
 from dcpbench.workloads.world import World
 from support.alone import bare_cell, config, run_alone, world
 
@@ -114,9 +109,11 @@ def test_what_is_counted_is_all_of_one_metric(tmp_path: Path) -> None:
 
 def test_a_check_knows_what_this_rank_had_and_where_it_found_what(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path)
-    cell.check("model_equal", [Mismatch("weight", Problem.differs)], "here", {"weight": True, "bias": False})
-    cell.check("model_equal", [], "here", ["more"])
+    wrong = [Mismatch("weight", Problem.differs)]
+    cell.record("model_equal", Compared.of(wrong, wrong, {"weight": True, "bias": False}), "here")
+    cell.record("model_equal", Compared.of([], wrong, ["more"]), "here")
     report = cell.report.checks["model_equal"]
+    assert report.control == {"here": {"weight": True, "more": False}}
     assert report.compared == {"here": {"weight": True, "bias": False, "more": True}}
     assert [(one.name, one.where) for one in report.distinct.values()] == [("weight", "here")]
 
@@ -127,7 +124,8 @@ def test_a_control_that_was_missed_once_is_not_made_up_for_at_the_same_place(
 ) -> None:
     cell = bare_cell(tmp_path)
     for did in fired:
-        cell.control("model_equal", {"weight": did, "bias": True}, "here")
+        names = {"weight": True, "bias": True}
+        cell.record("model_equal", Compared([], names, {"weight": did, "bias": True}), "here")
     assert cell.report.checks["model_equal"].control == {"here": {"weight": all(fired), "bias": True}}
 
 
@@ -174,8 +172,7 @@ def test_a_model_is_small_if_none_of_its_tensors_is_large(
     monkeypatch.setattr(snapshot, "LARGE_BYTES", 8)
     tensor = large(*names)
     leaves = snapshot_nested({name: tensor(name) for name in ("first", "middle", "last")})
-    checkpoint = Checkpoint(1, "", None, {"model_equal": leaves})  # type: ignore[arg-type]
-    assert checkpoint.is_small is (not names)
+    assert is_small({"model_equal": leaves}) is (not names)
 
 
 def test_what_is_large_is_not_saved_again(monkeypatch: pytest.MonkeyPatch) -> None:

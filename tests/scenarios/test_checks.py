@@ -1,7 +1,8 @@
 """What the checks themselves do: with what they hold a run, what they call a control, what they ask for."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,19 +11,23 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dcpbench.cell import checks, contract, explained, steps
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import Checkpoint
+from dcpbench.cell.explained import Resumed
+from dcpbench.cell.steps import Losses
 from dcpbench.core.checks import CheckSpec
+from dcpbench.core.defects import Defect
 from dcpbench.core.mismatch import Mismatch, Problem
-from dcpbench.scenarios import checkpoint, checks, contract, known_defects, lockstep, steps
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import Checkpoint, live_state
-from dcpbench.scenarios.steps import Losses
-from dcpbench.verify import training
+from dcpbench.verify import compare_layouts, perturb, resumed, training
 from dcpbench.verify.files import digest_files
+from dcpbench.verify.resumed import ResumedRule
 from dcpbench.verify.snapshot import Leaves
-from dcpbench.verify.tolerances import losses_equal
-from dcpbench.workloads import build_run
-from dcpbench.workloads.batches import Batches, batches_of
+from dcpbench.workloads import build_run, lockstep
+from dcpbench.workloads.batches import batches_of
 from dcpbench.workloads.build_run import build, build_plain
+from dcpbench.workloads.lockstep import TwinGradients
+from dcpbench.workloads.run_state import live_state
 from dcpbench.workloads.training_run import TrainingRun
 from support.alone import alone, bare_cell, config, run_alone, world
 
@@ -32,8 +37,23 @@ ONCE: dict[str, Any] = {**SMALL, "saves": 1}
 
 def test_what_a_known_defect_makes_of_gradients_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing else that is wrong with them."""
-    defects = known_defects.GradientDefects(False, frozenset({"net1.weight"}), ("net2.",), ranks=2)
-    monkeypatch.setattr(known_defects, "gradients_of", lambda *_: defects)
+
+    def expected(cell: Cell, moment: str, reference: TwinGradients) -> Iterator[Any]:
+        after = reference.after(lambda model: model.get_parameter("net1.weight").requires_grad_(True))
+        yield {reference.check: {"net1.weight": after["net1.weight"]}}
+        halves = {name: replace(twin, mean=twin.mean / 2) for name, twin in reference.twins.items()}
+        yield {reference.check: {name: halves[name] for name in ("net2.weight", "net2.bias")}}
+
+    defect = Defect(("twin",), lambda config: True, expected)
+    monkeypatch.setattr(explained, "_defects", lambda: {"mine": defect})
+    build_twin = build_run.build_twin
+
+    def build_frozen(*given: Any) -> TrainingRun:
+        run = build_twin(*given)
+        run.model.get_parameter("net1.weight").requires_grad_(False)
+        return run
+
+    monkeypatch.setattr(build_run, "build_twin", build_frozen)
     honest = build_run.build
 
     def build_wrong(*given: Any, **options: Any) -> TrainingRun:
@@ -46,8 +66,8 @@ def test_what_a_known_defect_makes_of_gradients_is_marked(monkeypatch: pytest.Mo
     verdict, report = alone(**ONCE)
     found = {(one.name, one.problem, one.by) for one in report.checks["gradient_close"].distinct.values()}
     assert found == {
-        ("net1.weight", Problem.only_parallel, "unfrozen"),
-        ("net2.weight", Problem.far, "divided_twice"),
+        ("net1.weight", Problem.only_parallel, "mine"),
+        ("net2.weight", Problem.far, "mine"),
         ("net2.bias", Problem.far, None),
     }
     assert [one.check for one in verdict.failed] == ["gradient_close"], "the twin steps on these gradients"
@@ -76,8 +96,8 @@ def test_a_control_differs_in_values_and_not_in_what_there_is(monkeypatch: pytes
         assert twin.keys() == {*actual, *elsewhere}
         return training.compare_step(step, twin, actual, elsewhere, tolerances)
 
-    watch(checkpoint, "compare")
-    watch(checks, "compare")
+    watch(compare_layouts, "compare")
+    watch(perturb, "compare")
     monkeypatch.setattr(lockstep, "compare_step", compare_step)
     verdict, _ = alone(**SMALL)
     assert verdict.status == "pass", verdict.reason
@@ -124,45 +144,36 @@ def test_the_checks_of_plug_ins_follow_each_load_of_all_of_the_state(monkeypatch
 
 @pytest.mark.parametrize("loss", [0.5, 0.0, math.inf, math.nan])
 @pytest.mark.parametrize("alive", [True, False])
-def test_a_loss_tells_something_if_it_is_a_living_models(loss: float, alive: bool, tmp_path: Path) -> None:
-    cell, losses = bare_cell(tmp_path), unrestored_losses([[2.0, 3.0]])
+def test_a_loss_tells_something_if_it_is_a_living_models(loss: float, alive: bool) -> None:
     seen = [loss, 1.0]
-    compared: dict[str, checks.Comparison] = {"loss_resume_equal": partial(losses_equal, seen, first=1)}
-    checks._verify_losses(cell, compared, seen, [alive, True], losses, range(1, 3), "here")
+    compared = rule(seen).compare(seen, [alive, True], [[2.0, 3.0]])
     means = loss == 0.5 and alive
-    assert cell.report.checks["loss_resume_equal"].control["here"] == {
+    assert compared.fired == {
         "loss of step 1": means,
         "loss of step 2": True,
     }
 
 
-def unrestored_losses(strangers: list[list[float]]) -> Losses:
-    given = config(**SMALL)
-    return Losses([], batches_of(given, world().device), {}, dict(enumerate(strangers)))
+def rule(expected: list[float]) -> ResumedRule:
+    return ResumedRule(expected, 1, True, 1e-4, 1e-4, drawn=False)
 
 
 @pytest.mark.parametrize("telling", range(5))
-def test_as_many_models_are_tried_as_it_takes_to_tell_two_losses_apart(telling: int, tmp_path: Path) -> None:
-    cell = bare_cell(tmp_path, config(**ONCE))
-    losses = unrestored_losses([[2.0 if number == telling else 1.0, 3.0] for number in range(5)])
-    asked = []
-
-    def compared(seen: list[float]) -> list[Mismatch]:
-        asked.append(seen)
-        return losses_equal([1.0, 1.0], seen, first=1)
-
-    checks._verify_losses(
-        cell, {"loss_resume_equal": compared}, [1.0, 1.0], [True] * 2, losses, range(1, 3), "here"
-    )
-    assert all(cell.report.checks["loss_resume_equal"].control["here"].values())
-    assert len(asked) == 1 + telling + 1, "the losses themselves, and no more models than that"
+def test_as_many_models_are_tried_as_it_takes_to_tell_two_losses_apart(telling: int) -> None:
+    others = iter([[2.0 if number == telling else 1.0, 3.0] for number in range(5)])
+    compared = rule([1.0, 1.0]).compare([1.0, 1.0], [True] * 2, others)
+    assert all(compared.fired.values())
+    assert len([*others]) == 4 - telling, "no more models than that"
 
 
-def test_losses_that_nothing_tells_apart_prove_nothing(tmp_path: Path) -> None:
-    cell, losses = bare_cell(tmp_path, config(**ONCE)), unrestored_losses([[1.0]] * 5)
-    compared: dict[str, checks.Comparison] = {"loss_resume_equal": partial(losses_equal, [1.0], first=1)}
-    checks._verify_losses(cell, compared, [1.0], [True], losses, range(1, 2), "here")
-    assert cell.report.checks["loss_resume_equal"].control["here"] == {"loss of step 1": False}
+def test_losses_that_nothing_tells_apart_prove_nothing() -> None:
+    compared = rule([1.0]).compare([1.0], [True], [[1.0]] * 5)
+    assert compared.fired == {"loss of step 1": False}
+
+
+def unrestored_losses(strangers: list[list[float]]) -> Losses:
+    given = config(**SMALL)
+    return Losses([], batches_of(given, world().device), {}, dict(enumerate(strangers)))
 
 
 def test_an_unrestored_model_has_a_loss_for_each_step_and_is_trained_once(
@@ -339,30 +350,41 @@ def test_beside_a_known_defect_a_run_that_draws_otherwise_may_be_farther_off(
     draws: bool, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And no other: one whose weights are off by a few per cent of the largest, and its losses by less."""
-    told: list[set[str]] = []
+    told: dict[str, set[str]] = {}
+    losses, state, train = ResumedRule.same_losses, ResumedRule.same_state, steps.train
 
-    def resumed_by(cell: Cell, target: TrainingRun, data: Batches, until: int) -> known_defects.Mark:
-        other = build_plain(cell.config, cell.world, cell.config.seed)
-        other.train(data, until)
+    def expected(cell: Cell, moment: str, reference: Resumed) -> Iterator[Any]:
         with torch.no_grad():
-            for value in target.model.parameters():
+            for value in reference.restored.model.parameters():
                 value.mul_(1.003)
-        target.draws, target.sizes = draws, sizes
+        reference.restored.train(reference.data, reference.until)
+        yield live_state(reference.restored)
 
-        def mark(found: list[Mismatch], beside: Any) -> list[Mismatch]:
-            told.append({one.name for one in beside(other)})
-            return found
+    def same_losses(rule: ResumedRule, *given: Any) -> set[str]:
+        told["losses"] = losses(rule, *given)
+        return told["losses"]
 
-        return mark
+    def same_state(rule: ResumedRule, part: str, *given: Any) -> set[str]:
+        told[part] = state(rule, part, *given)
+        return told[part]
 
-    monkeypatch.setattr(known_defects, "resumed_by", resumed_by)
-    alone(**ONCE)
-    losses, *others = told
-    apart, state = {"net1.weight", "state.net1.weight.exp_avg"}, set().union(*others)
-    assert losses == (set() if draws and sizes else {"loss of step 2"}), "the others are of controls"
-    assert state & apart == (set() if draws and sizes else apart)
-    assert "train_state.losses" not in state, "they are those that were recorded"
+    def resume(cell: Cell, run: TrainingRun, *rest: Any) -> list[float]:
+        losses_of = train(cell, run, *rest)
+        if cell.measured("load_s"):
+            run.draws, run.sizes = draws, sizes
+        return losses_of
+
+    monkeypatch.setattr(explained, "_defects", lambda: {"mine": Defect(("resumed",), bool, expected)})
+    monkeypatch.setattr(ResumedRule, "same_losses", same_losses)
+    monkeypatch.setattr(ResumedRule, "same_state", same_state)
+    monkeypatch.setattr(steps, "train", resume)
+    alone("weight_lowest_bit", **ONCE)
+    apart = draws and bool(sizes)
+    assert ("loss of step 2" in told["losses"]) is apart
+    assert ("net1.weight" in told["model_equal"]) is apart
+    assert ("state.net1.weight.exp_avg" in told["optim_equal"]) is apart
+    assert "train_state.losses" in told["extra_equal"], "they are those that were recorded"
 
 
 def test_how_far_a_run_that_draws_otherwise_may_be_off() -> None:
-    assert checks._DRAWN == {"loss": 0.02, "model_equal": 0.1, "optim_equal": 2.0}
+    assert resumed._DRAWN == {"loss": 0.02, "model_equal": 0.1, "optim_equal": 2.0}

@@ -70,5 +70,5 @@ def test_what_the_file_holds_wrong_is_seen_there_and_after_the_way_back(
     monkeypatch.setattr(formats, "dcp_to_torch_save", in_file(change))
     verdict, _ = alone(**ONE)
     assert verdict.status == "fail"
-    seen = {one.check: {each.where for each in one.findings} for one in verdict.failed}
+    seen = {one.check: {each.where for each in one.mismatches} for one in verdict.failed}
     assert seen[check] == {f"in the checkpoint of step 1{how}" for how in (READ, BACK)}

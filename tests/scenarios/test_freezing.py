@@ -31,7 +31,7 @@ def test_the_moments_of_what_is_frozen_later_are_lost_and_nothing_else() -> None
     ran = chained("freezing")
     assert {one.check for one in ran.verdict.failed} == {"optim_equal", "state_resume_equal"}
     assert unexplained(ran, "state-of-frozen") == set()
-    where = {one.where for failed in ran.verdict.failed for one in failed.findings}
+    where = {one.where for failed in ran.verdict.failed for one in failed.mismatches}
     assert all("step 4" in one for one in where), "in the checkpoint in which it was trained they come back"
 
 
@@ -45,7 +45,7 @@ def test_a_defect_is_seen(fault: str) -> None:
 @pytest.mark.cell
 def test_one_that_counts_steps_by_itself_is_seen() -> None:
     ran = chained("counts_for_itself")
-    failed = {one.check: {each.name for each in one.findings} for one in ran.verdict.failed}
+    failed = {one.check: {each.name for each in one.mismatches} for one in ran.verdict.failed}
     assert {"requires_grad.net1.weight", "requires_grad.net1.bias"} <= failed["flags_equal"], failed.keys()
 
 

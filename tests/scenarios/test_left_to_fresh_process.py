@@ -11,12 +11,15 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 
+from dcpbench.cell import handover, steps
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import SavedCheckpoint
 from dcpbench.config.groups import Verify
 from dcpbench.core.mismatch import Mismatch, Problem
-from dcpbench.scenarios import fresh_process, read_whole, steps
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import FLAGS, SavedCheckpoint
-from dcpbench.verify.snapshot import DigestedLeaf, snapshot_nested
+from dcpbench.scenarios import fresh_process
+from dcpbench.verify import plain_read
+from dcpbench.verify.snapshot import snapshot_nested
+from dcpbench.workloads.run_state import FLAGS
 from dcpbench.workloads.training_run import TrainingRun
 from support.alone import bare_cell, config, world
 
@@ -31,16 +34,24 @@ def newest(tmp_path: Path, *keys: str) -> tuple[Cell, SavedCheckpoint]:
     leaves = snapshot_nested({"first": torch.zeros(2), "middle": torch.ones(2), "last": torch.ones(3)})
     state = {"model_equal": leaves, "extra_equal": {"number": 3, "other": 4}, FLAGS: {"number": True}}
     saved: Any = mock.Mock(SavedCheckpoint, step=7, state=state, checkpoint_id=str(tmp_path), numbers={})
+    saved.checkpointer = mock.Mock()
     saved.keys, saved.source = dict.fromkeys(keys), mock.Mock(options=StateDictOptions(), numbers={})
     cell.complete.append(saved)
     return cell, saved
 
 
+def dropped_by(saved: SavedCheckpoint) -> list[str]:
+    """The checkpoints whose cached pages are dropped from now on."""
+    dropped: list[str] = []
+    saved.checkpointer.drop_cached = dropped.append  # type: ignore[method-assign]
+    return dropped
+
+
 def left(cell: Cell) -> dict[str, set[str]]:
-    with torch.serialization.safe_globals([DigestedLeaf, fresh_process.Extent]):
-        step, checkpoint_id, state, _ = torch.load(cell.folder / "newest.pt", weights_only=True)
-    assert (step, checkpoint_id) == (7, str(cell.folder))
-    return {check: set(leaves) for check, leaves in state.items()}
+    (newest,) = handover.take(cell, "newest.pt").checkpoints
+    place = newest.checkpoint(cell, mock.Mock()).checkpoint_id
+    assert (newest.step, place) == (7, str(cell.folder))
+    return {check: set(leaves) for check, leaves in newest.state.items()}
 
 
 ALL = ("model.first", "model.middle", "model.last", "number", "other")
@@ -49,7 +60,7 @@ ALL = ("model.first", "model.middle", "model.last", "number", "other")
 @pytest.mark.parametrize("missing", ["", *ALL])
 def test_a_fresh_process_is_left_what_the_checkpoint_holds(missing: str, tmp_path: Path) -> None:
     cell, _ = newest(tmp_path, *(key for key in ALL if key != missing))
-    fresh_process.leave(cell)
+    handover.leave_newest(cell)
     names = {"model_equal": {"first", "middle", "last"}, "extra_equal": {"number", "other"}}
     assert left(cell) == {
         check: held - {missing.removeprefix("model.") if "model" in check else missing}
@@ -61,15 +72,15 @@ def test_a_fresh_process_is_left_what_the_checkpoint_holds(missing: str, tmp_pat
 def test_a_fresh_process_is_not_left_what_ranks_do_not_agree_on(
     differing: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = fresh_process.digests
+    honest = handover.digests
 
     def digests(leaves: Any, group: Any) -> Any:
         whole, _ = honest(leaves, group)
         return whole, [Mismatch(name, Problem.ranks_disagree) for name in leaves if name in differing]
 
-    monkeypatch.setattr(fresh_process, "digests", digests)
+    monkeypatch.setattr(handover, "digests", digests)
     cell, _ = newest(tmp_path, *ALL)
-    fresh_process.leave(cell)
+    handover.leave_newest(cell)
     agreed = {
         "model_equal": {"first", "middle", "last"} - differing,
         "extra_equal": {"number", "other"} - differing,
@@ -80,7 +91,7 @@ def test_a_fresh_process_is_not_left_what_ranks_do_not_agree_on(
 @pytest.mark.parametrize("missing", ["", "model.middle", "number"])
 def test_a_fresh_process_tells_what_the_checkpoint_no_longer_holds(missing: str, tmp_path: Path) -> None:
     cell, saved = newest(tmp_path, *ALL)
-    fresh_process.leave(cell)
+    handover.leave_newest(cell)
     values = {
         **{f"model.{name}": leaf.local for name, leaf in saved.state["model_equal"].items()},
         **saved.state["extra_equal"],
@@ -99,38 +110,32 @@ def test_a_fresh_process_tells_what_the_checkpoint_no_longer_holds(missing: str,
     assert found == ({check: [(missing.removeprefix("model."), Problem.missing)]} if missing else {})
 
 
-def test_a_trainer_is_left_to_a_fresh_process_of_each_rank(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dropped: list[Path] = []
-    monkeypatch.setattr(fresh_process, "drop_pages", dropped.append)
+def test_a_trainer_is_left_to_a_fresh_process_of_each_rank(tmp_path: Path) -> None:
     cell, saved = newest(tmp_path)
+    dropped = dropped_by(saved)
     run: Any = mock.Mock(TrainingRun, keeps_random=frozenset())
-    losses = steps.Losses([1.0], [], None, {})
+    losses = steps.Losses([1.0], mock.Mock(), {})
     standard = replace(cell, config=replace(cell.config, verify=Verify.standard))
-    fresh_process.leave_to_trainer(standard, saved, run, losses)
+    handover.leave_to_trainer(standard, saved, run, losses)
     assert not [*tmp_path.iterdir()]
-    fresh_process.leave_to_trainer(replace(cell, world=world(1, 2)), saved, run, losses)
+    handover.leave_to_trainer(replace(cell, world=world(1, 2)), saved, run, losses)
     assert dropped == []
-    fresh_process.leave_to_trainer(cell, saved, run, losses)
-    assert dropped == [tmp_path]
+    handover.leave_to_trainer(cell, saved, run, losses)
+    assert dropped == [str(tmp_path)]
     assert {path.name for path in tmp_path.iterdir()} == {"newest-rank0.pt", "newest-rank1.pt"}
 
 
-def test_what_is_left_is_no_longer_cached_by_rank_0_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dropped: list[Path] = []
-    monkeypatch.setattr(fresh_process, "drop_pages", dropped.append)
-    cell, _ = newest(tmp_path, *ALL)
-    fresh_process.leave(replace(cell, world=world(1, 2)))
+def test_what_is_left_is_no_longer_cached_by_rank_0_alone(tmp_path: Path) -> None:
+    cell, saved = newest(tmp_path, *ALL)
+    dropped = dropped_by(saved)
+    handover.leave_newest(replace(cell, world=world(1, 2)))
     assert (dropped, (tmp_path / "newest.pt").exists()) == ([], False)
     for config_without in (replace(cell.config, verify=Verify.standard),):
-        fresh_process.leave(replace(cell, config=config_without))
-    fresh_process.leave(replace(cell, complete=[]))
+        handover.leave_newest(replace(cell, config=config_without))
+    handover.leave_newest(replace(cell, complete=[]))
     assert (dropped, (tmp_path / "newest.pt").exists()) == ([], False)
-    fresh_process.leave(cell)
-    assert dropped == [tmp_path]
+    handover.leave_newest(cell)
+    assert dropped == [str(tmp_path)]
 
 
 def test_where_nothing_was_left_there_is_nothing_to_load(tmp_path: Path) -> None:
@@ -149,10 +154,10 @@ def test_a_loaded_value_is_looked_at_as_it_was_saved() -> None:
     losses = [1.0, 2.0]
     as_bytes = torch.frombuffer(bytearray(stream(losses).getvalue()), dtype=torch.uint8)
     seen = {
-        "number": read_whole._as_seen(3),
-        "scalar": read_whole._as_seen(torch.tensor(3)),
-        "stream": read_whole._as_seen(stream(losses)),
-        "bytes": read_whole._as_seen(as_bytes),
+        "number": plain_read._as_seen(3),
+        "scalar": plain_read._as_seen(torch.tensor(3)),
+        "stream": plain_read._as_seen(stream(losses)),
+        "bytes": plain_read._as_seen(as_bytes),
     }
     assert seen == {"number": 3, "scalar": 3, "stream": losses, "bytes": losses}
     assert type(seen["scalar"]) is int

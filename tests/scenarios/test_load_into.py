@@ -5,9 +5,10 @@ from unittest import mock
 
 import pytest
 
-from dcpbench.scenarios import checks, steps
-from dcpbench.scenarios.checkpoint import Checkpoint, key_of
+from dcpbench.cell import checks, steps
+from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.workloads.build_run import build
+from dcpbench.workloads.run_state import key_of
 from support.alone import bare_cell, config, run_alone, unexplained, world
 
 pytestmark = pytest.mark.cell

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from dcpbench.checkpointers import base
 from dcpbench.checkpointers.dcp import DcpCheckpointer
-from dcpbench.scenarios import fresh_process as stage
-from dcpbench.scenarios import lockstep
 from dcpbench.verify import snapshot
+from dcpbench.workloads import lockstep
 from support.alone import config, group_of_one, run_alone, world
 from support.looked_at import (
     DAMAGES,
@@ -116,7 +116,7 @@ def test_a_trainer_is_looked_at_but_for_its_files_and_a_twin() -> None:
 
 def test_a_trainer_is_built_by_a_fresh_process_too(monkeypatch: pytest.MonkeyPatch) -> None:
     dropped: list[Path] = []
-    monkeypatch.setattr(stage, "drop_pages", dropped.append)
+    monkeypatch.setattr(base, "drop_pages", dropped.append)
     values = {"checkpointer": "trainer", "workload": {"target": "support.own_trainer.Trainer"}}
     looked = Looked(config(**SMALL, **values))
     ran = passed(run_alone(**SMALL, **values, verify="deep"))
@@ -183,7 +183,7 @@ def test_what_a_half_has_not_loaded_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
     (failed,) = ran.verdict.failed
     assert failed.check == "extra_equal"
     assert "half.sharded" in failed.names
-    assert {one.where for one in failed.findings} == {"in the checkpoint of this rank's half"}
+    assert {one.where for one in failed.mismatches} == {"in the checkpoint of this rank's half"}
 
 
 def test_a_rank_that_plans_for_itself_is_refused_by_its_own_exception() -> None:

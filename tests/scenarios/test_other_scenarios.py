@@ -15,17 +15,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint import DefaultLoadPlanner, state_dict_loader
 
+from dcpbench.cell import handover, steps
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.core.rank_report import CheckReport, Skip
-from dcpbench.scenarios import (
-    fine_tune,
-    handover,
-    in_place,
-    partial_load,
-    refused_saves,
-    stateful_objects,
-    steps,
-)
+from dcpbench.scenarios import fine_tune, in_place, partial_load, refused_saves, stateful_objects
+from dcpbench.verify.compare import compare
 from dcpbench.verify.perturb import controllable
 from dcpbench.verify.snapshot import snapshot_nested
 from dcpbench.workloads.build_run import build
@@ -274,7 +268,7 @@ def test_the_values_of_a_plain_dictionary_are_of_every_kind_and_all_others_each_
     leaves, others = snapshot_nested(one), snapshot_nested(other)
     kinds = {type(leaf).__name__ for leaf in leaves.values()}
     assert kinds == {"int", "float", "bool", "str", "bytes", "NoneType", "list", "TensorLeaf"}
-    found = stateful_objects.compare(leaves, others)
+    found = compare(leaves, others)
     assert {one.name for one in found} == set(controllable(leaves)) == leaves.keys() - {"empty"}
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from torch.distributed.checkpoint.filesystem import FileSystem
 
+from dcpbench.cell.cell import Cell
 from dcpbench.scenarios import overwrite_ranks
-from dcpbench.scenarios.cell import Cell
 from support.alone import alone
 
 pytestmark = pytest.mark.cell

@@ -9,10 +9,10 @@ from unittest import mock
 
 import pytest
 
+from dcpbench.cell.contract import Unsaveable, verify_refused_beside
 from dcpbench.checkpointers.base import PendingSave
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.core.mismatch import Mismatch
-from dcpbench.scenarios.contract import Unsaveable, verify_refused_beside
 from dcpbench.verify.audit import Entry, Manifest
 from support.alone import Ran, bare_cell, group_of_one, run_alone, world
 

@@ -10,9 +10,9 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
+from dcpbench.cell import shared_folder
+from dcpbench.cell.shared_folder import UnseenFileError, wait_until_seen
 from dcpbench.checkpointers.base import file_lengths
-from dcpbench.scenarios import shared_folder
-from dcpbench.scenarios.shared_folder import UnseenFileError, wait_until_seen
 from support.alone import bare_cell, world
 from support.gloo_ranks import Ask
 

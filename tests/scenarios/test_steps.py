@@ -14,17 +14,19 @@ from unittest import mock
 import pytest
 import torch
 
+from dcpbench.cell import handover, steps
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint
 from dcpbench.checkpointers import base
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.core.mismatch import Problem
 from dcpbench.core.rank_report import RankReport
-from dcpbench.scenarios import fresh_process, handover, read_whole, steps
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import RANDOM, Checkpoint, SavedCheckpoint, State
-from dcpbench.verify import compare_layouts
-from dcpbench.verify.files import FileDigests, digest_files, recorded_syncs
+from dcpbench.scenarios import fresh_process
+from dcpbench.verify import compare_layouts, plain_read
+from dcpbench.verify.files import FileDigests, digest_files, recorded_syncs, synced_in
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.build_run import build
+from dcpbench.workloads.run_state import RANDOM, State
 from dcpbench.workloads.world import World
 from support import own_trainer
 from support.alone import bare_cell, config, world
@@ -133,7 +135,7 @@ def test_files_that_need_not_be_synced_are_no_finding(asked_for: bool, tmp_path:
     given = config(**SMALL)
     given.storage = replace(given.storage, sync_files=asked_for)
     with recorded_syncs() as synced:
-        cell = replace(bare_cell(tmp_path, given), synced=synced)
+        cell = replace(bare_cell(tmp_path, given), synced=partial(synced_in, synced=synced))
         oracle = steps.build(cell)
         steps.go_on(cell, oracle, 1)
         steps.finish(cell, steps.save(cell, oracle.trained, steps.open_checkpointer(cell)))
@@ -278,7 +280,7 @@ def test_no_code_is_run_that_a_folder_of_results_holds(tmp_path: Path) -> None:
     for read in (
         partial(handover.take_over, cell, mock.Mock(), same_layout=True),
         partial(fresh_process.load_alone, cell),
-        partial(read_whole._as_seen, value),
+        partial(plain_read._as_seen, value),
     ):
         with pytest.raises(UnpicklingError, match="Unsupported global"):
             read()

@@ -10,9 +10,9 @@ import numpy as np
 import psutil
 import torch
 
+from dcpbench.cell.cell import Cell
 from dcpbench.core.mismatch import Mismatch, Problem
-from dcpbench.core.rank_report import RankReport
-from dcpbench.scenarios.cell import Cell
+from dcpbench.core.rank_report import Compared, RankReport
 from dcpbench.scenarios.save_load import save_load
 from dcpbench.worker.messages import Message
 
@@ -93,8 +93,8 @@ def reports_odd_values(cell: Cell) -> None:
     finding = Mismatch(
         "w", Problem.contract, facts={"text": "odd", **odd_values()}, max_abs_diff=np.float32(2)
     )
-    cell.check("contract_held", [finding], "", ["w"])
-    cell.control("contract_held", {"w": np.bool_(True)}, "")
+    fired = {"w": np.bool_(True)}
+    cell.record("contract_held", Compared([finding], {"w": True}, fired), "")  # type: ignore[arg-type]
     for value in (*odd_values().values(), float("inf")):
         cell.measure("load_s", value)
     cell.report.losses["mine"] = [torch.tensor(1.0)]
@@ -102,7 +102,8 @@ def reports_odd_values(cell: Cell) -> None:
 
 def raises_with_odd_values(cell: Cell) -> None:
     """It has found something odd when it raises."""
-    cell.check("contract_held", [Mismatch("w", Problem.contract, facts={"text": {1}})], "", ["w"])
+    finding = Mismatch("w", Problem.contract, facts={"text": {1}})
+    cell.record("contract_held", Compared([finding], {"w": True}, {}), "")
     raise ValueError("no more")
 
 

@@ -24,8 +24,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import FileSystemWriter
 
+from dcpbench.cell.cell import Cell
 from dcpbench.checkpointers.base import PendingSave
-from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.save_load import save_load
 
 LATE_S = 3.0

@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 
 from conftest import SMALL, start, wait_for, words_of
+from dcpbench.cell.cell import Cell
 from dcpbench.config.text import counted
-from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.save_load import save_load
 from support.drivers import plant
 
@@ -31,7 +31,7 @@ IN_DRIVER = {
     "row written": ("dcpbench.records.row_log", "RowLog._remember"),
     "end of ranks": ("dcpbench.sweep.run.driver", "Sweep.end"),
     "report": ("dcpbench.report.show", "write_reports"),
-    "exit": ("dcpbench.sweep.app", "exit_status"),
+    "exit": ("dcpbench.sweep.closing", "exit_status"),
 }
 """Moments of the driver, each named by a function that it calls then."""
 

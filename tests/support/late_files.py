@@ -8,8 +8,9 @@ from pathlib import Path
 from unittest import mock
 
 from conftest import TESTS
-from dcpbench.scenarios import convert, shared_folder
-from dcpbench.scenarios.cell import Cell
+from dcpbench.cell import shared_folder
+from dcpbench.cell.cell import Cell
+from dcpbench.scenarios import convert
 from support.namespaces import Namespace
 
 WAITS_S = 10.0

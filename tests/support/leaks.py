@@ -17,8 +17,8 @@ from torch import nn
 from torch.distributed.checkpoint import _async_process_executor
 from torch.overrides import TorchFunctionMode
 
+from dcpbench.cell.cell import Cell
 from dcpbench.checkpointers.dcp import DcpCheckpointer
-from dcpbench.scenarios.cell import Cell
 from dcpbench.scenarios.save_load import save_load
 
 

@@ -6,12 +6,12 @@ from typing import Any
 from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import RankReport
 from dcpbench.scenarios import fine_tune
-from dcpbench.scenarios.checkpoint import FLAGS, live_state
 from dcpbench.verify.audit import Chunk, Entry, Manifest, controls
 from dcpbench.verify.perturb import controllable
 from dcpbench.verify.process_state import snapshot_process
 from dcpbench.workloads.batches import batches_of
 from dcpbench.workloads.build_run import build
+from dcpbench.workloads.run_state import FLAGS, live_state
 from dcpbench.workloads.training_run import TrainingRun
 from support.alone import Ran, config, world
 

@@ -11,10 +11,10 @@ import torch.distributed.checkpoint as dcp
 from omegaconf import OmegaConf
 from torch.distributed.checkpoint import state_dict_loader
 
+from dcpbench.cell import steps
+from dcpbench.cell.cell import Cell
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.config.schema import conf_folder
-from dcpbench.scenarios import steps
-from dcpbench.scenarios.cell import Cell
 
 State = dict[str, Any]
 Load = Callable[[State], None]

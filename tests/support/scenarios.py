@@ -9,10 +9,12 @@ import time
 import torch
 import torch.distributed as dist
 
-from dcpbench.scenarios import checks, steps
-from dcpbench.scenarios.cell import Cell
+from dcpbench.cell import steps
+from dcpbench.cell.cell import Cell
+from dcpbench.core.rank_report import Compared
 from dcpbench.verify.compare import compare
 from dcpbench.verify.compare_layouts import digests
+from dcpbench.verify.perturb import all_different
 from dcpbench.verify.snapshot import snapshot_model
 from dcpbench.workloads.build_run import build_twin
 
@@ -69,9 +71,9 @@ def layouts(cell: Cell) -> None:
         plain = snapshot_model(build_twin(cell.config, cell.world, cell.config.seed).model)
         expected, _ = digests(plain, None)
         content, wrong = digests(snapshot_model(oracle.trained.model), group)
-        where = "as it was built"
-        cell.check("model_equal", [*wrong, *compare(expected, content)], where, list(expected))
-        checks.control_changed(cell, "model_equal", plain, where)
+        control = compare(plain, all_different(plain))
+        found = [*wrong, *compare(expected, content)]
+        cell.record("model_equal", Compared.of(found, control, list(expected)), "as it was built")
 
 
 def _wait_for_ever() -> None:

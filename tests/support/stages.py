@@ -7,8 +7,8 @@ from unittest import mock
 
 from torch.distributed.checkpoint import FileSystemWriter
 
-from dcpbench.scenarios import checks, handover, steps
-from dcpbench.scenarios.cell import Cell
+from dcpbench.cell import checks, handover, steps
+from dcpbench.cell.cell import Cell
 
 VICTIM = 1
 

@@ -6,7 +6,11 @@ import pytest
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import conf_folder
+from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.plugins import Plugin
+from dcpbench.sweep.plan import known_failures
 from dcpbench.sweep.plan.known_failures import listed, read
+from dcpbench.verdict.known_failures import explaining
 
 
 def test_the_list_of_the_house_is_whole() -> None:
@@ -83,3 +87,24 @@ def test_a_list_that_is_wrong_is_refused(tmp_path: Path, text: str, told: str) -
     path.write_text(text)
     with pytest.raises(ConfigError, match=told):
         read(path)
+
+
+def test_an_entry_without_its_recomputation_is_idle(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a cell that needs it fails."""
+    mine = Plugin(name="mine", api=1, defects={"one_replica": "nowhere:defect"})
+    monkeypatch.setattr(known_failures, "plugins", lambda: [mine])
+    path = tmp_path / "list.yaml"
+    checks = "checks: {{model_equal: [{{name: w, problems: [differs]{1}}}]}}"
+    entry = f"{{{{id: {{0}}, cells: {{{{}}}}, torch: '>=2', reason: why, {checks}}}}}"
+    by = {"plain": "", "held": ", by: checkpoint", "known": ", by: one_replica", "lost": ", by: nobody_knows"}
+    path.write_text("".join(f"- {entry.format(*one)}\n" for one in by.items()))
+    assert [one.id for one in known_failures.read(path)] == ["plain", "held", "known"]
+    told = "dcpbench: list.yaml: lost: idle, no plug-in recomputes nobody_knows\n"
+    assert capsys.readouterr().err == told
+    monkeypatch.setattr(known_failures, "plugins", list)
+    left = known_failures.read.__wrapped__(path)
+    assert [one.id for one in left] == ["plain", "held"]
+    differs = Mismatch("w", Problem.differs, by="one_replica")
+    assert not explaining(left[1:], {"model_equal": [differs]}, []).whole

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.rank_report import Compared
 from dcpbench.core.sentences import describe
 from dcpbench.verify import compare_layouts
 from dcpbench.verify.compare import Recall
@@ -225,7 +226,7 @@ def test_replicas_have_the_same_bits(threads: None, drifted: int | None) -> None
     cut = [Extent((4, 2), (2 * rank, 0), (2, 2), 0, 4) for rank in range(2)]
     empty = Extent((4, 2), (4, 0), (0, 2), 0, 0)
 
-    def compared(rank: int) -> tuple[dict[str, bool], list[Mismatch]]:
+    def compared(rank: int) -> Compared:
         tensor = torch.arange(8.0).view(4, 2)
         other = tensor.clone()
         other.view(torch.int32)[2, 1] ^= rank == drifted
@@ -243,8 +244,8 @@ def test_replicas_have_the_same_bits(threads: None, drifted: int | None) -> None
 
     with ThreadPoolExecutor(2) as pool:
         results = [one.result(60) for one in [pool.submit(compared, rank) for rank in range(2)]]
-    for fired, found in results:
-        assert fired == {"w": True, "scalar": True}, "a bit that one rank has otherwise is reported"
-        assert [(one.name, one.problem) for one in found] == (
+    for result in results:
+        assert result.fired == {"w": True, "scalar": True}, "a bit that one rank has otherwise is reported"
+        assert [(one.name, one.problem) for one in result.found] == (
             [] if drifted is None else [("w", Problem.replicas)]
         )

@@ -11,11 +11,10 @@ from dcpbench.core.mismatch import Mismatch
 from dcpbench.verify import files as files_module
 from dcpbench.verify.files import (
     compare_files,
+    compare_synced,
     digest_files,
     digest_late_files,
     drop_pages,
-    file_controls,
-    not_synced,
     recorded_syncs,
     synced_in,
 )
@@ -53,29 +52,27 @@ def folder(tmp_path: Path) -> Path:
 def test_files_that_nobody_touched_are_unchanged(folder: Path) -> None:
     then = digest_files(folder)
     assert list(then) == [SMALL, LARGE]
-    assert compare_files(then, digest_files(folder)) == []
-    assert file_controls(then) == dict.fromkeys((SMALL, LARGE, "a file that went", "a file that came"), True)
+    compared = compare_files(then, digest_files(folder))
+    names = dict.fromkeys((SMALL, LARGE, "a file that went", "a file that came"), True)
+    assert (compared.found, compared.names, compared.fired) == ([], names, names)
 
 
 def test_a_folder_without_files_has_no_control(tmp_path: Path) -> None:
     assert digest_files(tmp_path) == {}
-    assert file_controls({}) == {"a file that went": False, "a file that came": False}
+    assert compare_files({}, {}).fired == {"a file that went": False, "a file that came": False}
 
 
 def test_the_control_knows_a_comparison_that_sees_less(monkeypatch: pytest.MonkeyPatch) -> None:
     files = {"a": "1", "b": "2", "c": "3"}
     every = (*files, "a file that went", "a file that came")
+    honest = files_module._differing
 
     def fired(sees: Callable[[str, str | None, str | None], bool]) -> list[str]:
         def compare(then: dict[str, str], now: dict[str, str]) -> list[Mismatch]:
-            return [
-                one
-                for one in compare_files(then, now)
-                if sees(one.name, then.get(one.name), now.get(one.name))
-            ]
+            return [one for one in honest(then, now) if sees(one.name, then.get(one.name), now.get(one.name))]
 
-        monkeypatch.setattr(files_module, "compare_files", compare)
-        return [name for name, good in file_controls(files).items() if good]
+        monkeypatch.setattr(files_module, "_differing", compare)
+        return [name for name, good in compare_files(files, files).fired.items() if good]
 
     assert fired(lambda name, then, now: True) == [*every]
     assert fired(lambda name, then, now: name != "a") == ["b", "c"]
@@ -90,14 +87,14 @@ def test_a_change_is_told_by_the_name_of_the_file(folder: Path, change: str) -> 
     then = digest_files(folder)
     path, do = CHANGES[change]
     do(folder / path)
-    assert [finding.name for finding in compare_files(then, digest_files(folder))] == [path]
+    assert [finding.name for finding in compare_files(then, digest_files(folder)).found] == [path]
 
 
 def test_whole_files_are_read_where_that_is_asked_for(folder: Path) -> None:
     then, then_whole = digest_files(folder), digest_files(folder, whole=True)
     _write(folder / LARGE, 2**20 + 5)
-    assert compare_files(then, digest_files(folder)) == []
-    assert [one.name for one in compare_files(then_whole, digest_files(folder, whole=True))] == [LARGE]
+    assert compare_files(then, digest_files(folder)).found == []
+    assert [one.name for one in compare_files(then_whole, digest_files(folder, whole=True)).found] == [LARGE]
 
 
 @pytest.mark.parametrize("below", ["", "data"])
@@ -133,7 +130,9 @@ def test_files_that_were_synced_are_known_by_another_name_too(tmp_path: Path) ->
         (tmp_path / "one").rename(tmp_path / "renamed")
         mine = synced_in(tmp_path, synced)
     assert mine == {"renamed"}
-    assert [finding.name for finding in not_synced(["other", "renamed"], mine)] == ["other"]
+    compared = compare_synced(["other", "renamed"], mine)
+    assert [finding.name for finding in compared.found] == ["other"]
+    assert compared.fired == {"files that were not synced": True}
     assert os.fsync.__module__ == "posix"
 
 

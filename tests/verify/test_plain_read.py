@@ -42,7 +42,7 @@ def _chunks(tensor: torch.Tensor, rows: int, read: list[int] | None = None) -> l
 def test_a_part_is_put_together_and_a_wrong_element_told(extent: Extent) -> None:
     leaves = {"w": TensorLeaf(extent.take(SMALL).clone(), extent, None)}
     read = compare_stored([leaves], {"w": _chunks(SMALL, 4)}, 0, 1, CPU)
-    assert (read.found, read.control) == ([], {"w": True})
+    assert (read.found, read.fired) == ([], {"w": True})
     leaves["w"].local[-1] += 1
     (finding,) = compare_stored([leaves], {"w": _chunks(SMALL, 4)}, 0, 1, CPU).found
     assert finding.problem is Problem.differs
@@ -55,7 +55,7 @@ def test_of_a_large_part_one_block_is_read(monkeypatch: pytest.MonkeyPatch) -> N
     leaves = digested({"w": TensorLeaf(large, whole(large), None)})
     rows: list[int] = []
     read = compare_stored([leaves], {"w": _chunks(large, 1, rows)}, 0, 1, CPU)
-    assert (read.found, read.control) == ([], {"w": True})
+    assert (read.found, read.fired) == ([], {"w": True})
     assert rows == list(range(rows[0], rows[0] + 5))
     (finding,) = compare_stored([leaves], {"w": _chunks(-large, 1)}, 0, 1, CPU).found
     assert finding.problem is Problem.digests_differ
@@ -69,9 +69,9 @@ def test_of_large_ones_the_smallest_is_read_and_all_others_are(last: str) -> Non
     stored = {name: _chunks(tensor, 2) for name, tensor in tensors.items()}
     leaves = {name: TensorLeaf(tensor, whole(tensor), None) for name, tensor in tensors.items()}
     large = digested({name: leaves[name] for name in sorted(sizes, key=last.__eq__)})
-    assert compare_stored([large], stored, 0, 1, CPU).control == {"a": True}
-    assert compare_stored([large, leaves], stored, 0, 1, CPU).control == dict.fromkeys(sizes, True)
-    assert compare_stored([{**leaves, "a": 0.1}], stored, 0, 1, CPU).control.keys() == {"b", "c"}
+    assert compare_stored([large], stored, 0, 1, CPU).fired == {"a": True}
+    assert compare_stored([large, leaves], stored, 0, 1, CPU).fired == dict.fromkeys(sizes, True)
+    assert compare_stored([{**leaves, "a": 0.1}], stored, 0, 1, CPU).fired.keys() == {"b", "c"}
 
 
 def test_ranks_share_what_all_have_and_each_reads_the_rest() -> None:
@@ -86,10 +86,10 @@ def test_ranks_share_what_all_have_and_each_reads_the_rest() -> None:
     stored = {name: _chunks(SMALL, 6) for name in leaves}
     first, second = (compare_stored([leaves], stored, rank, 2, CPU) for rank in range(2))
     assert first.found == second.found == []
-    assert first.control.keys() & second.control.keys() == {"shard", "cut"}
-    assert first.control.keys() | second.control.keys() == leaves.keys() - {"nothing"}
-    assert len(first.control) > 2
-    assert len(second.control) > 2
+    assert first.fired.keys() & second.fired.keys() == {"shard", "cut"}
+    assert first.fired.keys() | second.fired.keys() == leaves.keys() - {"nothing"}
+    assert len(first.fired) > 2
+    assert len(second.fired) > 2
 
 
 def test_only_those_chunks_are_read_in_which_rows_of_the_part_lie() -> None:
@@ -115,7 +115,7 @@ def test_it_is_compared_where_it_lies_and_by_the_control_too() -> None:
     """A step counter stays on the CPU when the model is elsewhere."""
     leaves = {"w": TensorLeaf(SMALL, whole(SMALL), None)}
     read = compare_stored([leaves], {"w": _chunks(SMALL, 6)}, 0, 1, torch.device("meta"))
-    assert (read.found, read.control) == ([], {"w": True})
+    assert (read.found, read.fired) == ([], {"w": True})
 
 
 UNREADABLE: dict[str, tuple[list[StoredChunk], str]] = {
@@ -140,7 +140,7 @@ def test_what_cannot_be_read_is_a_finding_and_its_own_control(case: str) -> None
     read = compare_stored([{"w": TensorLeaf(SMALL, whole(SMALL), None)}], {"w": chunks}, 0, 1, CPU)
     assert [one.problem for one in read.found] == [Problem.unreadable]
     assert told in read.found[0].facts["error"]
-    assert read.control == {"w": True}
+    assert read.fired == {"w": True}
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2)])

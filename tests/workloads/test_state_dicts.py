@@ -7,9 +7,9 @@ import pytest
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 from conftest import SMALL, Finished, blocks, run, selected, tiered
-from dcpbench.scenarios.checkpoint import live_state, promised_keys
 from dcpbench.verify.snapshot import by_parameter
 from dcpbench.workloads.build_run import build
+from dcpbench.workloads.run_state import live_state, promised_keys
 from support.alone import alone, config, world
 
 ONCE: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from dcpbench.measure.raw_io import RawIO
 from dcpbench.records import files
 from dcpbench.verify.audit import Manifest
-from dcpbench.verify.files import FileDigests, digest_files
+from dcpbench.verify.files import FileDigests, digest_files, digest_late_files, drop_pages
 from dcpbench.verify.plain_read import Stored
 
 T = TypeVar("T")
@@ -163,6 +163,15 @@ class Checkpointer(ABC):
         """What a checkpoint's files are now; nothing where there are none."""
         with self.files(checkpoint_id) as folder:
             return digest_files(folder)
+
+    def digests_with_late(self, checkpoint_id: str, then: FileDigests, complete_at: float) -> FileDigests:
+        """What `digests` said when a save reported success (`time.time`), with the files that a shared file
+        system has shown late."""
+        return {**then, **digest_late_files(Path(checkpoint_id), then, complete_at)}
+
+    def drop_cached(self, checkpoint_id: str) -> None:
+        """Drop what the kernel has cached of the files of a checkpoint."""
+        drop_pages(Path(checkpoint_id))
 
     def size(self, checkpoint_id: str) -> int:
         """The bytes that a checkpoint takes up."""

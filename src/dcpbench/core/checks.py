@@ -15,8 +15,8 @@ class CheckSpec:
         label: what it is called at the head of its column in a table.
         help: what holds when it holds, in one sentence.
         probe: for a check that no scenario makes: called on each rank as `probe(cell, target, checkpoint)`
-            after each load that was verified; it records what it sees with `cell.check(name, mismatches,
-            where, compared)` and its negative control with `cell.control(name, fired, where)`.
+            after each load that was verified; it records a `Compared`, which carries its negative control,
+            with `cell.record(name, compared, where)`.
         training: whether it is about training under a parallelism, and not about saving and resuming.
     """
 

@@ -40,6 +40,10 @@ class Problem(StrEnum):
     contract = "contract"  # of what a scenario asks beside equality
 
 
+AS_HELD = "checkpoint"
+"""What a finding is `by` where what was restored is what the checkpoint holds."""
+
+
 @dataclass(frozen=True)
 class Mismatch:
     """A difference that a check found in one piece of state, on one rank.
@@ -52,8 +56,8 @@ class Mismatch:
         facts: more plain data, by the names in the templates of `dcpbench.core.sentences`: `saved`,
             `restored`, `index`, `saved_bits`, `differing`, `elements`, ….
         where: the checkpoint or the moment, in words.
-        by: the defect of `dcpbench.verify.known_defects` that makes exactly this of the state, if one does,
-            or the checkpoint, where what it holds is not what was saved and came back as it is.
+        by: the known defect of torch that makes exactly this of the state, if one does, or the checkpoint,
+            where what it holds is not what was saved and came back as it is.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """What one rank hands to the driver at the end of a stage. Plain data: ranks send it, the driver reads it."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dcpbench.core.metrics import Measurement
@@ -10,6 +10,43 @@ from dcpbench.core.mismatch import Mismatch
 
 _KEPT = 10
 """How many mismatches a report carries for each check; the number of all of them is kept beside."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The result of a comparison and of its negative control, without which nothing is recorded.
+
+    Args:
+        found: every mismatch.
+        names: the names that were compared; False for those that only other ranks have anything of.
+        fired: for each name that this rank has something of, whether the control was reported as different.
+    """
+
+    found: Sequence[Mismatch]
+    names: Mapping[str, bool]
+    fired: Mapping[str, bool]
+
+    @classmethod
+    def of(
+        cls,
+        found: Iterable[Mismatch],
+        control: Iterable[Mismatch],
+        names: Iterable[str] | Mapping[str, bool],
+    ) -> "Compared":
+        """Make it from what the same comparison found in a case that is wrong on purpose (`control`), where
+        it has to report each of these names."""
+        had = names if isinstance(names, Mapping) else dict.fromkeys(names, True)
+        reported = {finding.name for finding in control}
+        return cls([*found], had, {name: name in reported for name, here in had.items() if here})
+
+    def __add__(self, other: "Compared") -> "Compared":
+        """Put two results of one check together."""
+        found = [*self.found, *other.found]
+        return Compared(found, {**self.names, **other.names}, {**self.fired, **other.fired})
+
+
+NOTHING = Compared((), {}, {})
+"""Recorded by a rank that has nothing to compare."""
 
 
 @dataclass
@@ -29,8 +66,15 @@ class CheckReport:
     compared: dict[str, dict[str, bool]] = field(default_factory=dict)
     control: dict[str, dict[str, bool]] = field(default_factory=dict)
 
+    def record(self, compared: Compared, where: str) -> None:
+        """Add the result of a comparison at a place. A control has to fire each time."""
+        self.add(replace(mismatch, where=where) for mismatch in compared.found)
+        self.compared.setdefault(where, {}).update(compared.names)
+        seen = self.control.setdefault(where, {})
+        seen.update({name: did and seen.get(name, True) for name, did in compared.fired.items()})
+
     def add(self, mismatches: Iterable[Mismatch]) -> None:
-        """More pieces of state that are not what they should be."""
+        """Add mismatches."""
         for mismatch in mismatches:
             self.count += 1
             self.first = self.first or mismatch

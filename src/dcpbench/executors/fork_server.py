@@ -28,7 +28,7 @@ _PRELOADED = (
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
 )
-_OF_RANKS = ("checkpointers", "measure", "scenarios", "verify", "workloads")
+_OF_RANKS = ("cell", "checkpointers", "measure", "scenarios", "verify", "workloads")
 """What the server imports once, and all modules of which packages of dcpbench, so that a rank is born with it
 and knows whether a cell has changed it. None of it may touch CUDA."""
 _PROBE = "dcpbench.worker.machine_probe"

@@ -3,9 +3,9 @@ saves is as good as what it was resumed from."""
 
 from dataclasses import replace
 
+from dcpbench.cell import checks, handover, steps
+from dcpbench.cell.cell import Cell
 from dcpbench.core.rank_report import Skip
-from dcpbench.scenarios import checks, fresh_process, steps
-from dcpbench.scenarios.cell import Cell
 
 
 def chain(cell: Cell) -> None:
@@ -34,4 +34,4 @@ def chain(cell: Cell) -> None:
             checks.resume(cell, run, going_on, oracle.losses)
             steps.finish(cell, checkpoints[-1])
     if cell.config.own_trainer:
-        fresh_process.leave_to_trainer(cell, checkpoints[-1], oracle.trained, oracle.losses)
+        handover.leave_to_trainer(cell, checkpoints[-1], oracle.trained, oracle.losses)

@@ -3,8 +3,8 @@ does not depend on how it lay."""
 
 import torch
 
-from dcpbench.scenarios import checks, handover, steps
-from dcpbench.scenarios.cell import Cell
+from dcpbench.cell import checks, handover, steps
+from dcpbench.cell.cell import Cell
 
 
 def train_and_save(cell: Cell) -> None:

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
+from dcpbench.cell import checks, contract, steps
+from dcpbench.cell.cell import Cell
 from dcpbench.core.mismatch import Mismatch
-from dcpbench.core.rank_report import Skip
-from dcpbench.scenarios import checks, contract, steps
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import State
+from dcpbench.core.rank_report import Compared, Skip
 from dcpbench.verify.snapshot import below, named_parameters, snapshot_model
+from dcpbench.workloads.run_state import State
 from dcpbench.workloads.stateful import PartState, SubmoduleState
 from dcpbench.workloads.training_run import TrainingRun
 
@@ -50,26 +50,28 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
     oracle = steps.build(tuning)
     oracle.trained.draws = pretrained.trained.draws
     model_only = replace(saved, state={"model_equal": saved.state["model_equal"]}, by_content=True)
-    checks.prove_power(tuning, oracle.trained, model_only, _as_pretrained, "before the fine-tuning")
+    unrestored = checks.prove_power(tuning, oracle.trained, model_only, _as_pretrained)
     steps.load(tuning, oracle.trained, saved, state=_part(oracle.trained, submodules))
-    checks.verify_restored(tuning, oracle.trained, model_only, _as_pretrained, "before the fine-tuning")
+    where = "before the fine-tuning"
+    checks.verify_restored(tuning, oracle.trained, model_only, unrestored, _as_pretrained, where)
     checkpoints = steps.train_and_save(tuning, oracle)
-    where, different = "after the fine-tuning", checks.changed(_as_pretrained)
-    checks.prove_power(tuning, oracle.trained, model_only, different, where)
-    checks.verify_restored(tuning, oracle.trained, model_only, _as_pretrained, where)
+
+    def verify_frozen(run: TrainingRun, where: str) -> None:
+        different = checks.prove_power(tuning, run, model_only, _as_pretrained, changed=True)
+        checks.verify_restored(tuning, run, model_only, different, _as_pretrained, where)
+
+    verify_frozen(oracle.trained, "after the fine-tuning")
     checks.verify_training(tuning, oracle, load_pretrained)
 
     target = steps.build_anew(tuning)
     target.draws = oracle.trained.draws
     for number, checkpoint in enumerate(reversed(checkpoints)):
-        checks.make_different(tuning, target, checkpoint, number)
+        unrestored = checks.make_different(tuning, target, checkpoint, number)
         steps.load(tuning, target, saved, state=_part(target, submodules))
         steps.load(tuning, target, checkpoint)
-        checks.verify_restored(tuning, target, checkpoint)
+        checks.verify_restored(tuning, target, checkpoint, unrestored)
         checks.resume(tuning, target, checkpoint, oracle.losses)
-        where = f"after the restart from step {checkpoint.step}"
-        checks.prove_power(tuning, target, model_only, different, where)
-        checks.verify_restored(tuning, target, model_only, _as_pretrained, where)
+        verify_frozen(target, f"after the restart from step {checkpoint.step}")
         keys = set(checkpoint.checkpointer.manifest(checkpoint.checkpoint_id).entries)
         _verify_keys(tuning, target, keys, str(checkpoint))
 
@@ -118,4 +120,4 @@ def _verify_keys(cell: Cell, run: TrainingRun, keys: set[str], where: str) -> No
                 yield contract.breach(name, "trained, but not in the checkpoint")
 
     broken = wrong({f"model.{name}" for name in frozen})
-    contract.verify(cell, "contract_held", wrong(keys), broken, names, where)
+    cell.record("contract_held", Compared.of(wrong(keys), broken, names), where)

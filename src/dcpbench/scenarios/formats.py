@@ -14,12 +14,13 @@ from torch.distributed.checkpoint.format_utils import (
 )
 from torch.distributed.tensor import DTensor
 
+from dcpbench.cell import checks, steps
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import Checkpoint
+from dcpbench.cell.read_whole import verify_read
+from dcpbench.cell.shared_folder import wait_until_seen
 from dcpbench.checkpointers.nested import slots
-from dcpbench.scenarios import checks, steps
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import Checkpoint, as_saved
-from dcpbench.scenarios.read_whole import verify_read
-from dcpbench.scenarios.shared_folder import wait_until_seen
+from dcpbench.workloads.run_state import as_saved
 
 _SHARDED = (DTensor, ShardedTensor)
 
@@ -83,7 +84,7 @@ def _verify_broadcast(cell: Cell, saved: Checkpoint, file: str) -> None:
         cell.report.not_applied["model_equal by BroadcastingTorchSaveReader"] = why
         return
     part = replace(saved, state={"model_equal": saved.state["model_equal"]}, how=", broadcast")
-    checks.make_different(cell, target, part)
+    before = checks.make_different(cell, target, part)
     with cell.phase("load", "broadcast"):
         dcp.load(
             {"model": model},
@@ -91,4 +92,4 @@ def _verify_broadcast(cell: Cell, saved: Checkpoint, file: str) -> None:
             planner=DynamicMetaLoadPlanner(),
             process_group=cell.world.checkpoint_group,
         )
-    checks.verify_restored(cell, target, part)
+    checks.verify_restored(cell, target, part, before)

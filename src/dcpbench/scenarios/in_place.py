@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 
+from dcpbench.cell import checks, contract, steps
+from dcpbench.cell.cell import Cell
 from dcpbench.core.mismatch import Mismatch
-from dcpbench.scenarios import checks, contract, steps
-from dcpbench.scenarios.cell import Cell
+from dcpbench.core.rank_report import Compared
 from dcpbench.verify.snapshot import local_part
 
 
@@ -19,7 +20,7 @@ def in_place(cell: Cell) -> None:
     checks.verify_training(cell, oracle)
 
     target = steps.build_anew(cell)
-    checks.make_different(cell, target, checkpoint)
+    unrestored = checks.make_different(cell, target, checkpoint)
     stateful = target.state()
     given = {name: each.state_dict() for name, each in stateful.items()}
     filled = dict(given)
@@ -28,12 +29,12 @@ def in_place(cell: Cell) -> None:
     def verify_and_set() -> None:
         places = {**_places(filled), "state": before["state"]}
         held, broken = _moved(before, places), _moved(before, _places(copy.deepcopy(given)))
-        contract.verify(cell, "contract_held", held, broken, before, f"after the load {checkpoint}")
+        cell.record("contract_held", Compared.of(held, broken, [*before]), f"after the load {checkpoint}")
         for name, each in stateful.items():
             each.load_state_dict(given[name])
 
     steps.load(cell, target, checkpoint, state=filled, install=verify_and_set)
-    checks.verify_restored(cell, target, checkpoint)
+    checks.verify_restored(cell, target, checkpoint, unrestored)
     checks.resume(cell, target, checkpoint, oracle.losses)
 
 

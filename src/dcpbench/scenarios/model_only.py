@@ -4,8 +4,8 @@ by the cell's own way, and by every other that reads what it wrote."""
 from dataclasses import replace
 from typing import Any
 
-from dcpbench.scenarios import checks, steps
-from dcpbench.scenarios.cell import Cell
+from dcpbench.cell import checks, steps
+from dcpbench.cell.cell import Cell
 from dcpbench.workloads.training_run import TrainingRun
 
 
@@ -19,15 +19,15 @@ def model_only(cell: Cell) -> None:
 
     target = steps.build_anew(cell)
     for number, checkpoint in enumerate(reversed(checkpoints)):
-        checks.make_different(cell, target, checkpoint, number)
+        before = checks.make_different(cell, target, checkpoint, number)
         steps.load(cell, target, checkpoint, state=_model(target))
-        checks.verify_restored(cell, target, checkpoint)
+        checks.verify_restored(cell, target, checkpoint, before)
         for how, load in checkpoint.checkpointer.other_ways(checkpoint.checkpoint_id).items():
             again = replace(checkpoint, how=f", {how}")
-            checks.make_different(cell, target, again, number)
+            before = checks.make_different(cell, target, again, number)
             with cell.phase("load", how):
                 load(_model(target))
-            checks.verify_restored(cell, target, again)
+            checks.verify_restored(cell, target, again, before)
 
 
 def _model(run: TrainingRun) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Save into a place where other ranks have saved before: files of that save may stay beside the new ones."""
 
-from dcpbench.scenarios import checks, steps
-from dcpbench.scenarios.cell import Cell
+from dcpbench.cell import checks, steps
+from dcpbench.cell.cell import Cell
 
 _NAME = "checkpoint"
 

@@ -7,15 +7,16 @@ from dataclasses import replace
 # Private to torch, and its only way to read all that is below a key without a template for it.
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
+from dcpbench.cell import checks, contract, steps
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.core.mismatch import Mismatch
-from dcpbench.scenarios import checks, contract, steps
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import RANDOM, Checkpoint, State, live_state, retained_state
-from dcpbench.verify.compare import compare
+from dcpbench.core.rank_report import Compared
 from dcpbench.verify.compare_layouts import compare_across
-from dcpbench.verify.perturb import all_different, controllable, with_other_names
+from dcpbench.verify.perturb import all_different, compare_controlled, controllable, unlike
 from dcpbench.verify.snapshot import Leaves, below, snapshot_nested
+from dcpbench.workloads.run_state import RANDOM, State, live_state, retained_state
 from dcpbench.workloads.training_run import TrainingRun
 
 
@@ -32,14 +33,14 @@ def partial_load(cell: Cell) -> None:
 
     asked_for = replace(checkpoint, state={"model_equal": checkpoint.state["model_equal"]})
     target = steps.build_anew(cell)
-    checks.make_different(cell, target, checkpoint)
+    unrestored = checks.make_different(cell, target, checkpoint)
     before = retained_state(target)
     rest = target.state()
     steps.load(cell, target, checkpoint, state={"model": rest.pop("model")})
-    checks.verify_restored(cell, target, asked_for)
+    checks.verify_restored(cell, target, asked_for, unrestored)
     _verify_untouched(cell, target, before, checkpoint)
     steps.load(cell, target, checkpoint, state=rest)
-    checks.verify_restored(cell, target, checkpoint)
+    checks.verify_restored(cell, target, checkpoint, unrestored)
     checks.resume(cell, target, checkpoint, oracle.losses)
 
 
@@ -50,8 +51,8 @@ def _verify_untouched(cell: Cell, target: TrainingRun, before: State, saved: Che
             {**state["optim_equal"], **state["extra_equal"], **state[RANDOM]}
             for state in (live_state(target), before, saved.state)
         )
-        held, broken = compare(then, now), compare(then, with_other_names(loaded))
-        contract.verify(cell, "contract_held", held, broken, controllable(then), f"not loaded {saved}")
+        compared = compare_controlled(then, now, unlike(then, loaded, ()))
+        cell.record("contract_held", compared, f"not loaded {saved}")
 
 
 def _verify_below(cell: Cell, key: str, check: str, expected: Leaves, saved: Checkpoint) -> None:
@@ -71,11 +72,11 @@ def _verify_below(cell: Cell, key: str, check: str, expected: Leaves, saved: Che
     with cell.phase("verify", "equality"):
         found = compare_across(expected, actual, cell.world.group, saved.recall(f"{key}."))
         control = compare_across(expected, changed, cell.world.group)
-        contract.verify(cell, check, found, control, controllable(expected), where)
+        cell.record(check, Compared.of(found, control, controllable(expected)), where)
 
     def beside(names: Iterable[str]) -> list[Mismatch]:
         strangers = [name for name in names if not name.startswith(f"{key}.")]
         return [contract.breach(key, f"{strangers[0]} came with it")] if strangers else []
 
     broken = beside([*loaded, "optimizer.param_groups"])
-    contract.verify(cell, "contract_held", beside(loaded), broken, [key], where)
+    cell.record("contract_held", Compared.of(beside(loaded), broken, [key]), where)

@@ -9,12 +9,13 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
+from dcpbench.cell import checks, contract, steps
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import SavedCheckpoint
+from dcpbench.cell.shared_folder import wait_until_seen
 from dcpbench.core.mismatch import Mismatch
+from dcpbench.core.rank_report import Compared
 from dcpbench.records.files import everything_below
-from dcpbench.scenarios import checks, contract, steps
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import SavedCheckpoint
-from dcpbench.scenarios.shared_folder import wait_until_seen
 
 
 def overwrite(cell: Cell) -> None:
@@ -80,7 +81,7 @@ def no_cpu_backend(cell: Cell) -> None:
     )
     wait_until_seen(cell, accepted, "of the save")
     broken = _left_behind(accepted, threads - 1)
-    contract.verify(cell, "contract_held", left, broken, ["files", "threads"], "after the refusal")
+    cell.record("contract_held", Compared.of(left, broken, ["files", "threads"]), "after the refusal")
     dist.destroy_process_group(device_only)
     steps.train(cell, oracle.trained, oracle.data, until=cell.config.last_step)
     checks.verify_training(cell, oracle)

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dcpbench.cell import checks, contract, handover, steps
+from dcpbench.cell.cell import Cell
 from dcpbench.core.mismatch import Mismatch
-from dcpbench.scenarios import checks, contract, fresh_process, steps
-from dcpbench.scenarios.cell import Cell
+from dcpbench.core.rank_report import Compared
 
 
 def save_load(cell: Cell) -> None:
@@ -21,15 +22,15 @@ def save_load(cell: Cell) -> None:
     target = steps.build_anew(cell)
     target.keeps_random = oracle.trained.keeps_random
     for number, checkpoint in enumerate(reversed(checkpoints)):
-        checks.load_and_verify(cell, target, checkpoint, number)
+        before = checks.load_and_verify(cell, target, checkpoint, number)
         if number == 0:  # setting what is there changes nothing
             with cell.phase("load"):
                 target.set_again()
-            checks.verify_restored(cell, target, checkpoint)
+            checks.verify_restored(cell, target, checkpoint, before)
         checks.resume(cell, target, checkpoint, oracle.losses)
     checks.verify_saved_again(cell, target, checkpoints[0])
     if cell.config.own_trainer:
-        fresh_process.leave_to_trainer(cell, checkpoints[-1], oracle.trained, oracle.losses)
+        handover.leave_to_trainer(cell, checkpoints[-1], oracle.trained, oracle.losses)
 
 
 def no_dist(cell: Cell) -> None:
@@ -52,5 +53,5 @@ def no_dist(cell: Cell) -> None:
     if dist.is_initialized():
         empty.append(contract.breach("empty state dict", "it was saved with a process group"))
     full = came_back({"something": torch.ones(1)}, "full")
-    contract.verify(cell, "contract_held", empty, full, ["empty state dict"], "saved and loaded")
+    cell.record("contract_held", Compared.of(empty, full, ["empty state dict"]), "saved and loaded")
     save_load(cell)

@@ -2,20 +2,92 @@
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
+from dcpbench.cell import checks, contract, steps
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.core.mismatch import Mismatch
-from dcpbench.scenarios import checks, contract, steps
-from dcpbench.scenarios.cell import Cell
-from dcpbench.verify.compare import compare
-from dcpbench.verify.perturb import controllable
+from dcpbench.core.rank_report import Compared
+from dcpbench.verify.perturb import compare_controlled
 from dcpbench.verify.snapshot import Leaves, retained, snapshot_nested
 from dcpbench.workloads.stateful import TensorObject
 from dcpbench.workloads.world import World
+
+
+def object_scenario(
+    cell: Cell,
+    saved: dict[str, Any],
+    fresh: dict[str, Any],
+    extra: Callable[[Checkpoint, dict[str, Any]], None] = lambda checkpoint, given: None,
+    order: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+) -> None:
+    """Save objects in addition to a training run, load them into others, and compare these by type and value.
+
+    Args:
+        saved: the objects and plain dictionaries that are saved.
+        fresh: those that are loaded; none if that is not what the scenario is about.
+        extra: called with the checkpoint and the state dict that was loaded into.
+        order: puts the keys of a state dict into another order.
+    """
+    oracle = steps.build(cell)
+    expected = _leaves(saved)
+    promised = snapshot_nested({name: _state_of(one) for name, one in saved.items()})
+
+    def saved_state() -> dict[str, Any]:
+        state = {**oracle.trained.state(), **saved}
+        if order is None:
+            return state
+        # dcp.save asks for state dicts in the order of each rank's keys, and only dcp.load sorts them:
+        # what meets its peers in `state_dict` (FSDP1's optimizer and model do) must keep its order.
+        last = state.pop("optimizer")
+        return {**order(state), "optimizer": last}
+
+    checkpoint = steps.train_and_save(cell, oracle, state=saved_state, beside=retained(promised))[-1]
+    checks.verify_training(cell, oracle)
+
+    target = steps.build_anew(cell)
+    unrestored = checks.make_different(cell, target, checkpoint)
+    before = _leaves(fresh)
+    state = {**target.state(), **fresh}
+    given = Recording(order(state) if order else state)
+    steps.load(cell, target, checkpoint, state=given)
+    checks.verify_restored(cell, target, checkpoint, unrestored)
+    if fresh:
+        loaded = {name: given[name] if isinstance(one, dict) else one for name, one in fresh.items()}
+        with cell.phase("verify", "equality"):
+            cell.record("extra_equal", compare_controlled(expected, _leaves(loaded), before), str(checkpoint))
+    extra(checkpoint, given)
+    checks.resume(cell, target, checkpoint, oracle.losses)
+
+
+def _state_of(one: Any) -> dict[str, Any]:
+    state: dict[str, Any] = one if isinstance(one, dict) else one.state_dict()
+    return state
+
+
+def _leaves(objects: dict[str, Any]) -> Leaves:
+    """The contents of objects, and the numbers that those which gather have gathered."""
+    seen = {name: {"seen": one.seen} for name, one in objects.items() if isinstance(one, Gathering)}
+    state = {name: {**_state_of(one), **seen.get(name, {})} for name, one in objects.items()}
+    return retained(snapshot_nested(state))
+
+
+class Recording(dict[str, Any]):
+    """A state dict that knows which of its keys were set."""
+
+    def __init__(self, items: dict[str, Any]) -> None:
+        super().__init__(items)
+        self.was_set: list[str] = []
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.was_set.append(key)
+        super().__setitem__(key, value)
 
 
 class Gathering(TensorObject):
@@ -51,42 +123,14 @@ def key_order(cell: Cell) -> None:
     """Ranks name their stateful objects in different orders, and the objects meet their peers while they are
     loaded: were the ranks to load in their own orders, they would wait for each other for ever. Loading
     comes to an end, and every object got its own state."""
-    oracle = steps.build(cell)
     saved = _objects(cell.world, 1)
     for each in saved.values():
         each.seen = each.meet()
-    expected = _leaves(saved)
-
-    def saved_state() -> dict[str, Any]:
-        # dcp.save asks for state dicts in the order of each rank's keys, and only dcp.load sorts them:
-        # what meets its peers in `state_dict` (FSDP1's optimizer and model do) must keep its order.
-        state = {**oracle.trained.state(), **saved}
-        last = state.pop("optimizer")
-        return {**_turned(cell, state), "optimizer": last}
-
-    beside = {name: leaf for name, leaf in expected.items() if name.endswith(".data")}
-    checkpoint = steps.train_and_save(cell, oracle, state=saved_state, beside=beside)[-1]
-    checks.verify_training(cell, oracle)
-
-    target = steps.build_anew(cell)
-    checks.make_different(cell, target, checkpoint)
-    objects = _objects(cell.world, 5)
-    before = _leaves(objects)
-    steps.load(cell, target, checkpoint, state=_turned(cell, {**target.state(), **objects}))
-    checks.verify_restored(cell, target, checkpoint)
-    with cell.phase("verify", "equality"):
-        found, control = compare(expected, _leaves(objects)), compare(expected, before)
-        contract.verify(cell, "extra_equal", found, control, controllable(expected), str(checkpoint))
-    checks.resume(cell, target, checkpoint, oracle.losses)
+    object_scenario(cell, saved, _objects(cell.world, 5), order=partial(_turned, cell))
 
 
 def _objects(world: World, seed: int) -> dict[str, Gathering]:
     return {"gathering": Gathering(world, seed), "summing": Summing(world, seed + 1)}
-
-
-def _leaves(objects: dict[str, Gathering]) -> Leaves:
-    state = {name: {"data": each.data, "seen": each.seen} for name, each in objects.items()}
-    return retained(snapshot_nested(state))
 
 
 def _turned(cell: Cell, state: dict[str, Any]) -> dict[str, Any]:
@@ -106,53 +150,22 @@ class Counting(TensorObject):
         self.loads += 1
 
 
-class Recording(dict[str, Any]):
-    """A state dict that knows which of its keys were set."""
-
-    def __init__(self, items: dict[str, Any]) -> None:
-        super().__init__(items)
-        self.was_set: list[str] = []
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        self.was_set.append(key)
-        super().__setitem__(key, value)
-
-
 def stateful_or_not(cell: Cell) -> None:
     """What carries its own state is restored by its own `load_state_dict` and stays the object it is; what
     is a plain dictionary is filled and put back into the state dict that was given. Both come back with
     type and value."""
     device = cell.world.device
-    oracle = steps.build(cell)
-    saved = {"plain": plain_values(device, 1), "stateful": Counting(1, device)}
-    expected = _beside_model(saved)
-    checkpoint = steps.train_and_save(
-        cell, oracle, state=lambda: {**oracle.trained.state(), **saved}, beside=expected
-    )[-1]
-    checks.verify_training(cell, oracle)
-
-    target = steps.build_anew(cell)
-    checks.make_different(cell, target, checkpoint)
     fresh = Counting(2, device)
-    given = Recording({**target.state(), "plain": plain_values(device, 2), "stateful": fresh})
-    before = _beside_model(given)
-    steps.load(cell, target, checkpoint, state=given)
-    checks.verify_restored(cell, target, checkpoint)
-    loaded = _beside_model({**given, "stateful": fresh})
-    with cell.phase("verify", "equality"):
-        found, control = compare(expected, loaded), compare(expected, before)
-        contract.verify(cell, "extra_equal", found, control, controllable(expected), str(checkpoint))
 
-    swapped = Recording({"plain": None, "stateful": None})
-    swapped["stateful"] = Counting(0, device)
-    held, broken = _wrong(given, fresh), _wrong(swapped, fresh)
-    contract.verify(cell, "contract_held", held, broken, ["plain", "stateful"], str(checkpoint))
-    checks.resume(cell, target, checkpoint, oracle.losses)
+    def verify_contract(checkpoint: Checkpoint, given: dict[str, Any]) -> None:
+        swapped = Recording({"plain": None, "stateful": None})
+        swapped["stateful"] = Counting(0, device)
+        assert isinstance(given, Recording)
+        compared = Compared.of(_wrong(given, fresh), _wrong(swapped, fresh), ["plain", "stateful"])
+        cell.record("contract_held", compared, str(checkpoint))
 
-
-def _beside_model(state: dict[str, Any]) -> Leaves:
-    both = {"plain": state["plain"], "stateful": state["stateful"].state_dict()}
-    return retained(snapshot_nested(both))
+    saved = {"plain": plain_values(device, 1), "stateful": Counting(1, device)}
+    object_scenario(cell, saved, {"plain": plain_values(device, 2), "stateful": fresh}, verify_contract)
 
 
 def plain_values(device: torch.device, which: int) -> dict[str, Any]:
@@ -209,41 +222,22 @@ def other_keys(cell: Cell, saved: list[Any], loaded: list[Any]) -> None:
         loaded: those that it has before it is loaded.
     """
     device = cell.world.device
-    oracle = steps.build(cell)
-    held = Keyed(saved, 1, device)
-    expected = _keyed(held)
-    checkpoint = steps.train_and_save(
-        cell, oracle, state=lambda: {**oracle.trained.state(), "keyed": held}, beside=expected
-    )[-1]
-    checks.verify_training(cell, oracle)
-
-    target = steps.build_anew(cell)
-    checks.make_different(cell, target, checkpoint)
     lacking = [key for key in loaded if key not in saved]
 
-    def asking_for(keys: list[Any]) -> Callable[[], None]:
-        state = {"keyed": Keyed(keys, 5, device)}
-        return lambda: checkpoint.checkpointer.load(state, checkpoint.checkpoint_id)
+    def verify_refused(checkpoint: Checkpoint, _: dict[str, Any]) -> None:
+        def asking_for(keys: list[Any]) -> Callable[[], None]:
+            state = {"keyed": Keyed(keys, 5, device)}
+            return lambda: checkpoint.checkpointer.load(state, checkpoint.checkpoint_id)
 
-    for key in lacking:
+        calls = asking_for(loaded), asking_for(saved)
         where = f"of a load with more keys {checkpoint}"
         with cell.phase("verify", "refused"):
-            refused, accepted = asking_for(loaded), asking_for(saved)
-            contract.verify_refused(
-                cell, CheckpointException, f"keyed.values.{key}", refused, accepted, where
-            )
+            for key in lacking:
+                name = f"keyed.values.{key}"
+                contract.verify_refused(cell, CheckpointException, name, *calls, where)
+
     fresh = Keyed([key for key in loaded if key not in lacking], 5, device)
-    before = _keyed(fresh)
-    steps.load(cell, target, checkpoint, state={**target.state(), "keyed": fresh})
-    checks.verify_restored(cell, target, checkpoint)
-    with cell.phase("verify", "equality"):
-        found, control = compare(expected, _keyed(fresh)), compare(expected, before)
-        contract.verify(cell, "extra_equal", found, control, controllable(expected), str(checkpoint))
-    checks.resume(cell, target, checkpoint, oracle.losses)
-
-
-def _keyed(held: Keyed) -> Leaves:
-    return retained(snapshot_nested({"keyed": held.state_dict()}))
+    object_scenario(cell, {"keyed": Keyed(saved, 1, device)}, {"keyed": fresh}, verify_refused)
 
 
 def other_dtype(cell: Cell, saved: str, loaded: str) -> None:
@@ -255,21 +249,15 @@ def other_dtype(cell: Cell, saved: str, loaded: str) -> None:
         loaded: that of the one that it is loaded into.
     """
     device = cell.world.device
-    oracle = steps.build(cell)
     held = {"tensor": torch.arange(1, 9, device=device).to(getattr(torch, saved)) / 3}
-    beside = retained(snapshot_nested({"typed": held}))
-    checkpoint = steps.train_and_save(
-        cell, oracle, state=lambda: {**oracle.trained.state(), "typed": held}, beside=beside
-    )[-1]
-    checks.verify_training(cell, oracle)
 
-    def into(dtype: str) -> Callable[[], None]:
-        state = {"typed": {"tensor": torch.zeros(8, dtype=getattr(torch, dtype), device=device)}}
-        return lambda: checkpoint.checkpointer.load(state, checkpoint.checkpoint_id)
+    def verify_refused(checkpoint: Checkpoint, _: dict[str, Any]) -> None:
+        def into(dtype: str) -> Callable[[], None]:
+            state = {"typed": {"tensor": torch.zeros(8, dtype=getattr(torch, dtype), device=device)}}
+            return lambda: checkpoint.checkpointer.load(state, checkpoint.checkpoint_id)
 
-    with cell.phase("verify", "refused"):
         where = f"of a load into {loaded} {checkpoint}"
-        contract.verify_refused(cell, CheckpointException, "dtype", into(loaded), into(saved), where)
-    target = steps.build_anew(cell)
-    checks.load_and_verify(cell, target, checkpoint)
-    checks.resume(cell, target, checkpoint, oracle.losses)
+        with cell.phase("verify", "refused"):
+            contract.verify_refused(cell, CheckpointException, "dtype", into(loaded), into(saved), where)
+
+    object_scenario(cell, {"typed": held}, {}, verify_refused)

@@ -8,12 +8,11 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from dcpbench.scenarios import checks, contract, steps
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.shared_folder import wait_until_seen
-from dcpbench.verify.audit import audit, controls
-from dcpbench.verify.compare import compare
-from dcpbench.verify.perturb import controllable
+from dcpbench.cell import checks, steps
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.shared_folder import wait_until_seen
+from dcpbench.verify.audit import compare_manifest
+from dcpbench.verify.perturb import compare_controlled
 from dcpbench.verify.snapshot import expected_of, retained, snapshot_nested
 from dcpbench.workloads.stateful import MovingObject
 from dcpbench.workloads.world import World
@@ -58,17 +57,14 @@ def _save_and_load(cell: Cell, number: int, half: World) -> None:
     with cell.phase("save"):
         checkpointer.save(state, checkpoint_id).wait()
         wait_until_seen(replace(cell, world=half), checkpoint_id, _WHERE)
-    manifest, expected = checkpointer.manifest(checkpoint_id), expected_of(leaves)
-    whole, control = audit(manifest, expected), controls(manifest, expected)
-    cell.check("checkpoint_whole", whole, _WHERE, list(control))
-    cell.control("checkpoint_whole", control, _WHERE)
+    manifest = checkpointer.manifest(checkpoint_id)
+    cell.record("checkpoint_whole", compare_manifest(manifest, expected_of(leaves)), _WHERE)
 
     loaded = _state(half, seed=steps.other_seed(cell, number))
-    other = compare(leaves, snapshot_nested(loaded), closely=False)
+    before = retained(snapshot_nested(loaded))
     with cell.phase("load"):
         checkpointer.load(loaded, checkpoint_id)
-    found = compare(leaves, snapshot_nested(loaded))
-    contract.verify(cell, "extra_equal", found, other, controllable(leaves), _WHERE)
+    cell.record("extra_equal", compare_controlled(leaves, snapshot_nested(loaded), before), _WHERE)
 
 
 def _state(half: World, seed: int) -> dict[str, Any]:

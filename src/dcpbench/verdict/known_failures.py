@@ -36,8 +36,8 @@ class KnownMismatch:
     Args:
         name: a regular expression for its complete name.
         problems: the kinds of mismatch that are known.
-        by: the defect of `dcpbench.verify.known_defects` which must make exactly this of the state, or
-            `checkpoint`, which must hold it.
+        by: the defect which must make exactly this of the state, recomputed by a plug-in (`Plugin.defects`),
+            or `checkpoint`, which must hold it. Where no plug-in recomputes it, the whole entry is idle.
         within: the largest distance, as a part of the largest magnitude in the tensor, or of the loss.
         where: a regular expression for its complete place (`in the checkpoint of step 4`).
     """
@@ -82,6 +82,11 @@ class KnownFailure:
     always: bool = True
     reason: str = MISSING
     link: str | None = None
+
+    @property
+    def recomputations(self) -> set[str]:
+        """The defects that must make what it lists of the state."""
+        return {one.by for listed in self.checks.values() for one in listed if one.by}
 
     def covers(self, cell: Mapping[str, Any]) -> bool:
         """Return whether this failure is known for the cell and the torch of a row with these columns."""

@@ -1,11 +1,13 @@
 """What a checkpoint says of itself, against what was to be saved: nothing is loaded for it."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.rank_report import Compared
+from dcpbench.verify.files import compare_synced
 
 Shape = tuple[int, ...]
 
@@ -75,8 +77,9 @@ def audit(manifest: Manifest, expected: Mapping[str, Entry]) -> list[Mismatch]:
     for key, entry in entries.items():
         wanted = expected.get(key, entry)
         if wanted.shape is not None and entry.shape is None:
-            dtypes = {"expected": wanted.dtype, "stored": "no tensor"}
-            found.append(Mismatch(key, Problem.dtype, facts=dtypes))
+            found.append(
+                Mismatch(key, Problem.dtype, facts={"expected": wanted.dtype, "stored": "no tensor"})
+            )
         if wanted.shape is None and entry.shape and entry.dtype != "torch.uint8":  # the bytes of a stream
             found.append(Mismatch(key, Problem.dtype, facts={"expected": "a value", "stored": entry.dtype}))
         if entry.shape is not None:
@@ -90,8 +93,9 @@ def audit(manifest: Manifest, expected: Mapping[str, Entry]) -> list[Mismatch]:
     for path, spans in manifest.spans.items():
         found += [Mismatch(path, Problem.ranges, facts=facts) for facts in _overlapping(spans)]
     strangers = sorted(manifest.found.keys() - manifest.named.keys() - manifest.own)
-    sizes = {path: manifest.found[path] for path in strangers}
-    return found + [Mismatch(path, Problem.stray, facts={"found": size}) for path, size in sizes.items()]
+    return found + [
+        Mismatch(path, Problem.stray, facts={"found": manifest.found[path]}) for path in strangers
+    ]
 
 
 def _overlapping(spans: Iterable[Span]) -> Iterator[dict[str, Any]]:
@@ -131,6 +135,19 @@ def _tensor(key: str, entry: Entry, shape: Shape, expected: Entry) -> list[Misma
     if stored < math.prod(shape):
         wrong.append((Problem.uncovered, {"stored": stored, "elements": math.prod(shape)}))
     return [Mismatch(key, problem, facts=facts) for problem, facts in wrong]
+
+
+def compare_manifest(
+    manifest: Manifest,
+    expected: Mapping[str, Entry],
+    files: Collection[str] = (),
+    synced: Collection[str] | None = None,
+) -> Compared:
+    """Audit a manifest; the control audits copies of it that are damaged. All of `files` have to be `synced`,
+    if it is known which are."""
+    control = controls(manifest, expected)
+    compared = Compared(audit(manifest, expected), dict.fromkeys(control, True), control)
+    return compared + compare_synced(files, synced) if files and synced is not None else compared
 
 
 def controls(manifest: Manifest, expected: Mapping[str, Entry]) -> dict[str, bool]:

@@ -10,15 +10,22 @@ from typing import Any
 
 import torch
 
-from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.mismatch import AS_HELD, Mismatch, Problem
 from dcpbench.verify.digest import add
 from dcpbench.verify.layout import Extent
-from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaf, Leaves, TensorLeaf, block_digests, kind_of
+from dcpbench.verify.snapshot import (
+    DigestedLeaf,
+    Idle,
+    Leaf,
+    Leaves,
+    TensorLeaf,
+    block_digests,
+    digest_of,
+    kind_of,
+)
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-AS_HELD = "checkpoint"
-"""What a finding is `by` where what was restored is what the checkpoint holds."""
 Recall = Callable[[str], torch.Tensor | None]
 """What a checkpoint holds under a leaf's name: the whole tensor, on the CPU; None if there is no such."""
 
@@ -41,6 +48,19 @@ def compare(
         if name not in saved and not isinstance(leaf, Idle)
     ]
     return [finding for finding in found if finding]
+
+
+def same_leaves(expected: Leaves, actual: Leaves) -> set[str]:
+    """Return the names of the leaves that are exactly the expected ones; by content where a digest is
+    expected."""
+    return {name for name, leaf in expected.items() if name in actual and _is(name, leaf, actual[name])}
+
+
+def _is(name: str, expected: Leaf, actual: Leaf) -> bool:
+    if isinstance(expected, DigestedLeaf):
+        same_dtype = expected.dtype == getattr(actual, "dtype", None)
+        return same_dtype and digest_of(expected) == digest_of(actual)
+    return _compare_leaves(name, expected, actual, None, closely=False) is None
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:

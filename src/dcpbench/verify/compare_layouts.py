@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.rank_report import NOTHING, Compared
 from dcpbench.verify.compare import Recall, compare, same_value, with_place
 from dcpbench.verify.digest import Digest, add
 from dcpbench.verify.layout import Extent, whole
@@ -50,6 +51,20 @@ def compare_across(
     return [*wrong, *closer, *others]
 
 
+def compare_state(
+    saved: Leaves,
+    actual: Leaves,
+    group: dist.ProcessGroup | None,
+    recall: Recall | None = None,
+    closely: bool = True,
+    by_content: bool = False,
+) -> list[Mismatch]:
+    """Compare part by part, or by content, which is collective over `group`."""
+    if by_content:
+        return compare_across(saved, actual, group, recall)
+    return compare(saved, actual, recall, closely)
+
+
 def digests(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, list[Mismatch]]:
     """Every tensor as the digest of the whole of it, the same on all ranks; collective over `group`.
 
@@ -71,26 +86,21 @@ def digests(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, li
     return together, wrong
 
 
-def compare_replicas(
-    leaves: Leaves, group: dist.ProcessGroup | None
-) -> tuple[dict[str, bool], list[Mismatch]]:
-    """Compare tensors of which several ranks have the same part; collective over `group`.
-
-    Returns:
-        the names of these tensors, and whether a change on one of the ranks was reported; and those of which
-        the ranks do not have the same bits.
-    """
+def compare_replicas(leaves: Leaves, group: dist.ProcessGroup | None) -> Compared:
+    """Compare tensors of which several ranks have the same part; collective over `group`. The control is a
+    change on one of the ranks."""
     everybody = gathered(digested(leaves), group)
     names = dict.fromkeys(name for theirs in everybody for name in theirs)
     parts = {name: _held(name, everybody) for name in names}
     last = {name: rank for name, held in parts.items() if (rank := _last_replica(held)) is not None}
     if not last:
-        return {}, []
+        return NOTHING
     mine = {name: leaf for name, leaf in leaves.items() if name in last}
     changed = gathered(digested(all_different(mine)), group)
     found = [finding for name in last for finding in _unlike(name, parts[name])]
     controls = {name: {**parts[name], rank: changed[rank][name]} for name, rank in last.items()}
-    return {name: bool(_unlike(name, held)) for name, held in controls.items()}, found
+    fired = {name: bool(_unlike(name, held)) for name, held in controls.items()}
+    return Compared(found, dict.fromkeys(fired, True), fired)
 
 
 def _held(name: str, everybody: Sequence[Leaves]) -> dict[int, DigestedLeaf]:

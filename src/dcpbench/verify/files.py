@@ -10,6 +10,7 @@ from pathlib import Path
 from unittest import mock
 
 from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.rank_report import Compared
 from dcpbench.records.files import files_below
 
 _BLOCK = 2**20
@@ -59,8 +60,21 @@ def digest_late_files(folder: Path, then: FileDigests, complete_at: float) -> Fi
     }
 
 
-def compare_files(then: FileDigests, now: FileDigests) -> list[Mismatch]:
-    """Every file that came, went or has other bytes."""
+def compare_files(then: FileDigests, now: FileDigests) -> Compared:
+    """Find every file that came, went or has other bytes. The controls have another digest of each file, a
+    file less, or one more."""
+    changed = {path: {**then, path: f"not {digest}"} for path, digest in then.items()}
+    told = {path: [one.name for one in _differing(then, copy)] == [path] for path, copy in changed.items()}
+    less = dict([*then.items()][1:])
+    fired = {
+        **told,
+        "a file that went": bool(_differing(then, less)),
+        "a file that came": bool(_differing(less, then)),
+    }
+    return Compared(_differing(then, now), dict.fromkeys(fired, True), fired)
+
+
+def _differing(then: FileDigests, now: FileDigests) -> list[Mismatch]:
     missing = "no such file"
     pairs = {path: (then.get(path, missing), now.get(path, missing)) for path in (*then, *now)}
     return [
@@ -68,18 +82,6 @@ def compare_files(then: FileDigests, now: FileDigests) -> list[Mismatch]:
         for path, (was, became) in pairs.items()
         if was != became
     ]
-
-
-def file_controls(then: FileDigests) -> dict[str, bool]:
-    """Whether a comparison with another digest of each file tells it, and one with a file less, or more."""
-    changed = {path: {**then, path: f"not {digest}"} for path, digest in then.items()}
-    told = {path: [one.name for one in compare_files(then, copy)] == [path] for path, copy in changed.items()}
-    less = dict([*then.items()][1:])
-    return {
-        **told,
-        "a file that went": bool(compare_files(then, less)),
-        "a file that came": bool(compare_files(less, then)),
-    }
 
 
 def drop_pages(folder: Path) -> None:
@@ -120,6 +122,12 @@ def synced_in(folder: Path, synced: Synced) -> set[str]:
     }
 
 
-def not_synced(files: Iterable[str], synced: Collection[str]) -> list[Mismatch]:
-    """Every file that nobody synced."""
+def compare_synced(files: Collection[str], synced: Collection[str]) -> Compared:
+    """Find every file that nobody synced; the control is that none was."""
+    found, control = _not_synced(files, synced), _not_synced(files, ())
+    name = "files that were not synced"
+    return Compared(found, {name: True}, {name: len(control) == len(files)})
+
+
+def _not_synced(files: Iterable[str], synced: Collection[str]) -> list[Mismatch]:
     return [Mismatch(path, Problem.not_synced) for path in sorted(files) if path not in synced]

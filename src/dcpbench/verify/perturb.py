@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dcpbench.core.rank_report import Skip
+from dcpbench.core.rank_report import Compared, Skip
 from dcpbench.verify.compare import BITS, bits, compare, same_value
 from dcpbench.verify.snapshot import (
     DigestedLeaf,
@@ -213,6 +213,26 @@ def with_other_names(leaves: Leaves) -> Leaves:
     """With the names of each group's parameters made different, which in a live optimizer nobody may do."""
     names = {name: leaf for name, leaf in leaves.items() if name.endswith(".params")}
     return {**leaves, **{name: made_different(leaf) for name, leaf in names.items()}}
+
+
+def unlike(expected: Leaves, state: Leaves, constants: Iterable[str] | None = None) -> Leaves:
+    """Return a state for a negative control, in which everything is different from the expected one.
+
+    Args:
+        state: an unrestored one; without `constants` any one, all of which is changed.
+        constants: names that may have the expected value there, as nothing changes it.
+    """
+    if constants is not None:
+        return with_changed_constants(expected, with_other_names(state), constants)
+    values = [name for name, leaf in state.items() if not isinstance(leaf, TensorLeaf | DigestedLeaf)]
+    return with_changed_constants(expected, all_different(state), values)
+
+
+def compare_controlled(expected: Leaves, actual: Leaves, other: Leaves | None = None) -> Compared:
+    """Compare two states bit for bit; the control compares `other`, which is a copy of `actual` in which
+    everything is different if none is given."""
+    control = compare(expected, all_different(actual) if other is None else other, closely=False)
+    return Compared.of(compare(expected, actual), control, compared_names(expected))
 
 
 def compared_names(saved: Leaves) -> dict[str, bool]:

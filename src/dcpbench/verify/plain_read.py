@@ -1,17 +1,20 @@
 """What lies in a checkpoint's files, against what was saved: read without whatever wrote it."""
 
+import io
 import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.rank_report import Compared
 from dcpbench.verify.compare import compare
 from dcpbench.verify.layout import Extent
 from dcpbench.verify.perturb import made_different
-from dcpbench.verify.snapshot import BLOCK, DigestedLeaf, Leaves, TensorLeaf
+from dcpbench.verify.snapshot import BLOCK, DigestedLeaf, Idle, Leaves, TensorLeaf, retained, snapshot_nested
 
 _LONGEST_ERROR = 200
 
@@ -29,23 +32,15 @@ Stored = Mapping[str, Sequence[StoredChunk]]
 """What a checkpoint's files hold of each tensor, by its flattened key."""
 
 
-@dataclass
-class PlainRead:
-    """What one rank has read: what differs, and of each name that it compared whether its control fired."""
-
-    found: list[Mismatch] = field(default_factory=list)
-    control: dict[str, bool] = field(default_factory=dict)
-
-
 def compare_stored(
     parts: Iterable[Leaves], stored: Stored, rank: int, world_size: int, device: torch.device
-) -> PlainRead:
+) -> Compared:
     """This rank's parts of what was saved, by their flattened keys, against the files.
 
     Tensors that it has all of it shares with its peers; of those whose digests alone are kept (more than
     4 MiB) it reads one block of the smallest of each of `parts`.
     """
-    seen = PlainRead()
+    found, fired = list[Mismatch](), dict[str, bool]()
     for leaves in parts:
         mine = {key: leaf for key, leaf in leaves.items() if key in stored}
         large = {key: leaf for key, leaf in mine.items() if isinstance(leaf, DigestedLeaf)}
@@ -55,8 +50,9 @@ def compare_stored(
                 continue
             if leaf.extent.numel and _reads(key, leaf.extent, rank, world_size):
                 read = _one_block(key, leaf) if isinstance(leaf, DigestedLeaf) else leaf
-                _compare(seen, key, read, stored[key], device)
-    return seen
+                wrong, fired[key] = _compare(key, read, stored[key], device)
+                found += wrong
+    return Compared(found, dict.fromkeys(fired, True), fired)
 
 
 def _one_block(key: str, leaf: DigestedLeaf) -> DigestedLeaf:
@@ -89,24 +85,19 @@ def _reads(key: str, extent: Extent, rank: int, world_size: int) -> bool:
 
 
 def _compare(
-    seen: PlainRead,
-    key: str,
-    saved: TensorLeaf | DigestedLeaf,
-    chunks: Iterable[StoredChunk],
-    device: torch.device,
-) -> None:
+    key: str, saved: TensorLeaf | DigestedLeaf, chunks: Iterable[StoredChunk], device: torch.device
+) -> tuple[list[Mismatch], bool]:
+    """Compare a part with what is stored; also whether the control fired."""
     try:
         part = part_of(saved.extent, chunks)
     except Exception as error:  # noqa: BLE001 - whatever decoding raises, the bytes are not a tensor's
         facts = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_ERROR]}
-        seen.found.append(Mismatch(key, Problem.unreadable, saved.kind, facts=facts))
-        seen.control[key] = True
-        return
+        return [Mismatch(key, Problem.unreadable, saved.kind, facts=facts)], True
     where = saved.local.device if isinstance(saved, TensorLeaf) else device
     shape = saved.local.shape if isinstance(saved, TensorLeaf) else part.shape
     held = TensorLeaf(part.to(where).reshape(shape), saved.extent, saved.placements, saved.kind)
-    seen.found += compare({key: saved}, {key: held})
-    seen.control[key] = bool(compare({key: made_different(saved)}, {key: held}, closely=False))
+    control = compare({key: made_different(saved)}, {key: held}, closely=False)
+    return compare({key: saved}, {key: held}), bool(control)
 
 
 def read_whole(chunks: Sequence[StoredChunk]) -> torch.Tensor:
@@ -145,3 +136,35 @@ def part_of(extent: Extent, chunks: Iterable[StoredChunk]) -> torch.Tensor:
     if box is None:
         raise ValueError("no chunk holds any of it")
     return box.reshape(-1)[extent.start : extent.start + extent.numel]
+
+
+class WholeValues:
+    """Values that a checkpoint holds, whole, by their flattened keys; `leaves` are the same as leaves."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+        self.leaves = retained(snapshot_nested(dict(values)))
+
+    def like(self, expected: Leaves, keys: Mapping[str, str]) -> Leaves:
+        """Return the values of which a state has leaves, by the names that it has for them; `keys` are
+        theirs."""
+        actual: Leaves = {}
+        for name, leaf in expected.items():
+            key = keys[name]
+            if key not in self._values or isinstance(leaf, Idle):
+                continue
+            is_tensor = isinstance(leaf, TensorLeaf | DigestedLeaf)
+            seen = {name: self.leaves.get(key)} if is_tensor else {name: _as_seen(self._values[key])}
+            actual |= seen if is_tensor else snapshot_nested(seen)
+        return actual
+
+
+def _as_seen(value: Any) -> Any:
+    """A value that was no tensor, as a comparison looks at it: numbers for tensors without dimensions, and
+    what was written for a stream of bytes."""
+    if isinstance(value, torch.Tensor) and value.dim():
+        value = io.BytesIO(value.numpy().tobytes())
+    if isinstance(value, io.BytesIO):
+        value.seek(0)
+        return torch.load(value, weights_only=True)
+    return value.item() if isinstance(value, torch.Tensor) else value

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from dcpbench.verify.audit import Entry
-from dcpbench.verify.digest import Digest, digest, fetch
+from dcpbench.verify.digest import Digest, add, digest, fetch
 from dcpbench.verify.layout import Extent, ParameterParts, extent_of, parameter_parts
 
 LARGE_BYTES = 4 * 2**20
@@ -79,6 +79,8 @@ Leaf = Any
 """A tensor as `TensorLeaf` or `DigestedLeaf`, such an entry as `Idle`; all else as a copy of the value."""
 Leaves = dict[str, Leaf]
 """Every piece of state by its name."""
+PLAIN = (DigestedLeaf, Extent)
+"""The classes of what is left of leaves when tensors are digested."""
 
 
 def snapshot_model(model: nn.Module, parts: ParameterParts | None = None) -> Leaves:
@@ -204,6 +206,13 @@ def block_digests(parts: Sequence[TensorLeaf]) -> list[tuple[Digest, ...]]:
     counted = [[digest(*block) for block in _blocks(part)] for part in parts]
     found = iter(fetch([one for blocks in counted for one in blocks]))
     return [tuple(next(found) for _ in blocks) for blocks in counted]
+
+
+def digest_of(leaf: Leaf) -> Digest | None:
+    """Return the digest of a part; None of what is not a tensor."""
+    if isinstance(leaf, DigestedLeaf):
+        return add(*leaf.blocks)
+    return add(*block_digests([leaf])[0]) if isinstance(leaf, TensorLeaf) else None
 
 
 def _blocks(part: TensorLeaf) -> Iterator[tuple[torch.Tensor, Extent]]:

@@ -6,6 +6,7 @@ import pkgutil
 import random
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,15 +14,15 @@ import torch._inductor.config
 import torch.utils.deterministic
 from torch._dynamo.utils import counters
 
+from dcpbench.cell import handover
+from dcpbench.cell.cell import Cell, Uploads
+from dcpbench.cell.checks import verify_files
+from dcpbench.cell.shared_folder import wait_until_seen
 from dcpbench.config.groups import Ending, StageWorld
 from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import RankReport, Skip
 from dcpbench.measure import memory
-from dcpbench.scenarios import fresh_process
-from dcpbench.scenarios.cell import Cell, Uploads
-from dcpbench.scenarios.checks import verify_files
-from dcpbench.scenarios.shared_folder import wait_until_seen
-from dcpbench.verify.files import recorded_syncs
+from dcpbench.verify.files import recorded_syncs, synced_in
 from dcpbench.worker import compilation
 from dcpbench.worker.messages import CellSpec
 from dcpbench.workloads.world import World
@@ -51,7 +52,16 @@ def run_cell(
     try:
         with recorded_syncs() as synced, ExitStack() as endings:
             told = Uploads(uploads)
-            cell = Cell(config, world, where, announce, report, told, synced=synced, endings=endings)
+            cell = Cell(
+                config,
+                world,
+                where,
+                announce,
+                report,
+                told,
+                synced=partial(synced_in, synced=synced),
+                endings=endings,
+            )
             if spec.run.stage:
                 wait_until_seen(cell, where, "of the stage before")
             pkgutil.resolve_name(stage.target)(cell, **config.scenario.options)
@@ -61,7 +71,7 @@ def run_cell(
         return
     if alone:  # what it uses is no cost of the cell's way to save and load
         return
-    fresh_process.leave(cell)
+    handover.leave_newest(cell)
     if spec.run.stage + 1 < len(config.stages) and stage.ends is Ending.report:
         wait_until_seen(cell, where, "of this stage")
     if config.compile:

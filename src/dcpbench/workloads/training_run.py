@@ -12,8 +12,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from dcpbench.config.groups import OptimizerStateAs
 from dcpbench.verify.flags import snapshot_gradients
-from dcpbench.verify.perturb import FUNCTION_IF_NONE, perturbed
-from dcpbench.verify.snapshot import named_parts, parts_of_each
+from dcpbench.verify.perturb import FUNCTION_IF_NONE, perturb_model, perturb_optimizer, perturbed
+from dcpbench.verify.snapshot import Leaves, named_parts, parts_of_each
 from dcpbench.workloads.batches import Batches
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.optimizers import Optimizers, each_of
@@ -213,6 +213,12 @@ class TrainingRun:
             self._scheduler = None
         else:
             self.scheduler.load_state_dict(perturbed(self.scheduler.state_dict()))
+
+    def make_different(self, seed: int, optimizer: Leaves | None) -> None:
+        """Change everything that a load restores; `optimizer` is the saved state of that."""
+        self.forget(seed)
+        perturb_model(self.model, seed, self.is_left_out)
+        perturb_optimizer(self.optimizer, seed, optimizer)
 
     def leave_gradients(self, batches: Batches) -> None:
         """Have gradients of the next step, and do not take it."""

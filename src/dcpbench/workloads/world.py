@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from dcpbench.config.mesh import dp_degree, dp_rank
+from dcpbench.verify.compare_layouts import gathered
 from dcpbench.workloads.workload import Tensors, each_tensor
 
 
@@ -97,6 +98,10 @@ class World:
         """Wait until every rank is here."""
         if self.group is not None:
             dist.barrier(self.group)
+
+    def gathered(self, value: Any) -> list[Any]:
+        """Return what every rank gives, by rank."""
+        return gathered(value, self.group)
 
     def synchronize(self) -> None:
         """Wait for the device, so that a phase's time is its own."""

@@ -4,9 +4,9 @@ import threading
 from typing import Any
 from unittest import mock
 
+from dcpbench.cell.cell import Cell
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.plugins.crash import crash
-from dcpbench.scenarios.cell import Cell
 
 
 def save_and_wait(cell: Cell, **options: Any) -> None:

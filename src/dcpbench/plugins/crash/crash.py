@@ -13,18 +13,20 @@ from threading import Event
 
 from torch.distributed.checkpoint.api import CheckpointException
 
+from dcpbench.cell import checks, contract, handover, steps
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.checkpointers.on_disk import FolderState, newest_first
 from dcpbench.core.mismatch import Mismatch
+from dcpbench.core.rank_report import Compared
 from dcpbench.plugins.crash.disk_states import Crash
 from dcpbench.plugins.crash.killing import PUBLISHER, At, Killing, misplaced
 from dcpbench.plugins.crash.loading import Loaded
 from dcpbench.plugins.crash.survey import StateKind
-from dcpbench.scenarios import checks, contract, handover, steps
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import Checkpoint, live_state, retained_state
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.files import FileDigests, digest_files
+from dcpbench.workloads.run_state import live_state, retained_state
 from dcpbench.workloads.training_run import TrainingRun
 
 Kill = str | list[int]
@@ -132,7 +134,7 @@ def _verify_killed(cell: Cell, killing: Killing, candidates: list[Checkpoint], f
     others = [wrong(at)[:1] for at in At if at is not killing.at] if here else []
     broken = [one for found in others for one in found] if all(others) else []
     where, names = f"of the save of step {killed.step}", ["where it was killed"] if here else []
-    contract.verify(cell, "contract_held", wrong(killing.at) if here else [], broken, names, where)
+    cell.record("contract_held", Compared.of(wrong(killing.at) if here else [], broken, names), where)
 
     told = {int(mark.stem) for mark in killing.marks.glob("*.told")}
     left = {*range(cell.world.size)} - ({*killing.ranks} if not killing.uploader else set())
@@ -143,7 +145,7 @@ def _verify_killed(cell: Cell, killing: Killing, candidates: list[Checkpoint], f
         return [contract.breach("the save", f"rank {rank} was not told") for rank in sorted(left - heard)]
 
     if killing.uploader:
-        contract.verify(cell, "contract_held", silent(told), silent(set()), ["the save"], f"{where}, told")
+        cell.record("contract_held", Compared.of(silent(told), silent(set()), ["the save"]), f"{where}, told")
 
 
 def _load_newest(cell: Cell, target: TrainingRun, candidates: list[Checkpoint]) -> Checkpoint | None:
@@ -172,5 +174,5 @@ def _load_newest(cell: Cell, target: TrainingRun, candidates: list[Checkpoint]) 
         told = [contract.breach(str(StateKind(Crash.killed, False, kind)), "it is what the next start finds")]
         names = [one.name for one in told]
         held, control = told if seen is kind else [], told if stranger else []
-        contract.verify(cell, check, held, control, names, "after the ranks were killed")
+        cell.record(check, Compared.of(held, control, names), "after the ranks were killed")
     return found

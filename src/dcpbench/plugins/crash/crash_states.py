@@ -11,11 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
+from dcpbench.cell import contract, handover, steps
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.handover import Handover, leave, take
+from dcpbench.cell.read_whole import verify_read
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.core.mismatch import Mismatch
+from dcpbench.core.rank_report import Compared
 from dcpbench.plugins.crash.disk_states import Crash, DiskState, after, disk_states
 from dcpbench.plugins.crash.loading import Judge, Loaded, Loader, Values, folder_in_memory, plain, stranger
 from dcpbench.plugins.crash.operations import Kind, Record, Tree, tree_of
@@ -23,10 +27,7 @@ from dcpbench.plugins.crash.recording import read_record, recording
 from dcpbench.plugins.crash.script import Shown, plain_script
 from dcpbench.plugins.crash.small_saves import smallest
 from dcpbench.plugins.crash.survey import BREAKS, StateKind, Survey, survey
-from dcpbench.scenarios import contract, fresh_process, steps
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import Checkpoint
-from dcpbench.scenarios.read_whole import verify_read
+from dcpbench.scenarios import fresh_process
 
 _SAVED, _BEFORE, _LOGS, _LEFT = "saved", "before", "logs", "saves.pt"
 _FILE = "dcpbench.checkpointers.storage.file"
@@ -44,7 +45,8 @@ def record_saves(cell: Cell, same_folder: bool, **_: Any) -> None:
     old = steps.save(inside, oracle.trained, first, "checkpoint" if same_folder else "old")
     steps.finish(inside, old)
     first.close()  # also the process that uploads: the next one records what it does
-    left = [(old.step, _BEFORE, *fresh_process.stored_state(cell, old))]
+    before = str(Path(_BEFORE) / Path(old.checkpoint_id).name)
+    left = [replace(handover.stored(cell, old), folder=before)]
     if cell.world.rank == 0:
         shutil.copytree(inside.folder, cell.folder / _BEFORE)
     if same_folder:
@@ -63,12 +65,12 @@ def record_saves(cell: Cell, same_folder: bool, **_: Any) -> None:
                 raise  # else it has to be refused
         else:
             recorder.succeeded()
-            left.append((new.step, _SAVED, *fresh_process.stored_state(cell, new)))
+            left.append(handover.stored(cell, new))
     second.close()
     # What is recorded takes longer.
     del cell.report.measurements[measured:]
     if cell.world.rank == 0:
-        torch.save(left, cell.folder / _LEFT)
+        leave(cell, Handover(left), _LEFT)
 
 
 def load_states(cell: Cell, same_folder: bool, samples: int) -> None:
@@ -78,7 +80,7 @@ def load_states(cell: Cell, same_folder: bool, samples: int) -> None:
     _verify_record(cell, record, tree_of(cell.folder / _SAVED))
     names = ("checkpoint",) if same_folder else ("new", "old")
     checkpointer = steps.open_checkpointer(cell)
-    step, values = _load_complete(cell, checkpointer, (names[-1], names[0]))
+    step, values = _load_complete(cell, checkpointer)
     judge = Judge(values[-1], values[0] if len(values) > 1 else None)
 
     def template() -> dict[str, Any]:
@@ -95,23 +97,18 @@ def load_states(cell: Cell, same_folder: bool, samples: int) -> None:
     _write_scripts(cell, found, record, values[-1], names)
 
 
-def _load_complete(
-    cell: Cell, checkpointer: Checkpointer, names: tuple[str, str]
-) -> tuple[int, list[Values]]:
+def _load_complete(cell: Cell, checkpointer: Checkpointer) -> tuple[int, list[Values]]:
     """What the old checkpoint and the new one hold, which must be what was live when they were saved, and the
     step of the last; where the second save was refused, of the old one alone."""
-    with torch.serialization.safe_globals(fresh_process.SAFE):
-        left = torch.load(cell.folder / _LEFT, weights_only=True)
-    values: list[Values] = []
-    for (step, folder, state, numbers), name in zip(left, names, strict=False):
-        place = str(cell.folder / folder / name)
-        saved = Checkpoint(step, place, checkpointer, state, by_content=True, numbers=numbers)
-        loaded = fresh_process.empty_values(checkpointer, place)
+    left, values = take(cell, _LEFT).checkpoints, list[Values]()
+    for one in left:
+        saved = one.checkpoint(cell, checkpointer, by_content=True)
+        loaded = fresh_process.empty_values(checkpointer, saved.checkpoint_id)
         with cell.phase("verify", "complete"):
-            checkpointer.load(loaded, place)
+            checkpointer.load(loaded, saved.checkpoint_id)
             verify_read(cell, saved, loaded, None)
         values.append(plain(loaded))
-    return left[-1][0], values
+    return left[-1].step, values
 
 
 def _verify_record(cell: Cell, record: Record, saved: Tree) -> None:
@@ -124,10 +121,8 @@ def _verify_record(cell: Cell, record: Record, saved: Tree) -> None:
 
     # The control: a record without what changed anything, or, where nothing did, one of other files.
     less = replace(record, before={"other": b""}, ranks=tuple(() for _ in record.ranks))
-    where = "of the save that was recorded"
-    contract.verify(
-        cell, "contract_held", differing(after(record)), differing(after(less)), ["record"], where
-    )
+    compared = Compared.of(differing(after(record)), differing(after(less)), ["record"])
+    cell.record("contract_held", compared, "of the save that was recorded")
 
 
 def _controls(record: Record, loader: Loader, judge: Judge, names: tuple[str, ...]) -> Iterable[Survey]:
@@ -171,7 +166,7 @@ def _verify(cell: Cell, found: Survey, controls: Iterable[Survey], told_ever: bo
             for one in sorted(breaks)
             if told_ever or not one[0]
         ]
-        contract.verify(cell, check, told, control, names, f"of the save of step {step}")
+        cell.record(check, Compared.of(told, control, names), f"of the save of step {step}")
 
 
 def _sentence(found: Survey, kind: StateKind) -> str:

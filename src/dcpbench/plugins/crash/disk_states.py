@@ -7,7 +7,7 @@ else is.
 depends on the file system. How operations fall apart is after Pillai et al., "All File Systems Are Not
 Created Equal" (OSDI 2014), who found by experiment what file systems keep together and in order; that a
 state is looked for after each operation, with what the file system may have left of it, is after Mohan et
-al., "Finding Crash-Consistency Bugs with Bounded Black-Box Crash Testing" (OSDI 2018; CrashMonkey and ACE).
+al., "Mismatch Crash-Consistency Bugs with Bounded Black-Box Crash Testing" (OSDI 2018; CrashMonkey and ACE).
 
 `journal` is a file system with one ordered journal of metadata, as ext4 with `data=ordered` and XFS are:
 - Names that are made, renamed and removed, and files that are emptied, last in their order: there is a point

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from torch.distributed.checkpoint.api import CheckpointException
 
+from dcpbench.cell import checks, contract, steps
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import SavedCheckpoint
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.checkpointers.on_disk import FolderState, audited
 from dcpbench.core.mismatch import Mismatch
-from dcpbench.core.rank_report import Skip
+from dcpbench.core.rank_report import Compared, Skip
 from dcpbench.plugins.crash.failing import has_met, sound_storage
-from dcpbench.scenarios import checks, contract, steps
-from dcpbench.scenarios.cell import Cell
-from dcpbench.scenarios.checkpoint import SavedCheckpoint
 from dcpbench.verify.compare_layouts import gathered
 
 _OLDER, _NEWER = "older", "newer"
@@ -54,12 +54,12 @@ def storage_failure(cell: Cell) -> None:
         return  # what a load of it brings is nobody's to say
     target, saved = steps.build_anew(cell), replace(newer[0], checkpointer=checkpointer)
     if in_load:
-        checks.make_different(cell, target, saved)
+        before = checks.make_different(cell, target, saved)
         by_failing = replace(saved, checkpointer=failing)
         told = _is_told(cell, lambda: steps.load(cell, target, by_failing), "of the load")
         _skip_unless_met(cell)
         if not told:
-            checks.verify_restored(cell, target, saved)
+            checks.verify_restored(cell, target, saved, before)
             return
         target = steps.build_anew(cell, 1)  # some of it may have been loaded
     checks.load_and_verify(cell, target, saved, 1)
@@ -78,7 +78,7 @@ def _is_told(cell: Cell, do: Callable[[], None], where: str) -> bool:
         return [contract.breach("the failure", f"rank {rank} was not told") for rank in silent]
 
     told = gathered(raised, cell.world.group)
-    contract.verify(cell, "contract_held", wrong(told), wrong([True, False]), ["the failure"], where)
+    cell.record("contract_held", Compared.of(wrong(told), wrong([True, False]), ["the failure"]), where)
     return any(told)
 
 
@@ -90,7 +90,7 @@ def _verify_left(cell: Cell) -> None:
         return [contract.breach("what is left", "it is a whole checkpoint")] if is_whole else []
 
     names = ["what is left"] if cell.world.rank == 0 else []
-    contract.verify(cell, "contract_held", wrong(_NEWER), wrong(_OLDER), names, "of the save that failed")
+    cell.record("contract_held", Compared.of(wrong(_NEWER), wrong(_OLDER), names), "of the save that failed")
 
 
 def _skip_unless_met(cell: Cell) -> None:

@@ -1,6 +1,7 @@
 """The list of known failures, `conf/known_failures.yaml` or one of the user's: read and checked."""
 
 import re
+import sys
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,7 @@ from yaml import YAMLError
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import Config, conf_folder
 from dcpbench.core.checks import CHECKS
-from dcpbench.core.mismatch import Problem
+from dcpbench.core.mismatch import AS_HELD, Problem
 from dcpbench.core.plugins import plugins
 from dcpbench.records.row import columns
 from dcpbench.verdict.known_failures import KnownFailure, KnownMismatch
@@ -53,7 +54,18 @@ def read(path: Path) -> list[KnownFailure]:
             check_entry(failure)
         except (ConfigError, InvalidSpecifier, re.error) as error:
             raise ConfigError(f"known_failures={path}: {failure.id}: {error}") from None
-    return found
+    return _without_idle(path, found)
+
+
+def _without_idle(path: Path, found: list[KnownFailure]) -> list[KnownFailure]:
+    """Leave out, and report, the entries whose recomputation no plug-in has."""
+    there = {AS_HELD, *(by for plugin in plugins() for by in plugin.defects)}
+    idle = [one for one in found if not one.recomputations <= there]
+    if idle:
+        absent = sorted(by for one in idle for by in one.recomputations - there)
+        ids, names = (", ".join(dict.fromkeys(each)) for each in ((one.id for one in idle), absent))
+        sys.stderr.write(f"dcpbench: {path.name}: {ids}: idle, no plug-in recomputes {names}\n")
+    return [one for one in found if one not in idle]
 
 
 def check_entry(failure: KnownFailure) -> None:

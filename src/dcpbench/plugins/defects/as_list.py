@@ -1,0 +1,24 @@
+"""An optimizer that is set from a full state dict has lists for tuples
+(docs/findings/full-state-dict-tuples.md)."""
+
+from collections.abc import Iterator
+
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.explained import Restored
+from dcpbench.config.schema import Config
+from dcpbench.core.defects import Defect, Moment
+from dcpbench.workloads.run_state import State
+
+_CHECK = "optim_equal"
+
+
+def _applies(config: Config) -> bool:
+    return bool(config.state_dict.full_state_dict)
+
+
+def _expected(cell: Cell, moment: Moment, reference: Restored) -> Iterator[State]:
+    saved = reference.checkpoint.state.get(_CHECK, {})
+    yield {_CHECK: {name: [*leaf] for name, leaf in saved.items() if isinstance(leaf, tuple)}}
+
+
+defect = Defect(("restored",), _applies, _expected)

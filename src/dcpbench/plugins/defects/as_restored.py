@@ -1,0 +1,77 @@
+"""After a load that was wrong by a known defect: what a plain run makes of the state that was restored."""
+
+from collections.abc import Iterator
+
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.explained import Resumed
+from dcpbench.config.schema import Config
+from dcpbench.core.defects import Defect, Moment
+from dcpbench.plugins.defects._cells import (
+    has_local_experts,
+    has_tensor_parallel_fsdp1,
+    loads_alone,
+    never_averages,
+    shares_stager_or_writer,
+    unfreeze,
+)
+from dcpbench.verify.whole_tensors import Exchange
+from dcpbench.workloads import build_run
+from dcpbench.workloads.plain_runs import copy_state
+from dcpbench.workloads.run_state import State, live_state
+
+
+def _keeps_empty_group(config: Config) -> bool:
+    """docs/findings/empty-param-group.md"""
+    return bool(config.optimizer.name == "adamw_empty_group" and config.state_dict.full_state_dict)
+
+
+def _has_integer_keys(config: Config) -> bool:
+    """docs/findings/integer-keys.md"""
+    return bool(config.scheduler.name == "multi_step")
+
+
+def _shuffles_by_one_generator(config: Config) -> bool:
+    """docs/findings/data-loader-generator.md"""
+    return bool(config.component.name == "data_loader_generator")
+
+
+def _has_state_in_low_precision(config: Config) -> bool:
+    """docs/findings/state-in-low-precision.md"""
+    return bool(config.model.name == "bf16")
+
+
+def _loads_into_another_state(config: Config) -> bool:
+    """docs/findings/gradients-at-load.md, docs/findings/scheduler-after-load.md"""
+    return bool(config.load_into.name != "default")
+
+
+_CAUSES = (
+    never_averages,
+    has_tensor_parallel_fsdp1,
+    has_local_experts,
+    shares_stager_or_writer,
+    loads_alone,
+    _keeps_empty_group,
+    _has_integer_keys,
+    _shuffles_by_one_generator,
+    _has_state_in_low_precision,
+    _loads_into_another_state,
+)
+
+
+def _applies(config: Config) -> bool:
+    return any(cause(config) for cause in _CAUSES)
+
+
+def _expected(cell: Cell, moment: Moment, reference: Resumed) -> Iterator[State]:
+    config, run = cell.config, reference.restored
+    if never_averages(config) or has_local_experts(config):
+        make = build_run.build_replica if never_averages(config) else build_run.build
+        run = make(config, cell.world, config.seed)
+        copy_state(reference.restored, run, Exchange(None))
+    unfreeze(run.model, config.parallel.tp_plan)
+    run.train(reference.data, reference.until)
+    yield live_state(run)
+
+
+defect = Defect(("resumed",), _applies, _expected)

@@ -1,0 +1,41 @@
+"""An optimizer's state was not loaded: it is what DCP gives an optimizer that has never stepped, zeros and a
+counter of one step (docs/findings/gradients-at-load.md)."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.explained import Restored
+from dcpbench.config.schema import Config
+from dcpbench.core.defects import Defect, Moment
+from dcpbench.verify.snapshot import Idle, Leaf, Leaves, TensorLeaf
+from dcpbench.workloads.run_state import State
+
+_CHECK = "optim_equal"
+
+
+def _applies(config: Config) -> bool:
+    return not config.load_into.filled
+
+
+def _expected(cell: Cell, moment: Moment, reference: Restored) -> Iterator[State]:
+    actual = reference.actual.get(_CHECK, {})
+    names = reference.names.get(_CHECK, frozenset())
+    yield {_CHECK: never_stepped({name: leaf for name, leaf in actual.items() if name in names})}
+
+
+def never_stepped(leaves: Leaves) -> Leaves:
+    """Return tensors as they are in an optimizer that has never stepped."""
+
+    def fresh(name: str, leaf: Leaf) -> Leaf:
+        if isinstance(leaf, Idle):
+            return Idle(fresh(name, leaf.leaf))
+        return replace(leaf, local=torch.full_like(leaf.local, int(name.endswith(".step"))))
+
+    tensors = {name: leaf.leaf if isinstance(leaf, Idle) else leaf for name, leaf in leaves.items()}
+    return {name: fresh(name, leaves[name]) for name, one in tensors.items() if isinstance(one, TensorLeaf)}
+
+
+defect = Defect(("restored",), _applies, _expected)

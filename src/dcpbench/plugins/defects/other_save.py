@@ -1,0 +1,18 @@
+"""Saves that are in flight at once and share a stager (docs/findings/shared-stager.md) or a writer
+(docs/findings/shared-writer.md): what is saved, or loaded, is the state of another of them."""
+
+from collections.abc import Iterator
+
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.explained import Restored, StoredFiles
+from dcpbench.core.defects import Defect, Moment
+from dcpbench.plugins.defects._cells import shares_stager_or_writer
+from dcpbench.workloads.run_state import State
+
+
+def _expected(cell: Cell, moment: Moment, reference: Restored | StoredFiles) -> Iterator[State]:
+    for other in reference.checkpoint.beside:
+        yield other.state if moment == "restored" else {str(n): one for n, one in enumerate(other.by_key)}
+
+
+defect = Defect(("restored", "stored"), shares_stager_or_writer, _expected)

@@ -1,0 +1,47 @@
+"""A load without the metadata of all ranks: the chunks that a rank has saved itself are restored, and the
+rest is left as it was (docs/findings/load-without-collectives.md)."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.explained import Restored
+from dcpbench.checkpointers.dcp import stored_chunks
+from dcpbench.core.defects import Defect, Moment
+from dcpbench.plugins.defects._cells import loads_alone
+from dcpbench.verify.plain_read import StoredChunk, part_of
+from dcpbench.verify.snapshot import TensorLeaf
+from dcpbench.workloads.run_state import State, key_of
+
+
+def _expected(cell: Cell, moment: Moment, reference: Restored) -> Iterator[State]:
+    checkpoint, state = reference.checkpoint, State()
+    stored = stored_chunks(Path(checkpoint.checkpoint_id), cell.world.rank)
+    for check, names in reference.names.items():
+        state[check] = {}
+        for name in names:
+            was = reference.before.get(check, {}).get(name)
+            part = reference.actual[check].get(name)
+            if isinstance(was, TensorLeaf) and isinstance(part, TensorLeaf):
+                own = stored.get(key_of(check, name, checkpoint.numbers), ())
+                state[check][name] = loaded_alone(was, part, own)
+    yield state
+
+
+def loaded_alone(was: TensorLeaf, part: TensorLeaf, own: Sequence[StoredChunk]) -> TensorLeaf:
+    """Return a part as it was before the load, but for the chunks that this rank has stored itself."""
+    expected = was.local.reshape(-1).cpu().clone()
+    for chunk in own:
+        here = replace(chunk, read=partial(torch.ones, chunk.sizes, dtype=torch.bool))
+        with suppress(ValueError):  # no element of it is this part's
+            stored = part_of(was.extent, [here])
+            expected[stored] = part_of(was.extent, [chunk])[stored]
+    return replace(part, local=expected.reshape(part.local.shape))
+
+
+defect = Defect(("restored",), loads_alone, _expected)

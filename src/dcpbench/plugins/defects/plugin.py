@@ -1,0 +1,10 @@
+"""The plug-in of known defects of torch: each file of this folder is a recomputation."""
+
+from pathlib import Path
+
+from dcpbench.core.plugins import Plugin
+
+_HERE = Path(__file__).parent
+_NAMES = sorted(path.stem for path in _HERE.glob("[!_]*.py") if path.stem != "plugin")
+
+plugin = Plugin(name="defects", api=1, defects={name: f"{__package__}.{name}:defect" for name in _NAMES})

@@ -1,0 +1,27 @@
+"""Replicas that never average their gradients: each has those of its own share of the batch
+(docs/findings/hsdp-one-shard.md)."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from dcpbench.cell.cell import Cell
+from dcpbench.core.defects import Defect, Moment
+from dcpbench.plugins.defects._cells import never_averages
+from dcpbench.verify.training import TwinGradient
+from dcpbench.workloads.lockstep import TwinGradients
+
+
+def _expected(
+    cell: Cell, moment: Moment, reference: TwinGradients
+) -> Iterator[dict[str, dict[str, TwinGradient]]]:
+    own, ranks = reference.own, cell.world.size
+    yield {
+        reference.check: {
+            name: replace(twin, mean=own[name] / ranks, factor_tolerance=None)
+            for name, twin in reference.twins.items()
+            if name in own
+        }
+    }
+
+
+defect = Defect(("twin",), never_averages, _expected)

@@ -1,0 +1,318 @@
+"""Training, compared one step at a time: an unwrapped twin stands at the ranks' parameters at every step,
+computes its own gradients of the same batch, and then steps on the ranks' gradients."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate
+
+from dcpbench.config.mesh import SHARE_DATA, dp_degree
+from dcpbench.config.schema import Config
+from dcpbench.core.mismatch import Mismatch
+from dcpbench.core.rank_report import Compared
+from dcpbench.verify.compare_layouts import compare_replicas, gathered
+from dcpbench.verify.perturb import all_different, compared_names, controllable
+from dcpbench.verify.snapshot import TensorLeaf, local_part, of_kind, snapshot_model
+from dcpbench.verify.tolerances import loss_name, losses_close, rounding
+from dcpbench.verify.training import (
+    GradientBound,
+    GradientPart,
+    TwinGradient,
+    changed_beyond,
+    compare_gradient,
+    compare_step,
+    loss_share,
+    step_tolerances,
+)
+from dcpbench.verify.whole_tensors import Parts, any_rank, summed, summed_numbers
+from dcpbench.workloads.batches import Batches
+from dcpbench.workloads.parallelisms import broadcasts_buffers, reduced_in, runs_other_kernels
+from dcpbench.workloads.plain_runs import exchange_of
+from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.twin import Pass, Twin, dense, inexact_steps, state_of
+from dcpbench.workloads.world import World
+
+GRADIENT, STEP, REPLICAS, LOSS = "gradient_close", "step_equal", "replicas_equal", "batch_loss_close"
+CHECKS = (GRADIENT, STEP, REPLICAS, LOSS)
+"""The checks of this module."""
+
+_OF_WHOLE = f"{LOSS} of whole batches"
+_NOT_A_MEAN = (
+    "the loss of a batch is not the mean of its shares' losses, as with random numbers, batch statistics or "
+    "weights: the mean is compared"
+)
+_IN_BACKWARD = "the optimizer steps in the backward pass, and the twin cannot step on other gradients"
+
+
+@dataclass
+class _Seen:
+    """What one check has seen: what it found, what it compared, for which names its control fired."""
+
+    found: list[Mismatch] = field(default_factory=list)
+    compared: dict[str, bool] = field(default_factory=dict)
+    fired: dict[str, bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Losses:
+    """The losses of a step: the ranks' mean, the twin's, and the mean magnitude of those of its shares."""
+
+    ranks: float
+    twin: float
+    size: float
+
+
+@dataclass(frozen=True)
+class TwinGradients:
+    """The reference of a step's gradients.
+
+    Args:
+        twins: the twin's, of the whole batch, by name.
+        own: the twin's of this rank's share of the batch alone, elements in float64.
+        after: changes the twin, and returns its gradients as they are then; collective.
+        check: which looks at them.
+    """
+
+    twins: Mapping[str, TwinGradient]
+    own: Mapping[str, torch.Tensor]
+    after: Callable[[Callable[[nn.Module], None]], Mapping[str, TwinGradient]]
+    check: str = GRADIENT
+
+
+Explain = Callable[[Compared, TwinGradients, Callable[[Mapping[str, TwinGradient]], set[str]]], Compared]
+"""Says by which defect mismatches are, given the reference and how to compare again."""
+
+
+class Lockstep:
+    """Compares a run, after each step that it has trained, with its twin, which then takes the same step.
+
+    Args:
+        world: the ranks that train the run.
+        twin: the unwrapped model, in the state of the run.
+        explain: asks known defects about gradients; None where there is none.
+
+    Attributes:
+        not_applied: why checks are not made.
+        bound_used: the largest part of a gradient's tolerance that a difference took.
+    """
+
+    def __init__(
+        self, config: Config, world: World, run: TrainingRun, twin: TrainingRun, explain: Explain | None
+    ) -> None:
+        self._world, self._run, self._twin, self._explain = world, run, Twin(twin, run.dtypes), explain
+        self._seen = {check: _Seen() for check in (GRADIENT, STEP)}
+        self.not_applied: dict[str, str] = {}
+        self._losses: dict[int, _Losses] = {}
+        self._exchange = exchange_of(world, run)
+        self._leaves = of_kind("param", snapshot_model(run.model))
+        self._parts = Parts.of(self._leaves, self._exchange)
+        self._noise = runs_other_kernels(config, run.sizes)
+        self._reduced_in, why_no_gradient = reduced_in(run.model, config.parallel)
+        if why_no_gradient:
+            self.not_applied[GRADIENT] = why_no_gradient
+        self._inexact = inexact_steps(run, twin, split=not self._parts.complete)
+        self.bound_used, self._alive = 0.0, False
+        self._compare_state(run.train_state.step, {})
+
+    @property
+    def twin_losses(self) -> list[float]:
+        """The twin's losses of the steps taken."""
+        return [one.twin for one in self._losses.values()]
+
+    @property
+    def follows(self) -> bool:
+        """Whether the twin can take the run's steps."""
+        return STEP not in self.not_applied
+
+    @property
+    def bounds(self) -> dict[str, str]:
+        """How gradients and steps are compared, as a row has it."""
+        gradient = (
+            {"gradient_bound": self._bound(torch.float32).name} if self._seen[GRADIENT].compared else {}
+        )
+        return {**gradient, "step_bound": self._inexact.bound}
+
+    def follow(self, batches: Batches, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Have the twin take the step that the run has taken with these gradients, and compare."""
+        run, twin, step = self._run, self._twin, self._run.train_state.step
+        group = self._world.group if broadcasts_buffers(run.model) else None
+        twin.begin(twin.run.next_batch(batches), group)
+        whole_loss = self._loss_of_whole() if self._world.rank == 0 else 0.0
+        own = twin.passed()
+        if self._note_losses(step, whole_loss, own.loss):
+            self.not_applied |= dict.fromkeys((GRADIENT, STEP, LOSS), _IN_BACKWARD)
+            return
+        if self._noise and run.draws:
+            why = "the model draws random numbers in training, and the twin draws others"
+            self.not_applied |= dict.fromkeys((GRADIENT, LOSS), why)
+        others = twin.jittered() if self._noise and not run.draws else []
+        here = {name: _local(value) for name, value in gradients.items()}
+        whole = self._parts.gather(here)
+        self._alive |= any(bool(value.any()) for value in whole.values())
+        if GRADIENT not in self.not_applied:
+            self._compare_gradients(step, here, whole, own, others)
+        tolerances = step_tolerances(own.buffers, [other.buffers for other in others])
+        tolerances |= twin.step(gradients, whole, self._inexact)
+        twin.run.finish_step(run.train_state.losses[-1])
+        wrong = self._compare_state(step, tolerances)
+        if any_rank(wrong or bool(tolerances), self._exchange):
+            twin.take_over(run, self._exchange)
+
+    def _loss_of_whole(self) -> float:
+        try:
+            return self._twin.loss_of_whole()
+        except Exception as error:  # noqa: BLE001 - a workload's, which need not take more than a share
+            why = f"the loss of a whole batch cannot be computed: {type(error).__name__}: {error}"
+            self.not_applied[_OF_WHOLE] = why
+            return math.nan
+
+    def _compare_gradients(
+        self,
+        step: int,
+        here: Mapping[str, torch.Tensor],
+        whole: Mapping[str, torch.Tensor],
+        own: Pass,
+        others: list[Pass],
+    ) -> None:
+        seen, leaves = self._seen[GRADIENT], self._leaves
+        found, kept = list[Mismatch](), dict[str, TwinGradient]()
+        parts: dict[str, GradientPart] = {}
+        for name, twin in self._twin_gradients(own, others):
+            bound = self._bound(leaves[name].dtype)
+            part = parts[name] = GradientPart(leaves[name], here.get(name), whole.get(name))
+            finding, used = compare_gradient(name, step, part, twin)
+            self.bound_used = max(self.bound_used, used)
+            found += [finding] if finding else []
+            if twin is None or not twin.can_tell(bound.control):
+                continue
+            if self._explain:
+                kept[name] = twin
+            had = leaves[name].extent.numel > 0
+            seen.compared[name] = seen.compared.get(name, False) or had
+            if had and not seen.fired.get(name):
+                control = compare_gradient(name, step, part, twin.made_different(bound.control))
+                seen.fired[name] = control[0] is not None
+
+        def equal(state: Mapping[str, TwinGradient]) -> set[str]:
+            expected = state.items()
+            return {
+                name
+                for name, twin in expected
+                if name in parts and compare_gradient(name, step, parts[name], twin)[0] is None
+            }
+
+        if self._explain:
+            about = TwinGradients(kept, own.gradients, self._gradients_after)
+            found = [*self._explain(Compared(found, {}, {}), about, equal).found]
+        seen.found += found
+
+    def _twin_gradients(self, own: Pass, others: list[Pass]) -> Iterator[tuple[str, TwinGradient | None]]:
+        """Sum the gradients of all ranks' shares of a batch; collective. Of another stage of a pipeline there
+        is none."""
+        twins, leaves = self._twin.parameters, self._leaves
+        names = [name for name, value in twins.items() if value.numel()]
+        mine: dict[str, list[torch.Tensor]] = {}
+        if self._counts:
+            for name, one in own.gradients.items():
+                noise = [other.gradients[name] - one for other in others if name in other.gradients]
+                mine[name] = [one, one.abs(), *noise]
+        elements = {name: twins[name].numel() * (1 + twins[name].is_complex()) for name in names}
+        for name, present, sums in summed(names, mine, elements, 2 + len(others), self._exchange):
+            if name in leaves and leaves[name].extent.shape == tuple(twins[name].shape):
+                yield name, TwinGradient.of(self._bound(leaves[name].dtype), *sums) if present else None
+
+    def _gradients_after(self, change: Callable[[nn.Module], None]) -> dict[str, TwinGradient]:
+        with self._twin.changed(change):
+            others = self._twin.jittered() if self._noise and not self._run.draws else []
+            gradients = self._twin_gradients(self._twin.passed_again(), others)
+            return {name: twin for name, twin in gradients if twin}
+
+    def _bound(self, dtype: torch.dtype) -> GradientBound:
+        eps = rounding([dtype, self._reduced_in] if self._reduced_in else [dtype])
+        return GradientBound(dp_degree(self._run.sizes), eps, self._noise)
+
+    @property
+    def _counts(self) -> bool:
+        """Whether this rank's share of the batch counts: of the ranks that have the same, the first does."""
+        rest, counts = self._world.rank, True
+        for name, size in reversed([*self._run.sizes.items()]):
+            rest, coordinate = divmod(rest, size)
+            counts &= coordinate == 0 or name not in SHARE_DATA
+        return counts and rest == 0
+
+    def _note_losses(self, step: int, whole: float, own: float) -> bool:
+        """Note the losses of a step: the twin's of the whole batch or, where the loss of a batch is not the
+        mean of the losses of its shares, their mean. Return whether any rank's twin stepped meanwhile."""
+        share = own if self._counts else 0.0
+        numbers = (whole, share, abs(share), float(self._twin.steps_in_backward))
+        twin, mean, size, stepped = summed_numbers(numbers, self._exchange)
+        mean, size = mean / dp_degree(self._run.sizes), size / dp_degree(self._run.sizes)
+        if not abs(twin - mean) <= loss_share(self._twin.computes_in) * max(abs(twin), size):
+            if LOSS not in self.not_applied:
+                self.not_applied.setdefault(_OF_WHOLE, _NOT_A_MEAN)
+            twin = mean
+        self._losses[step] = _Losses(self._run.train_state.losses[-1], twin, size)
+        return stepped > 0
+
+    def _compare_state(self, step: int, tolerances: Mapping[str, torch.Tensor]) -> bool:
+        """Compare the state after a step with the twin's; return whether this rank's is wrong."""
+        seen, twin, actual = self._seen[STEP], state_of(self._twin.run), state_of(self._run)
+        elsewhere = set[str]()
+        if self._run.pipeline:
+            elsewhere = set[str]().union(*gathered({*actual}, self._world.group)) - actual.keys()
+        found = compare_step(step, twin, actual, elsewhere, tolerances)
+        seen.found += found
+        seen.compared |= compared_names(actual)
+        due = [name for name in controllable(actual) if not seen.fired.get(name)]
+        other = changed_beyond(all_different({name: actual[name] for name in due}), tolerances)
+        reported = {one.name for one in compare_step(step, twin, other, twin)}
+        seen.fired |= {name: name in reported for name in due}
+        return bool(found)
+
+    def results(self) -> dict[str, Compared]:
+        """Return what was compared, by check; collective."""
+        if not self._alive:
+            self._seen[GRADIENT].fired = dict.fromkeys(self._seen[GRADIENT].fired, False)
+        made = {check: Compared(one.found, one.compared, one.fired) for check, one in self._seen.items()}
+        if LOSS not in self.not_applied:
+            made[LOSS] = self._compare_losses()
+        made[REPLICAS] = self._compare_replicas()
+        if not made[REPLICAS].fired:
+            self.not_applied[REPLICAS] = "no two ranks have the same part of anything"
+        return {check: one for check, one in made.items() if check not in self.not_applied}
+
+    def _compare_losses(self) -> Compared:
+        """Compare the losses; the control of each is the twin's loss of another step. They mean something if
+        they are finite and not zero, and there was a gradient."""
+        alive = self._run.alive[-len(self._losses) :]
+        found, fired = list[Mismatch](), dict[str, bool]()
+        others = self.twin_losses
+        if len(others) == 1:
+            others = [*others, self._loss_of_whole()]
+        for (step, one), lives in zip(self._losses.items(), alive, strict=True):
+            found += self._far(step, one.twin)
+            means = math.isfinite(one.ranks) and one.ranks != 0.0 and lives
+            fired[loss_name(step)] = means and any(self._far(step, other) for other in others)
+        return Compared(found, dict.fromkeys(fired, True), fired)
+
+    def _far(self, step: int, twin: float) -> list[Mismatch]:
+        one = self._losses[step]
+        near = loss_share(self._twin.computes_in) * max(abs(twin), one.size)
+        return losses_close([twin], [one.ranks], step, near / abs(twin) if twin else 0.0)
+
+    def _compare_replicas(self) -> Compared:
+        """Compare what several ranks have."""
+        state = {name: leaf for name, leaf in state_of(self._run).items() if isinstance(leaf, TensorLeaf)}
+        leaves = {name: leaf for name, leaf in state.items() if leaf.kind != "buffer"}
+        return compare_replicas(leaves, self._world.group)
+
+
+def _local(gradient: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a gradient, dense."""
+    if isinstance(gradient, DTensor) and any(one.is_partial() for one in gradient.placements):
+        whole = [Replicate() if one.is_partial() else one for one in gradient.placements]
+        gradient = gradient.redistribute(placements=whole)
+    return local_part(dense(gradient))

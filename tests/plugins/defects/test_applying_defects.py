@@ -1,0 +1,319 @@
+"""Which cells may be subject to which known defect of torch, and what is expected of them then."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dcpbench.cell import checks, explained
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.explained import Resumed, defects_at
+from dcpbench.core.defects import Defect
+from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.rank_report import Compared
+from dcpbench.plugins.defects import _cells, as_restored, divided_twice, trained_alone, unfrozen
+from dcpbench.scenarios import fine_tune
+from dcpbench.verify.compare import compare
+from dcpbench.verify.layout import whole
+from dcpbench.verify.resumed import ResumedRule
+from dcpbench.verify.snapshot import TensorLeaf, named_parameters
+from dcpbench.verify.training import GradientBound, GradientPart, TwinGradient, compare_gradient
+from dcpbench.verify.whole_tensors import real_elements
+from dcpbench.workloads.batches import batches_of
+from dcpbench.workloads.build_run import build_plain, build_replica, build_twin
+from dcpbench.workloads.lockstep import TwinGradients
+from dcpbench.workloads.run_state import FLAGS, live_state
+from dcpbench.workloads.training_run import TrainingRun
+from support.alone import bare_cell, config, world
+
+SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
+APPLY: dict[tuple[str, int], dict[str, set[str]]] = {
+    ("none", 2): {},
+    ("fsdp", 2): {},
+    ("fsdp", 1): {},  # one shard, but one replica
+    ("hsdp", 4): {},  # replicas, but of shards
+    ("hsdp", 2): {
+        "restored": {"one_replica"},
+        "stored": {"one_replica"},
+        "resumed": {"as_restored"},
+        "twin": {"trained_alone"},
+    },
+    ("hsdp2", 2): {},  # FSDP2 averages
+    ("fsdp_tp", 4): {"restored": {"sliced_by_shard"}, "resumed": {"as_restored"}, "twin": {"unfrozen"}},
+    ("fsdp2_tp", 4): {},
+}
+"""By parallelism and ranks: the defects that each moment is subject to."""
+
+
+def on(parallel: str, size: int, folder: Path) -> Cell:
+    return bare_cell(folder, config(**SMALL, parallel=parallel, world_size=size), world(0, size))
+
+
+@pytest.mark.parametrize(("parallel", "size"), APPLY)
+def test_a_cell_is_subject_to_the_defects_of_its_layout(parallel: str, size: int, tmp_path: Path) -> None:
+    cell = on(parallel, size, tmp_path)
+    for moment in ("twin", "restored", "resumed", "stored"):
+        expected = APPLY[parallel, size].get(moment, set())
+        assert defects_at(cell, moment).keys() == expected, moment  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "restored", "resumed"),
+    [
+        ({"model": "batch_norm"}, {"one_replica"}, set()),
+        ({"model": "local_experts"}, {"one_replica"}, {"as_restored"}),
+        ({"model": "bf16"}, set(), {"as_restored"}),
+        ({"optimizer": "adamw_empty_group"}, set(), set()),
+        ({"optimizer": "adamw_empty_group", "state_dict": "full"}, {"as_list"}, {"as_restored"}),
+        ({"state_dict": "full"}, {"as_list"}, set()),
+        ({"scheduler": "multi_step"}, set(), {"as_restored"}),
+        ({"component": "data_loader_generator"}, set(), {"as_restored"}),
+        ({"load_into": "never_stepped"}, {"never_stepped"}, {"as_restored"}),
+        ({"load_into": "no_scheduler"}, set(), {"as_restored"}),
+        ({"save": "sync_no_collectives"}, {"own_chunks"}, {"as_restored"}),
+        ({"save": "async_shared_writer"}, {"other_save"}, {"as_restored"}),
+        ({"save": "async_shared_stager"}, {"other_save"}, {"as_restored"}),
+        ({"save": "async_stager_kept"}, set(), set()),
+    ],
+)
+def test_a_cell_is_subject_to_the_defects_of_what_it_has(
+    chosen: dict[str, str], restored: set[str], resumed: set[str], tmp_path: Path
+) -> None:
+    cell = bare_cell(tmp_path, config(**{**SMALL, **chosen}))
+    assert defects_at(cell, "restored").keys() == restored
+    assert defects_at(cell, "resumed").keys() == resumed
+
+
+def with_tp(cell: Cell, plan: dict[str, str]) -> Cell:
+    """The cell, with a model in which one is frozen, all sharded that fits the plan."""
+    cell.config.parallel.tp_plan = plan
+    return fine_tune._tuning(cell, 2)
+
+
+def frozen_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in named_parameters(model).items() if name.startswith("pretrain.")}
+
+
+Expected = Callable[[str, TwinGradient, torch.Tensor], TwinGradient | None]
+"""The gradient that a defect makes: of a name, the twin's, and this rank's share of it."""
+
+
+def by(defect: Any, cell: Cell) -> Expected:
+    """Ask a defect about one gradient."""
+
+    def expected(name: str, twin: TwinGradient, own: torch.Tensor) -> TwinGradient | None:
+        assert defect.applies(cell.config)
+        about = TwinGradients({name: twin}, {name: own}, lambda change: {})
+        (state,) = defect.expected(cell, "twin", about)
+        made: TwinGradient | None = state["gradient_close"].get(name)
+        return made
+
+    return expected
+
+
+def explains(
+    expected: Expected, name: str, here: torch.Tensor, twin: TwinGradient, ranks: int = 2
+) -> tuple[bool, bool, bool]:
+    """Whether a gradient is wrong, whether a defect explains it, and whether it does one that is a little
+    off."""
+
+    def wrong(gradient: torch.Tensor, twin: TwinGradient) -> bool:
+        part = GradientPart(TensorLeaf(gradient, whole(gradient), None, "param"), gradient, gradient)
+        return compare_gradient(name, 1, part, twin)[0] is not None
+
+    made = expected(name, twin, real_elements(here) * ranks)
+    explained = [made is not None and not wrong(one, made) for one in (here, here * 1.001)]
+    return wrong(here, twin), explained[0], explained[1]
+
+
+def summed_twin(*terms: torch.Tensor) -> TwinGradient:
+    elements = [real_elements(one) for one in terms]
+    bound = GradientBound(len(terms), torch.finfo(torch.float32).eps, noise=False)
+    total, size = torch.stack(elements).sum(0), torch.stack(elements).abs().sum(0)
+    return TwinGradient.of(bound, total, size)
+
+
+ONE, OTHER = torch.tensor([1.0, 2.0]), torch.tensor([3.0, -5.0])
+
+
+def test_replicas_that_train_alone_have_the_gradients_of_their_own_share(tmp_path: Path) -> None:
+    cell = on("hsdp", 2, tmp_path)
+    twin, replica = (make(cell.config, cell.world, cell.config.seed) for make in (build_twin, build_replica))
+    data = batches_of(cell.config, cell.world.device)
+    with twin.recording() as own:
+        twin.backward(twin.next_batch(data))
+    with replica.recording() as alone:
+        replica.backward(replica.next_batch(data))
+    name, gradient = next(iter(own.items()))
+    assert torch.equal(alone[name], gradient / 2)
+    both = summed_twin(gradient, torch.ones_like(gradient))
+    expected = by(trained_alone.defect, cell)
+    assert explains(expected, name, alone[name], both) == (True, True, False)
+    assert not explains(expected, name, (gradient + 1) / 2, both)[0]
+
+
+def test_what_tensor_parallelism_shards_has_gradients_though_it_was_frozen(tmp_path: Path) -> None:
+    cell = with_tp(on("fsdp_tp", 4, tmp_path), {"net1": "colwise"})
+    twin = build_twin(cell.config, cell.world, cell.config.seed)
+    assert len(frozen_of(twin.model)) == 4
+    assert not any(value.requires_grad for value in frozen_of(twin.model).values())
+
+    def after(change: Callable[[nn.Module], None]) -> dict[str, TwinGradient]:
+        change(twin.model)
+        with twin.recording() as gradients:
+            twin.backward(twin.next_batch(batches_of(cell.config, cell.world.device)))
+        return {name: summed_twin(one) for name, one in gradients.items() if name in frozen_of(twin.model)}
+
+    (state,) = unfrozen.defect.expected(cell, "twin", TwinGradients({}, {}, after))
+    assert state["gradient_close"].keys() == {"pretrain.net1.weight", "pretrain.net1.bias"}
+
+
+def test_experts_whose_gradients_are_summed_are_divided_twice(tmp_path: Path) -> None:
+    given = config(**{**SMALL, "model": "experts"}, parallel="fsdp2_ep_sums", world_size=4)
+    given.parallel.ep_plan = {"experts": ""}
+    cell = bare_cell(tmp_path, given, world(0, 4))
+    assert defects_at(cell, "twin").keys() == {"divided_twice"}
+    twin, mean = summed_twin(ONE, OTHER), (ONE + OTHER) / 2
+    expected = by(divided_twice.defect, cell)
+    assert explains(expected, "experts.0.weight", mean / 4, twin) == (True, True, False)
+    assert explains(expected, "net1.weight", mean / 4, twin) == (True, False, False)
+
+
+@pytest.mark.parametrize(
+    ("plan", "trained"),
+    [
+        (["first"], ["first"]),
+        (["last"], ["last"]),
+        (["inner.*"], ["inner.0", "inner.1"]),
+        (["first", "inner.1", "last"], ["first", "inner.1", "last"]),
+        ([""], ["first", "inner.0", "inner.1", "last"]),
+        ([], []),
+    ],
+)
+def test_what_fits_the_plan_is_unfrozen(plan: list[str], trained: list[str]) -> None:
+    inner = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    model = nn.ModuleDict({"first": nn.Linear(1, 1), "inner": inner, "last": nn.Linear(1, 1)})
+    model.requires_grad_(False)
+    _cells.unfreeze(model, dict.fromkeys(plan, "colwise"))
+    seen = [name for name, value in model.named_parameters() if value.requires_grad]
+    assert seen == [f"{name}.{kind}" for name in trained for kind in ("weight", "bias")]
+
+
+def going_on(cell: Cell, target: TrainingRun, until: int) -> Callable[[], Any]:
+    """Copy a target as it is now; what is returned trains the copy as a run with a known defect, and returns
+    its state."""
+    data = batches_of(cell.config, cell.world.device)
+    about = Resumed(checks._plain_copy(cell, target), data, until)
+    return lambda: next(iter(as_restored.defect.expected(cell, "resumed", about)))
+
+
+@pytest.mark.parametrize(
+    ("parallel", "size", "make"), [("fsdp_tp", 4, build_plain), ("hsdp", 2, build_replica)]
+)
+@pytest.mark.parametrize("model", ["tied", "buffered", "dropout"])
+def test_what_was_restored_goes_on_as_a_plain_run_does(
+    parallel: str, size: int, make: Any, model: str, tmp_path: Path
+) -> None:
+    """To the bit, where the target is a plain one itself; with its hyperparameters and generators."""
+    given = config(
+        **{**SMALL, "model": model, "optimizer": "adamw_groups"}, parallel=parallel, world_size=size
+    )
+    cell = bare_cell(tmp_path, given, world(0, size))
+    data = batches_of(cell.config, cell.world.device)
+    target = make(cell.config, cell.world, 11)
+    target.train(data, 2)
+    for entries in target.optimizer.state.values():
+        entries["exp_avg"].mul_(3)
+    target.optimizer.param_groups[1]["lr"] *= 2
+    target.noise.like(torch.zeros(3))
+    before = list(target.train_state.losses)
+    state = going_on(cell, target, 4)
+    assert target.train_state.losses == before, "the target is yet to go on"
+    target.train(data, 4)
+    other = state()
+    for check, leaves in live_state(target).items():
+        if check != FLAGS:
+            mine = {name: leaf for name, leaf in leaves.items() if not name.startswith("tensor_object.")}
+            theirs = other[check]
+            assert compare(mine, {name: theirs[name] for name in mine}) == []
+
+
+def test_what_was_unfrozen_goes_on_being_trained(tmp_path: Path) -> None:
+    cell = with_tp(on("fsdp_tp", 4, tmp_path), {"net1": "colwise"})
+    target = build_plain(cell.config, cell.world, 11)
+    other = going_on(cell, target, 1)()["model_equal"]
+    theirs = frozen_of(target.model)
+    assert len(theirs) == 4
+    for name, value in theirs.items():
+        assert torch.equal(other[name].local, value) is not name.startswith("pretrain.net1.")
+
+
+def test_of_a_resumed_state_close_tensors_and_recorded_losses_are_explained() -> None:
+    given, here = config(**SMALL), world()
+    data = batches_of(given, here.device)
+    run, other = (build_plain(given, here, given.seed) for _ in range(2))
+    for each in (run, other):
+        each.train(data, 2)
+    names = {
+        "net1.weight",
+        "net2.bias",
+        "param_groups.0.lr",
+        "train_state.losses",
+        "train_state.current_loss",
+        "tensor_object.data",
+    }
+    rule = ResumedRule([], 2, True, 1e-4, 1e-4, drawn=False)
+
+    def left(recorded: list[float]) -> set[str]:
+        return names - rule.same_state("model_equal", recorded, live_state(run), live_state(other))
+
+    recorded = list(run.train_state.losses)
+    losses = {"train_state.losses", "train_state.current_loss"}
+    assert left(recorded) == {"param_groups.0.lr"}
+    assert left([recorded[0] + 1, recorded[1]]) == {"param_groups.0.lr", *losses}
+    with torch.no_grad():
+        named_parameters(run.model)["net2.bias"].add_(0.01)
+    assert left(recorded) == {"net2.bias", "param_groups.0.lr"}
+    run.train_state.current_loss += 1
+    assert left(recorded) == {"net2.bias", "param_groups.0.lr", *losses}
+    run.tensor_object.data.add_(1)
+    assert left(recorded) == names - {"net1.weight"}
+
+
+def test_losses_of_a_run_that_was_restored_elsewhere_are_its_own() -> None:
+    """It has taken a step more than the run that it is compared with."""
+    given, here = config(**SMALL), world()
+    run = build_plain(given, here, given.seed)
+    run.train(batches_of(given, here.device), 3)
+    losses = list(run.train_state.losses)
+    rule = ResumedRule(losses[1:], 2, True, 1e-4, 1e-4, drawn=False)
+    same = rule.same_losses(losses, live_state(run))
+    assert same == {"loss of step 2", "loss of step 3", "loss of step 4"}
+    far = rule.same_losses([losses[0] * 2, *losses[1:]], live_state(run))
+    assert far == {"loss of step 3", "loss of step 4"}
+
+
+def test_a_defect_is_asked_only_after_a_comparison_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def expected(cell: Cell, moment: str, reference: Any) -> list[dict[str, Any]]:
+        asked.append(moment)
+        return [{"model_equal": {"w"}}]
+
+    defect = Defect(("restored",), lambda config: True, expected)
+    monkeypatch.setattr(explained, "_defects", lambda: {"mine": defect})
+    cell = bare_cell(tmp_path)
+    wrong = [Mismatch(name, Problem.differs) for name in ("w", "v")]
+
+    def compared(found: list[Mismatch]) -> list[str | None]:
+        one = {"model_equal": Compared(found, {}, {})}
+        done = explained.explained(cell, "restored", one, lambda: None, lambda check, state: state[check])
+        return [finding.by for finding in done["model_equal"].found]
+
+    assert (compared([]), asked) == ([], [])
+    assert (compared(wrong), asked) == (["mine", None], ["restored"])

@@ -1,0 +1,126 @@
+"""Cells with a known defect, on one rank that is this process: all that is wrong is told by what makes it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from dcpbench.cell import checks
+from dcpbench.cell.checkpoint import Checkpoint
+from dcpbench.cell.explained import Restored, Resumed
+from dcpbench.config.schema import conf_folder
+from dcpbench.plugins.defects import as_restored, other_save, own_chunks
+from dcpbench.sweep.plan.known_failures import read
+from dcpbench.verdict.known_failures import KnownFailure, explaining
+from dcpbench.verify.compare import same_leaves
+from dcpbench.verify.snapshot import TensorLeaf, snapshot_nested
+from dcpbench.workloads.batches import batches_of
+from dcpbench.workloads.build_run import build
+from support.alone import Ran, bare_cell, config, group_of_one, run_alone, world
+
+pytestmark = pytest.mark.cell
+
+SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 3}
+
+
+stages_again = pytest.mark.skipif(
+    torch.__version__ < "2.12", reason="the DefaultStager of torch 2.11 stages once (docs/findings)"
+)
+
+
+def overlapping(save: str, fault: str = "none") -> Ran:
+    with group_of_one() as group:
+        return run_alone(fault, **SMALL, save=save, overlap_saves=True, seen_by=world(group=group))
+
+
+def listed(name: str) -> KnownFailure:
+    return next(one for one in read(conf_folder() / "known_failures.yaml") if one.id == name)
+
+
+@stages_again
+def test_of_a_stager_that_saves_share() -> None:
+    ran = overlapping("async_shared_stager")
+    failed = {one.check: one.mismatches for one in ran.verdict.failed}
+    state = {"model_equal", "optim_equal", "extra_equal", "files_equal"}
+    assert failed.keys() == state | {"loss_resume_equal", "state_resume_equal"}
+    for check, findings in failed.items():
+        expected = "other_save" if check in state else "as_restored"
+        assert {one.by for one in findings} == {expected}, check
+    steps = {one.where for one in failed["files_equal"]}
+    assert steps == {"in the checkpoint of step 1", "in the checkpoint of step 2"}, "the last is right"
+    assert explaining([listed("shared-stager")], failed, []).whole
+
+
+@stages_again
+@pytest.mark.parametrize("fault", ["weight_lowest_bit", "second_step_wrong"])
+def test_another_defect_beside_it_is_not_of_it(fault: str) -> None:
+    failed = {one.check: one.mismatches for one in overlapping("async_shared_stager", fault).verdict.failed}
+    assert not explaining([listed("shared-stager")], failed, []).whole
+
+
+@stages_again
+def test_a_file_that_holds_what_no_save_had_is_not_of_it() -> None:
+    failed = {
+        one.check: one.mismatches for one in overlapping("async_shared_stager", "file_bit").verdict.failed
+    }
+    assert None in {one.by for one in failed["files_equal"]}
+    assert not explaining([listed("shared-stager")], failed, []).whole
+
+
+def test_of_a_writer_that_saves_share() -> None:
+    """The first checkpoint is loaded last, and is empty."""
+    with pytest.raises(dcp.CheckpointException, match="metadata is None"):
+        overlapping("async_shared_writer")
+
+
+def test_of_other_saves_in_flight_the_states_are_expected(tmp_path: Path) -> None:
+    other = Checkpoint(2, "", cast(Any, None), {"model_equal": snapshot_nested({"w": torch.ones(2)})})
+    mine = replace(other, step=1, beside=[other])
+    cell = bare_cell(tmp_path, config(**SMALL, save="async_shared_writer"))
+    states = other_save.defect.expected(cell, "restored", Restored(mine, {}, {}, {}))
+    assert [*states] == [other.state]
+
+
+@pytest.mark.parametrize("save", ["sync", "sync_no_collectives"])
+def test_what_was_there_before_a_load_is_retained_where_a_rank_reads_its_own(
+    save: str, tmp_path: Path
+) -> None:
+    cell = bare_cell(tmp_path, config(**SMALL, save=save))
+    run = build(cell.config, cell.world, 0)
+    dcp.save({"model": {"w": torch.ones(2)}}, checkpoint_id=tmp_path / "1", use_collectives=save == "sync")
+    leaves = snapshot_nested({"w": torch.ones(2)})
+    checkpoint = Checkpoint(1, str(tmp_path / "1"), cast(Any, None), {"model_equal": leaves})
+    before = checks.make_different(cell, run, checkpoint)
+    assert bool(before.state) == (save != "sync")
+    if not before.state:
+        return
+    was = {"model_equal": snapshot_nested({"w": torch.zeros(2), "other": torch.zeros(2)})}
+    actual = snapshot_nested({"w": torch.ones(2), "other": torch.zeros(2)})
+    names = {"model_equal": frozenset(actual)}
+
+    def explained() -> set[str]:
+        about = Restored(checkpoint, {"model_equal": actual}, was, names)
+        (state,) = own_chunks.defect.expected(cell, "restored", about)
+        return same_leaves(state["model_equal"], actual)
+
+    assert explained() == {"w", "other"}
+    assert isinstance(actual["w"], TensorLeaf)
+    actual["w"].local[1] = 0  # which was not restored, though this rank has saved it
+    assert explained() == {"other"}
+
+
+def test_a_run_that_goes_on_beside_leaves_the_one_that_was_restored_alone(tmp_path: Path) -> None:
+    cell = bare_cell(tmp_path, config(**SMALL, save="async_shared_stager"))
+    runs = [build(cell.config, cell.world, 0) for _ in range(2)]
+    data = batches_of(cell.config, cell.world.device)
+    about = Resumed(checks._plain_copy(cell, runs[0]), data, 1)
+    (state,) = as_restored.defect.expected(cell, "resumed", about)
+    assert state["extra_equal"]["train_state.losses"] == about.restored.train_state.losses
+    for run in runs:
+        run.train(data, 1)
+    for run in (*runs, about.restored):
+        assert torch.equal(run.tensor_object.data, runs[1].tensor_object.data)
+        assert run.train_state.losses == runs[1].train_state.losses

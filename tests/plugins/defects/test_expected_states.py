@@ -1,0 +1,173 @@
+"""The state that a known defect makes of what was saved is told from any other."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dcpbench.cell.checkpoint import Checkpoint
+from dcpbench.cell.explained import Restored
+from dcpbench.plugins.defects import as_list, one_replica
+from dcpbench.plugins.defects.never_stepped import never_stepped
+from dcpbench.plugins.defects.own_chunks import loaded_alone
+from dcpbench.plugins.defects.sliced_by_shard import sliced
+from dcpbench.verify.compare import same_leaves
+from dcpbench.verify.layout import Extent, whole
+from dcpbench.verify.plain_read import StoredChunk
+from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaves, TensorLeaf, digested
+from support.alone import bare_cell, config, world
+
+
+def restored(check: str, saved: Leaves, actual: Leaves) -> Restored:
+    """The reference of a load in which all names differ."""
+    checkpoint = Checkpoint(1, "", None, {check: saved})  # type: ignore[arg-type]
+    return Restored(checkpoint, {check: actual}, {}, {check: frozenset(actual)})
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    shape=st.lists(st.integers(2, 5), min_size=1, max_size=3),
+    shards=st.integers(2, 3),
+    large=st.booleans(),
+    data=st.data(),
+)
+def test_what_slicing_by_tp_shards_makes_of_a_tensor_is_told(
+    shape: list[int], shards: int, large: bool, data: st.DataObject
+) -> None:
+    """Cut by TP in any dimension and by FSDP1 anywhere; `large` parts of which digests are retained."""
+    tensor = torch.rand(shape)
+    dimension = data.draw(st.integers(0, len(shape) - 1))
+    cuts = tensor.chunk(shards, dimension)
+    rank = data.draw(st.integers(0, len(cuts) - 1))
+    offset = [0] * len(shape)
+    offset[dimension] = sum(cut.shape[dimension] for cut in cuts[:rank])
+    start = data.draw(st.integers(0, cuts[rank].numel() - 1))
+    numel = data.draw(st.integers(1, cuts[rank].numel() - start))
+    extent = Extent(tuple(shape), tuple(offset), tuple(cuts[rank].shape), start, numel)
+    own = slice(start, start + numel)
+
+    flat = tensor.reshape(-1)
+    again = torch.cat([flat[: cut.numel()].reshape(cut.shape) for cut in cuts], dimension)
+    wrong = extent.take(tensor).clone()
+    wrong[-1] = 2.0
+    restored = {"once": flat[own], "again": again.reshape(-1)[own], "wrong": wrong}
+    live = {name: TensorLeaf(extent.take(tensor), extent, None) for name in restored}
+    saved = digested(live) if large else live
+    actual: Leaves = {name: TensorLeaf(each, extent, None) for name, each in restored.items()}
+    once, again = sliced(saved, actual, lambda name: tensor, shards)
+    assert same_leaves(once, actual) | same_leaves(again, actual) == {"once", "again"}
+    others = tensor + 1, tensor.view(torch.int32), torch.cat([tensor, tensor]), None
+    for other in others:
+        made = sliced(saved, actual, lambda name, held=other: held, shards)  # type: ignore[misc]
+        assert made == ({}, {}), "the checkpoint does not hold what was saved"
+
+
+def test_of_what_no_tp_shard_is_cut_out_nothing_is_a_slice() -> None:
+    tensor = torch.arange(8.0)
+    half, all_of_it = Extent((8,), (4,), (4,), 0, 4), Extent((8,), (0,), (8,), 4, 4)
+    saved: Leaves = {
+        "w": TensorLeaf(tensor[4:], half, None),
+        "plain": TensorLeaf(tensor[4:], all_of_it, None),
+    }
+    saved |= {"lr": 0.1}
+    actual: Leaves = {name: replace(saved[name], local=tensor[:4]) for name in ("w", "plain")}
+    actual |= {"lr": 0.2, "unknown": actual["w"]}
+    once, _ = sliced(saved, actual, lambda name: tensor, 2)
+    assert same_leaves(once, actual) == {"w"}
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("large", [False, True])
+def test_what_any_replica_had_is_told(
+    monkeypatch: pytest.MonkeyPatch, place: int, large: bool, tmp_path: Path
+) -> None:
+    """The peer whose values came back is the first, the second or the last rank."""
+
+    def leaves(value: float) -> Leaves:
+        tensor = torch.full((2,), value)
+        leaf = TensorLeaf(tensor, whole(tensor), None)
+        return {"first": leaf, "idle": Idle(leaf), "lr": value, "dtype": leaf, "none": leaf, "last": leaf}
+
+    saved, actual = leaves(1.0), leaves(2.0)
+    actual["none"] = replace(actual["none"], local=torch.full((2,), 3.0))
+    actual["dtype"] = replace(actual["dtype"], local=actual["dtype"].local.double())
+
+    def gathered(mine: Any, group: object) -> list[Any]:
+        if not isinstance(mine["optim_equal"], dict):  # the names
+            return [mine]
+        assert mine["optim_equal"].keys() == {"first", "dtype", "none", "last"}
+        theirs = digested(leaves(2.0))
+        peers = {name: leaf for name, leaf in theirs.items() if isinstance(leaf, DigestedLeaf)}
+        ranks = [mine, mine]
+        ranks.insert(place, {"optim_equal": peers})
+        return ranks
+
+    monkeypatch.setattr(one_replica, "gathered", gathered)
+    cell = bare_cell(tmp_path, config(model="short", parallel="hsdp", world_size=2), world(0, 2))
+    reference = restored("optim_equal", digested(saved) if large else saved, actual)
+    states = one_replica.defect.expected(cell, "restored", reference)
+    assert set().union(*(same_leaves(one["optim_equal"], actual) for one in states)) == {"first", "last"}
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    shape=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    start=st.integers(0, 3),
+    share=st.floats(0, 1),
+    changed=st.booleans(),
+    data=st.data(),
+)
+def test_what_a_load_of_ones_own_chunks_makes_of_a_part_is_told(
+    shape: list[int], start: int, share: float, changed: bool, data: st.DataObject
+) -> None:
+    """A part anywhere in a tensor of which this rank has stored some boxes, which may overlap."""
+    saved = torch.rand(shape) + 1
+    size = saved.numel()
+    start = min(start, size - 1)
+    part = Extent(tuple(shape), (0,) * len(shape), tuple(shape), start, max(1, int(share * (size - start))))
+    before = -torch.rand(part.numel) - 1
+    expected, chunks = -torch.ones(shape) * 9, []
+    expected.view(-1)[start : start + part.numel] = before
+    for _ in range(data.draw(st.integers(0, 2))):
+        offsets = [data.draw(st.integers(0, each - 1)) for each in shape]
+        sizes = [data.draw(st.integers(1, each - at)) for each, at in zip(shape, offsets, strict=True)]
+        box = tuple(slice(at, at + long) for at, long in zip(offsets, sizes, strict=True))
+        expected[box] = saved[box]
+        chunks.append(StoredChunk(tuple(offsets), tuple(sizes), saved[box].clone))
+    local = part.take(expected).clone()
+    if changed:
+        local.view(-1)[data.draw(st.integers(0, part.numel - 1))] = 5
+    was, here = TensorLeaf(before, part, None), TensorLeaf(local.view(-1), part, None)
+    kept = before.clone()
+    made = {"w": loaded_alone(was, here, chunks)}
+    assert same_leaves(made, {"w": here}) == (set() if changed else {"w"})
+    assert torch.equal(kept, was.local), "what is retained stays"
+
+
+def test_a_list_of_the_same_for_a_tuple_is_known_and_no_other() -> None:
+    saved = {"betas": (0.8, 0.9), "eps": (None, 1.0), "lr": [0.1], "weight": 1.0}
+    actual = {"betas": [0.8, 0.9], "eps": [None, 2.0], "lr": (0.1,), "weight": 2.0}
+    made = as_list.defect.expected(None, "restored", restored("optim_equal", saved, actual))
+    assert [same_leaves(one["optim_equal"], actual) for one in made] == [{"betas"}]
+
+
+@pytest.mark.parametrize(("restored", "same"), [(1.0, True), (2.0, False)])
+def test_an_idle_counter_of_one_step_is_told(restored: float, same: bool) -> None:
+    step = torch.tensor(restored)
+    actual = {"state.w.step": Idle(TensorLeaf(step, whole(step), None, "step"))}
+    assert same_leaves(never_stepped(actual), actual) == (actual.keys() if same else set())
+
+
+def test_moments_of_an_optimizer_that_never_stepped_are_zeros() -> None:
+    zeros, step = torch.zeros(3), torch.ones(())
+    actual: Leaves = {
+        "state.w.exp_avg": TensorLeaf(zeros, whole(zeros), None),
+        "state.v.exp_avg": TensorLeaf(zeros + 1, whole(zeros), None),
+        "state.w.step": TensorLeaf(step, whole(step), None),
+        "param_groups.0.lr": 0.0,
+    }
+    assert same_leaves(never_stepped(actual), actual) == {"state.w.exp_avg", "state.w.step"}
