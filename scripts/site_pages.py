@@ -18,12 +18,14 @@ from mkdocs.structure.files import File, Files
 
 from dcpbench.cli.described import described
 from dcpbench.config import groups
-from dcpbench.config.cell_key import HOW_RUN
 from dcpbench.config.schema import OF_THE_SWEEP, Config
+from dcpbench.core.axes import AXES
+from dcpbench.core.cell_key import HOW_RUN
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.plugins import declared_values
-from dcpbench.records.row import AXES, STATUS_HELP, column_types
+from dcpbench.core.statuses import STATUSES
+from dcpbench.records.row import column_types
 
 _ROOT = Path(__file__).parents[1]
 _AT_THE_TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
@@ -180,8 +182,9 @@ def _columns() -> str:
     return _page(
         "Columns of a row",
         "A line of `results.jsonl` is a row: these columns, then `config` (the whole "
-        "configuration that identifies the cell, flat) and `details` (findings, controls, losses "
-        "of each rank). `results.csv` has the columns alone. What was not measured, or does not "
+        "configuration that identifies the cell, flat). `details.jsonl` has findings, controls and "
+        "losses of each rank, by `cell`, `repeat` and `started_at`. `results.csv` has the "
+        "columns alone. What was not measured, or does not "
         "apply, is null. New columns are added at the end; none is renamed.\n",
         _table(("column", "holds", "what it is"), rows),
     )
@@ -218,7 +221,7 @@ def _checks() -> str:
 
 
 def _statuses() -> str:
-    rows = [(f"`{name}`", said) for name, said in STATUS_HELP.items()]
+    rows = [(f"`{name}`", spec.help) for name, spec in STATUSES.items()]
     return _page(
         "Statuses",
         "What a cell may come to, the worst first. What follows from each: "

@@ -24,7 +24,6 @@ WRONG = {
     "unknown option": (["parallel=nope"], ["nope", "fsdp2"]),
     "mistyped value": (["parallel=fspd"], ["parallel=fspd: there is no such parallel; did you mean fsdp?"]),
     "mistyped one of many": (["-m", "parallel=ddp,hsdp3"], ["parallel=hsdp3", "did you mean hsdp"]),
-    "mistyped fault": (["fault=lr_next_flaot"], ["did you mean lr_next_float?", "in all)"]),
     "mistyped switch": (["verify=dep"], ["verify=dep", "did you mean deep?"]),
     "null of a group": (
         ["load_parallel=null"],
@@ -38,8 +37,8 @@ WRONG = {
     "added key": (["+train_step=1"], ["+train_step: there is no such key; did you mean train_steps?"]),
     "new option": (["workload.options.width=3"], ["workload.options.width: ", "a + before it adds"]),
     "glob of nothing": (
-        ["fault=glob(weight_on_rank_9*)"],
-        ["fault=glob(weight_on_rank_9*): matches nothing"],
+        ["parallel=glob(fsdp9*)"],
+        ["parallel=glob(fsdp9*): matches nothing"],
     ),
     "added key, forced": (["++foo=1"], ["+foo: there is no such key"]),
     "added key in a group": (["+parallel.dp_shrad=2"], ["+parallel.dp_shrad", "did you mean dp_shard?"]),

@@ -21,8 +21,8 @@ from conftest import tiered
 from dcpbench.analysis.frame import read_sweeps
 from dcpbench.cli.described import Axis, Described, described
 from dcpbench.core.checks import CHECKS
+from dcpbench.core.statuses import STATUSES
 from dcpbench.records.installation import conf_folders
-from dcpbench.records.row import STATUSES
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -1,41 +1,87 @@
-"""The rooms that are read first: narrow towards those below, and without the names of what is replaceable."""
+"""The rooms of the house: what they may name and import."""
 
 import ast
-from collections.abc import Iterator
+import importlib.util
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from dcpbench.records.installation import conf_folders
+import dcpbench
+from dcpbench.config.schema import conf_folder
 
-PACKAGE = Path(__file__).resolve().parents[1] / "src" / "dcpbench"
-GROUPS = ["model", "optimizer", "parallel", "storage", "scheduler", "component", "checkpointer", "executor"]
-KEPT = {"none", "file", "trainer", "local"}
-
-
-def trees(room: str) -> Iterator[ast.Module]:
-    for path in sorted((PACKAGE / room).rglob("*.py")):
-        yield ast.parse(path.read_text(encoding="utf-8"))
+SRC = Path(dcpbench.__file__).parent
+ROOMS = ("core", "verdict", "cell", "config")
+GROUPS = ("model", "optimizer", "parallel", "storage", "scheduler", "component", "checkpointer", "executor")
+ALLOWED = {"none", "file", "trainer", "local"}
 
 
-def test_cells_take_few_names_from_verify() -> None:
-    imports = [one for tree in trees("cell") for one in ast.walk(tree) if isinstance(one, ast.ImportFrom)]
-    of_verify = [one for one in imports if (one.module or "").startswith("dcpbench.verify")]
-    names = {(one.module, alias.name) for one in of_verify for alias in one.names}
-    assert 0 < len(names) <= 15, sorted(names)
-    plain = [one for tree in trees("cell") for one in ast.walk(tree) if isinstance(one, ast.Import)]
-    assert not [alias.name for one in plain for alias in one.names if alias.name.startswith("dcpbench")]
+def literals(file: Path) -> set[str]:
+    """Every string in a file, without docstrings."""
+    tree = ast.parse(file.read_text())
+    bare = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    found = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in bare)
+    return {node.value for node in found if isinstance(node.value, str)}
 
 
-@pytest.mark.parametrize("room", ["cell", "core", "verdict"])
-def test_no_room_names_what_can_be_replaced(room: str) -> None:
-    folders = [folder / group for folder in conf_folders() for group in GROUPS]
-    values = {path.stem for folder in folders for path in folder.glob("*.yaml")}
-    assert {"fsdp2", "adam", "dcp", "multi_step"} <= values
-    texts = {
-        one.value
-        for tree in trees(room)
-        for one in ast.walk(tree)
-        if isinstance(one, ast.Constant) and isinstance(one.value, str)
-    }
-    assert texts & values <= KEPT
+def test_the_middle_names_no_value_of_a_group() -> None:
+    folders = [conf_folder(), *SRC.glob("plugins/*/conf")]
+    found = (path.stem for folder in folders for group in GROUPS for path in folder.glob(f"{group}/*.yaml"))
+    names = {*found} - ALLOWED
+    assert len(names) > 80, "there are such values"
+    files = [file for room in ROOMS for file in sorted((SRC / room).rglob("*.py"))]
+    assert files
+    named = {str(file.relative_to(SRC)): literals(file) & names for file in files}
+    assert {file: found for file, found in named.items() if found} == {}
+
+
+@pytest.fixture(scope="module")
+def house() -> ModuleType:
+    """What counts how large the house is."""
+    spec = importlib.util.spec_from_file_location("house", SRC.parents[1] / "bench" / "house.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_room_is_a_layer(house: ModuleType) -> None:
+    rooms = {path.parent.name for path in SRC.glob("*/__init__.py")}
+    layers = {room for layer in house.layers() for room in layer}
+    assert layers >= {f"dcpbench.{room}" for room in rooms}
+    there = {*rooms, "__main__"}
+    assert layers - {f"dcpbench.{room}" for room in there} == {"hydra_plugins.dcpbench_launcher"}
+
+
+def test_no_files_import_each_other(house: ModuleType) -> None:
+    graph = house.imports(of_types=False)
+    assert len(graph) > 150
+    assert house.circles(graph) == []
+    assert house.upward(graph, house.layers()) == []
+
+
+def test_cells_take_few_names_from_verify(house: ModuleType) -> None:
+    assert 0 < house.names_from("dcpbench.verify", sorted((SRC / "cell").glob("*.py"))) <= 15
+
+
+def test_circles_and_upward_arrows_are_found(house: ModuleType) -> None:
+    graph = {"x.a": {"x.b"}, "x.b": {"x.c.d"}, "x.c.d": {"x.a"}, "x.e": {"x.a"}}
+    assert house.circles(graph) == ["x.a <-> x.b <-> x.c.d"]
+    assert house.upward(graph, [["x.a", "x.b"], ["x.c"]]) == ["x.c.d -> x.a"]
+
+
+def test_names_are_counted_however_they_are_imported(house: ModuleType, tmp_path: Path) -> None:
+    file = tmp_path / "cell.py"
+    file.write_text(
+        "from dcpbench.verify import digest, files as of_files\n"
+        "from dcpbench.verify.flags import flags\n"
+        "print(digest.one, digest.one, digest.two, of_files.three, flags.four)\n"
+    )
+    assert house.names_from("dcpbench.verify", [file]) == 4
+
+
+def test_lines_of_code_are_counted(house: ModuleType, tmp_path: Path) -> None:
+    file = tmp_path / "code.py"
+    file.write_text('"""Two\nlines."""\n\n# one\nx = """a\n\nb"""  # three\n\n\ndef f():\n    """One."""\n')
+    assert house.code_lines([file]) == 4

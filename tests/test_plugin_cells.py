@@ -1,4 +1,4 @@
-"""A metric and a check that a plug-in declares, once each, are everywhere where built-in ones are."""
+"""A metric, a check and an axis that a plug-in declares, once each, are where built-in ones are."""
 
 import csv
 import os
@@ -11,11 +11,14 @@ import pandas as pd
 import pytest
 
 from conftest import SMALL, Finished, run
+from dcpbench.core.axes import AXES
 from support.drivers import environment
 
 pytestmark = pytest.mark.slow
 
 PLUGIN = """
+from dcpbench.core.axes import AxisSpec
+from dcpbench.core.plugins import API, Plugin
 from dcpbench.core.checks import CheckSpec, register_check
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.metrics import MetricSpec, register_metric
@@ -39,6 +42,12 @@ def verify_float32(cell, target, checkpoint):
     cell.record("float32_kept", Compared.of(wrong(torch.float32), wrong(torch.float64), names), where)
 
 
+def clip(cell, run):
+    assert cell.config.clip == 3
+
+
+plugin = Plugin(name="mine", api=API, built=("mine_plugin:clip",),
+                axes=(AxisSpec("clip", "the norm that gradients are clipped to", type=int),))
 register_metric(MetricSpec("load_descriptors", "open descriptors at the end of a load", "max", phase="load",
                            shown="always", compared="always", history=True, probe=descriptors))
 register_check(CheckSpec("float32_kept", "float32", "every parameter is float32", probe=verify_float32))
@@ -52,9 +61,11 @@ def sweeps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Fin
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DCPBENCH_PLUGINS", "mine_plugin")
         patch.setenv("PYTHONPATH", str(place), prepend=os.pathsep)
-        asked = ("-m", "parallel=ddp,fsdp2", "saves=1", "device=cpu", "world_size=2", *SMALL)
+        patch.syspath_prepend(place)
+        asked = ("-m", "parallel=ddp,fsdp2", "clip=3", "saves=1", "device=cpu", "world_size=2", *SMALL)
         old, new = (run(place / name, *asked, own_process=name == "old") for name in ("old", "new"))
         yield place, old, new
+        AXES.pop("clip", None)
 
 
 def report(place: Path, *words: str | Path) -> str:
@@ -70,10 +81,12 @@ def test_they_are_columns_of_the_row_and_of_the_csv(sweeps: tuple[Path, Finished
     for ended in (old, new):
         assert [row["status"] for row in ended.rows] == ["pass", "pass"], ended.out + ended.err
         assert all(row["float32_kept"] is True for row in ended.rows)
+        assert all(row["clip"] == row["config"]["clip"] == 3 for row in ended.rows)
         assert all(row["load_descriptors"] > 3 for row in ended.rows)
         with (ended.folder / "results.csv").open(newline="") as read:
             flat = list(csv.DictReader(read))
         assert [row["float32_kept"] for row in flat] == ["True", "True"]
+        assert [row["clip"] for row in flat] == ["3", "3"]
         assert all(float(row["load_descriptors"]) > 3 for row in flat)
         assert row_details(ended)["control_missed"] == []
 
@@ -103,6 +116,23 @@ def test_they_are_in_the_table_and_on_the_page(sweeps: tuple[Path, Finished, Fin
         assert f" {len(made)} held" in table
     pivot = report(place, new.folder, "--metric", "load_descriptors")
     assert pivot.startswith("load_descriptors by parallel")
+
+
+def test_an_axis_is_a_key_with_help(sweeps: tuple[Path, Finished, Finished]) -> None:
+    place, _, new = sweeps
+    variables = {**environment(), "DCPBENCH_PLUGINS": "mine_plugin"}
+    variables["PYTHONPATH"] += f":{place}"
+    program = [sys.executable, "-m", "dcpbench", "run", "--help"]
+    helped = subprocess.run(program, capture_output=True, text=True, check=True, env=variables).stdout
+    assert "clip=null  " in helped
+    assert "the norm that gradients are clipped to" in helped
+    assert "2 of 2 rows" in report(place, new.folder, "--where", "clip=3", "--cells")
+    assert (
+        "clip"
+        not in subprocess.run(
+            program, capture_output=True, text=True, check=True, env=environment() | {"DCPBENCH_PLUGINS": ""}
+        ).stdout
+    )
 
 
 def test_compare_and_history_have_the_metric(sweeps: tuple[Path, Finished, Finished]) -> None:

@@ -17,7 +17,7 @@ class _Moved:
     def find_spec(name: str, path: object = None, target: object = None) -> object:
         if not name.startswith("dcpbench."):
             return None
-        from dcpbench.config.moved import spec_of
+        from dcpbench.core.moved import spec_of
 
         return spec_of(name)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dcpbench.config.cell_key import digest_of
+from dcpbench.core.cell_key import digest_of
 from dcpbench.records.store import append_row, write_json
 from dcpbench.report.__main__ import main
 from support.rows import row

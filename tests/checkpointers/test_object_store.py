@@ -9,6 +9,7 @@ import pytest
 from conftest import SMALL, run
 from dcpbench.checkpointers.object_store import ObjectStore
 from dcpbench.config.errors import ConfigError
+from dcpbench.sweep.plan import validity
 from dcpbench.verify.files import digest_files
 from support.alone import alone, config, run_alone
 from support.s3 import CREDENTIALS, Server, s3_server
@@ -78,7 +79,7 @@ def test_what_cannot_be_a_store_is_refused(options: dict[str, Any], told: str) -
     asked = config(storage="fsspec_s3")
     asked.storage.options = options
     with pytest.raises(ConfigError) as raised:
-        asked.check()
+        validity.check(asked)
     assert told in str(raised.value)
     assert "hidden" not in str(raised.value)
 

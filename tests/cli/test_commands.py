@@ -15,6 +15,7 @@ from conftest import dcpbench as run_dcpbench
 from dcpbench.cli import described, run
 from dcpbench.cli.commands import main, tree
 from dcpbench.config.schema import Config, conf_folder
+from dcpbench.core.axes import AXES
 
 
 @pytest.fixture
@@ -71,7 +72,6 @@ def test_what_hydra_is_handed_over(words: str, handed: list[str], ran: list[list
         ("report . --metrc save_s", "No such option '--metrc'"),
         ("report . --format jsn", "'jsn' is not one of 'table', 'markdown'"),
         ("history . --last 0", "0 is not in the range x>=1"),
-        ("log . --to nowhere", "'nowhere' is not one of 'tensorboard'"),
         ("\x1b[31mfsdp\x1b[0m", r"\x1b[31mfsdp\x1b[0m: is neither"),
     ],
 )
@@ -104,7 +104,7 @@ def test_every_command_has_help_of_short_lines(
     assert max(map(len, whole.splitlines())) <= 100
 
 
-def test_the_help_of_a_run_is_made_of_the_comments_of_conf(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_help_describes_every_axis_and_key(capsys: pytest.CaptureFixture[str]) -> None:
     shown = "".join(helped(["run", "--config-dir", str(TESTS / "conf")], capsys).split())
 
     def is_told(text: str) -> bool:
@@ -117,6 +117,14 @@ def test_the_help_of_a_run_is_made_of_the_comments_of_conf(capsys: pytest.Captur
         "load_parallel",
     }
     assert {*there.axes, *(name.split(".")[0] for name in there.keys)} >= {*Config.__dataclass_fields__}
+    assert {*AXES} <= {*there.axes, *there.keys}
+    assert {name: there.axes[name].text for name, spec in AXES.items() if spec.group} == {
+        name: spec.help for name, spec in AXES.items() if spec.group
+    }
+    assert {name for name, key in there.keys.items() if not key.text} == set()
+    assert there.keys["timeouts.cell_s"].default == "300"
+    assert there.keys["matrix"].values == ("product", "pairwise")
+    assert is_told("matrix=product pairwise: not every combination of the lists")
     for axis in there.axes.values():
         assert is_told(f"{axis.name}={axis.default}: {axis.text}")
         assert axis.text

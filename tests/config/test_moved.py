@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dcpbench.config.cell_key import CellKey, digest_of
-from dcpbench.config.moved import MOVED
+from dcpbench.core.cell_key import CellKey, digest_of
+from dcpbench.core.moved import MOVED
 
 
 @pytest.fixture

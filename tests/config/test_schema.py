@@ -1,12 +1,15 @@
 """Meshes, plans and what a machine can run."""
 
-from dataclasses import replace
+import re
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import (
     Device,
+    ExecutorConfig,
     FaultConfig,
     ModelConfig,
     Only,
@@ -14,9 +17,11 @@ from dcpbench.config.groups import (
     ScenarioConfig,
     WorkloadConfig,
 )
-from dcpbench.config.schema import SEED_STRIDE, Config
+from dcpbench.config.schema import SEED_STRIDE, Config, TimeoutsConfig
+from dcpbench.core.axes import AXES
+from dcpbench.core.cell_key import HOW_RUN
 from dcpbench.executors.fork_server import Machine
-from dcpbench.sweep.plan.validity import has_several_sizes, resolve, why_skip
+from dcpbench.sweep.plan.validity import check, has_several_sizes, resolve, why_skip
 
 GPUS = Machine(gpus=2, description={})
 NO_GPU = Machine(gpus=0, description={})
@@ -25,6 +30,36 @@ NO_GPU = Machine(gpus=0, description={})
 def hsdp(**sizes: int) -> ParallelConfig:
     given = {"dp_replicate": 2, "dp_shard": -1, **sizes}
     return ParallelConfig(name="hsdp", target="x", mesh=["dp_replicate", "dp_shard"], **given)
+
+
+def test_every_axis_is_a_key() -> None:
+    """What is declared of an axis is what its field in the configuration is."""
+    made = {item.name: item for item in fields(Config)}
+    assert {*AXES} <= {*made}
+    assert {name for name in AXES if made[name].metadata.get(HOW_RUN)} == set()
+    assert {name for name, spec in AXES.items() if spec.group != is_group(Config, name)} == set()
+
+
+def is_group(config: type, name: str) -> bool:
+    hint = get_type_hints(config)[name]
+    return any(map(is_dataclass, (hint, *get_args(hint))))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ({"saves": 0}, "saves=0: must be at least 1"),
+        ({"save_at": -1}, "save_at=-1: must be at least 0"),
+        ({"model": ModelConfig("m", "x", batch_size=0)}, "model.batch_size=0: must be at least 1"),
+        ({"executor": ExecutorConfig(hosts=0)}, "executor.hosts=0: must be at least 1"),
+        ({"timeouts": TimeoutsConfig(save_s=0)}, "timeouts.save_s=0: must be a number of seconds"),
+        ({"retry": 2}, "retry=2: must be 0 or 1"),
+    ],
+)
+def test_values_below_their_least_are_refused(words: dict[str, Any], told: str) -> None:
+    check(Config())
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        check(Config(**words))
 
 
 @pytest.mark.parametrize("world_size", [2, 4, 8])
@@ -218,4 +253,4 @@ def test_the_mesh_that_is_loaded_under_must_fit_too() -> None:
 @pytest.mark.parametrize("seed", [2**63 - 1, 2**64 // SEED_STRIDE + 1, -(2**63)])
 def test_a_seed_from_which_no_batch_can_be_drawn_is_refused(seed: int) -> None:
     with pytest.raises(ConfigError, match=f"seed={seed}: must be between -92233443668.. and 184466887"):
-        Config(seed=seed).check()
+        check(Config(seed=seed))

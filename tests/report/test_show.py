@@ -80,12 +80,12 @@ def test_runs_of_a_cell_are_one_line(matrix: Path) -> None:
 def test_without_times_there_is_no_table_of_costs(
     matrix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    without = many(tmp_path / "shared", 2, crash_states=20_817)
+    without = many(tmp_path / "shared", 2, disk_bytes=20_817)
     for folder, times in ((matrix, True), (without, False)):
         main([str(folder), "--rows", "parallel", "--columns", "status"])
         assert ("costs: medians in seconds" in lines_of(capsys)) is times
-    main([str(without), "--rows", "parallel", "--metric", "crash_states"])
-    assert "ddp 20,817 ±0" in lines_of(capsys)
+    main([str(without), "--rows", "parallel", "--metric", "disk_bytes"])
+    assert "ddp 20.3 ±0.0" in lines_of(capsys)
 
 
 def test_the_worst_run_is_the_verdict_of_a_cell(tmp_path: Path) -> None:

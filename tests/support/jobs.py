@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from dcpbench.config.cell_key import CellKey
 from dcpbench.config.groups import Device, ScenarioConfig
 from dcpbench.config.schema import Config
+from dcpbench.core.cell_key import CellKey
 from dcpbench.sweep.plan.cells import SweepCell
 from dcpbench.sweep.plan.job import Job
 from dcpbench.verdict.known_failures import KnownFailure

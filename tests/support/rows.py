@@ -3,8 +3,9 @@
 import shlex
 from typing import Any
 
-from dcpbench.config.cell_key import digest_of
-from dcpbench.records.row import AXES, Row
+from dcpbench.core.axes import AXES
+from dcpbench.core.cell_key import digest_of
+from dcpbench.records.row import Row
 
 _HOW_RUN = ("repeat", "repeats", "sharing", "timeouts.", "experiment")
 

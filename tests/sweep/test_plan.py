@@ -15,16 +15,17 @@ import pytest
 from rich.console import Console
 
 from conftest import TESTS, Finished, environment
-from dcpbench.config.cell_key import CellKey
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import PlanAs, StorageConfig
 from dcpbench.config.schema import Config
+from dcpbench.config.text import duration_text
+from dcpbench.core.cell_key import CellKey
 from dcpbench.records.row import Row
 from dcpbench.records.store import append_row
 from dcpbench.sweep.folder import manifest
 from dcpbench.sweep.plan.dry_run import print_plan
 from dcpbench.sweep.plan.job import Job
-from dcpbench.sweep.plan.resources import Costs, Estimated, duration_text, keys
+from dcpbench.sweep.plan.resources import Costs, Estimated, keys
 from dcpbench.sweep.run.progress import ProgressDisplay
 from dcpbench.verdict.known_failures import KnownFailure
 from support.alone import config

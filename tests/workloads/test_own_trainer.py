@@ -9,6 +9,7 @@ import torch
 from conftest import ONE_STEP, Finished, blocks, run, selected, tiered
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import WorkloadConfig
+from dcpbench.sweep.plan import validity
 from dcpbench.verdict.verdict import Verdict
 from dcpbench.workloads import lockstep, own_trainer
 from dcpbench.workloads.trainer_run import TrainerRun
@@ -136,9 +137,9 @@ def test_what_cannot_be_looked_at_is_told() -> None:
 def test_what_is_no_trainer_is_told() -> None:
     given = config(checkpointer="trainer")
     with pytest.raises(ConfigError, match=r"checkpointer=trainer: workload.target=null"):
-        given.check()
+        validity.check(given)
     given.workload = WorkloadConfig("support.own_trainer.no_trainer")
-    given.check()
+    validity.check(given)
     lacks = (
         r"target=support.own_trainer.no_trainer: returned a object without model, step, save, load, optimizer"
     )

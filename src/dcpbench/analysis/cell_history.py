@@ -14,50 +14,24 @@ import pandas as pd
 
 from dcpbench.analysis.cell_identity import cell_names, config_differences, with_cells
 from dcpbench.analysis.change_points import Change, changes
-from dcpbench.analysis.frame import is_false, is_true, records
+from dcpbench.analysis.frame import is_false, is_true, records, severities
 from dcpbench.analysis.history_rows import Rows
-from dcpbench.records.row import AXES
+from dcpbench.core.axes import AXES
+from dcpbench.core.statuses import SEVERITY, SHOWN, StatusSpec
 from dcpbench.records.store import RESULTS_JSONL, row_folders
 
-
-@dataclass(frozen=True)
-class Kind:
-    """The status of a cell in a sweep, with the letter of report.html; `status` names its style."""
-
-    letter: str
-    label: str
-    ok: bool
-    status: str
-
-
-KINDS = (
-    Kind("?", "unknown", False, "unknown"),
-    Kind("M", "fault missed", False, "fail"),
-    Kind("C", "crash", False, "crash"),
-    Kind("T", "timeout", False, "timeout"),
-    Kind("E", "error", False, "error"),
-    Kind("F", "fail", False, "fail"),
-    Kind("V", "vacuous", False, "vacuous"),
-    Kind("~", "flaky", False, "fail"),
-    Kind("X", "xpass", False, "xpass"),
-    Kind("x", "xfail", True, "xfail"),
-    Kind("S", "skip", True, "skip"),
-    Kind("D", "fault detected", True, "pass"),
-    Kind("P", "pass", True, "pass"),
-    Kind("·", "no row", True, "skip"),
-)
-"""The worst first; the last is for a sweep in which a cell has no row."""
+KINDS = tuple(SHOWN.values())
+"""What a cell is shown as in a sweep, the worst first; the last is for a sweep in which it has no row."""
 
 ABSENT = len(KINDS) - 1
-_OF_LABEL = {kind.label: number for number, kind in enumerate(KINDS[:ABSENT])}
 
 
 def kind_numbers(frame: pd.DataFrame) -> "pd.Series[int]":
     """For each row which of `KINDS` it is; being flaky, or a planted fault, counts before its status."""
-    kinds = frame["status"].map(_OF_LABEL).fillna(0).astype(int)
-    kinds = kinds.mask(is_true(frame["fault_seen"]), _OF_LABEL["fault detected"])
-    kinds = kinds.mask(is_false(frame["fault_seen"]), _OF_LABEL["fault missed"])
-    return kinds.mask(is_true(frame["flaky"]), _OF_LABEL["flaky"])
+    kinds = severities(frame["status"])
+    kinds = kinds.mask(is_true(frame["fault_seen"]), SEVERITY["seen"])
+    kinds = kinds.mask(is_false(frame["fault_seen"]), SEVERITY["missed"])
+    return kinds.mask(is_true(frame["flaky"]), SEVERITY["flaky"])
 
 
 @dataclass(frozen=True)
@@ -102,12 +76,12 @@ class CellHistory:
         return [at for at, kind in enumerate(self.kinds) if kind != ABSENT]
 
     @property
-    def now(self) -> Kind:
+    def now(self) -> StatusSpec:
         """Its status in the last sweep that has it."""
         return KINDS[self.kinds[self.seen[-1]]]
 
     @cached_property
-    def turn(self) -> tuple[int, Kind] | None:
+    def turn(self) -> tuple[int, StatusSpec] | None:
         """Since which sweep it has its present status, and the one before; None if it never had another."""
         for before, at in reversed([*pairwise(self.seen)]):
             if self.kinds[before] != self.kinds[at]:

@@ -15,11 +15,8 @@ import pandas as pd
 
 from dcpbench.analysis.frame import as_text
 from dcpbench.analysis.query import QueryError
-from dcpbench.config.cell_key import CellKey, lies_below
-from dcpbench.records.row import AXES
-
-SHOWN_BY_AXES = frozenset([*AXES, "workload.target"])
-"""The keys of overrides whose values axes show: of a workload of one's own it is `model`."""
+from dcpbench.core.axes import AXES
+from dcpbench.core.cell_key import CellKey, lies_below
 
 _SEPARATOR = "\x1f"
 _QUOTED = frozenset("'\"\\")
@@ -35,11 +32,16 @@ def override_words(overrides: object) -> list[str]:
         return overrides.split()
 
 
+def shown_by_axes(key: str) -> bool:
+    """Whether the value of an override is that of an axis; a workload of one's own is the model."""
+    return key in AXES or key == "workload.target"
+
+
 def override_values(overrides: object) -> dict[str, str]:
     """The key and the value of each override that no axis shows."""
     pairs = (word.partition("=") for word in override_words(overrides))
     found = {key.lstrip("+~"): value for key, equals, value in pairs if equals}
-    return {key: value for key, value in found.items() if key not in SHOWN_BY_AXES}
+    return {key: value for key, value in found.items() if not shown_by_axes(key)}
 
 
 def identity_keys(overrides: Iterable[object], configs: Iterable[Mapping[str, Any]]) -> set[str]:

@@ -18,8 +18,8 @@ from dcpbench.analysis.cell_identity import (
 from dcpbench.analysis.costs import CHANGED, Rule, costs, is_regression
 from dcpbench.analysis.frame import Sweeps, is_false, is_true, ok, records
 from dcpbench.analysis.runs import commands, status_text
+from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS
-from dcpbench.records.row import AXES
 from dcpbench.verdict.sentences import short_reason
 
 NEWLY_FAILING = "newly failing"

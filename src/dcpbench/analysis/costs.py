@@ -8,13 +8,12 @@ import pandas as pd
 from scipy.special import stdtrit
 
 from dcpbench.analysis import statistics
+from dcpbench.core.axes import AXES
 from dcpbench.core.metrics import METRICS
-from dcpbench.records.row import AXES
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 LEAST_RUNS = 3
-_NOT_GROUPED = ("seed", "fault")
 _LEAST_FREEDOM = 4
 _SHARES = {"all": 0.5, "axis": 0.25, "cell": 0.25}
 """How the false alarms that are allowed go to the tests over all cells, of axis values, of single cells."""
@@ -100,7 +99,7 @@ def _groups(cells: pd.DataFrame, measured: Array) -> tuple[list[str], Array]:
     Each is the value of an axis that more than one but not all of the cells have that are `measured`.
     """
     found: dict[str, Array] = {}
-    for axis in (axis for axis in AXES if axis not in _NOT_GROUPED):
+    for axis in (spec.name for spec in AXES.values() if spec.grouped):
         values = cells[axis].to_numpy()
         for value in dict.fromkeys(values[measured]):
             chosen = measured & (values == value)

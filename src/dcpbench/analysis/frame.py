@@ -9,8 +9,9 @@ from typing import Any
 
 import pandas as pd
 
+from dcpbench.core.statuses import SEVERITY, STATUSES, UNKNOWN, shown
 from dcpbench.records import files
-from dcpbench.records.row import NESTED, column_types, is_ok
+from dcpbench.records.row import column_types
 from dcpbench.records.row_reader import parse
 from dcpbench.records.store import (
     ENVIRONMENT_JSON,
@@ -86,9 +87,7 @@ def read_sweeps(places: Sequence[Path | str]) -> Sweeps:
 def read_frame(folder: Path) -> tuple[pd.DataFrame, list[str]]:
     """The rows of a sweep as in `read_sweeps`, a sentence for each damaged line; may raise ResultsError."""
     rows, damaged = read_rows(folder)
-    values = {name: [row.get(name) for row in rows] for name in dtypes()}
-    values |= {name: [row.get(name) or {} for row in rows] for name in NESTED}
-    return frame_of(values), damaged
+    return frame_of({name: [row[name] for row in rows] for name in dtypes()}), damaged
 
 
 def frame_of(values: Mapping[str, list[Any]]) -> pd.DataFrame:
@@ -114,10 +113,15 @@ def as_text(value: object) -> str:
 
 
 def ok(frame: pd.DataFrame) -> "pd.Series[bool]":
-    """Where a row came out as it should, as `dcpbench.records.row.is_ok` has it."""
+    """Where a row came out as it should, as `dcpbench.core.statuses.shown` has it."""
     known = frame[["status", "flaky", "fault_seen"]].astype(object)
     rows = known.where(known.notna(), None).itertuples(index=False)
-    return pd.Series([is_ok(*row) for row in rows], index=frame.index, dtype=bool)
+    return pd.Series([shown(*row).ok for row in rows], index=frame.index, dtype=bool)
+
+
+def severities(statuses: "pd.Series[str]") -> "pd.Series[int]":
+    """How bad each status is, by `SEVERITY`; one that no row can have is unknown."""
+    return statuses.where(statuses.isin([*STATUSES]), UNKNOWN.name).map(SEVERITY).astype(int)
 
 
 def is_true(column: "pd.Series[Any]") -> "pd.Series[bool]":

@@ -11,7 +11,8 @@ import pandas as pd
 from dcpbench.analysis.frame import dtypes, is_true
 from dcpbench.config.text import did_you_mean, instead
 from dcpbench.core.metrics import METRICS
-from dcpbench.records.row import NESTED, STATUSES
+from dcpbench.core.statuses import STATUSES
+from dcpbench.records.row import NESTED
 from dcpbench.records.store import ResultsError
 
 _FORM = re.compile(r"\s*([A-Za-z_]\w*)\s*(!=|<=|>=|==|=|<|>|~)\s*(.*?)\s*", re.DOTALL)

@@ -2,20 +2,21 @@
 
 import re
 import shlex
+from collections.abc import Mapping
+from typing import Any
 
 import pandas as pd
 
 from dcpbench.analysis.cell_identity import override_words
-from dcpbench.analysis.frame import is_true, ok, records
+from dcpbench.analysis.frame import is_true, ok, records, severities
+from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
-from dcpbench.records.row import AXES, STATUSES
+from dcpbench.core.statuses import SEVERITY
 from dcpbench.verdict.sentences import short_reason
 
 _REPEAT = re.compile(r"(^|,)repeat=\d+(?=$|,)")
 _DIGITS = re.compile(r"[+-]?\d[\d.]*(?:e[+-]?\d+|x[0-9a-f]+)?")
-_FLAKY = STATUSES.index("xpass") + 0.5
-_UNKNOWN = -1
 
 
 def status_text(frame: pd.DataFrame) -> "pd.Series[str]":
@@ -23,10 +24,10 @@ def status_text(frame: pd.DataFrame) -> "pd.Series[str]":
     return frame["status"].mask(is_true(frame["flaky"]), frame["status"] + " (flaky)")
 
 
-def severity(frame: pd.DataFrame) -> "pd.Series[float]":
+def severity(frame: pd.DataFrame) -> "pd.Series[int]":
     """How bad each row is: the least is the worst, and a status that is not known is worse than any."""
-    rank = frame["status"].map({status: rank for rank, status in enumerate(STATUSES)}).astype(float)
-    return rank.fillna(_UNKNOWN).mask(is_true(frame["flaky"]), rank.clip(upper=_FLAKY).fillna(_UNKNOWN))
+    rank = severities(frame["status"])
+    return rank.mask(is_true(frame["flaky"]), rank.clip(upper=SEVERITY["flaky"]))
 
 
 def cell_numbers(frame: pd.DataFrame) -> "pd.Series[int]":
@@ -91,7 +92,7 @@ def failures(frame: pd.DataFrame) -> pd.DataFrame:
     )
     if frame.empty or of.max() == 1:
         return listed.reset_index(drop=True)
-    kinds = listed.groupby([numbers, listed["status"], _without_numbers(listed["reason"])], sort=False)
+    kinds = listed.groupby([numbers, listed["status"], listed["reason"].map(without_numbers)], sort=False)
     listed["runs"] = runs_text(pd.DataFrame({"runs": of, "agreeing_runs": kinds["cell"].transform("size")}))
     return listed[~kinds.ngroup().duplicated()].reset_index(drop=True)
 
@@ -102,7 +103,7 @@ def of_a_kind(listed: pd.DataFrame) -> pd.DataFrame:
     if listed.empty:
         return listed.assign(more="")
     listed = listed.assign(again=listed["again"].mask(listed["status"].isin(["skip", "xfail"]), ""))
-    kinds = listed.groupby([listed["status"], _without_numbers(listed["reason"])], sort=False)
+    kinds = listed.groupby([listed["status"], listed["reason"].map(without_numbers)], sort=False)
     sizes = kinds["cell"].transform("size")
     listed["more"] = sizes.map(lambda size: f"and {size - 1} more like it" if size > 1 else "")
     first = listed[~kinds.ngroup().duplicated()]
@@ -124,8 +125,15 @@ def commands(frame: pd.DataFrame) -> list[str]:
     ]
 
 
-def _without_numbers(reasons: "pd.Series[str]") -> "pd.Series[str]":
-    return reasons.map(lambda reason: _DIGITS.sub("#", reason))
+def without_numbers(reason: str) -> str:
+    """A reason without what differs between runs that failed alike."""
+    return _DIGITS.sub("#", reason)
+
+
+def seen_by(row: Mapping[str, Any]) -> list[str]:
+    """The checks that saw something wrong in a row, and `error`."""
+    checks = [check for check in CHECKS if row[check] is False]
+    return [*checks, *(["error"] if row["status"] == "error" else [])]
 
 
 def _without_repeat(frame: pd.DataFrame) -> pd.DataFrame:

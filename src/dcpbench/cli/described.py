@@ -1,18 +1,21 @@
-"""What a run can be asked for, as its help, the completion and corrections tell it: read from the comments of
-`conf/` and from the dataclasses of the schema, without composing anything, which takes Hydra a second."""
+"""What a run can be asked for, for its help, completion and corrections: read from `AXES` and the fields of
+the configuration, without composing anything, which takes Hydra a second."""
 
 import difflib
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
-from enum import EnumType
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from enum import Enum, EnumType
 from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from dcpbench.config.schema import Config, conf_folder
+import yaml
+
+from dcpbench.config.groups import HELP
+from dcpbench.config.schema import Config, conf_folder, config_class
 from dcpbench.config.text import did_you_mean, visible
+from dcpbench.core.axes import AXES
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.plugins import declared_values, plugins
 from dcpbench.records.installation import conf_folders
@@ -53,11 +56,8 @@ OPTIONS: dict[str, tuple[str | None, str]] = {
 _MAY_STAND_ALONE = ("-i", "--info")
 """Options that need no value."""
 
-_LINE = re.compile(r"( *)(?:- )?(\w+):(?: ([^#]*?))?(?: +# (.*))?")
-"""A line of config.yaml: its indentation, a key, its value and its comment."""
-
-
 _FLAG = ("true", "false")
+_EXPERIMENT = "a sweep that is written down; further overrides choose among its cells"
 
 
 @dataclass(frozen=True)
@@ -105,26 +105,17 @@ def config_dir(words: Sequence[str]) -> Path | None:
 
 def described(words: Sequence[str] = ()) -> Described:
     """What there is, with the groups of `--config-dir` if these words name one."""
-    own = config_dir(words)
-    folders = [*conf_folders(), *([own] if own else [])]
-    found = Described()
-    parent, part = "", ""
-    for line in (conf_folder() / "config.yaml").read_text(encoding="utf-8").splitlines():
-        matched = _LINE.fullmatch(line)
-        if not matched:
-            continue
-        indent, name, value, text = (item or "" for item in matched.groups())
-        part = name if not indent and not value else part if indent else ""
-        if part == "hydra":
-            break
-        if part == "defaults" and value:
-            found.axes[name] = Axis(name, text or _what(name), value, _values(name, folders))
-        elif part == name:
-            parent = f"{name}."
-        elif value:
-            key = f"{parent}{name}" if indent else name
-            found.keys[key] = Key(key, text, value, _choices(key))
-    return found
+    folders = [*conf_folders(), *filter(None, [config_dir(words)])]
+    defaults = yaml.safe_load((conf_folder() / "config.yaml").read_text(encoding="utf-8"))["defaults"]
+    groups = {name: _shown(value) for one in defaults if isinstance(one, dict) for name, value in one.items()}
+    texts = {item.name: str(item.metadata.get(HELP, "")) for item in fields(config_class())}
+    texts |= {"experiment": _EXPERIMENT} | {name: spec.help for name, spec in AXES.items()}
+    axes = {
+        name: Axis(name, texts[name], default, _values(name, folders))
+        for name, default in groups.items()
+        if name in texts
+    }
+    return Described(axes, {key.name: key for key in _keys(config_class(), texts) if key.name not in axes})
 
 
 def known_options() -> list[str]:
@@ -176,21 +167,28 @@ def instead_of(word: str, words: Sequence[str] = ()) -> str:
     return f"{text}; dcpbench --help tells what there is"
 
 
-def _what(axis: str) -> str:
-    """The first words of the docstring of a group's class."""
-    doc = "".join(one.__doc__ or "" for one in _classes(axis))
-    return re.split(r"[:.,](?:\s|$)", " ".join(doc.split()), maxsplit=1)[0]
+def _keys(kind: Any, texts: Mapping[str, str], above: str = "") -> Iterator[Key]:
+    """The keys of a class and of those within it that describe theirs."""
+    hints = get_type_hints(kind)
+    for item in fields(kind):
+        name, hint = f"{above}{item.name}", hints[item.name]
+        if is_dataclass(hint):
+            own = {f"{name}.{one.name}": str(one.metadata.get(HELP, "")) for one in fields(hint)}
+            yield from _keys(hint, own, f"{name}.") if all(own.values()) else ()
+        elif text := texts.get(name):
+            default = item.default if item.default_factory is MISSING else item.default_factory()
+            values = tuple(METRICS) if name == "objective" else _choices(hint)
+            yield Key(name, text, _shown(default), values)
 
 
-def _classes(axis: str) -> list[Any]:
-    """The class of a group, if that is one."""
-    hint = get_type_hints(Config).get(axis)
-    hints: list[Any] = [hint, *get_args(hint)]
-    return [one for one in hints if is_dataclass(one)]
+def _shown(value: Any) -> str:
+    """A value as the command line has it."""
+    plain = value.value if isinstance(value, Enum) else int(value) if isinstance(value, float) else value
+    return yaml.safe_dump(plain, default_flow_style=True).splitlines()[0]
 
 
 def _values(axis: str, folders: Sequence[Path]) -> dict[str, str]:
-    group = "parallel" if axis == "load_parallel" else axis
+    group = AXES[axis].values_in if axis in AXES else axis
     found = sorted(
         (path for folder in folders for path in folder.glob(f"{group}/*.yaml")), key=attrgetter("stem")
     )
@@ -208,21 +206,14 @@ def _comment(path: Path) -> str:
     return " ".join(lines)
 
 
-def _choices(key: str) -> tuple[str, ...]:
+def _choices(hint: Any) -> tuple[str, ...]:
     """The values of a switch."""
-    hint: Any = Config
-    for name in key.split("."):
-        hint = get_type_hints(hint).get(name) if is_dataclass(hint) else None
-    if hint is bool:
-        return _FLAG
-    if key == "objective":
-        return tuple(METRICS)
-    members: Mapping[str, Any] = hint.__members__ if isinstance(hint, EnumType) else {}
-    return tuple(one.value for one in members.values())
+    kinds: list[Any] = [one for one in (hint, *get_args(hint)) if isinstance(one, EnumType)]
+    return _FLAG if hint is bool else tuple(one.value for kind in kinds for one in kind)
 
 
 def dotted_keys() -> Iterator[str]:
     """The keys of groups, as `parallel.tp`."""
-    for name in get_type_hints(Config):
-        for one in _classes(name):
-            yield from (f"{name}.{item.name}" for item in fields(one))
+    for name, hint in get_type_hints(Config).items():
+        for kind in (hint, *get_args(hint)):
+            yield from (f"{name}.{item.name}" for item in (fields(kind) if is_dataclass(kind) else ()))

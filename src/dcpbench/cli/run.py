@@ -22,7 +22,7 @@ from yaml import YAMLError
 
 from dcpbench.cli import described
 from dcpbench.config.errors import ConfigError, one_line, told_null_choices
-from dcpbench.config.schema import Config, conf_folder
+from dcpbench.config.schema import conf_folder, config_class
 from dcpbench.core.plugins import plugins
 from dcpbench.records.files import Careful
 from dcpbench.records.installation import conf_folders
@@ -50,7 +50,7 @@ def register_groups(arguments: Sequence[str]) -> None:
     for name, target in (item for plugin in plugins() for item in plugin.resolvers.items()):
         OmegaConf.register_new_resolver(name, pkgutil.resolve_name(target), replace=True)
     store = ConfigStore.instance()
-    store.store(name="schema", node=Config)
+    store.store(name="schema", node=config_class())
     folders = conf_folders()
     own = described.config_dir(arguments)
     for path in (

@@ -135,10 +135,13 @@ class Run(click.Command):
             formatter.write("\n")
             formatter.write_text(f"{axis.name}={axis.default}: {axis.text}")
             with formatter.indentation():
-                if any(axis.values.values()) and axis.name != "load_parallel":
-                    formatter.write_dl([*axis.values.items()], col_max=24)
-                else:
-                    formatter.write_text(", ".join(axis.values))
+                told = (
+                    {} if axis.name == "load_parallel" else {one: it for one, it in axis.values.items() if it}
+                )
+                if told:
+                    formatter.write_dl([*told.items()], col_max=24)
+                if others := [one for one in axis.values if one not in told]:
+                    formatter.write_text(", ".join(others))
         with formatter.section("Keys, with their defaults"):
             formatter.write_dl(
                 [(f"{key.name}={key.default}", key.help) for key in there.keys.values()], col_max=26

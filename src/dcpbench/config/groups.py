@@ -11,50 +11,45 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from dcpbench.config.cell_key import HOW_RUN
-from dcpbench.config.mesh import DIMENSIONS, mesh_sizes
+from dcpbench.config.mesh import Dimension, mesh_sizes
+from dcpbench.core.cell_key import HOW_RUN
+
+HELP, LEAST = "help", "least"
+"""In a field's metadata: what it is; the least value that it can have."""
 
 
-def how_run(default: Any) -> Any:
-    """A field that says how a cell is run: `dcpbench.config.cell_key` leaves it out of a cell's identity."""
+def key(default: Any, help: str = "", least: int | None = None, *, how_run: bool = False) -> Any:
+    """A field with what `dcpbench run --help` prints of it and the least value that it can have.
+
+    One that only says how a cell is run is left out of its identity. A default that is a class is called.
+    """
+    said = {HELP: help, LEAST: least, HOW_RUN: how_run}
     if isinstance(default, type):
-        return field(default_factory=default, metadata={HOW_RUN: True})
-    return field(default=default, metadata={HOW_RUN: True})
+        return field(default_factory=default, metadata=said)
+    return field(default=default, metadata=said)
 
 
+def how_run(default: Any, help: str = "", least: int | None = None) -> Any:
+    """A field that says how a cell is run: `dcpbench.core.cell_key` leaves it out of a cell's identity."""
+    return key(default, help, least, how_run=True)
+
+
+# The values of keys that have few, which `Config` describes.
 Device = StrEnum("Device", "auto cpu cuda")
-
+Matrix = StrEnum("Matrix", "product pairwise")
 CompileScope = StrEnum("CompileScope", "model layer")
-"""What `compile=true` compiles: the model as a whole, or each of its layers by itself."""
-
 ActivationCheckpointing = StrEnum("ActivationCheckpointing", "layer compiled_layer")
-"""What is computed again in the backward pass: each layer, which is compiled with what does so; or each layer
-that is compiled by itself, with that around it."""
-
 KeepCheckpoints = StrEnum("KeepCheckpoints", "none failed all")
-"""Whose checkpoints stay on disk after their cell has ended."""
-
 OptimizerStateAs = StrEnum("OptimizerStateAs", "plain")
-"""How an optimizer's state is saved, where that is not by DCP's functions: as its own `state_dict` has it."""
-
 Rerun = StrEnum("Rerun", "none failed")
-"""Which cells of a sweep that is resumed run again, besides those that have no row that stands."""
-
 PlanAs = StrEnum("PlanAs", "auto blocks cells json")
-"""What a plan shows: blocks of cells, cells, all of it as JSON, or cells unless they are many."""
-
 Isolation = StrEnum("Isolation", "warm fresh")
-"""Whether ranks stay up from cell to cell; after anything but a pass they are replaced anyway."""
-
 Place = StrEnum("Place", "restored live staged written both training")
 """Where a fault is planted."""
 
 Sharing = StrEnum("Sharing", "none disjoint correctness")
-"""Which cells run at the same time: none; those that have GPUs of their own each; with `correctness` also
-several on the same GPUs, or the CPU, whose times then say nothing and are null."""
-
 Verify = StrEnum("Verify", "standard deep")
-"""Whether at its end a cell also has a fresh process load a checkpoint, after dropping its cached pages."""
+Tolerance = StrEnum("Tolerance", "strict standard")
 
 Ending = StrEnum("Ending", "report crash")
 """How a stage of a cell is expected to end: every rank reports, or a rank dies."""
@@ -62,9 +57,6 @@ Ending = StrEnum("Ending", "report crash")
 StageWorld = StrEnum("StageWorld", "save load alone")
 """Whose ranks and parallelism a stage of a cell has: those that save, or those that load; `alone` is one rank
 on the CPU, without a process group."""
-
-Tolerance = StrEnum("Tolerance", "strict standard")
-"""The named tolerance profiles of `dcpbench.verify.tolerances`."""
 
 
 @dataclass
@@ -117,11 +109,17 @@ class ScenarioConfig:
 @dataclass
 class Group:
     """What a YAML file stands for: `target` is the dotted path of a function or class, resolved in the rank
-    processes only, so that the driver needs no torch; `options` are more keyword arguments for it."""
+    processes only, so that the driver needs no torch; `options` are more keyword arguments for it.
+
+    By axis, `only` has the values that it can be used with, `refuses` those that it cannot: other cells are a
+    skip.
+    """
 
     name: str = MISSING
     target: str = MISSING
     options: dict[str, Any] = field(default_factory=dict)
+    only: dict[str, Only] = how_run(dict)
+    refuses: dict[str, Only] = how_run(dict)
 
 
 @dataclass
@@ -139,16 +137,8 @@ class ExecutorConfig(Group):
     target: str = how_run(MISSING)
     options: dict[str, Any] = how_run(dict)
     address: str | None = how_run(None)
-    ranks_per_host: int | None = None
-    hosts: int | None = None
-
-
-@dataclass
-class LimitedGroup(Group):
-    """What not every value of other axes can be used with: `only` has those that can; with others a cell is a
-    skip."""
-
-    only: dict[str, Only] = how_run(dict)
+    ranks_per_host: int | None = key(None, least=1)
+    hosts: int | None = key(None, least=1)
 
 
 @dataclass
@@ -161,8 +151,7 @@ class ParallelConfig(Group):
     An empty `tp_plan` is the model's, with `sequence_parallel` its `sp_plan`, and an empty `ep_plan` too. A
     pipeline, one with `pp`, runs `pp_schedule` over `pp_microbatches` parts of each rank's batch.
     `compile_scope` is what is compiled by itself where the cell does not say. Without `foreach` optimizers
-    take one parameter at a time, unless they are told how. `refuses` has the values of other axes that it
-    cannot be used with: such a cell is a skip.
+    take one parameter at a time, unless they are told how.
     """
 
     mesh: list[str] = field(default_factory=list)
@@ -178,7 +167,6 @@ class ParallelConfig(Group):
     pp_microbatches: int = 2
     compile_scope: CompileScope = CompileScope.model
     foreach: bool = True
-    refuses: dict[str, Only] = how_run(dict)
 
     def replicated_on(self, hosts: int) -> "ParallelConfig":
         """With as many replicas as hosts, if it does not say how many: then what is sharded, whose ranks are
@@ -190,8 +178,8 @@ class ParallelConfig(Group):
         tp_plan = model.sp_plan if self.sequence_parallel else model.tp_plan
         return replace(
             self,
-            tp_plan=self.tp_plan or (tp_plan if "tp" in self.mesh else {}),
-            ep_plan=self.ep_plan or (model.ep_plan if "ep" in self.mesh else []),
+            tp_plan=self.tp_plan or (tp_plan if Dimension.tp in self.mesh else {}),
+            ep_plan=self.ep_plan or (model.ep_plan if Dimension.ep in self.mesh else []),
         )
 
     def mesh_sizes(self, world_size: int) -> dict[str, int]:
@@ -202,7 +190,7 @@ class ParallelConfig(Group):
                 multiply to the world size.
         """
         decided = self.replicated_on(1)
-        given: dict[str, int] = {name: getattr(decided, name) for name in DIMENSIONS}
+        given = {name.value: int(getattr(decided, name)) for name in Dimension}
         return mesh_sizes(self.name, self.mesh, given, world_size)
 
 
@@ -215,17 +203,15 @@ class ModelConfig(Group):
     between them is sequence parallel. `ep_plan` names the modules that are experts, as
     `dcpbench.workloads.models.Experts`. The forward pass of one that is `sequential` calls the model's
     children one after the other, so that a stage of a pipeline can have some of them. One that
-    `requires_accelerator` is too large for ranks that share a CPU and its memory. `only` has the values of
-    other axes that it can be used with; with others a cell is a skip.
+    `requires_accelerator` is too large for ranks that share a CPU and its memory.
     """
 
-    batch_size: int = 24
+    batch_size: int = key(24, least=1)
     requires_accelerator: bool = False
     tp_plan: dict[str, str] = field(default_factory=dict)
     sp_plan: dict[str, str] = field(default_factory=dict)
     ep_plan: list[str] = field(default_factory=list)
     sequential: bool = False
-    only: dict[str, Only] = how_run(dict)
 
 
 @dataclass
@@ -234,12 +220,16 @@ class WorkloadConfig:
     `target(**options)` returns a `dcpbench.workloads.workload.Workload`; with `checkpointer=trainer`
     `target(setup, **options)` returns a trainer, see `dcpbench.workloads.own_trainer`."""
 
-    target: str | None = None
-    options: dict[str, Any] = field(default_factory=dict)
+    target: str | None = key(
+        None,
+        "a function that returns a dcpbench.workloads.workload.Workload, with checkpointer=trainer a "
+        "trainer; null: the groups model and optimizer",
+    )
+    options: dict[str, Any] = key(dict, "keyword arguments for it")
 
 
 @dataclass
-class OptimizerConfig(LimitedGroup):
+class OptimizerConfig(Group):
     """An optimizer: `target(groups(model), lr=..., ...)`; what is null is left to its default."""
 
     groups: str = "dcpbench.workloads.models.one_group"
@@ -256,12 +246,12 @@ class OptimizerConfig(LimitedGroup):
 
 
 @dataclass
-class SchedulerConfig(LimitedGroup):
+class SchedulerConfig(Group):
     """A scheduler of learning rates: `target(optimizer, **options)`."""
 
 
 @dataclass
-class ComponentConfig(LimitedGroup):
+class ComponentConfig(Group):
     """What a run trains with beside model, optimizer and scheduler, and saves: `target(surroundings,
     **options)` returns a `dcpbench.workloads.components.Component`."""
 
@@ -282,17 +272,10 @@ class LoadIntoConfig:
 
 
 @dataclass
-class CheckpointerConfig(LimitedGroup):
+class CheckpointerConfig(Group):
     """What writes and reads checkpoints: `target(folder, config, ranks)` returns a
     `dcpbench.checkpointers.base.Checkpointer`, given the cell's folder for checkpoints, its `Config` and the
     ranks."""
-
-
-class Matrix(StrEnum):
-    """How lists of values are combined to cells: all combinations, or as few as have every two values."""
-
-    product = "product"
-    pairwise = "pairwise"
 
 
 @dataclass
@@ -302,16 +285,14 @@ class StorageConfig(Group):
 
     `root` is a folder for checkpoints outside the sweep's own; null keeps them in the cell's folder.
     A cell is skipped where it would leave less than `keep_free_bytes` free. `needs_bytes` is what it
-    writes; null takes what cells like it took up. What it cannot do is a skip: `only` has the values of other
-    axes that it can be used with.
+    writes; null takes what cells like it took up.
     """
 
     root: str | None = how_run(None)
-    thread_count: int = 1
+    thread_count: int = key(1, least=1)
     sync_files: bool = True
-    keep_free_bytes: int = how_run(2**30)
-    needs_bytes: int | None = how_run(None)
-    only: dict[str, Only] = how_run(dict)
+    keep_free_bytes: int = how_run(2**30, least=0)
+    needs_bytes: int | None = how_run(None, least=0)
 
     @property
     def url(self) -> str:

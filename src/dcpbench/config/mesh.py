@@ -2,16 +2,17 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 
 from dcpbench.config.errors import ConfigError
 
 REST = -1
 """A mesh size that stands for whatever the other dimensions leave of the world size."""
 
-DIMENSIONS = ("pp", "dp_replicate", "dp_shard", "ep", "tp")
+Dimension = StrEnum("Dimension", "pp dp_replicate dp_shard ep tp")
 """The dimensions that a mesh may have: of pipeline stages, of replicas, of shards, of experts, of tensors."""
 
-SHARE_DATA = ("pp", "tp")
+SHARE_DATA = (Dimension.pp, Dimension.tp)
 """Those along which all ranks train on the same samples."""
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dcpbench.config.groups import LimitedGroup
+from dcpbench.config.groups import Group
 
 
 class Kept(StrEnum):
@@ -44,7 +44,7 @@ class PlannerConfig:
 
 
 @dataclass
-class SaveConfig(LimitedGroup):
+class SaveConfig(Group):
     """How DCP is called to save: `target(state_dict, checkpoint_id, writer, process_group, **options)`; see
     `dcpbench.checkpointers.dcp`. Other checkpointers look at the flags alone.
 

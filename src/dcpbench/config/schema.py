@@ -1,15 +1,17 @@
 """The configuration of one cell of the matrix, made of the groups of `conf/`."""
 
-import math
-from dataclasses import dataclass, field
-from operator import attrgetter
+from dataclasses import dataclass, field, make_dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from dcpbench.config import groups
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.groups import how_run
+from dcpbench.config.groups import how_run, key
 from dcpbench.config.save import SaveConfig
 from dcpbench.config.state_dict import StateDictConfig
+from dcpbench.core.axes import AXES
+from dcpbench.core.plugins import load_plugins
 
 OF_THE_SWEEP = ("resume", "trust", "rerun", "plan", "plan_as", "objective", "executor")
 """Keys that say what to do with a sweep, with those below them: they take one value, and no cell has them."""
@@ -26,8 +28,7 @@ OWN_TRAINER = "dcpbench.checkpointers.trainer.TrainerCheckpointer"
 SEED_STRIDE = 1_000_003
 """Apart by so much are the seeds from which the batches of two seeds are drawn; a step's is one more."""
 
-_SECRET = {"key", "secret", "token", "username", "password", "client_kwargs", "config_kwargs", "session"}
-"""Options of a file system that are credentials, or may hold some."""
+_WITH_AXES = "ConfigWithAxes"
 
 _FRESH = {"DCPBENCH_FRESH_PROCESS": "1"}
 """What keeps processes that load what others have saved apart from ranks that save."""
@@ -48,22 +49,17 @@ def is_about_the_sweep(key: str) -> bool:
 
 @dataclass
 class TimeoutsConfig:
-    """Limits in seconds; a cell that goes past one ends as a `timeout` row.
+    """Limits in seconds. A cell that exceeds one ends as a `timeout` row."""
 
-    `cell_s` is for one try of a cell. The others are for its phases, each time that one begins on a
-    rank, and null means that there is only the cell's: `join_s` until a rank has started and met its
-    peers, `upload_s` for a save that goes on beside training, from when training may go on.
-    """
-
-    cell_s: float = 300.0
-    join_s: float | None = 120.0
-    build_s: float | None = None
-    train_s: float | None = None
-    save_s: float | None = None
-    upload_s: float | None = None
-    load_s: float | None = None
-    verify_s: float | None = None
-    raw_s: float | None = None
+    cell_s: float = key(300.0, "one attempt of a cell")
+    join_s: float | None = key(120.0, "until a rank has started and met its peers")
+    build_s: float | None = key(None, "a phase, each time that it begins; null: as long as the cell may take")
+    train_s: float | None = key(None, "the same for training")
+    save_s: float | None = key(None, "the same for a save")
+    upload_s: float | None = key(None, "a save beside training, from when training may go on")
+    load_s: float | None = key(None, "the same for a load")
+    verify_s: float | None = key(None, "the same for comparisons")
+    raw_s: float | None = key(None, "the same for plain files (raw=true)")
 
     def by_phase(self) -> dict[str, float]:
         """The limit of the whole `cell`, and of each phase that has one."""
@@ -72,57 +68,120 @@ class TimeoutsConfig:
 
 @dataclass
 class Config:
-    """One cell of the matrix, and `OF_THE_SWEEP`."""
+    """One cell of the matrix, and `OF_THE_SWEEP`. What is an axis has its help in `dcpbench.core.axes`."""
 
     scenario: groups.ScenarioConfig = field(default_factory=groups.ScenarioConfig)
     parallel: groups.ParallelConfig = field(default_factory=groups.ParallelConfig)
+    load_parallel: groups.ParallelConfig | None = None
     model: groups.ModelConfig = field(default_factory=groups.ModelConfig)
     optimizer: groups.OptimizerConfig = field(default_factory=groups.OptimizerConfig)
     state_dict: StateDictConfig = field(default_factory=StateDictConfig)
+    scheduler: groups.SchedulerConfig = field(default_factory=groups.SchedulerConfig)
+    component: groups.ComponentConfig = field(default_factory=groups.ComponentConfig)
+    load_into: groups.LoadIntoConfig = field(default_factory=groups.LoadIntoConfig)
     checkpointer: groups.CheckpointerConfig = field(default_factory=groups.CheckpointerConfig)
     save: SaveConfig = field(default_factory=SaveConfig)
     storage: groups.StorageConfig = field(default_factory=groups.StorageConfig)
     fault: groups.FaultConfig = field(default_factory=groups.FaultConfig)
+    executor: groups.ExecutorConfig = key(
+        groups.ExecutorConfig,
+        "where ranks run and what starts them; not part of a cell, except executor.hosts and "
+        "executor.ranks_per_host",
+    )
     workload: groups.WorkloadConfig = field(default_factory=groups.WorkloadConfig)
-    scheduler: groups.SchedulerConfig = field(default_factory=groups.SchedulerConfig)
-    component: groups.ComponentConfig = field(default_factory=groups.ComponentConfig)
-    load_into: groups.LoadIntoConfig = field(default_factory=groups.LoadIntoConfig)
-    optimizer_state: groups.OptimizerStateAs | None = None
-    load_parallel: groups.ParallelConfig | None = None
-    load_world_size: int | None = None
-    load_python: str | None = None
     compile: bool = False
-    compile_scope: groups.CompileScope | None = None
+    compile_scope: groups.CompileScope | None = key(
+        None,
+        "with compile=true, what is compiled by itself: the model, each layer (model, layer); null: what "
+        "suits the parallelism",
+    )
     activation_checkpointing: groups.ActivationCheckpointing | None = None
-    deterministic: bool = True
+    deterministic: bool = key(True, "false lets each rank's kernels sum in an order of their own")
     device: groups.Device = groups.Device.auto
     world_size: int | str = "auto"
+    load_world_size: int | None = key(None, least=1)
+    load_python: str | None = key(
+        None,
+        "the interpreter, with a torch of its own, of processes that load and did not save: in a scenario "
+        "that converts, with verify=deep; null: this one",
+    )
     seed: int = 0
-    repeat: int = how_run(0)
-    repeats: int = how_run(1)
-    matrix: groups.Matrix = how_run(groups.Matrix.product)
-    part: str | None = how_run(None)
-    train_steps: int = 2
-    resume_steps: int = 2
-    saves: int = 3
-    save_at: int | None = None
-    overlap_saves: bool = False
-    raw: bool = how_run(False)
-    tolerance: groups.Tolerance = groups.Tolerance.standard
-    verify: groups.Verify = how_run(groups.Verify.standard)
+    repeats: int = how_run(
+        1,
+        "runs of each cell; all cells once, then all again, so that a drift of the machine affects all",
+    )
+    matrix: groups.Matrix = how_run(
+        groups.Matrix.product,
+        "pairwise: not every combination of the lists, but every two of their values in some cell",
+    )
+    repeat: int = how_run(0, "which of them this one is")
+    train_steps: int = key(2, "optimizer steps before each save", least=1)
+    resume_steps: int = key(2, "steps compared after each checkpoint is loaded", least=1)
+    optimizer_state: groups.OptimizerStateAs | None = None
+    saves: int = key(
+        3, "checkpoints a cell writes while it trains; each of them is loaded and verified", least=1
+    )
+    save_at: int | None = key(
+        None, "one more checkpoint at this step; 0 is before the optimizer has any state", least=0
+    )
+    overlap_saves: bool = key(False, "start each save before the last one is complete")
+    raw: bool = how_run(
+        False,
+        "true: write and read each checkpoint's bytes again in plain files, the limit for save_s and load_s",
+    )
+    tolerance: groups.Tolerance = key(
+        groups.Tolerance.standard,
+        "how close the losses of a resume under another layout must come: strict, standard",
+    )
+    verify: groups.Verify = how_run(
+        groups.Verify.standard,
+        "deep: at its end a fresh process loads the newest checkpoint, after its cached pages were dropped",
+    )
     timeouts: TimeoutsConfig = how_run(TimeoutsConfig)
-    retry: int = how_run(1)
-    isolation: groups.Isolation = how_run(groups.Isolation.warm)
-    sharing: groups.Sharing = how_run(groups.Sharing.disjoint)
-    keep_checkpoints: groups.KeepCheckpoints = how_run(groups.KeepCheckpoints.failed)
-    known_failures: str | None = how_run(None)
-    resume: str | None = how_run(None)
-    trust: bool = how_run(False)
-    rerun: groups.Rerun = how_run(groups.Rerun.none)
-    plan: bool = how_run(False)
-    plan_as: groups.PlanAs = how_run(groups.PlanAs.auto)
-    objective: str | None = how_run(None)
-    executor: groups.ExecutorConfig = field(default_factory=groups.ExecutorConfig)
+    retry: int = how_run(
+        1,
+        "1: a cell that did not come out as it should runs once more, on fresh ranks, unless a second try "
+        "has repeated just that; 0: it does not",
+    )
+    isolation: groups.Isolation = how_run(
+        groups.Isolation.warm,
+        "warm: ranks stay up until a cell does not end well or leaves their process changed; fresh: new ones "
+        "for every cell",
+    )
+    sharing: groups.Sharing = how_run(
+        groups.Sharing.disjoint,
+        "none: one cell at a time; disjoint: more where each has its own GPUs; correctness: more in any "
+        "case, no times",
+    )
+    keep_checkpoints: groups.KeepCheckpoints = how_run(
+        groups.KeepCheckpoints.failed, "which checkpoints stay on disk after their cell: none, failed, all"
+    )
+    known_failures: str | None = how_run(None, "a YAML file; null takes conf/known_failures.yaml")
+    resume: str | None = how_run(
+        None, "sweep folder to resume: cells that have a valid row there are not run again"
+    )
+    trust: bool = how_run(
+        False,
+        "true: with resume, also of a folder that another user has made, whose sweep.json says what runs",
+    )
+    rerun: groups.Rerun = how_run(
+        groups.Rerun.none, "failed: with resume, cells that did not come out as they should run again too"
+    )
+    plan: bool = how_run(False, "true: tell what would run and how long it would take, and start nothing")
+    plan_as: groups.PlanAs = how_run(
+        groups.PlanAs.auto,
+        "with plan=true: a line a block of the matrix or a line a cell, all of it as JSON; auto: blocks "
+        "above 50 cells (auto, blocks, cells, json)",
+    )
+    part: str | None = how_run(
+        None,
+        "2/4: the second of four equal parts of the cells, each run by a driver of its own with the same "
+        "hydra.sweep.dir",
+    )
+    objective: str | None = how_run(
+        None,
+        "the metric, as save_stall_s, whose value a sweeper is returned for each cell (hydra/sweeper=optuna)",
+    )
 
     @property
     def own_trainer(self) -> bool:
@@ -180,42 +239,25 @@ class Config:
         value = getattr(self, axis)
         return str(value).lower() if isinstance(value, bool) else str(getattr(value, "name", value))
 
-    def check(self) -> None:
-        """Refuse values that no machine could run.
 
-        Raises:
-            ConfigError: naming the key, its value and what it may be.
-        """
-        at_least_1 = ("train_steps", "resume_steps", "saves", "load_world_size", "model.batch_size")
-        at_least_0 = ("save_at", "storage.keep_free_bytes", "storage.needs_bytes")
-        least = dict.fromkeys((*at_least_1, "storage.thread_count", *OF_ITS_CELLS), 1)
-        least |= dict.fromkeys(at_least_0, 0)
-        for key, lowest in least.items():
-            value = attrgetter(key)(self)
-            if value is not None and value < lowest:
-                raise ConfigError(f"{key}={value}: must be at least {lowest}")
-        # What a generator of torch can be seeded with, for the batch of each step.
-        low, high = -(2**63) // SEED_STRIDE + 1, (2**64 - 1 - self.last_step) // SEED_STRIDE
-        if not low <= self.seed <= high:
-            raise ConfigError(f"seed={self.seed}: must be between {low} and {high}")
-        if self.own_trainer and self.workload.target is None:
-            raise ConfigError(
-                "checkpointer=trainer: workload.target=null; must be a function that builds the trainer"
-            )
-        if self.overlap_saves and len(self.save_steps) < 2:
-            raise ConfigError(f"overlap_saves=true: saves={self.saves} leaves nothing to overlap; at least 2")
-        if "url" in self.storage.options and not self.storage.url:
-            raise ConfigError("storage.options.url=null: must be where objects lie, as s3://bucket/folder")
-        if secrets := _SECRET & self.storage.options.get("file_system", {}).keys():
-            told = "every row shows it; give it to the client by its own variables or files"
-            raise ConfigError(f"storage.options.file_system.{min(secrets)}: is not taken: {told}")
-        for phase, limit_s in self.timeouts.by_phase().items():
-            if not 0 < limit_s < math.inf:
-                raise ConfigError(f"timeouts.{phase}_s={limit_s}: must be a number of seconds, more than 0")
-        if self.retry not in (0, 1):
-            raise ConfigError(f"retry={self.retry}: must be 0 or 1")
-        if self.world_size != "auto" and (isinstance(self.world_size, str) or self.world_size < 1):
-            raise ConfigError(f"world_size={self.world_size}: must be 'auto' or a number, at least 1")
+def config_class() -> type[Config]:
+    """Return `Config` with a key for each axis that a plug-in declares, null unless it is set."""
+    load_plugins()
+    return _with_axes(tuple(name for name in AXES if name not in Config.__dataclass_fields__))
+
+
+@cache
+def _with_axes(names: tuple[str, ...]) -> type[Config]:
+    keys = [(name, AXES[name].type | None, key(None, AXES[name].help)) for name in names]
+    named = {"__module__": __name__}
+    return make_dataclass(_WITH_AXES, keys, bases=(Config,), namespace=named) if names else Config
+
+
+def __getattr__(name: str) -> Any:
+    """Return the class of a configuration that comes from another process."""
+    if name == _WITH_AXES:
+        return config_class()
+    raise AttributeError(name)
 
 
 def conf_folder() -> Path:

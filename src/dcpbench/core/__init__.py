@@ -1,1 +1,1 @@
-"""Values that ranks, executors, the verdict and the driver share, and the registries; no torch."""
+"""What is declared once, as axes, statuses and checks, and the values that rooms share. No torch."""

@@ -18,9 +18,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from dcpbench.config.moved import MOVED
+from dcpbench.core.axes import AxisSpec, register_axis
 from dcpbench.core.checks import CheckSpec, register_check
 from dcpbench.core.metrics import MetricSpec, register_metric
+from dcpbench.core.moved import MOVED
 
 API = 1
 """The version of this contract. It is raised when plug-ins written for the previous one may not work."""
@@ -55,6 +56,7 @@ class Plugin:
         api: the version of this contract that it was written for.
         conf: a folder laid out like `conf/`. Values of groups (scenario, executor, …) name their code as
             `target`. Files in `experiment/<name>/` are added to `experiment=<name>`.
+        axes: axes, each a key, null unless it is set, and a column.
         checks: checks, each a column.
         metrics: metrics, each a column.
         values: values of groups that are declared in Python: by group, a function without arguments that
@@ -76,6 +78,7 @@ class Plugin:
     name: str
     api: int
     conf: Path | None = None
+    axes: tuple[AxisSpec, ...] = ()
     checks: tuple[CheckSpec, ...] = ()
     metrics: tuple[MetricSpec, ...] = ()
     values: Mapping[str, str] = field(default_factory=dict)
@@ -140,12 +143,14 @@ def declared_values() -> dict[str, Mapping[str, Any]]:
 
 
 def load_plugins() -> None:
-    """Import every plug-in, and register the checks and metrics that they declare.
+    """Import every plug-in, and register the axes, checks and metrics that they declare.
 
     Raises:
         PluginError: as `plugins`.
     """
     for plugin in plugins():
+        for axis in plugin.axes:
+            register_axis(axis)
         for check in plugin.checks:
             register_check(check)
         for metric in plugin.metrics:

@@ -5,25 +5,13 @@ from dataclasses import dataclass, field, fields
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
+from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.plain_values import ColumnType
+from dcpbench.core.statuses import shown
 
 SCHEMA_VERSION = 3
-
-STATUS_HELP = {
-    "crash": "a rank died, by a signal or its own exit",
-    "timeout": "a phase took longer than it may",
-    "error": "a rank raised",
-    "fail": "a check did not hold",
-    "vacuous": "the checks held, but one of them could not have failed, or a rank did not look",
-    "xpass": "a failure listed in known_failures.yaml did not happen any more",
-    "xfail": "a failure listed in known_failures.yaml happened, and nothing beside it",
-    "skip": "this machine or this combination cannot",
-    "pass": "every check that applies held, and each was shown to be able to fail",
-}
-STATUSES = tuple(STATUS_HELP)
-"""Every status that a cell may come to, the worst first."""
 
 WRONG_CONFIGURATION = 2
 INTERRUPTED = 130
@@ -47,24 +35,9 @@ _ORDER = tuple(
 """The order of the columns, which never changes; others follow as they are declared."""
 
 
-def is_ok(status: str, flaky: bool | None = None, fault_seen: bool | None = None) -> bool:
-    """Whether a cell came out as it should.
-
-    A cell with a planted fault did when the fault was seen for what it is. A flaky cell never did: that its
-    second try passed does not say what its first one was.
-    """
-    if flaky:
-        return False
-    return status in ("pass", "xfail", "skip") if fault_seen is None else fault_seen
-
-
-def _axis(default: Any) -> Any:
-    return field(default=default, metadata={"axis": True})
-
-
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One cell. Flat in a file: `checks` and `metrics` are columns of their own there, see `flat`.
+    """One cell. Flat in a file: `axes`, `checks` and `metrics` are columns of their own there, see `flat`.
 
     Times are seconds, sizes bytes. What was not measured, or does not apply, is null.
 
@@ -76,7 +49,7 @@ class Row:
     none; the row is the second try's, `details` has the first. `overrides` are words as a shell has them;
     `config_dir` is the user's folder of groups, `cwd` the folder in which the sweep was started, where its
     modules are found: without them the cell cannot be asked for again.
-    `config` is the identity of the cell (`dcpbench.config.cell_key`) and `config_digest` its digest;
+    `config` is the identity of the cell (`dcpbench.core.cell_key`) and `config_digest` its digest;
     `expected_digest` is of what is known to fail in it, `code_digest` of the sources that ran. Rows that
     differ in nothing but `repeat` are runs of one cell.
     """
@@ -84,26 +57,7 @@ class Row:
     cell: str
     status: str
     reason: str | None
-    scenario: str = _axis("")
-    parallel: str = _axis("")
-    compile: bool = _axis(False)
-    save: str = _axis("")
-    model: str = _axis("")
-    optimizer: str | None = _axis("")
-    storage: str = _axis("")
-    world_size: int | None = _axis(None)
-    device: str | None = _axis(None)
-    seed: int = _axis(0)
-    load_parallel: str | None = _axis(None)
-    fault: str | None = _axis(None)
-    checkpointer: str | None = _axis(None)
-    load_world_size: int | None = _axis(None)
-    state_dict: str | None = _axis(None)
-    scheduler: str | None = _axis(None)
-    load_into: str | None = _axis(None)
-    optimizer_state: str | None = _axis(None)
-    activation_checkpointing: str | None = _axis(None)
-    component: str | None = _axis(None)
+    axes: Mapping[str, Any] = field(default_factory=dict)
     overrides: str = ""
     repeat: int | None = None
     checks: Mapping[str, bool | None] = field(default_factory=dict)
@@ -138,14 +92,15 @@ class Row:
 
     def __getitem__(self, column: str) -> Any:
         """The value of a column, whichever part of the row it stands in."""
-        if column in CHECKS:
-            return self.checks.get(column)
-        return self.metrics.get(column) if column in METRICS else getattr(self, column)
+        for registry, values in ((AXES, self.axes), (CHECKS, self.checks), (METRICS, self.metrics)):
+            if column in registry:
+                return values.get(column)
+        return getattr(self, column)
 
     @property
     def is_ok(self) -> bool:
         """Whether it is what one wants to see."""
-        return is_ok(self.status, self.flaky, self.fault_seen)
+        return shown(self.status, self.flaky, self.fault_seen).ok
 
     def flat(self) -> dict[str, Any]:
         """Every column and its value, then `config` and `details`."""
@@ -154,9 +109,10 @@ class Row:
     @classmethod
     def of(cls, flat: Mapping[str, Any]) -> "Row":
         """The row that a flat one says; what is no column is left out."""
-        own = {item.name for item in fields(cls)} - {"checks", "metrics"}
+        own = {item.name for item in fields(cls)} - {"axes", "checks", "metrics"}
         return cls(
             **{name: value for name, value in flat.items() if name in own},
+            axes={name: flat.get(name) for name in AXES},
             checks={name: flat.get(name) for name in CHECKS},
             metrics={name: flat.get(name) for name in METRICS},
         )
@@ -164,9 +120,6 @@ class Row:
 
 NESTED = ("config", "details")
 """What stands in `results.jsonl` beside the columns, and not in `results.csv`."""
-
-AXES = tuple(item.name for item in fields(Row) if item.metadata.get("axis"))
-"""The columns that say which point of the matrix a cell is."""
 
 REQUIRED = _ORDER[:14]
 """The columns that every row has, of whatever version."""
@@ -179,14 +132,15 @@ def _field_type(hint: Any) -> ColumnType:
 
 
 _FIELD_TYPES = {name: _field_type(hint) for name, hint in get_type_hints(Row).items()}
-del _FIELD_TYPES["checks"], _FIELD_TYPES["metrics"]
+del _FIELD_TYPES["axes"], _FIELD_TYPES["checks"], _FIELD_TYPES["metrics"]
 
 
 def column_types() -> dict[str, ColumnType]:
     """What each column holds, in the order of the columns, and after them what is nested."""
+    axes = {name: ColumnType(spec.type, spec.nullable) for name, spec in AXES.items()}
     checks = dict.fromkeys(CHECKS, ColumnType(bool))
     metrics = {name: ColumnType(int if spec.whole else float) for name, spec in METRICS.items()}
-    types = _FIELD_TYPES | checks | metrics
+    types = _FIELD_TYPES | axes | checks | metrics
     nested = {name: types.pop(name) for name in NESTED}
     return {name: types[name] for name in (*_ORDER, *types)} | nested
 

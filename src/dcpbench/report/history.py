@@ -15,18 +15,18 @@ import numpy.typing as npt
 import pandas as pd
 from rich.text import Text
 
-from dcpbench.analysis.cell_history import KINDS, CellHistory, Cost, History, Kind, folded, history
+from dcpbench.analysis.cell_history import KINDS, CellHistory, Cost, History, folded, history
 from dcpbench.analysis.change_points import FALSE_ALARMS, LEAST_EFFECT, LEAST_SIDE, Change
 from dcpbench.analysis.frame import records
 from dcpbench.analysis.history_rows import read_history
 from dcpbench.analysis.query import QueryError, known_metric, names_in, parse, select
 from dcpbench.config.text import counted
 from dcpbench.core.metrics import METRICS
+from dcpbench.core.statuses import StatusSpec
 from dcpbench.report.document import Content, Table, first_of
 from dcpbench.report.labels import change_style, clipped, plain, quantity
 from dcpbench.report.output import document_text, format_of, put_out
 from dcpbench.report.rendering import width_of
-from dcpbench.report.styles import style_of
 
 _FORMATS = {".txt": "table", ".md": "markdown", ".json": "json"}
 
@@ -173,11 +173,11 @@ def _lines(cell: CellHistory, found: History, first: int) -> Iterator[tuple[obje
     """The lines of a cell: `_COLUMNS`; `first` is the first sweep that is shown."""
     signs = Text()
     for kind, same in groupby(cell.kinds[first:]):
-        signs.append(KINDS[kind].letter * len(list(same)), style=style_of(KINDS[kind].status))
+        signs.append(KINDS[kind].letter * len(list(same)), style=KINDS[kind].style)
     changes = _status_changes(cell, found.sweeps)
     texts = [text for at, text in changes.items() if at >= first]
     texts += [clipped(" ".join(cell.reason.split()), _REASON)] if cell.reason and not cell.now.ok else []
-    _point_at(signs, [at - first for at in changes], style_of(cell.now.status))
+    _point_at(signs, [at - first for at in changes], cell.now.style)
     name = cell.name
     if cell.replaced:
         name += f" (configuration until {found.sweeps['name'].iloc[cell.seen[-1]]})"
@@ -257,7 +257,7 @@ def _newest_changes(found: History) -> list[tuple[str, str, str]]:
     ]
 
 
-def _new_status(before: Kind, now: Kind) -> str:
+def _new_status(before: StatusSpec, now: StatusSpec) -> str:
     if not now.ok:
         return f"now {now.label}"
     return f"now {now.label}, ok" if before.ok else f"{now.label} again"

@@ -14,25 +14,18 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from dcpbench.analysis.frame import Sweeps, records, short_names
 from dcpbench.analysis.runs import again
+from dcpbench.core.statuses import FLAKY, MISSED, shown
 from dcpbench.report.labels import clipped
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_KINDS = {
-    "error": "error",
-    "crash": "error",
-    "timeout": "error",
-    "skip": "skipped",
-    "xfail": "skipped",
-    "pass": "passed",
-}
 _MESSAGE = 2_000
 
 
 def junit(sweeps: Sweeps) -> str:
     """One testsuite for each sweep, one testcase for each of its rows.
 
-    What `is_ok` passes. A failure has the reason and the command that runs the cell again; `system-out` the
-    end of the log of the rank that was first to go wrong.
+    A failure has the reason and the command that runs the cell again; `system-out` has the end of the log of
+    the rank that was first to go wrong.
     """
     root = Element("testsuites", name="dcpbench")
     names = short_names(sweeps.environments)
@@ -80,11 +73,9 @@ def _case(row: dict[str, Any], name: str) -> Element:
 def _outcome(row: dict[str, Any]) -> tuple[str, str]:
     """The kind of its result in JUnit, and its status."""
     status = str(row["status"])
-    if row["fault_seen"] is not None:
-        return ("passed", status) if row["fault_seen"] else ("failure", "fault not seen")
-    if row["flaky"]:
-        return "failure", f"flaky {status}"
-    return _KINDS.get(status, "failure"), status
+    spec = shown(status, row["flaky"], row["fault_seen"])
+    what = {MISSED: "fault not seen", FLAKY: f"flaky {status}"}.get(spec, status)
+    return spec.junit, what
 
 
 def _output(row: dict[str, Any]) -> Iterable[str]:

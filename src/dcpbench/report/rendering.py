@@ -13,9 +13,10 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from dcpbench.config.text import visible
+from dcpbench.core.statuses import BAD
 from dcpbench.report.document import Content, Table
 from dcpbench.report.labels import clipped, is_metric, narrowed, not_held
-from dcpbench.report.styles import BAD, console_for, style_of, text_of, without_trailing_blanks
+from dcpbench.report.styles import console_for, style_of, text_of, without_trailing_blanks
 
 _SPECIAL = re.compile(r"([\\`*\[\]|<>&@#])")
 _REASON = 300
@@ -87,7 +88,7 @@ def _print_line(console: Console, line: Text, wrapped: int | None = None) -> Non
 
 
 def _failure(item: dict[Hashable, str]) -> Text:
-    line = text_of(f"{item['status']} ", _style(item["status"]))
+    line = text_of(f"{item['status']} ", style_of(item["status"]))
     reason = clipped(item["reason"], _REASON)
     return line.append(visible(f"{item['cell']}{_beside(item)}: {reason}"), style="default")
 
@@ -137,16 +138,10 @@ def _entry(value: Any, is_status: bool, is_known: bool) -> Text:
         return value
     text = visible(str(value))
     if is_status and text:
-        return Text(text, style=_style(text.split(", ")[0].lstrip("0123456789 ")))
+        return Text(text, style=style_of(text.split(", ")[0].lstrip("0123456789 ")))
     if not_held(text):
-        return Text(text, style=_style("xfail") if is_known else BAD)
+        return Text(text, style=style_of("xfail") if is_known else BAD)
     return Text(text, style=BAD if text == "NO" else "")
-
-
-def _style(status: str) -> str:
-    if status == "seen":
-        return style_of("pass")
-    return BAD if status.endswith("(flaky)") else style_of(status)
 
 
 def markdown(content: Content) -> str:

@@ -11,22 +11,15 @@ from rich.table import Table
 from rich.text import Text
 
 from dcpbench.config.text import visible
+from dcpbench.core.statuses import BAD, SHOWN
 from dcpbench.records.store import ResultsError
 
 _UNFOLDED = 1000
-_STYLES = {
-    "pass": "green",
-    "skip": "dim",
-    "xfail": "yellow",
-    "xpass": "bold yellow",
-    "vacuous": "bold magenta",
-}
-BAD = "bold red"
 
 
 def style_of(status: str) -> str:
     """The style of a status; what is not known to be harmless stands out."""
-    return _STYLES.get(status, BAD)
+    return SHOWN[status].style if status in SHOWN else BAD
 
 
 def text_of(words: str, style: str = "") -> Text:

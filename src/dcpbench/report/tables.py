@@ -7,19 +7,19 @@ from typing import Any
 import pandas as pd
 from pandas.api.typing import DataFrameGroupBy
 
-from dcpbench.analysis.cell_identity import SHOWN_BY_AXES, override_words
+from dcpbench.analysis.cell_identity import override_words, shown_by_axes
 from dcpbench.analysis.frame import is_false, is_true, records
-from dcpbench.analysis.runs import one_a_cell, runs_text, severity, status_text
+from dcpbench.analysis.runs import one_a_cell, runs_text, seen_by, severity, status_text
 from dcpbench.config.text import counted
+from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
-from dcpbench.records.row import AXES
 from dcpbench.report.document import Table
 from dcpbench.report.labels import byte_unit, checks_text, entry, plain
 
-_ALWAYS = ("parallel", "compile", "save")
-_ROWS = ("sweep", "scenario", "parallel")
-_COLUMNS = ("compile", "save")
+_ALWAYS = [spec.name for spec in AXES.values() if spec.always]
+_ROWS = ["sweep", *(spec.name for spec in AXES.values() if spec.pivot == "rows")]
+_COLUMNS = [spec.name for spec in AXES.values() if spec.pivot == "columns"]
 _LINES = 100
 
 
@@ -98,8 +98,8 @@ def _rate(seen: "pd.Series[bool]") -> str:
 
 
 def _seen_by(rows: pd.DataFrame) -> str:
-    checks = [check for check in CHECKS if is_false(rows[check]).any()]
-    return ", ".join([*checks, *(["error"] if rows["status"].eq("error").any() else [])])
+    found = {name for row in records(rows) for name in seen_by(row)}
+    return ", ".join(name for name in (*CHECKS, "error") if name in found)
 
 
 def _differing(lines: "pd.Series[str]") -> "pd.Series[str]":
@@ -110,7 +110,7 @@ def _differing(lines: "pd.Series[str]") -> "pd.Series[str]":
 
 def _others(overrides: object) -> str:
     words = override_words(overrides)
-    return " ".join(word for word in words if word.partition("=")[0] not in SHOWN_BY_AXES)
+    return " ".join(word for word in words if not shown_by_axes(word.partition("=")[0]))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from conftest import SMALL, dcpbench, run
+from dcpbench.cli.described import described
 from dcpbench.config.groups import Expect, Place, rank_of
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.rank_report import NothingToInjectError
@@ -83,6 +84,20 @@ def test_a_glob_finds_them(tmp_path: Path) -> None:
         "fault=weight_on_rank_0",
         "fault=weight_on_rank_3",
     ]
+
+
+def test_a_glob_of_nothing_and_a_mistyped_one_are_one_line(tmp_path: Path) -> None:
+    for word, told in (
+        ("fault=lr_next_flaot", "did you mean lr_next_float?"),
+        ("fault=glob(weight_on_rank_9*)", "matches nothing"),
+    ):
+        ended = run(tmp_path / "sweep", word)
+        assert (ended.status, ended.err.count("\n")) == (2, 1)
+        assert told in ended.err
+
+
+def test_a_shell_completes_them() -> None:
+    assert "lr_next_float" in described().axes["fault"].values
 
 
 @pytest.mark.cell

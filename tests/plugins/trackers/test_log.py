@@ -251,3 +251,10 @@ def test_a_folder_without_results_is_refused(tmp_path: Path, capsys: pytest.Capt
 def _needs(tracker: str) -> None:
     if tracker == "mlflow":
         pytest.importorskip("sqlalchemy", reason="mlflow-skinny without sqlalchemy has no SQLite store")
+
+
+def test_an_unknown_tracker_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["log", ".", "--to", "nowhere"]) == 2
+    said = capsys.readouterr().err
+    assert "'nowhere' is not one of 'tensorboard'" in said
+    assert said.count("\n") == 1

@@ -24,8 +24,9 @@ from dcpbench.analysis.cell_identity import override_words
 from dcpbench.cli import described
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.text import counted, did_you_mean
+from dcpbench.core.statuses import SEVERITY
 from dcpbench.executors.interpreters import environment_of, versions_of
-from dcpbench.records.row import STATUSES, Row
+from dcpbench.records.row import Row
 from dcpbench.records.store import SWEEP_JSON, stored_rows
 from dcpbench.report.labels import quantity
 from dcpbench.report.styles import print_table, standard_output, style_of, text_of
@@ -56,7 +57,7 @@ class _Tried:
     @property
     def worst(self) -> Row:
         """The run with the worst status."""
-        return min(self.rows, key=lambda row: STATUSES.index(row.status))
+        return min(self.rows, key=lambda row: SEVERITY[row.status])
 
     def median(self, metric: str) -> float | None:
         """Of its runs; None where none measured it."""
@@ -106,7 +107,7 @@ class _Bisection:
                 env=environment_of(Path(own)),
                 check=False,
             ).returncode
-        rows = [*stored_rows(folder)] if (folder / "results.jsonl").exists() else []
+        rows = [*stored_rows(folder)]
         if len({row.config_digest for row in rows}) > 1:
             raise ConfigError(f"{' '.join(self.asked.words)}: is several cells; name one")
         runs = manifest.read(folder, "").cells if rows else []
@@ -210,7 +211,7 @@ def _asked(words: Sequence[str]) -> _Asked:
         return _Asked([*words], Path.cwd())
     trusted, words = _TRUST in words, [word for word in words if word != _TRUST]
     folder = Path(words[0])
-    rows = {row.cell: row for row in stored_rows(folder)} if (folder / "results.jsonl").exists() else {}
+    rows = {row.cell: row for row in stored_rows(folder)}
     if not rows:
         raise ConfigError(f"{folder}: is neither key=value nor the folder of a sweep")
     if len(words) != 2 and len(rows) > 1:

@@ -16,10 +16,11 @@ from typing import Any
 
 from dcpbench.analysis.frame import read_sweeps
 from dcpbench.analysis.query import QueryError
-from dcpbench.config.cell_key import digest_of
 from dcpbench.config.text import counted, visible
+from dcpbench.core.axes import AXES
+from dcpbench.core.cell_key import digest_of
 from dcpbench.core.plugins import plugins
-from dcpbench.records.row import AXES, NESTED, Row, column_types
+from dcpbench.records.row import NESTED, Row, column_types
 from dcpbench.records.store import SUPERSEDED_JSONL, ResultsError, stored_rows
 from dcpbench.report.styles import complain
 

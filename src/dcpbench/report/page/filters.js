@@ -1,9 +1,8 @@
 // The controls above the matrix. They are made once and then follow the state, so that focus stays where it is.
 
 function makeFilters(app) {
-  const statuses = STATUSES.filter((kind) => app.runs.some((run) => run.kind.name === kind.name)).reverse();
-  const unknown = app.runs.find((run) => run.kind.name === "unknown");
-  fill(byId("statuses"), ...[...statuses, ...(unknown ? [unknown.kind] : [])].map((kind) => statusChip(app, kind)));
+  const statuses = [...KINDS.values()].filter((kind) => app.runs.some((run) => run.kind.name === kind.name)).reverse();
+  fill(byId("statuses"), ...statuses.map((kind) => statusChip(app, kind)));
   fill(byId("axis-filters"), ...app.varying.map((axis) => axisMenu(app, axis)));
   byId("search").addEventListener("input", (event) => app.change((state) => { state.text = event.target.value; }));
   for (const id of ["reset", "reset-all"]) byId(id).addEventListener("click", () => resetFilters(app));

@@ -1,11 +1,17 @@
 // The heat map: one square for each pair of a row's and a column's values, coloured by its worst run.
 
-const ROW_AXES = ["fault", "scenario", "parallel", "model"];
-const IMPORTANT = [...ROW_AXES, "load_parallel", "save", "compile", "storage", "optimizer"];
+const IMPORTANT = [];
+const ROW_AXES = [];
 const COLUMNS_AT_MOST = 24;
 const COLUMN_AXES_AT_MOST = 2;
 const AXES_AT_A_GLANCE = 2;
 const FULL = 0.5;
+
+// The axes that come first, and those of them that are along the side.
+function readImportant(important) {
+  IMPORTANT.push(...important.map(({ name }) => name));
+  ROW_AXES.push(...important.filter(({ down }) => down).map(({ name }) => name));
+}
 
 // Few and full rows and columns read best; a column costs more than a row, since pages are taller than wide.
 // Where all axes together would be too wide for any page, the least important ones are folded.

@@ -1,25 +1,14 @@
 // The rows as runs, their statuses and the axes along which they differ.
 
-// Worst first: a square with several runs shows the first of these that is the status of one of them.
-const STATUSES = [
-  { name: "missed", letter: "M", label: "fault missed", means: "a planted fault that no check saw" },
-  { name: "crash", letter: "C", label: "crash", means: "a rank died" },
-  { name: "timeout", letter: "T", label: "timeout", means: "a phase took longer than it may" },
-  { name: "error", letter: "E", label: "error", means: "a rank raised" },
-  { name: "fail", letter: "F", label: "fail", means: "a check did not hold" },
-  { name: "vacuous", letter: "V", label: "vacuous", means: "a check could not have failed" },
-  { name: "flaky", letter: "~", label: "flaky", means: "two tries came to different statuses" },
-  { name: "xpass", letter: "X", label: "xpass", means: "a known failure did not happen" },
-  { name: "xfail", letter: "x", label: "xfail", means: "a known failure happened" },
-  { name: "skip", letter: "S", label: "skip", means: "cannot run here, or makes no sense" },
-  { name: "seen", letter: "D", label: "fault detected", means: "a planted fault was seen for what it is" },
-  { name: "pass", letter: "P", label: "pass", means: "every check held, and each could have failed" },
-];
-const UNKNOWN = { letter: "?", means: "a status that this page does not know" };
-const KINDS = new Map(STATUSES.map((kind, rank) => [kind.name, { ...kind, rank }]));
+// What a run is shown as, the worst first: a square with several runs shows the first of these that one of them is.
+const KINDS = new Map();
 
-function kindOf(status) {
-  return KINDS.get(status) ?? { ...UNKNOWN, name: "unknown", label: plain(status), rank: -1 };
+function readStatuses(statuses) {
+  statuses.forEach((kind, rank) => KINDS.set(kind.name, { ...kind, rank }));
+}
+
+function kindOf(name, status = name) {
+  return name !== "unknown" && KINDS.has(name) ? KINDS.get(name) : { ...KINDS.get("unknown"), label: plain(status) };
 }
 
 async function unpack(text) {
@@ -35,17 +24,11 @@ function runsOf(data) {
   return Array.from({ length: data.rows }, (_, index) => {
     const run = { index };
     for (const name of names) run[name] = data.columns[name][index];
-    run.kind = kindOf(shownStatus(run));
+    run.kind = kindOf(run.shown, run.status);
     run.key = several ? `${run.sweep}/${run.cell}` : String(run.cell);
     run.text = [run.cell, run.status, run.kind.label, run.reason, run.overrides].join(" ").toLowerCase();
     return run;
   });
-}
-
-function shownStatus(run) {
-  if (run.flaky === true) return "flaky";
-  if (run.fault_seen === null) return run.status;
-  return run.fault_seen ? "seen" : "missed";
 }
 
 function worst(runs) {

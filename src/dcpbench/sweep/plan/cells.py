@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
 from dcpbench.config.schema import OF_ITS_CELLS, Config
+from dcpbench.sweep.plan import validity
 from dcpbench.sweep.plan.composer import Composer, Track
 
 _LONGEST_NAME = 150
@@ -78,7 +79,7 @@ class CellMaker:
 
     def _cell(self, overrides: Sequence[str]) -> SweepCell:
         config = self.composer.config(overrides)
-        config.check()
+        validity.check(config)
         if (own := _asked_hosts(config.executor)) != self._of_all:
             key, value = next(item for item in own.items() if item not in self._of_all.items())
             raise ConfigError(f"{key}={value}: is about the whole sweep and takes one value")

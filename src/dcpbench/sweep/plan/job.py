@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from dcpbench.config.cell_key import CellKey, digest_of
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Device, Ending, StageConfig, StageWorld
 from dcpbench.config.schema import Config
+from dcpbench.core.axes import AXES
+from dcpbench.core.cell_key import CellKey, digest_of
 from dcpbench.executors.fork_server import Machine
 from dcpbench.records.installation import OURS, package_digest
 from dcpbench.records.user_code import file_of
@@ -20,28 +21,6 @@ from dcpbench.verdict.attempt import Expected
 from dcpbench.verdict.known_failures import KnownFailure
 from dcpbench.worker.messages import WorldKind
 
-_GROUPS = (
-    "scenario",
-    "parallel",
-    "save",
-    "model",
-    "optimizer",
-    "storage",
-    "checkpointer",
-    "state_dict",
-    "scheduler",
-    "load_into",
-    "component",
-)
-_COLUMNS = (
-    "compile",
-    "world_size",
-    "seed",
-    "load_world_size",
-    "repeat",
-    "optimizer_state",
-    "activation_checkpointing",
-)
 _PROVIDED = ("torch", "dcpbench", "hydra_plugins")
 
 
@@ -139,18 +118,25 @@ def expected_digest(config: Config, expected: Sequence[KnownFailure]) -> str:
 
 def _columns(cell: SweepCell, config: Config, key: CellKey) -> dict[str, Any]:
     return {
-        **{group: getattr(config, group).name for group in _GROUPS},
-        **{name: getattr(config, name) for name in _COLUMNS},
-        **({"optimizer": None, "scheduler": None} if config.workload.target else {}),
+        **_axes(config),
         "cell": cell.name,
-        "device": config.device.value,
-        "fault": config.fault.name if config.fault.target else None,
-        "load_parallel": config.loading.name if config.scenario.converts else None,
+        "repeat": config.repeat,
         "overrides": shlex.join(cell.overrides),
         "config_dir": cell.config_dir,
         "cwd": str(Path.cwd()),
         "config": dict(key.values),
         "config_digest": key.digest,
+    }
+
+
+def _axes(config: Config) -> dict[str, Any]:
+    """The value of each axis; null for one that the cell has nothing of."""
+    found = {name: getattr(config, name) for name in AXES}
+    found["load_parallel"] = config.loading if config.scenario.converts else None
+    absent = {"fault": not config.fault.target}
+    absent |= dict.fromkeys(("optimizer", "scheduler"), bool(config.workload.target))
+    return {
+        name: None if absent.get(name) else getattr(value, "name", value) for name, value in found.items()
     }
 
 

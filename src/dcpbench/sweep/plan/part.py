@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dcpbench.config.cell_key import digest_of
 from dcpbench.config.errors import ConfigError
+from dcpbench.core.cell_key import digest_of
 from dcpbench.sweep.plan.job import Job
 
 

@@ -16,24 +16,18 @@ from typing import NamedTuple
 
 from rich.filesize import decimal
 
-from dcpbench.config.cell_key import CellKey
 from dcpbench.config.groups import Sharing, StorageConfig
+from dcpbench.core.axes import AXES
+from dcpbench.core.cell_key import CellKey
 from dcpbench.records import files
 from dcpbench.records.row import Row
 from dcpbench.sweep.plan.job import Job
 
-_ALIKE = (
-    ("scenario.name", "parallel.name", "load_parallel.name", "compile", "model.name", "device", "world_size"),
-    ("scenario.name", "parallel.name", "compile", "device", "world_size"),
-    ("scenario.name", "compile", "device", "world_size"),
-)
+_ALIKE = [[spec.key for spec in AXES.values() if spec.likeness >= level] for level in (1, 2, 3)]
 """The parts of their identities in which two cells have to agree to take alike long, the closest likeness
 first; closer still are those of one identity."""
 
-_WRITES_ALIKE = (
-    *("scenario", "parallel", "load_parallel", "checkpointer", "model", "optimizer", "state_dict"),
-    *("world_size", "saves", "save_at"),
-)
+_WRITES_ALIKE = [*(spec.name for spec in AXES.values() if spec.writes), "saves", "save_at"]
 """Those in which they have to agree to write as much."""
 
 _AT_ONCE = {"cuda": 4, "cpu": 16}
@@ -142,14 +136,6 @@ class Costs:
         wanted = f"it needs {decimal(needs)} ({because}) and " if needs else ""
         stays = f"{decimal(storage.keep_free_bytes)} are to stay free (storage.keep_free_bytes)"
         return f"too little disk space: {decimal(free)} are free in {place}, {wanted}{stays}"
-
-
-def duration_text(seconds: float) -> str:
-    """`45 s`, `12 min`, `3 h 20 min`: as exact as an estimate deserves."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def bytes_in(folder: Path) -> int | None:

@@ -34,7 +34,7 @@ class Runnable:
         """Whether a cell with these overrides would run."""
         try:
             asked = self._composer.config(overrides)
-            asked.check()
+            validity.check(asked)
             resolved = validity.resolve(asked, self._machine)
             return validity.why_skip(asked, resolved, self._machine, self._several_sizes, overrides) is None
         except ConfigError:

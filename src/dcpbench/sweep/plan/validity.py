@@ -1,16 +1,22 @@
-"""What of the product can be run: a configuration error, a skip with its reason, or a cell.
+"""Every limit that is known before a cell runs: it refuses the sweep, or skips the cell.
 
 A value that could be run nowhere, or that asks for more than there is, is the user's to mend and
-stops the sweep before it starts. A combination that this machine cannot do is a `skip`.
+stops the sweep before it starts. A combination that this machine cannot do is a `skip`. The least value of a
+key, and the values that one of a group can be used with (`only`, `refuses`), are declared there.
 """
 
+import math
 import os
 import shutil
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields, is_dataclass, replace
+from enum import StrEnum
+from functools import partial
+from typing import Any, NamedTuple
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import (
+    LEAST,
     ActivationCheckpointing,
     Device,
     ModelConfig,
@@ -19,23 +25,14 @@ from dcpbench.config.groups import (
     StageWorld,
 )
 from dcpbench.config.mesh import dp_degree
-from dcpbench.config.schema import Config
+from dcpbench.config.schema import SEED_STRIDE, Config
+from dcpbench.core.axes import AXES
 from dcpbench.executors.fork_server import Machine
 
 RANKS_BY_DEFAULT = 4
 
-_LIMITED = (
-    "scenario",
-    "fault",
-    "checkpointer",
-    "save",
-    "storage",
-    "model",
-    "optimizer",
-    "scheduler",
-    "component",
-)
-"""The groups whose values may have an `only`."""
+_SECRET = {"key", "secret", "token", "username", "password", "client_kwargs", "config_kwargs", "session"}
+"""Options of a file system that are credentials, or may hold some."""
 
 
 def resolve(config: Config, machine: Machine) -> Config:
@@ -88,6 +85,34 @@ def has_several_sizes(configs: Iterable[Config]) -> bool:
     return len({(str(config.world_size), config.load_world_size) for config in configs}) > 1
 
 
+class Severity(StrEnum):
+    """What a limit does that applies."""
+
+    refuse = "refuse"
+    """It refuses the sweep: no machine could run the cell."""
+    refuse_alone = "refuse_alone"
+    """It refuses the sweep, but skips a cell of a sweep of several sizes."""
+    skip = "skip"
+    """It skips the cell, which makes no sense, or not on this machine."""
+
+
+class Limit(NamedTuple):
+    """Why a cell cannot run, and what follows."""
+
+    reason: str
+    severity: Severity = Severity.skip
+
+
+def check(config: Config) -> None:
+    """Refuse values that no machine could run.
+
+    Raises:
+        ConfigError: naming the key, its value and what it may be.
+    """
+    for limit in _limits_of_values(config):
+        raise ConfigError(limit.reason)
+
+
 def why_skip(
     asked: Config,
     resolved: Config,
@@ -105,114 +130,133 @@ def why_skip(
         ConfigError: there are fewer GPUs than ranks were asked for, or a mesh or the batch does not fit the
             world size.
     """
-    for reason in (
-        _without_effect(resolved, overrides),
-        _makes_no_sense(resolved),
-        _more_ranks_than_gpus(resolved, machine, several_sizes),
-        _does_not_fit(asked, resolved, several_sizes),
-    ):
-        if reason:
-            return reason
-    if resolved.device is not Device.cpu:
-        return None
-    if resolved.save.requires_accelerator:
-        why = "keeps its staging buffers in pinned memory, which needs an accelerator"
-        return f"save={resolved.save.name} {why}"
-    if resolved.model.requires_accelerator:
-        why = "is for accelerators (model.requires_accelerator=false runs it on the CPU all the same)"
-        return f"model={resolved.model.name} {why}"
-    if resolved.compile and not shutil.which(cpp_compiler()):
-        return (
-            f"compile=true on the CPU needs a C++ compiler, and {cpp_compiler()} was not found (or set CXX)"
-        )
+    for limit in _limits_of_cells(asked, resolved, machine, overrides):
+        if limit.severity is Severity.skip or several_sizes:
+            return limit.reason
+        raise ConfigError(limit.reason)
     return None
 
 
-def _more_ranks_than_gpus(resolved: Config, machine: Machine, several_sizes: bool) -> str | None:
-    asked_for = {"world_size": resolved.world_size, "load_world_size": resolved.load_world_size or 1}
-    for key, ranks in asked_for.items():
-        if resolved.device is Device.cuda and int(ranks) > machine.gpus:
-            text = f"{key}={ranks}: more ranks than GPUs (device=cuda, {machine.gpus} here)"
-            if several_sizes:
-                return text
-            raise ConfigError(text)
-    return None
+def _limits_of_values(config: Config) -> Iterator[Limit]:
+    """Every limit that a cell's own values break, whatever the machine; the first one decides."""
+    refuse = partial(Limit, severity=Severity.refuse)
+    yield from map(refuse, _too_small(config))
+    # What a generator of torch can be seeded with, for the batch of each step.
+    low, high = -(2**63) // SEED_STRIDE + 1, (2**64 - 1 - config.last_step) // SEED_STRIDE
+    if not low <= config.seed <= high:
+        yield refuse(f"seed={config.seed}: must be between {low} and {high}")
+    if config.own_trainer and config.workload.target is None:
+        trainer = "workload.target=null; must be a function that builds the trainer"
+        yield refuse(f"checkpointer={config.checkpointer.name}: {trainer}")
+    if config.overlap_saves and len(config.save_steps) < 2:
+        yield refuse(f"overlap_saves=true: saves={config.saves} leaves nothing to overlap; at least 2")
+    if "url" in config.storage.options and not config.storage.url:
+        yield refuse("storage.options.url=null: must be where objects lie, as s3://bucket/folder")
+    for secret in sorted(_SECRET & config.storage.options.get("file_system", {}).keys()):
+        why = "every row shows it; give it to the client by its own variables or files"
+        yield refuse(f"storage.options.file_system.{secret}: is not taken: {why}")
+    for phase, limit_s in config.timeouts.by_phase().items():
+        if not 0 < limit_s < math.inf:
+            yield refuse(f"timeouts.{phase}_s={limit_s}: must be a number of seconds, more than 0")
+    if config.retry not in (0, 1):
+        yield refuse(f"retry={config.retry}: must be 0 or 1")
+    if config.world_size != "auto" and (isinstance(config.world_size, str) or config.world_size < 1):
+        yield refuse(f"world_size={config.world_size}: must be 'auto' or a number, at least 1")
 
 
-def _does_not_fit(asked: Config, resolved: Config, several_sizes: bool) -> str | None:
-    """Why a mesh, or the batch, does not fit the ranks that save or that load, where that is no mistake of
-    the user's."""
-    for world in (StageWorld.save, StageWorld.load):
-        parallel, world_size = resolved.world_of(world)
-        try:
-            sizes = parallel.mesh_sizes(world_size)
-        except ConfigError as error:
-            if world is StageWorld.load and resolved.load_world_size:
-                return f"{error} (load_world_size)"
-            if asked.world_size == "auto" and world_size < RANKS_BY_DEFAULT:
-                return f"{error} (all that this machine has)"
-            if several_sizes:
-                return str(error)
-            raise
-        degree = dp_degree(sizes)
-        if not resolved.workload.target and resolved.model.batch_size % degree:
-            wrong = f"model.batch_size={resolved.model.batch_size}"
-            text = f"{wrong}: does not divide over {degree} data-parallel ranks"
-            if several_sizes:
-                return text
-            raise ConfigError(text)
-        if "pp" in parallel.mesh and not resolved.model.sequential:
-            uncut = f"model={resolved.model.name} cannot be cut into stages (model.sequential)"
-            return f"parallel={parallel.name}: {uncut}"
-        if "ep" in parallel.mesh and not parallel.ep_plan:
-            return f"parallel={parallel.name}: model={resolved.model.name} has no experts (parallel.ep_plan)"
-        of_another = resolved.workload.target and parallel.tp_plan == asked.model.tp_plan
-        if "tp" in parallel.mesh and (not parallel.tp_plan or of_another):
-            plan = "no tp_plan to shard it by, as +parallel.tp_plan={my_layer:colwise}"
-            return f"parallel={parallel.name}: model={resolved.model.name} has {plan}"
-    return None
+def _too_small(config: Any, above: str = "") -> Iterator[str]:
+    """Values below the least that their fields declare."""
+    for item in fields(config):
+        value, least = getattr(config, item.name), item.metadata.get(LEAST)
+        if least is not None and value is not None and value < least:
+            yield f"{above}{item.name}={value}: must be at least {least}"
+        if is_dataclass(value):
+            yield from _too_small(value, f"{above}{item.name}.")
 
 
-def _without_effect(config: Config, overrides: Sequence[str]) -> str | None:
-    """Why nothing would be what an override asks for: a workload of one's own has its own."""
+def _limits_of_cells(
+    asked: Config, config: Config, machine: Machine, overrides: Sequence[str]
+) -> Iterator[Limit]:
+    """Every limit of what can be run together, and here, that a cell breaks; the first one decides. What only
+    a rank can find out is a `Skip`."""
+    scenario, named = config.scenario, f"scenario={config.scenario.name}"
     for word in overrides if config.workload.target else ():
         group = word.lstrip("+~").partition("=")[0].partition(".")[0]
         if group in ("model", "optimizer", "scheduler"):
-            return f"{word}: workload.target={config.workload.target} has its own {group}"
-    return None
-
-
-def _makes_no_sense(config: Config) -> str | None:
-    scenario, named = config.scenario, f"scenario={config.scenario.name}"
-    for group in _LIMITED:
+            yield Limit(f"{word}: workload.target={config.workload.target} has its own {group}")
+    for group in AXES:
         limited = getattr(config, group)
-        for axis, only in limited.only.items():
+        for axis, only in getattr(limited, "only", {}).items():
             if (value := config.value_of(axis)) not in only.values:
                 may_be = f"{axis}={', '.join(only.values)} and" if only.values else f"no {axis},"
-                return f"{group}={limited.name} takes {may_be} not {value}: {only.because}"
-    for group in ("parallel", "load_parallel"):
-        parallel = getattr(config, group)
-        for axis, refused in parallel.refuses.items() if parallel else ():
+                yield Limit(f"{group}={limited.name} takes {may_be} not {value}: {only.because}")
+        for axis, refused in getattr(limited, "refuses", {}).items():
             if (value := config.value_of(axis)) in refused.values:
-                return f"{group}={parallel.name} does not take {axis}={value}: {refused.because}"
-    if (
-        config.activation_checkpointing is ActivationCheckpointing.compiled_layer
-        and not config.compiles_layers
-    ):
-        return "activation_checkpointing=compiled_layer: no layer is compiled by itself (compile_scope=layer)"
+                yield Limit(f"{group}={limited.name} does not take {axis}={value}: {refused.because}")
+    recomputed = config.activation_checkpointing
+    if recomputed is ActivationCheckpointing.compiled_layer and not config.compiles_layers:
+        none = "no layer is compiled by itself (compile_scope=layer)"
+        yield Limit(f"activation_checkpointing={recomputed}: {none}")
     if config.fault.saves > len(config.save_steps):
-        return f"fault={config.fault.name}: it is about an earlier checkpoint, and saves={config.saves}"
+        about = f"it is about an earlier checkpoint, and saves={config.saves}"
+        yield Limit(f"fault={config.fault.name}: {about}")
     if not scenario.process_group and config.world_size != 1:
-        return f"{named} is one process without a process group, not world_size={config.world_size}"
+        alone = "one process without a process group"
+        yield Limit(f"{named} is {alone}, not world_size={config.world_size}")
     if config.overlap_saves and not config.save.asynchronous:
         saves = f"with save={config.save.name} each save is complete"
-        return f"overlap_saves=true: {saves} before training goes on"
+        yield Limit(f"overlap_saves=true: {saves} before training goes on")
     if config.load_parallel and not scenario.converts:
         loads = f"{named} loads under the parallelism that it saved with"
-        return f"load_parallel={config.load_parallel.name}: {loads}"
+        yield Limit(f"load_parallel={config.load_parallel.name}: {loads}")
     if config.load_world_size and not scenario.converts:
-        return f"load_world_size={config.load_world_size}: {named} loads on the ranks that it saved with"
+        loads = f"{named} loads on the ranks that it saved with"
+        yield Limit(f"load_world_size={config.load_world_size}: {loads}")
     if config.load_python and not any(config.python_of(stage.world) for stage in config.stages):
         loads = f"{named} loads in the processes that saved (with verify=deep another one does too)"
-        return f"load_python={config.load_python}: {loads}"
-    return None
+        yield Limit(f"load_python={config.load_python}: {loads}")
+    asked_for = {"world_size": config.world_size, "load_world_size": config.load_world_size or 1}
+    for key, ranks in asked_for.items() if config.device is Device.cuda else ():
+        if int(ranks) > machine.gpus:
+            text = f"{key}={ranks}: more ranks than GPUs (device=cuda, {machine.gpus} here)"
+            yield Limit(text, Severity.refuse_alone)
+    for world in (StageWorld.save, StageWorld.load):
+        yield from _limits_of_ranks(asked, config, world)
+    if config.device is not Device.cpu:
+        return
+    if config.save.requires_accelerator:
+        why = "keeps its staging buffers in pinned memory, which needs an accelerator"
+        yield Limit(f"save={config.save.name} {why}")
+    if config.model.requires_accelerator:
+        why = "is for accelerators (model.requires_accelerator=false runs it on the CPU all the same)"
+        yield Limit(f"model={config.model.name} {why}")
+    if config.compile and not shutil.which(cpp_compiler()):
+        needs = f"needs a C++ compiler, and {cpp_compiler()} was not found (or set CXX)"
+        yield Limit(f"compile=true on the CPU {needs}")
+
+
+def _limits_of_ranks(asked: Config, config: Config, world: StageWorld) -> Iterator[Limit]:
+    """Those of how a model and its batch are spread over the ranks that save, or that load."""
+    parallel, world_size = config.world_of(world)
+    try:
+        degree = dp_degree(parallel.mesh_sizes(world_size))
+    except ConfigError as error:
+        if world is StageWorld.load and config.load_world_size:
+            yield Limit(f"{error} (load_world_size)")
+        elif asked.world_size == "auto" and world_size < RANKS_BY_DEFAULT:
+            yield Limit(f"{error} (all that this machine has)")
+        else:
+            yield Limit(str(error), Severity.refuse_alone)
+        return
+    if not config.workload.target and config.model.batch_size % degree:
+        wrong = f"model.batch_size={config.model.batch_size}"
+        share = f"does not divide over {degree} data-parallel ranks"
+        yield Limit(f"{wrong}: {share}", Severity.refuse_alone)
+    both = f"parallel={parallel.name}: model={config.model.name}"
+    if "pp" in parallel.mesh and not config.model.sequential:
+        yield Limit(f"{both} cannot be cut into stages (model.sequential)")
+    if "ep" in parallel.mesh and not parallel.ep_plan:
+        yield Limit(f"{both} has no experts (parallel.ep_plan)")
+    of_another = config.workload.target and parallel.tp_plan == asked.model.tp_plan
+    if "tp" in parallel.mesh and (not parallel.tp_plan or of_another):
+        yield Limit(f"{both} has no tp_plan to shard it by, as +parallel.tp_plan={{my_layer:colwise}}")

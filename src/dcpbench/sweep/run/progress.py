@@ -10,11 +10,10 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from dcpbench.config.text import visible
+from dcpbench.config.text import duration_text, visible
 from dcpbench.records.row import Row
 from dcpbench.report.styles import style_of
 from dcpbench.sweep.plan.composer import Track
-from dcpbench.sweep.plan.resources import duration_text
 from dcpbench.verdict.sentences import short_reason
 
 _FAILURES_SHOWN = 5

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from dcpbench.core.axes import AXES
 from dcpbench.core.metrics import METRICS, PHASE_S, SHARED_CELL_S, Measurement, aggregated
 from dcpbench.core.plain_values import Replacing
 from dcpbench.core.rank_report import RankReport
 from dcpbench.core.stage_end import HostUsed, StageEnd
-from dcpbench.records.row import Row, column_types, is_ok
+from dcpbench.core.statuses import shown
+from dcpbench.records.row import Row, column_types
 from dcpbench.sweep.plan.job import Job
 from dcpbench.verdict.sentences import replaced_sentence
 from dcpbench.verdict.verdict import Verdict
@@ -33,7 +35,7 @@ class Attempt:
     @property
     def is_ok(self) -> bool:
         """Whether it came out as it should."""
-        return is_ok(self.verdict.status, fault_seen=self.verdict.fault_seen)
+        return shown(self.verdict.status, fault_seen=self.verdict.fault_seen).ok
 
     @property
     def reports(self) -> list[RankReport]:
@@ -85,7 +87,8 @@ def row_of(job: Job, attempts: Sequence[Attempt], shared: bool = False) -> Row:
         kept = {name: None if spec.unit == "s" else metrics[name] for name, spec in METRICS.items()}
         metrics = kept | {SHARED_CELL_S: metrics["cell_s"]}
     row = Row(
-        **job.columns,
+        axes={name: job.columns.get(name) for name in AXES},
+        **{name: value for name, value in job.columns.items() if name not in AXES},
         **columns,
         metrics=metrics,
         flaky=flaky,

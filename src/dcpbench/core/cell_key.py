@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, cached_property
 from typing import Any
 
-from dcpbench.config.moved import first_names
+from dcpbench.core.moved import first_names
 
 HOW_RUN = "how_run"
 """In a field's metadata: it says how a cell is run and is no part of what it is."""
