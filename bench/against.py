@@ -10,7 +10,6 @@ checks a cell has on each side.
 
 # ruff: noqa: T201
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -22,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from cells import PARALLELISMS, settled
+
+from dcpbench.records.store import read_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 COMPOSED = (
@@ -63,8 +64,7 @@ def compare(asked: argparse.Namespace, trees: dict[str, Path], folder: Path) -> 
             place = folder / f"{name}-{turn}"
             lists = (f"parallel={','.join(PARALLELISMS)}", f"seed=range(0,{asked.cells})")
             run(tree, *lists, size, f"hydra.sweep.dir={place}")
-            rows = [json.loads(line) for line in (place / "results.jsonl").read_text().splitlines()]
-            cells[name] += settled(rows)
+            cells[name] += settled([row.flat() for row in read_rows(place)[0]])
     old, new = trees
     print(f"{'median seconds':28}{old:>12}{new:>12}{'ratio':>8}")
     if composing:

@@ -103,12 +103,13 @@ def composed(row: dict[str, Any]) -> Any:
     from dcpbench.cli.run import register_groups
     from dcpbench.config.groups import Device
     from dcpbench.config.schema import conf_folder
-    from dcpbench.sweep.plan.configurations import typed
+    from dcpbench.sweep.plan.composer import typed
 
     register_groups([])
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         config = typed(compose("config", overrides=shlex.split(row["overrides"]), return_hydra_config=True))
-    return replace(config, world_size=row["world_size"], device=Device(row["device"]))
+    parallel = config.parallel.planned_by(config.model)
+    return replace(config, parallel=parallel, world_size=row["world_size"], device=Device(row["device"]))
 
 
 if __name__ == "__main__":

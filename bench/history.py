@@ -3,13 +3,12 @@
 python bench/history.py --sweeps 1000 --cells 200
 
 The folder is made up from the rows of docs/sample-sweep: costs with noise, in some cells a step, some rows
-that fail, `details` of the size that real ones have. `--folder` keeps it for the next time.
+that fail. `--folder` keeps it for the next time.
 """
 
 # ruff: noqa: T201
 
 import argparse
-import csv
 import datetime
 import hashlib
 import io
@@ -31,8 +30,7 @@ import pandas as pd
 
 from dcpbench.analysis.cell_history import history
 from dcpbench.analysis.history_rows import read_history
-from dcpbench.records.row import columns
-from dcpbench.records.store import RESULTS_CSV, RESULTS_JSONL
+from dcpbench.records.store import RESULTS_JSONL
 from dcpbench.report.history import contents, default_metrics, strip_length
 from dcpbench.report.rendering import rendered
 
@@ -48,14 +46,13 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--sweeps", type=int, default=1000)
     arguments.add_argument("--cells", type=int, default=200)
-    arguments.add_argument("--details-bytes", type=int, default=10_000, help="of each row")
     arguments.add_argument("--folder", type=Path, help="made there and kept, or used as it is there")
     arguments.add_argument("--times", type=int, default=3)
     asked = arguments.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = asked.folder or Path(scratch) / "nights"
         if not folder.exists():
-            make(folder, asked.sweeps, asked.cells, asked.details_bytes)
+            make(folder, asked.sweeps, asked.cells)
         machine = f"{len(os.sched_getaffinity(0))} CPU cores, Python {platform.python_version()}"
         print(f"{machine}, numpy {np.__version__}, pandas {pd.__version__}")
         print(f"{folder_size(folder)}")
@@ -63,12 +60,11 @@ def main() -> None:
             print(f"{timed(folder)}; its parts: {split(folder)}")
 
 
-def make(folder: Path, sweeps: int, cells: int, details_bytes: int) -> None:
+def make(folder: Path, sweeps: int, cells: int) -> None:
     """A folder of so many sweeps of so many cells each, a night after the other."""
     random = np.random.default_rng(7)
     templates = list(cells_of(cells))
     steps = np.where(np.arange(cells) % 20, 0, random.integers(sweeps // 4, max(1, sweeps - 10), cells))
-    details = json.dumps({"control": {f"state.net{n}.weight": True for n in range(details_bytes // 26)}})
     for night in range(sweeps):
         noise = np.exp(random.normal(0, NOISE, (cells, len(COSTS))))
         slower = np.where((steps > 0) & (night >= steps), 1 + STEP, 1.0)
@@ -79,7 +75,7 @@ def make(folder: Path, sweeps: int, cells: int, details_bytes: int) -> None:
             )
             for cell, template in enumerate(templates)
         ]
-        write(folder / (FIRST_NIGHT + datetime.timedelta(days=night)).date().isoformat(), rows, details)
+        write(folder / (FIRST_NIGHT + datetime.timedelta(days=night)).date().isoformat(), rows)
 
 
 def cells_of(number: int) -> Iterator[dict[str, Any]]:
@@ -111,27 +107,16 @@ def aged(template: dict[str, Any], night: int, factors: dict[str, float], failed
     return {**template, **costs, **(end if failed else {}), **of_code, "started_at": began.isoformat()}
 
 
-def write(folder: Path, rows: list[dict[str, Any]], details: str) -> None:
-    """A sweep's folder as the driver leaves it; all rows have the same details."""
+def write(folder: Path, rows: list[dict[str, Any]]) -> None:
+    """A sweep's folder as the driver leaves it, but for the details of its rows."""
     folder.mkdir(parents=True)
-    lines = (json.dumps({**row, "details": 0})[:-2] + details + "}\n" for row in rows)
-    (folder / RESULTS_JSONL).write_text("".join(lines))
-    table = io.StringIO(newline="")
-    writer = csv.DictWriter(table, columns(), extrasaction="ignore")
-    writer.writeheader()
-    writer.writerows(rows)
-    (folder / RESULTS_CSV).write_bytes(table.getvalue().encode())
+    (folder / RESULTS_JSONL).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
 def folder_size(folder: Path) -> str:
     """How many sweeps there are and how large their files."""
-    sweeps = [path for path in folder.iterdir() if path.is_dir()]
-    sizes = {
-        name: sum((sweep / name).stat().st_size for sweep in sweeps) for name in (RESULTS_JSONL, RESULTS_CSV)
-    }
-    return f"{len(sweeps)} sweeps, " + ", ".join(
-        f"{name} {size / 1e6:,.0f} MB" for name, size in sizes.items()
-    )
+    sizes = [path.stat().st_size for path in folder.glob(f"*/{RESULTS_JSONL}")]
+    return f"{len(sizes)} sweeps, {RESULTS_JSONL} {sum(sizes) / 1e6:,.0f} MB"
 
 
 def timed(folder: Path) -> str:

@@ -6,7 +6,6 @@ is left behind under warm and fresh ranks, with the cell that came next. Ends wi
 """
 
 # ruff: noqa: T201
-import json
 import os
 import subprocess
 import sys
@@ -18,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
 sys.path.insert(0, str(TESTS))
 
+from dcpbench.records.store import read_rows  # noqa: E402
 from support.leaks import ENDED_WITH_THE_CELL, LEAKS  # noqa: E402
 from support.rows import seen  # noqa: E402
 
@@ -42,7 +42,7 @@ def rows(isolation: str, whats: list[str]) -> list[dict[str, Any]]:
             stderr=subprocess.DEVNULL,
             check=False,
         )
-        return [json.loads(line) for line in Path(folder, "sweep/results.jsonl").read_text().splitlines()]
+        return [row.flat() for row in read_rows(Path(folder, "sweep"))[0]]
 
 
 def main() -> int:

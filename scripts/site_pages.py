@@ -182,8 +182,9 @@ def _columns() -> str:
     return _page(
         "Columns of a row",
         "A line of `results.jsonl` is a row: these columns, then `config` (the whole "
-        "configuration that identifies the cell, flat) and `details` (findings, controls, losses "
-        "of each rank). `results.csv` has the columns alone. What was not measured, or does not "
+        "configuration that identifies the cell, flat). `details.jsonl` has findings, controls and "
+        "losses of each rank, by `cell`, `repeat` and `started_at`. `results.csv` has the "
+        "columns alone. What was not measured, or does not "
         "apply, is null. New columns are added at the end; none is renamed.\n",
         _table(("column", "holds", "what it is"), rows),
     )

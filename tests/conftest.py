@@ -21,6 +21,7 @@ import pytest
 import yaml
 
 from dcpbench.core.plugins import load_plugins
+from dcpbench.records.store import read_rows
 from support import drivers
 from support.drivers import Driver, environment
 
@@ -75,9 +76,10 @@ class Finished:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The rows, in the order in which they were written."""
-        path = self.folder / "results.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        """The rows with their details, in the order in which they were written."""
+        if not (self.folder / "results.jsonl").exists():
+            return []
+        return [row.flat() for row in read_rows(self.folder)[0]]
 
     def measurements(self, cell: str, metric: str) -> list[dict[str, Any]]:
         """What was measured of a metric in a cell."""

@@ -27,11 +27,11 @@ pytestmark = pytest.mark.timeout(60)
 
 READ_BY = {
     "results.jsonl": ("", "compare", "history"),
-    "results.csv": ("history",),
+    "details.jsonl": ("", "compare"),
     "environment.json": ("", "compare"),
     "sweep.json": ("",),
 }
-WRITTEN = (*READ_BY, "report.html", "junit.xml", "measurements.jsonl", "superseded.jsonl")
+WRITTEN = (*READ_BY, "results.csv", "report.html", "junit.xml", "measurements.jsonl", "superseded.jsonl")
 
 
 def link_to_file(path: Path, victim: Path) -> None:
@@ -146,8 +146,8 @@ def test_what_stands_in_place_of_a_file_is_told_in_a_line_and_never_followed(
             assert err.count("\n") <= 1 if status == 2 else True, where
             if name == "results.jsonl" and command == "":
                 assert status == 2 or "results.jsonl:1" in out, where
-            if name == "environment.json" and command == "":
-                assert "environment.json" in out, where
+            if name in ("environment.json", "details.jsonl") and command == "":
+                assert plant is dangling_link or name in out, where
 
 
 @pytest.mark.parametrize("plant", [link_to_file, link_to_zeros, fifo, folder], ids=lambda one: one.__name__)
@@ -178,8 +178,8 @@ def test_what_a_driver_writes_never_goes_through_a_link(name: str, outside: Path
             folder.mkdir()
             plant(folder / planted, outside)
             with suppress(store.ResultsError):  # where it is refused
-                if name == "results.jsonl":
-                    store.append_row(folder, cell())
+                if name in ("results.jsonl", "details.jsonl"):
+                    store.append_row(folder, cell(details={"a": 1}))
                 elif name == "measurements.jsonl":
                     store.append_measurements(folder, cell(), [Measurement("save_s", 1.0, 0)])
                 else:
@@ -295,7 +295,7 @@ def test_no_command_stops_at_deeply_nested_folders(deep: Path, capsys: pytest.Ca
 def test_lines_that_no_driver_wrote_are_taken_out_of_measurements(tmp_path: Path) -> None:
     deep, own = b"[" * 200_000 + b"\n", b'{"cell": "a"}\n'
     (tmp_path / "measurements.jsonl").write_bytes(deep + own + b'{"cell": ["a"]}\n{"cell": "b"}\n[]\n')
-    store.keep_measurements(tmp_path, {"a": 1})
+    store.keep_beside(tmp_path, {"a": 1})
     assert (tmp_path / "measurements.jsonl").read_bytes() == own
 
 

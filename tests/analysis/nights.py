@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 
 from dcpbench.records.row import Row
-from dcpbench.records.store import write_csv
 from dcpbench.report.history import default_metrics
 from report.sweeps import cell, folder_with
 
@@ -21,9 +20,7 @@ def night(folder: Path, number: int, *rows: Row) -> Path:
         "git_commit": f"{0xABC0000 + number:x}".ljust(40, "0"),
         "torch_version": "2.13.0" if number < NIGHTS // 2 else "2.14.0",
     }
-    sweep = folder_with(folder / f"night-{number:02}", *(replace(row, **then) for row in rows))
-    write_csv(sweep)
-    return sweep
+    return folder_with(folder / f"night-{number:02}", *(replace(row, **then) for row in rows))
 
 
 def costs(random: np.random.Generator, factor: float = 1) -> dict[str, float]:

@@ -12,7 +12,7 @@ from rich.text import Text
 from analysis.nights import METRICS, NIGHTS, costs, night, three_cells
 from dcpbench.analysis.cell_history import KINDS, CellHistory, History, folded, history
 from dcpbench.analysis.history_rows import Rows, read_history
-from dcpbench.records.store import RESULTS_CSV, RESULTS_JSONL
+from dcpbench.records.store import RESULTS_JSONL
 from dcpbench.report.__main__ import main
 from dcpbench.report.history import blocks, contents, strip_length
 from dcpbench.report.rendering import rendered
@@ -257,10 +257,6 @@ def test_another_configuration_is_another_cell_from_then_on(
     assert any(f"status: {named}model.options.sizes: [3, 4] → [3, 8]" in line for line in lines)
     assert any(line.startswith("1 cell with a configuration that was replaced since") for line in lines)
     assert "parallel=ddp (configuration until night-11)" in shown(capsys, tmp_path, "--all")
-    for path in tmp_path.glob(f"*/{RESULTS_CSV}"):
-        path.unlink()
-    again = json.loads("\n".join(shown(capsys, tmp_path, "--format", "json")))
-    assert again["cells"] == text["cells"]
 
 
 def test_history_goes_on_from_rows_without_a_digest(tmp_path: Path) -> None:
@@ -272,18 +268,15 @@ def test_history_goes_on_from_rows_without_a_digest(tmp_path: Path) -> None:
 
 
 def test_a_history_goes_on_from_rows_of_version_2(tmp_path: Path) -> None:
-    """By their digests, from either file; their checks of training are gone, and nothing changed by that."""
+    """By their digests; their checks of training are gone, and nothing changed by that."""
     for number in range(4):
         old = {"schema_version": 2, "checkpointer": None} if number < 2 else {"gradient_close": True}
         night(tmp_path, number, cell(**{"config": {"seed": 0}, "checkpointer": None, **old}))
         if number < 2:
-            path = tmp_path / f"night-{number:02}" / RESULTS_CSV
+            path = tmp_path / f"night-{number:02}" / RESULTS_JSONL
             path.write_text(path.read_text().replace("gradient_close", "loss_twin_close"))
     rows = read_history([tmp_path], METRICS)
     assert rows.remarks == []
     assert rows.frame["config_digest"].notna().all()
     (made,) = history(rows, METRICS).cells
     assert (letters(made), made.reconfigured, made.turn) == ("PPPP", None, None)
-    for number in range(2):
-        (tmp_path / f"night-{number:02}" / RESULTS_CSV).unlink()
-    assert letters(history(read_history([tmp_path], METRICS), METRICS).cells[0]) == "PPPP"

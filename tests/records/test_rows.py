@@ -10,7 +10,14 @@ import pytest
 from dcpbench.core.axes import AXES, AxisSpec
 from dcpbench.core.statuses import BAD, SHOWN, STATUSES, shown
 from dcpbench.records.row import columns, exit_status
-from dcpbench.records.store import ResultsError, append_row, read_rows, write_csv
+from dcpbench.records.store import (
+    ResultsError,
+    append_row,
+    keep_beside,
+    read_lines,
+    read_rows,
+    write_csv,
+)
 from support.rows import row
 
 
@@ -100,8 +107,63 @@ def test_rows_come_back(tmp_path: Path) -> None:
     assert left_out == []
 
 
+def test_details_are_beside_flat_rows(tmp_path: Path) -> None:
+    """And of each attempt: that of a row is the one that started when the row says."""
+    for moment in ("1", "2"):
+        append_row(tmp_path, row(cell="a", repeat=0, started_at=moment, details={"of": moment}))
+        append_row(tmp_path, row(cell="a", repeat=1, started_at=moment))
+    results, details = tmp_path / "results.jsonl", tmp_path / "details.jsonl"
+    assert "details" not in json.loads(results.read_text().splitlines()[0])
+    results.write_bytes(b"".join(results.read_bytes().splitlines(keepends=True)[2:]))
+    rows, damaged = read_rows(tmp_path)
+    assert ([one.details for one in rows], damaged) == ([{"of": "2"}, {}], [])
+    assert [one.details for one in read_rows(tmp_path, details=False)[0]] == [{}, {}]
+    details.unlink()
+    rows, damaged = read_rows(tmp_path)
+    assert ([one.details for one in rows], damaged) == ([{}, {}], [])
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_details_inside_older_rows_are_read(tmp_path: Path, version: int) -> None:
+    old = row(details={"of": "then"}, schema_version=version).flat()
+    (tmp_path / "results.jsonl").write_text(json.dumps(old) + "\n")
+    (only,), damaged = read_rows(tmp_path)
+    assert (only.details, damaged) == ({"of": "then"}, [])
+    (line,) = read_lines(tmp_path)
+    assert line.row is not None
+    assert line.row.details == {}, "a driver that goes on has no use for them"
+
+
+def test_details_are_written_before_their_row(tmp_path: Path) -> None:
+    (tmp_path / "results.jsonl").mkdir()
+    with pytest.raises(ResultsError, match=r"results\.jsonl cannot be written to"):
+        append_row(tmp_path, row(cell="a", details={"a": 1}))
+    assert json.loads((tmp_path / "details.jsonl").read_text())["cell"] == "a"
+    (tmp_path / "results.jsonl").rmdir()
+    append_row(tmp_path, row(cell="b"))
+    (only,), damaged = read_rows(tmp_path)
+    assert (only.cell, only.details, damaged) == ("b", {}, []), "details without a row are none"
+
+
+def test_damaged_details_are_told_and_hide_no_row(tmp_path: Path) -> None:
+    append_row(tmp_path, row(cell="a", details={"a": 1}))
+    path = tmp_path / "details.jsonl"
+    whole = path.read_bytes()
+    damage = [b"no json\n", b'{"cell": "a", "details": {}}\n', b"[1]\n", whole.replace(b'{"a": 1}', b"[]")]
+    damage += [whole.replace(b'"cell": "a"', b'"cell": ["a"]'), b"[" * 100_000 + b"\n", whole[:-9]]
+    path.write_bytes(whole + b"".join(damage))
+    (only,), damaged = read_rows(tmp_path)
+    assert only.details == {"a": 1}
+    assert damaged == [f"{path}:{number}: no details of a row, left out" for number in range(2, 9)]
+    keep_beside(tmp_path, {"a"})
+    assert len(read_rows(tmp_path)[1]) == len(damage) - 1, "a line that was broken off is cut off"
+    path.unlink()
+    path.symlink_to(tmp_path / "results.jsonl")
+    assert read_rows(tmp_path)[1] == [f"{path} cannot be read: it is a link, which is not followed"]
+
+
 def test_rows_of_version_2_are_read_as_they_are(tmp_path: Path) -> None:
-    """Their checks of training are none of today's, and stay with the row."""
+    """Their checks of training are none of today's, and no columns."""
     now = row(cell="one", status="fail", reason="state_twin_close: rank 0: far", config={"seed": 0}).flat()
     gone = {"loss_twin_close": True, "state_twin_close": False}
     since = ("gradient_close", "step_equal", "replicas_equal", "batch_loss_close", "resume", "training")
@@ -109,7 +171,8 @@ def test_rows_of_version_2_are_read_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "results.jsonl").write_text(json.dumps(old) + "\n")
     rows, left_out = read_rows(tmp_path)
     assert left_out == []
-    assert rows == [old]
+    told = {name: row(**old)[name] for name in (*columns(), "config")}
+    assert [{name: read[name] for name in told} for read in rows] == [told]
     write_csv(tmp_path)
     with (tmp_path / "results.csv").open(newline="") as read:
         (flat,) = csv.DictReader(read)
@@ -143,7 +206,7 @@ def test_csv_is_flat(tmp_path: Path) -> None:
         header, only = csv.reader(read)
     assert header == list(columns())
     assert only[:3] == ["a", "pass", 'says "a, b"\nand more']
-    assert {path.name for path in tmp_path.iterdir()} == {"results.csv", "results.jsonl"}
+    assert {path.name for path in tmp_path.iterdir()} == {"results.csv", "results.jsonl", "details.jsonl"}
 
 
 @pytest.mark.parametrize(

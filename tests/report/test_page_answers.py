@@ -76,7 +76,7 @@ def test_axe_finds_no_violation(show: Callable[..., Browser], width: int, dark: 
 
 
 def test_on_a_phone_nothing_moves_sideways_and_every_column_is_reached(show: Callable[..., Browser]) -> None:
-    rows = [one for one in many_scenarios() if (one.parallel, one.save) != ("ddp", "async_cached")]
+    rows = [one for one in many_scenarios() if (one["parallel"], one["save"]) != ("ddp", "async_cached")]
     browser = show(rows, before=four_cells(), environment=ENVIRONMENT, width=390, height=844)
     assert browser.js(_FITS) == [390, 0]
     assert any(
@@ -92,7 +92,7 @@ def test_on_paper_nothing_is_cut_off(show: Callable[..., Browser]) -> None:
 
 
 def test_twelve_axes_fit(show: Callable[..., Browser]) -> None:
-    rows = [one for one in many_scenarios() if (one.parallel, one.scenario) != ("none", "in_place")]
+    rows = [one for one in many_scenarios() if (one["parallel"], one["scenario"]) != ("none", "in_place")]
     browser = show(rows, width=1440)
     assert len(browser.all("#axis-filters details")) == 12
     heads = browser.js("return [...document.querySelectorAll('#matrix thead')].map((it) => it.offsetHeight)")

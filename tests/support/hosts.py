@@ -115,7 +115,7 @@ class RayDaemons:
         log = self._folder / f"ray{len(self._running)}.log"
         with log.open("wb") as out:
             self._running.append(subprocess.Popen([*host.prefix, *words], stdout=out, stderr=out))
-        wait_for(lambda: "Ray runtime started" in log.read_text())
+        wait_for(lambda: "Ray runtime started" in log.read_text(), _ENDS_S * 4)
 
     def driver(self, folder: Path, *words: str) -> "subprocess.Popen[str]":
         """A driver with these words, on the first host; it prints beside `folder`, where its sweep goes."""

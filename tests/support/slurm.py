@@ -38,7 +38,7 @@ SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,defer_bat
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 ReturnToService=2
-KillWait=5
+KillWait=30
 
 SlurmdParameters=config_overrides
 NodeName=node1 NodeAddr={addresses[0]} CPUs=8 RealMemory=4000 State=UNKNOWN

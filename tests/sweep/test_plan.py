@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,15 +18,15 @@ from conftest import TESTS, Finished, environment
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import PlanAs, StorageConfig
 from dcpbench.config.schema import Config
+from dcpbench.config.text import duration_text
 from dcpbench.core.cell_key import CellKey
 from dcpbench.records.row import Row
 from dcpbench.records.store import append_row
 from dcpbench.sweep.folder import manifest
-from dcpbench.sweep.plan import forked_map
 from dcpbench.sweep.plan.dry_run import print_plan
 from dcpbench.sweep.plan.job import Job
-from dcpbench.sweep.plan.resources import Costs, Estimated, duration_text, keys
-from dcpbench.sweep.run.progress import ProgressDisplay, composing_shown
+from dcpbench.sweep.plan.resources import Costs, Estimated, keys
+from dcpbench.sweep.run.progress import ProgressDisplay
 from dcpbench.verdict.known_failures import KnownFailure
 from support.alone import config
 from support.jobs import job
@@ -147,21 +146,6 @@ def test_a_line_of_progress_says_what_failed_and_not_all_of_it() -> None:
         display.begin("a")
         display.end(failed, lambda: None)
     assert told.getvalue() == "[1/1] fail a: model_equal: 0.weight differs by 0.5, rank 1\n"
-
-
-def test_a_terminal_is_told_how_far_composing_is() -> None:
-    assert forked_map.told is None
-    told, threads = io.StringIO(), threading.active_count()
-    with composing_shown(Console(file=told, force_terminal=True, width=60)):
-        assert threading.active_count() == threads, "another thread would keep composing to one core"
-        assert forked_map.forked_map(str, [*range(40)], 0.0) == [str(number) for number in range(40)]
-    assert "composing" in told.getvalue()
-    assert " of 40" in told.getvalue()
-    assert forked_map.told is None
-    told = io.StringIO()
-    with composing_shown(Console(file=told)):
-        forked_map.forked_map(str, [*range(40)], 0.0)
-    assert told.getvalue() == "", "a file is not drawn into"
 
 
 class Usage(NamedTuple):

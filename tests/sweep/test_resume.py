@@ -309,7 +309,7 @@ def test_a_row_for_which_there_is_no_room_breaks_the_sweep_off_between_rows(tmp_
     full = run(folder, "-m", "seed=range(1,11)", *ONE_RANK, prepare=limit)
     assert full.status == 1
     assert full.err.splitlines()[-1] == (
-        f"broken off: {folder / 'results.jsonl'} cannot be written to: File too large; make room, and go "
+        f"broken off: {folder / 'details.jsonl'} cannot be written to: File too large; make room, and go "
         f"on with resume={folder}"
     )
     kept = (folder / "results.jsonl").read_bytes()

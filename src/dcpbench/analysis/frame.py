@@ -11,7 +11,7 @@ import pandas as pd
 
 from dcpbench.core.statuses import SEVERITY, STATUSES, UNKNOWN, shown
 from dcpbench.records import files
-from dcpbench.records.row import NESTED, column_types
+from dcpbench.records.row import column_types
 from dcpbench.records.row_reader import parse
 from dcpbench.records.store import (
     ENVIRONMENT_JSON,
@@ -87,9 +87,7 @@ def read_sweeps(places: Sequence[Path | str]) -> Sweeps:
 def read_frame(folder: Path) -> tuple[pd.DataFrame, list[str]]:
     """The rows of a sweep as in `read_sweeps`, a sentence for each damaged line; may raise ResultsError."""
     rows, damaged = read_rows(folder)
-    values = {name: [row.get(name) for row in rows] for name in dtypes()}
-    values |= {name: [row.get(name) or {} for row in rows] for name in NESTED}
-    return frame_of(values), damaged
+    return frame_of({name: [row[name] for row in rows] for name in dtypes()}), damaged
 
 
 def frame_of(values: Mapping[str, list[Any]]) -> pd.DataFrame:

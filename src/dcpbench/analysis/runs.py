@@ -2,6 +2,8 @@
 
 import re
 import shlex
+from collections.abc import Mapping
+from typing import Any
 
 import pandas as pd
 
@@ -90,7 +92,7 @@ def failures(frame: pd.DataFrame) -> pd.DataFrame:
     )
     if frame.empty or of.max() == 1:
         return listed.reset_index(drop=True)
-    kinds = listed.groupby([numbers, listed["status"], _without_numbers(listed["reason"])], sort=False)
+    kinds = listed.groupby([numbers, listed["status"], listed["reason"].map(without_numbers)], sort=False)
     listed["runs"] = runs_text(pd.DataFrame({"runs": of, "agreeing_runs": kinds["cell"].transform("size")}))
     return listed[~kinds.ngroup().duplicated()].reset_index(drop=True)
 
@@ -101,7 +103,7 @@ def of_a_kind(listed: pd.DataFrame) -> pd.DataFrame:
     if listed.empty:
         return listed.assign(more="")
     listed = listed.assign(again=listed["again"].mask(listed["status"].isin(["skip", "xfail"]), ""))
-    kinds = listed.groupby([listed["status"], _without_numbers(listed["reason"])], sort=False)
+    kinds = listed.groupby([listed["status"], listed["reason"].map(without_numbers)], sort=False)
     sizes = kinds["cell"].transform("size")
     listed["more"] = sizes.map(lambda size: f"and {size - 1} more like it" if size > 1 else "")
     first = listed[~kinds.ngroup().duplicated()]
@@ -123,8 +125,15 @@ def commands(frame: pd.DataFrame) -> list[str]:
     ]
 
 
-def _without_numbers(reasons: "pd.Series[str]") -> "pd.Series[str]":
-    return reasons.map(lambda reason: _DIGITS.sub("#", reason))
+def without_numbers(reason: str) -> str:
+    """A reason without what differs between runs that failed alike."""
+    return _DIGITS.sub("#", reason)
+
+
+def seen_by(row: Mapping[str, Any]) -> list[str]:
+    """The checks that saw something wrong in a row, and `error`."""
+    checks = [check for check in CHECKS if row[check] is False]
+    return [*checks, *(["error"] if row["status"] == "error" else [])]
 
 
 def _without_repeat(frame: pd.DataFrame) -> pd.DataFrame:

@@ -148,10 +148,10 @@ class ParallelConfig(Group):
     `mesh` names the dimensions that this parallelism has, outermost first, out of those
     whose sizes follow, of which one may be `REST`; a `dp_replicate` of null is what `replicated_on` makes of
     it. An empty `mesh` means an unwrapped replica on every rank.
-    `tp_plan` and `ep_plan` are the model's, unless others are given. A pipeline, one with `pp`, runs
-    `pp_schedule` over `pp_microbatches` parts of each rank's batch. `compile_scope` is what is compiled by
-    itself where the cell does not say. Without `foreach` optimizers take one parameter at a time, unless they
-    are told how.
+    An empty `tp_plan` is the model's, with `sequence_parallel` its `sp_plan`, and an empty `ep_plan` too. A
+    pipeline, one with `pp`, runs `pp_schedule` over `pp_microbatches` parts of each rank's batch.
+    `compile_scope` is what is compiled by itself where the cell does not say. Without `foreach` optimizers
+    take one parameter at a time, unless they are told how.
     """
 
     mesh: list[str] = field(default_factory=list)
@@ -162,6 +162,7 @@ class ParallelConfig(Group):
     tp: int = 1
     tp_plan: dict[str, str] = field(default_factory=dict)
     ep_plan: list[str] = field(default_factory=list)
+    sequence_parallel: bool = how_run(False)
     pp_schedule: str = "1F1B"
     pp_microbatches: int = 2
     compile_scope: CompileScope = CompileScope.model
@@ -171,6 +172,15 @@ class ParallelConfig(Group):
         """With as many replicas as hosts, if it does not say how many: then what is sharded, whose ranks are
         neighbours, is so within a host. On one host they are two."""
         return self if self.dp_replicate is not None else replace(self, dp_replicate=max(hosts, 2))
+
+    def planned_by(self, model: "ModelConfig") -> "ParallelConfig":
+        """Fill in the plans that it needs and does not have with those of a model."""
+        tp_plan = model.sp_plan if self.sequence_parallel else model.tp_plan
+        return replace(
+            self,
+            tp_plan=self.tp_plan or (tp_plan if Dimension.tp in self.mesh else {}),
+            ep_plan=self.ep_plan or (model.ep_plan if Dimension.ep in self.mesh else []),
+        )
 
     def mesh_sizes(self, world_size: int) -> dict[str, int]:
         """The size of each mesh dimension on `world_size` ranks, outermost first.

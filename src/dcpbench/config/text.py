@@ -38,5 +38,13 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
+def duration_text(seconds: float) -> str:
+    """`45 s`, `12 min`, `3 h 20 min`: as exact as an estimate deserves."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
 def _escape(sign: str) -> str:
     return sign.encode("unicode_escape").decode()

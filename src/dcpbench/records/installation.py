@@ -25,7 +25,8 @@ def installation() -> dict[str, str]:
 
     Two hosts whose digests differ may come to different verdicts about the same cell.
     """
-    plugins = {name: digest_of(package_digest(name.partition(".")[0])) for name in plugin_names()}
+    others = [name for name in plugin_names() if not name.startswith("dcpbench.")]
+    plugins = {name: digest_of(package_digest(name.partition(".")[0])) for name in others}
     return {
         "dcpbench": digest_of([*map(package_digest, OURS), *map(_conf_digest, conf_folders())]),
         "plugins": ", ".join(f"{name} {digest}" for name, digest in sorted(plugins.items())) or "none",

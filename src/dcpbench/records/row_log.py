@@ -1,9 +1,7 @@
 """The rows of a sweep as its driver knows them, whatever becomes of `results.jsonl` meanwhile."""
 
-import zlib
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from dcpbench.config.text import counted
@@ -12,21 +10,19 @@ from dcpbench.records.store import RESULTS_JSONL, Line, ResultsError, append_row
 
 
 class RowLog:
-    """Writes the rows of a sweep, and remembers each: `rows` without their `details`, by cell, and their
-    lines packed, a few kilobytes each."""
+    """Writes the rows of a sweep, and remembers each with its line, without its `details`: `rows` by cell."""
 
     def __init__(self, folder: Path, standing: Iterable[Line] = ()) -> None:
         """The log of a folder in which these lines stand already."""
         self._folder = folder
         self.rows: dict[str, Row] = {}
-        self._lines: dict[str, bytes] = {}
+        self._lines: dict[str, Line] = {}
         for line in standing:
-            if line.row:
-                self._remember(line.row, line.content)
+            self._remember(line)
 
     def append(self, row: Row) -> None:
         """Write a row; ResultsError if it cannot be written, and nothing of it is left."""
-        self._remember(row, append_row(self._folder, row))
+        self._remember(append_row(self._folder, row))
 
     def settle(self, cells: Sequence[str]) -> str | None:
         """Have `results.jsonl` hold just the rows of these cells, in this order, and `superseded.jsonl` what
@@ -38,9 +34,7 @@ class RowLog:
         Raises:
             ResultsError: it cannot be written.
         """
-        known = [
-            Line(zlib.decompress(self._lines[cell]), self.rows[cell]) for cell in cells if cell in self.rows
-        ]
+        known = [self._lines[cell] for cell in cells if cell in self._lines]
         there: list[Line] = []
         with suppress(ResultsError):  # a link, say, that is replaced
             there = list(read_lines(self._folder))
@@ -54,6 +48,6 @@ class RowLog:
         told = f"{rows} of this sweep had vanished from {RESULTS_JSONL}, or been changed: written again"
         return told if lost else None
 
-    def _remember(self, row: Row, line: bytes) -> None:
-        self.rows[row.cell] = replace(row, details={})
-        self._lines[row.cell] = zlib.compress(line, 1)
+    def _remember(self, line: Line) -> None:
+        if line.row:
+            self.rows[line.row.cell], self._lines[line.row.cell] = line.row, line

@@ -2,11 +2,13 @@
 thing that had to be repaired. Nothing in it is ever evaluated."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from dcpbench.core.plain_values import ColumnType
+from dcpbench.core.statuses import STATUSES
 from dcpbench.records import files
-from dcpbench.records.row import REQUIRED, SCHEMA_VERSION, column_types
+from dcpbench.records.row import REQUIRED, SCHEMA_VERSION
 
 READABLE = range(2, SCHEMA_VERSION + 1)
 """The schema versions of rows that can be read. A column that is gone since is kept, and nothing looks at
@@ -26,11 +28,13 @@ _TYPE_NAMES = {
 }
 
 
-def read_row(line: bytes, number: int) -> tuple[dict[str, Any] | None, list[str]]:
+def read_row(
+    line: bytes, number: int, types: Mapping[str, ColumnType]
+) -> tuple[dict[str, Any] | None, list[str]]:
     """The row that line `number` holds, None if it is none, and a remark for each thing wrong with it.
 
-    A value that its column cannot hold becomes null (a `status` `unknown`, a `cell` the number of its line,
-    `details` empty).
+    `types` are those of all columns. A value that its column cannot hold becomes null (a `status` `unknown`,
+    a `cell` the number of its line, `details` empty).
     """
     if not line.strip():
         return None, []
@@ -42,9 +46,12 @@ def read_row(line: bytes, number: int) -> tuple[dict[str, Any] | None, list[str]
         return None, [f"{value_text(row)}, where a row was expected; left out"]
     if row.get("schema_version") not in READABLE:
         return None, [_why_not_this_version(row)]
-    for name, kind in column_types().items():
+    for name, kind in types.items():
         if (name in row or name in REQUIRED) and not kind.fits(row.get(name)):
             remarks.append(_put_right(row, name, kind, number))
+    if row["status"] not in (*STATUSES, UNKNOWN):
+        told = f"status {value_text(row['status'])} is none of {', '.join(STATUSES)}"
+        remarks.append(f"{told}; it counts as not ok")
     return dict.fromkeys(REQUIRED) | row, remarks
 
 

@@ -1,10 +1,11 @@
 """How rows are written and read.
 
 Rows are appended to `results.jsonl` whole and flushed the moment a cell ends, by the driver alone: a
-sweep that dies keeps every row it had. `results.csv` is its columns, written beside and renamed, so that it
-is there whole or not at all. `measurements.jsonl` has every value that a rank measured, one a line, as the
-rows' metrics were made of them. What is read is held against the types of the columns, and nothing in it is
-ever evaluated.
+sweep that dies keeps every row it had. What is too large for a column are a row's details. They are written
+to `details.jsonl` before their row, which is complete without them; details without a row are ignored.
+`results.csv` is the columns of the rows, written beside and renamed, so that it is there whole or not at all.
+`measurements.jsonl` has every value that a rank measured, one a line, as the rows' metrics were made of them.
+What is read is held against the types of the columns, and nothing in it is ever evaluated.
 
 A sweep that is resumed takes the rows that do not stand any more out of `results.jsonl`, which so has
 one row for each cell at every moment, and keeps them in `superseded.jsonl`.
@@ -15,7 +16,7 @@ import errno
 import io
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +24,12 @@ from typing import Any
 
 from dcpbench.core.axes import AXES
 from dcpbench.core.metrics import METRICS, Measurement
-from dcpbench.core.statuses import STATUSES
 from dcpbench.records import files
-from dcpbench.records.row import Row, columns
-from dcpbench.records.row_reader import UNKNOWN, read_row, value_text
+from dcpbench.records.row import Row, column_types, columns
+from dcpbench.records.row_reader import parse, read_row
 
 RESULTS_JSONL = "results.jsonl"
+DETAILS_JSONL = "details.jsonl"
 RESULTS_CSV = "results.csv"
 MEASUREMENTS_JSONL = "measurements.jsonl"
 SUPERSEDED_JSONL = "superseded.jsonl"
@@ -40,6 +41,8 @@ PARTS = "*-part-*-of-*"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CELL = ("cell", "overrides", "repeat")
 """The columns in which rows of one cell are equal."""
+_ATTEMPT = ("cell", "repeat", "started_at")
+"""The columns by which details are a row's: when it started tells the attempts of a cell apart."""
 
 
 class ResultsError(Exception):
@@ -51,25 +54,36 @@ class ResultsError(Exception):
 
 @dataclass(frozen=True)
 class Line:
-    """A line of `results.jsonl`, and its row without `details`; None if that is damaged or of another
-    version."""
+    """A line of `results.jsonl`, the row that was `found` in it, if any, and a remark for each thing that is
+    wrong with it."""
 
     content: bytes
-    row: Row | None
+    found: Row | None
+    remarks: Sequence[str] = ()
 
     @property
     def torn(self) -> bool:
         """Whether it is the last line, broken off in the middle."""
         return not self.content.endswith(b"\n")
 
+    @property
+    def row(self) -> Row | None:
+        """Its row; None if that is damaged or of another version."""
+        return None if self.remarks or self.torn else self.found
 
-def append_row(folder: Path, row: Row) -> bytes:
-    """Add one row to `results.jsonl` in a single write, and have it on disk before returning its line.
+
+def append_row(folder: Path, row: Row) -> Line:
+    """Add one row to `results.jsonl` in a single write, after its details to `details.jsonl`, and have both
+    on disk before returning its line.
 
     Raises:
-        ResultsError: it cannot be written, and nothing of it is left.
+        ResultsError: it cannot be written, and no row is left of it.
     """
-    return _append(folder / RESULTS_JSONL, [row.flat()])
+    flat = row.flat()
+    if details := flat.pop("details"):
+        _append(folder / DETAILS_JSONL, [{name: flat[name] for name in _ATTEMPT} | {"details": details}])
+    content = _append(folder / RESULTS_JSONL, [flat])
+    return Line(content, Row.of(json.loads(content)))
 
 
 def append_measurements(folder: Path, row: Row, measurements: Iterable[Measurement]) -> None:
@@ -140,33 +154,30 @@ def row_folders(folder: Path) -> list[Path]:
     return [folder]
 
 
-def read_rows(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The rows of a sweep's folder as `read_row` gives them, and a sentence for each damaged line.
+def read_rows(folder: Path, details: bool = True) -> tuple[list[Row], list[str]]:
+    """The rows of a sweep's folder, with their `details` or without, and a sentence for each damaged line.
 
-    Columns that an older row does not have yet are not in its dictionary; columns that are not known here
-    are kept as they are.
+    A column that an older row does not have has its default; what is no column here is left out.
 
     Raises:
         ResultsError: the folder holds no `results.jsonl`, or it cannot be read.
     """
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     damaged: list[str] = []
     line_of: dict[tuple[object, ...], int] = {}
     try:
-        paths = [place / RESULTS_JSONL for place in row_folders(folder)]
-        of_all = ((path, *line) for path in paths for line in enumerate(files.lines(path), start=1))
-        for path, number, line in of_all:
-            row, remarks = read_row(line, number)
-            if row is not None:
-                rows.append(row)
-                if row["status"] not in (*STATUSES, UNKNOWN):
-                    told = f"status {value_text(row['status'])} is none of {', '.join(STATUSES)}"
-                    remarks.append(f"{told}; it counts as not ok")
-                first = line_of.setdefault(tuple(row.get(name) for name in (*_CELL, *AXES)), number)
-                if first != number:
-                    remarks.append(f"the cell of line {first} once more; both are shown")
-            if remarks:
-                damaged.append(f"{path}:{number}: {'; '.join(remarks)}")
+        for place in row_folders(folder):
+            beside, remarks = _details_in(place) if details else (None, [])
+            damaged += remarks
+            for number, line in enumerate(_lines(place / RESULTS_JSONL, beside), start=1):
+                told = [*line.remarks]
+                if line.found:
+                    rows.append(line.found)
+                    first = line_of.setdefault(tuple(line.found[name] for name in (*_CELL, *AXES)), number)
+                    if first != number:
+                        told.append(f"the cell of line {first} once more; both are shown")
+                if told:
+                    damaged.append(f"{place / RESULTS_JSONL}:{number}: {'; '.join(told)}")
     except OSError as error:
         why = f"no sweep here ({RESULTS_JSONL}: {error.strerror})"
         if folder.is_file():
@@ -177,21 +188,53 @@ def read_rows(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 def read_lines(folder: Path, name: str = RESULTS_JSONL) -> Iterator[Line]:
     """The lines of `results.jsonl`, or of `superseded.jsonl`, one after another, up to one that is too long;
-    none if there is no such file.
+    none if there is no such file. Their rows are without `details`.
 
     Raises:
         ResultsError: it cannot be read.
     """
     with suppress(FileNotFoundError), _reading(folder / name):
-        for content in files.lines(folder / name):
-            row, remarks = read_row(content, 0)
-            torn = not content.endswith(b"\n")
-            yield Line(content, None if row is None or remarks or torn else Row.of({**row, "details": {}}))
+        yield from _lines(folder / name)
 
 
 def stored_rows(folder: Path, name: str = RESULTS_JSONL) -> Iterator[Row]:
     """The rows of a sweep without their `details`, one after another."""
     return (line.row for place in row_folders(folder) for line in read_lines(place, name) if line.row)
+
+
+def _lines(path: Path, beside: Mapping[tuple[object, ...], dict[str, Any]] | None = None) -> Iterator[Line]:
+    """The lines of a file of rows. A row has its details from `beside`, if it has none in its line, as those
+    that were written before there was `details.jsonl`; none at all where that is None."""
+    types = column_types()
+    for number, content in enumerate(files.lines(path), start=1):
+        row, remarks = read_row(content, number, types)
+        if row is not None:
+            inside = row.get("details") or (beside or {}).get(tuple(row.get(name) for name in _ATTEMPT))
+            row["details"] = {} if beside is None else inside or {}
+        yield Line(content, None if row is None else Row.of(row), remarks)
+
+
+def _details_in(folder: Path) -> tuple[dict[tuple[object, ...], dict[str, Any]], list[str]]:
+    """The details in `details.jsonl` by attempt, and a sentence for each damaged line."""
+    path = folder / DETAILS_JSONL
+    found: dict[tuple[object, ...], dict[str, Any]] = {}
+    damaged: list[str] = []
+    try:
+        for number, content in enumerate(files.lines(path), start=1):
+            try:
+                line, remarks = parse(content)
+                if not isinstance(line["details"], dict):
+                    raise TypeError
+                found[tuple(line[name] for name in _ATTEMPT)] = line["details"]
+            except (ValueError, KeyError, TypeError):
+                remarks = ["no details of a row, left out"]
+            if remarks:
+                damaged.append(f"{path}:{number}: {'; '.join(remarks)}")
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        damaged.append(f"{path} cannot be read: {error.strerror}")
+    return found, damaged
 
 
 def keep_lines(folder: Path, keep: Iterable[Line], take_out: Iterable[Line] = ()) -> None:
@@ -208,25 +251,19 @@ def keep_lines(folder: Path, keep: Iterable[Line], take_out: Iterable[Line] = ()
     write_whole(folder / RESULTS_JSONL, (line.content for line in keep))
 
 
-def keep_measurements(folder: Path, cells: Collection[str]) -> None:
-    """Have `measurements.jsonl` hold just what was measured in these cells.
+def keep_beside(folder: Path, cells: Collection[str]) -> None:
+    """Have `measurements.jsonl` hold just what was measured in these cells, and `details.jsonl` no line that
+    is broken off.
 
     Raises:
-        ResultsError: it cannot be written.
+        ResultsError: one of them cannot be written.
     """
-    if os.path.lexists(folder / MEASUREMENTS_JSONL):
-        write_whole(folder / MEASUREMENTS_JSONL, measured_in(folder, cells))
-
-
-def measured_in(folder: Path, cells: Collection[str]) -> Iterator[bytes]:
-    """The lines of `measurements.jsonl` that are of these cells; none if there is no such file.
-
-    Raises:
-        ResultsError: it cannot be read.
-    """
-    path = folder / MEASUREMENTS_JSONL
-    with suppress(FileNotFoundError), _reading(path):
-        yield from (line for line in files.lines(path) if _cell_of(line) in cells)
+    for name, kept in (
+        (MEASUREMENTS_JSONL, lambda line: _cell_of(line) in cells),
+        (DETAILS_JSONL, lambda line: line.endswith(b"\n")),
+    ):
+        if os.path.lexists(folder / name):
+            write_whole(folder / name, filter(kept, files.lines(folder / name)))
 
 
 def _cell_of(line: bytes) -> str | None:

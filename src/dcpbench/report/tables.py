@@ -9,7 +9,7 @@ from pandas.api.typing import DataFrameGroupBy
 
 from dcpbench.analysis.cell_identity import override_words, shown_by_axes
 from dcpbench.analysis.frame import is_false, is_true, records
-from dcpbench.analysis.runs import one_a_cell, runs_text, severity, status_text
+from dcpbench.analysis.runs import one_a_cell, runs_text, seen_by, severity, status_text
 from dcpbench.config.text import counted
 from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS
@@ -98,8 +98,8 @@ def _rate(seen: "pd.Series[bool]") -> str:
 
 
 def _seen_by(rows: pd.DataFrame) -> str:
-    checks = [check for check in CHECKS if is_false(rows[check]).any()]
-    return ", ".join([*checks, *(["error"] if rows["status"].eq("error").any() else [])])
+    found = {name for row in records(rows) for name in seen_by(row)}
+    return ", ".join(name for name in (*CHECKS, "error") if name in found)
 
 
 def _differing(lines: "pd.Series[str]") -> "pd.Series[str]":

@@ -53,9 +53,3 @@ def uninterrupted() -> Iterator[None]:
             signal.signal(number, handler)
         for taken, frame in came:
             obeyed[signal.Signals(taken)](taken, frame)
-
-
-def leave_to_parent() -> None:
-    """In a process beside the main one, which ends it with SIGTERM: the terminal's signals are not for it."""
-    for number in _ENDING:
-        signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)

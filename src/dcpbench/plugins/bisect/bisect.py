@@ -107,7 +107,7 @@ class _Bisection:
                 env=environment_of(Path(own)),
                 check=False,
             ).returncode
-        rows = [*stored_rows(folder)] if (folder / "results.jsonl").exists() else []
+        rows = [*stored_rows(folder)]
         if len({row.config_digest for row in rows}) > 1:
             raise ConfigError(f"{' '.join(self.asked.words)}: is several cells; name one")
         runs = manifest.read(folder, "").cells if rows else []
@@ -211,7 +211,7 @@ def _asked(words: Sequence[str]) -> _Asked:
         return _Asked([*words], Path.cwd())
     trusted, words = _TRUST in words, [word for word in words if word != _TRUST]
     folder = Path(words[0])
-    rows = {row.cell: row for row in stored_rows(folder)} if (folder / "results.jsonl").exists() else {}
+    rows = {row.cell: row for row in stored_rows(folder)}
     if not rows:
         raise ConfigError(f"{folder}: is neither key=value nor the folder of a sweep")
     if len(words) != 2 and len(rows) > 1:

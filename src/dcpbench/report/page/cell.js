@@ -131,21 +131,16 @@ function verdictLines(app, run, { name, title, training }, applied) {
 }
 
 function checkLines(app, run, check) {
-  const seen = run.check_details[check] ?? { names: null, missed_count: 0, missed: [], mismatches: null, worst: [] };
+  const seen = run.check_details[check] ?? { names: null, missed_count: 0, missed: "", mismatches: null, worst: [] };
   const held = run[check];
   return [
     el("tr", {}, el("th", { scope: "row", title: app.checks.find(({ name }) => name === check).help }, check),
       el("td", {}, held ? "yes" : el("strong", { class: run.status === "xfail" ? null : "no" }, "NO")),
       el("td", {}, power(seen)),
       el("td", {}, isMeasured(seen.mismatches) ? String(seen.mismatches) : DASH)),
-    seen.missed.length ? under(`Not seen by its control: ${missedNames(seen)}`) : null,
-    ...seen.worst.filter((one) => !isTold(run, one)).map((one) => under(mismatch(one))),
+    seen.missed ? under(`Not seen by its control: ${visible(seen.missed)}`) : null,
+    ...seen.worst.map((one) => under(visible(one))),
   ];
-}
-
-// What the reason says is not said again.
-function isTold(run, one) {
-  return [one.name, one.where, one.what].every((text) => !isThere(text) || String(run.reason).includes(text));
 }
 
 function power(seen) {
@@ -153,35 +148,8 @@ function power(seen) {
   return seen.names ? `${seen.names - seen.missed_count} of ${seen.names} names` : DASH;
 }
 
-function missedNames(seen) {
-  const more = seen.missed_count - seen.missed.length;
-  return seen.missed.map(visible).join(", ") + (more > 0 ? ` and ${more} more, which are in results.jsonl` : "");
-}
-
 function under(text) {
   return el("tr", { class: "under" }, el("td", { colspan: "4" }, text));
-}
-
-function mismatch(one) {
-  const ranks = Array.isArray(one.ranks) ? one.ranks : isMeasured(one.rank) ? [one.rank] : [];
-  const told = !isMeasured(one.max_abs_diff) || String(one.what).includes("at most");
-  const parts = [
-    [one.name, one.where].filter(Boolean).join(" "),
-    one.what,
-    ranks.length ? `rank ${rankNumbers(ranks)}` : null,
-    told ? null : `at most ${number(one.max_abs_diff)} apart`,
-  ];
-  return visible(parts.filter(Boolean).join("; "));
-}
-
-// Three or more that follow each other are one: 0-22, 24, 25.
-function rankNumbers(ranks) {
-  const runs = [];
-  for (const rank of ranks) {
-    if (runs.length && rank === runs.at(-1).at(-1) + 1) runs.at(-1).push(rank);
-    else runs.push([rank]);
-  }
-  return runs.map((run) => (run.length > 2 ? `${run[0]}-${run.at(-1)}` : run.join(", "))).join(", ");
 }
 
 function metricsIn(app, units) {

@@ -3,7 +3,6 @@
 const FINDINGS_SHOWN = 6;
 const KNOWN_SHOWN = 12;
 const CELLS_SHOWN = 4;
-const NUMBERS = /[+-]?\d[\d.]*(?:e[+-]?\d+|x[0-9a-f]+)?/g;
 
 function drawFindings(app, shown) {
   const groups = alike(shown.filter((run) => !run.ok));
@@ -19,7 +18,7 @@ function drawKnown(app, shown) {
 
 // Runs that came out alike for the same reason, numbers aside.
 function alike(runs) {
-  const groups = [...groupBy(runs, (run) => `${run.kind.name}\u0000${run.short.replace(NUMBERS, "#")}`).values()];
+  const groups = [...groupBy(runs, (run) => `${run.kind.name} ${run.alike}`).values()];
   return groups.sort((a, b) => a[0].kind.rank - b[0].kind.rank);
 }
 
@@ -48,7 +47,7 @@ function drawFaults(app, shown) {
   const lines = [...groupBy(planted, (run) => run.fault)].map(([fault, runs]) => el("tr", {},
     el("th", { scope: "row" }, plain(fault)),
     el("td", {}, `${runs.filter((run) => run.fault_seen).length} of ${runs.length}`),
-    el("td", {}, [...new Set(runs.flatMap((run) => seenBy(app, run)))].join(", ") || DASH)));
+    el("td", {}, [...new Set(runs.flatMap((run) => run.seen_by))].join(", ") || DASH)));
   fill(byId("faults"),
     el("h2", { id: "faults-title" }, "Planted faults"),
     el("p", {}, `${seen} of ${planted.length} were seen for what they are.`),
@@ -56,9 +55,4 @@ function drawFaults(app, shown) {
     el("details", {}, el("summary", {}, "What saw which fault"), scroller("What saw which fault", el("table", { class: "plain" },
       el("thead", {}, el("tr", {}, columnHeads(["fault", "fault_seen", "seen by"]))),
       el("tbody", {}, ...lines)))));
-}
-
-function seenBy(app, run) {
-  const checks = app.checks.map(({ name }) => name).filter((check) => run[check] === false);
-  return run.status === "error" ? [...checks, "error"] : checks;
 }

@@ -29,7 +29,7 @@ function makeApp(data) {
   for (const run of runs) run.place = configuration(run, data.axes);
   const app = {
     runs, axes, names: data.axes, varying: varying(axes), telling: telling(runs, varying(axes)), checks: data.checks, metrics: data.metrics,
-    environments: data.environments, leftOut: data.left_out, before: data.before, notRun: data.not_run, layouts: chooseLayouts(runs, axes),
+    environments: data.environments, origin: data.origin, leftOut: data.left_out, before: data.before, notRun: data.not_run, layouts: chooseLayouts(runs, axes),
     state: readState(location.hash), opener: null,
   };
   // What is typed or ticked replaces the address; what is opened can be left with Back.

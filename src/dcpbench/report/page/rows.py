@@ -1,14 +1,20 @@
 """What the page keeps of the rows, by columns: like values side by side pack about four times as well."""
 
 import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import pandas as pd
 
 from dcpbench.analysis.cell_identity import identity_keys, override_values
 from dcpbench.analysis.frame import Sweeps, records, short_names
-from dcpbench.analysis.runs import commands
+from dcpbench.analysis.runs import commands, seen_by, without_numbers
+from dcpbench.config.text import duration_text
 from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
@@ -16,8 +22,8 @@ from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.sentences import describe
 from dcpbench.core.statuses import SHOWN, shown
 from dcpbench.records.row import columns
-from dcpbench.records.store import RESULTS_JSONL
-from dcpbench.verdict.sentences import short_reason
+from dcpbench.records.store import DETAILS_JSONL, RESULTS_JSONL
+from dcpbench.verdict.sentences import rank_numbers, short_reason
 
 _POINTS = 200
 _DIGITS = 10
@@ -56,9 +62,13 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
     values["short"] = [
         short_reason({**row, "details": of})[:_SHORT] for row, of in zip(rows, details, strict=True)
     ]
+    values["alike"] = pd.factorize(pd.Series(values["short"]).map(without_numbers))[0].tolist()
+    values["seen_by"] = [seen_by(row) for row in rows]
     values["losses"] = [_losses(one) for one in details]
-    for name, of in (("check_details", _checks), ("ending", _ending)):
-        values[name] = [_clean(of(one, limits), limits) for one in details]
+    values["ending"] = [_clean(_ending(one, limits), limits) for one in details]
+    values["check_details"] = [
+        _clean(_checks(of, str(row["reason"]), limits), limits) for row, of in zip(rows, details, strict=True)
+    ]
     important = sorted((spec for spec in AXES.values() if spec.place), key=lambda spec: spec.place)
     beside = {name: of for name, of in _axes_beside(frame).items() if name not in values}
     return {
@@ -79,6 +89,7 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
         "environments": {
             labels[sweep]: _clean(known, limits) for sweep, known in sweeps.environments.items()
         },
+        "origin": [*filter(None, _origin(rows, [*sweeps.environments.values()]))],
         "left_out": [cut(sentence, limits.characters) for sentence in sweeps.left_out[:_MISSED]],
         "rows": len(frame),
     }
@@ -89,7 +100,8 @@ def cut(value: object, characters: int) -> str | None:
     if not isinstance(value, str):
         return None
     more = len(value) - characters
-    return value if more <= 0 else f"{value[:characters]} ... ({more} more characters in {RESULTS_JSONL})"
+    files = f"{RESULTS_JSONL} or {DETAILS_JSONL}"
+    return value if more <= 0 else f"{value[:characters]} ... ({more} more characters in {files})"
 
 
 def _axes_beside(frame: pd.DataFrame) -> dict[str, list[str | None]]:
@@ -120,25 +132,86 @@ def _clean(value: Any, limits: Limits) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _checks(details: dict[str, Any], limits: Limits) -> dict[str, Any]:
-    """Of each check how many names its control looked at, which it missed, and the worst mismatches."""
+def _origin(rows: Sequence[dict[str, Any]], environments: Sequence[dict[str, Any]]) -> list[str]:
+    """When, how long, under which torch, on what and of which commit rows were measured, as far as known."""
+    began = min((row["started_at"] for row in rows if row["started_at"]), default="")
+    took_s = 0.0
+    with suppress(ValueError, OverflowError):  # no moment, or none of this calendar
+        ends = [
+            _moment_s(row["started_at"]) + (row["cell_s"] or row["shared_cell_s"] or 0)
+            for row in rows
+            if row["started_at"]
+        ]
+        took_s = max(ends) - _moment_s(began)
+    commits = [re.sub(r"^(\w{12})\w+", r"\1", row["git_commit"] or "") for row in rows]
+    return [
+        began[:16].replace("T", " ") + (" UTC" if began.endswith("+00:00") else ""),
+        duration_text(took_s) if took_s > 0 else "",
+        _named("torch ", [row["torch_version"] for row in rows])
+        or _named("torch ", [one.get("torch") for one in environments]),
+        _named("", map(_machine, environments)),
+        _named("commit ", commits),
+    ]
+
+
+def _moment_s(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+def _machine(known: dict[str, Any]) -> str:
+    gpus = Counter(map(str, _list(known.get("gpus"))))
+    cores = f"{known['cpu_cores']} CPU cores" if known.get("cpu_cores") else ""
+    return ", ".join(f"{count} \u00d7 {gpu}" if count > 1 else gpu for gpu, count in gpus.items()) or cores
+
+
+def _named(what: str, values: Iterable[object]) -> str:
+    """What these values are, each once; nothing where there are none."""
+    found = ", ".join(dict.fromkeys(str(value) for value in values if value))
+    return what + found if found else ""
+
+
+def _checks(details: dict[str, Any], reason: str, limits: Limits) -> dict[str, Any]:
+    """Of each check how many names its control looked at, which it missed, and the worst mismatches, but what
+    the reason says already."""
     return {
         name: {
             "names": len(_dict(seen.get("control"))),
             "missed_count": len(missed := _list(seen.get("control_missed"))),
-            "missed": missed[:_MISSED],
+            "missed": _some(missed),
             "mismatches": seen.get("mismatch_count"),
-            "worst": [_described(one) for one in _list(seen.get("worst"))[: limits.worst]],
+            "worst": [
+                told
+                for one in _list(seen.get("worst"))[: limits.worst]
+                if (told := _mismatch(_dict(one), reason))
+            ],
         }
         for name, seen in _dict(details.get("checks")).items()
         if isinstance(seen, dict)
     }
 
 
-def _described(finding: object) -> object:
-    """Add to a finding a sentence that says what is wrong, `what`."""
-    if not isinstance(finding, dict):
-        return finding
+def _some(names: Sequence[object]) -> str:
+    more = f" and {len(names) - _MISSED} more, which are in {DETAILS_JSONL}" if len(names) > _MISSED else ""
+    return ", ".join(map(str, names[:_MISSED])) + more
+
+
+def _mismatch(finding: dict[str, Any], reason: str) -> str:
+    """A finding in a line; nothing where the reason says it."""
+    what = _what(finding)
+    named = [text for text in (finding.get("name"), finding.get("where")) if text and isinstance(text, str)]
+    if all(text in reason for text in (*named, what)):
+        return ""
+    ranks = _list(finding.get("ranks")) or [finding.get("rank")]
+    ranks = [rank for rank in ranks if isinstance(rank, int)]
+    apart = finding.get("max_abs_diff")
+    told = [" ".join(named), what, f"rank {rank_numbers(ranks)}" if ranks else ""]
+    if isinstance(apart, int | float) and "at most" not in what:
+        told.append(f"at most {apart:.3g} apart")
+    return "; ".join(filter(None, told))
+
+
+def _what(finding: dict[str, Any]) -> str:
+    """What is wrong, in a sentence."""
     try:
         known = Mismatch(
             str(finding.get("name")),
@@ -146,9 +219,9 @@ def _described(finding: object) -> object:
             max_abs_diff=finding.get("max_abs_diff"),
             facts=finding,
         )
-        return {**finding, "what": describe(known)}
+        return describe(known)
     except (KeyError, StopIteration, TypeError, ValueError):  # not as this version writes them
-        return {**finding, "what": str(finding.get("problem"))}
+        return str(finding.get("problem"))
 
 
 def _losses(details: dict[str, Any]) -> list[dict[str, Any]]:

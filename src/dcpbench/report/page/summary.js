@@ -15,7 +15,7 @@ function describeSweep(app) {
     verdict.append(el("span", { class: "named", title: rest > 0 ? `${few}, and ${rest} more` : few }, ` ${counted(app.notRun.length, "cell")} more did not run yet.`));
   }
   byId("matrix-section").hidden = runs.length === 0;
-  fill(byId("origin"), ...originOf(app).map((text) => el("span", {}, visible(text))));
+  fill(byId("origin"), ...app.origin.map((text) => el("span", {}, visible(text))));
   const same = [...app.axes].filter(([axis, values]) => values.length === 1 && values[0] !== DASH && axis !== "sweep");
   fill(byId("constants"), ...same.map(([axis, [value]]) => el("span", {}, `${axis}=`, el("b", {}, plain(value)))));
   fill(byId("against"), against(app));
@@ -33,34 +33,6 @@ function verdictOf(runs) {
   const known = runs.filter((run) => run.ok && run.kind.name !== "pass");
   const as = bad.length ? `${bad.length} not as ${bad.length === 1 ? "it" : "they"} should be (${count(bad)})` : runs.length === 1 ? "as it should be" : "all as they should be";
   return `${size}: ${as}${known.length ? `${bad.length ? "; among the others" : ", among them"} ${count(known)}` : ""}.`;
-}
-
-// When, how long, and where: date, duration, torch, machine, commit; what is not known is left out.
-function originOf({ runs, environments }) {
-  const known = Object.values(environments);
-  const of = (...values) => [...new Set(values.filter(isThere))].join(", ");
-  const starts = runs.map((run) => run.started_at).filter(isThere).sort();
-  const ends = runs.filter((run) => run.started_at).map((run) => Date.parse(run.started_at) + 1000 * (run.cell_s ?? run.shared_cell_s ?? 0));
-  const took = Math.max(...ends) - Date.parse(starts[0]);
-  const torch = of(...runs.map((run) => run.torch_version), ...(runs.some((run) => run.torch_version) ? [] : known.map(({ torch }) => torch)));
-  const commit = of(...runs.map((run) => run.git_commit).filter(isThere).map((text) => text.replace(/^(\w{12})\w+/, "$1")));
-  return [
-    starts.length && starts[0].slice(0, 16).replace("T", " ") + (starts[0].endsWith("+00:00") ? " UTC" : ""),
-    took > 0 && duration(took / 1000),
-    torch && `torch ${torch}`,
-    of(...known.map(machine)),
-    commit && `commit ${commit}`,
-  ].filter(Boolean);
-}
-
-function duration(total) {
-  const minutes = Math.round(total / 60);
-  return total < 90 ? `${Math.round(total)} s` : minutes < 90 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
-}
-
-function machine({ gpus, cpu_cores: cores }) {
-  if (Array.isArray(gpus) && gpus.length) return environmentText(gpus);
-  return isThere(cores) ? `${cores} CPU cores` : null;
 }
 
 function against({ before }) {

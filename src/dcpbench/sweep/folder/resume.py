@@ -94,7 +94,7 @@ def take_up(folder: Path, jobs: Iterable[Job], found: Found) -> None:
     if found.superseded or found.torn:
         store.keep_lines(folder, found.standing, found.superseded)
     done = found.done
-    store.keep_measurements(folder, done)
+    store.keep_beside(folder, done)
     for job in jobs:
         if job.cell.name not in done:
             _clear(job.cell.folder, within=folder)

@@ -138,14 +138,6 @@ class Costs:
         return f"too little disk space: {decimal(free)} are free in {place}, {wanted}{stays}"
 
 
-def duration_text(seconds: float) -> str:
-    """`45 s`, `12 min`, `3 h 20 min`: as exact as an estimate deserves."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
-
-
 def bytes_in(folder: Path) -> int | None:
     """The bytes of all files below a folder, None if that cannot be determined."""
     try:

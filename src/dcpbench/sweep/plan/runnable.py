@@ -7,7 +7,7 @@ from dcpbench.config.groups import Only
 from dcpbench.config.schema import Config
 from dcpbench.executors.fork_server import Machine
 from dcpbench.sweep.plan import validity
-from dcpbench.sweep.plan.cells import CellMaker
+from dcpbench.sweep.plan.composer import Composer, Track
 
 
 class Runnable:
@@ -18,12 +18,14 @@ class Runnable:
             wrong by itself.
     """
 
-    def __init__(self, cells: CellMaker, machine: Machine, lists: Sequence[Sequence[str]]) -> None:
-        self._cells, self._machine = cells, machine
+    def __init__(
+        self, composer: Composer, machine: Machine, lists: Sequence[Sequence[str]], track: Track = iter
+    ) -> None:
+        self._composer, self._machine = composer, machine
         of_all = [values[0] for values in lists if len(values) == 1]
         swept = [value for values in lists if len(values) > 1 for value in values]
-        cells.prepare([[*of_all, value] for value in swept])
-        alone = {value: cells.config([*of_all, value]) for value in swept}
+        composer.prepare([[*of_all, value] for value in swept], track)
+        alone = {value: composer.config([*of_all, value]) for value in swept}
         self._values = {value: _value(value, config) for value, config in alone.items()}
         self._only = {value: _only(value, config) for value, config in alone.items()}
         self._several_sizes = validity.has_several_sizes(alone.values())
@@ -31,7 +33,7 @@ class Runnable:
     def runs(self, overrides: Sequence[str]) -> bool:
         """Whether a cell with these overrides would run."""
         try:
-            asked = self._cells.config(overrides)
+            asked = self._composer.config(overrides)
             validity.check(asked)
             resolved = validity.resolve(asked, self._machine)
             return validity.why_skip(asked, resolved, self._machine, self._several_sizes, overrides) is None

@@ -56,7 +56,8 @@ def resolve(config: Config, machine: Machine) -> Config:
 
     def on_hosts(parallel: ParallelConfig, ranks: int) -> ParallelConfig:
         hosts = machine.hosts(ranks, device.value)
-        return parallel.replicated_on(hosts if hosts < ranks else 1)  # else nothing is sharded
+        replicated = parallel.replicated_on(hosts if hosts < ranks else 1)  # else nothing is sharded
+        return replicated.planned_by(config.model)
 
     asked_hosts = min(config.executor.hosts or 1, max(int(world_size), config.load_world_size or 1))
     decided = replace(

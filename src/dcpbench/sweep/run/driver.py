@@ -1,6 +1,7 @@
 """The driver: takes the cells of a sweep through runners, as many as there is room for, and writes a row for
 each."""
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -11,10 +12,11 @@ from typing import Any
 from rich.console import Console
 
 from dcpbench.config.groups import Sharing
-from dcpbench.executors.base import Engine, Executor
+from dcpbench.executors.base import Engine, Executor, HostsLostError
 from dcpbench.executors.fork_server import Machine
 from dcpbench.records import files, store
 from dcpbench.records.row_log import RowLog
+from dcpbench.records.store import ResultsError
 from dcpbench.report.styles import text_of
 from dcpbench.sweep.plan.job import Job
 from dcpbench.sweep.plan.resources import Costs, Estimated, estimates, places, stretches
@@ -40,6 +42,9 @@ class Sweep:
     log: RowLog
     earlier_machines: list[dict[str, Any]] = field(default_factory=list)
     written: int = 0
+    started: float = field(default_factory=time.monotonic)
+    interrupted_by: ResultsError | HostsLostError | None = None
+    """What ended the sweep before its last cell."""
     _costs: Costs = field(default_factory=Costs)
     _repeated: dict[Mismatches, str] = field(default_factory=dict)
     _executors: dict[tuple[int, tuple[int, ...]], Executor] = field(default_factory=dict)
@@ -131,7 +136,7 @@ class Sweep:
         try:
             store.append_measurements(self.folder, row, finished.measurements)
             self.log.append(row)
-        except store.ResultsError:
+        except ResultsError:
             if not checkpoints:
                 raise
             for sentence in filter(None, (files.remove(one, one.parent) for one in checkpoints)):

@@ -10,43 +10,23 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from dcpbench.config.text import visible
+from dcpbench.config.text import duration_text, visible
 from dcpbench.records.row import Row
 from dcpbench.report.styles import style_of
-from dcpbench.sweep.plan import forked_map
-from dcpbench.sweep.plan.resources import duration_text
+from dcpbench.sweep.plan.composer import Track
 from dcpbench.verdict.sentences import short_reason
 
 _FAILURES_SHOWN = 5
 _LEFT_EVERY_S = 1.0
 _WORTH_TELLING_S = 60.0
-_REDRAWN_EVERY_S = 0.1
 
 
 @contextmanager
-def composing_shown(console: Console) -> Iterator[None]:
-    """Show on a terminal how far composing is. It is drawn by this thread: with another one alive
-    composing would not be spread over processes."""
-    if not console.is_terminal:
-        yield
-        return
-    far = TextColumn("composing {task.fields[far]}")
-    bar = Progress(BarColumn(), far, console=console, auto_refresh=False, transient=True)
-    task, drawn_at = bar.add_task("", total=1, far="..."), 0.0
-
-    def told(made: int, of: int) -> None:
-        nonlocal drawn_at
-        bar.update(task, completed=made, total=of, far=f"{made} of {of}")
-        if time.monotonic() - drawn_at >= _REDRAWN_EVERY_S:
-            drawn_at = time.monotonic()
-            bar.refresh()
-
-    before, forked_map.told = forked_map.told, told
-    try:
-        with bar:
-            yield
-    finally:
-        forked_map.told = before
+def composing(console: Console) -> Iterator[Track]:
+    """Show progress on a terminal: the result passes on the items of a list, counting those done."""
+    columns = (BarColumn(), TextColumn("composing"), MofNCompleteColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        yield bar.track
 
 
 @dataclass

@@ -1,0 +1,271 @@
+"""Make the configurations of cells from Hydra's overrides ("words"), composing each word once.
+
+Hydra takes 0.1 s to compose a cell. A word that sets a value, or chooses a value of a group whose file sets
+nothing but that group, decides one top-level key of the configuration alone. So the words of each key are
+composed once, those of different keys together, and a cell is put together from its keys. A cell with any
+other word (`+`, `~`, `@package`, `hydra.*`) is composed by Hydra as a whole.
+"""
+
+import copy
+import re
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, make_dataclass
+from enum import StrEnum
+from functools import cache
+from itertools import zip_longest
+from typing import Any, NamedTuple, cast
+
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import OverrideType
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from dcpbench.config.errors import refuse_unknown, told_null_choices
+from dcpbench.config.schema import Config, config_class
+
+Words = tuple[str, ...]
+Track = Callable[[Sequence[Any]], Iterable[Any]]
+
+_Kind = StrEnum("_Kind", "choice value wide other")
+"""Of a word: it chooses a value of a group, or sets a value, and decides one key alone; it chooses what may
+decide anything, as an experiment; any other."""
+
+
+class _Part(NamedTuple):
+    """One key of a configuration: as composed, as plain values, typed unless it interpolates, and the choices
+    that made it."""
+
+    composed: DictConfig
+    plain: Any
+    typed: Any
+    interpolates: bool
+    choices: dict[str, str | None]
+
+    @classmethod
+    def of(cls, composed: DictConfig, key: str, choices: dict[str, str | None]) -> "_Part":
+        plain = _plain(composed)[key]
+        interpolates = "${" in str(plain)
+        typed = None if interpolates else getattr(OmegaConf.to_object(composed), key)
+        return cls(composed, plain, typed, interpolates, choices)
+
+
+@dataclass
+class _Basis:
+    """What Hydra makes of the wide words of a cell: all keys, its own, and those that other words decide."""
+
+    keys: dict[str, _Part]
+    hydra: dict[str, Any]
+    decided: dict[Words, _Part]
+
+
+class Composer:
+    """Composes the cells of a sweep, of which `base` is the composition.
+
+    Its methods raise ConfigError, hydra.errors.HydraException or omegaconf.errors.OmegaConfBaseException if a
+    word is wrong.
+    """
+
+    def __init__(self, loader: ConfigLoader, base: DictConfig) -> None:
+        self._loader, self._base, self._schema = loader, base, config_class()
+        self._keys = self._schema.__dataclass_fields__
+        self._bases: dict[Words, _Basis] = {}
+        self._parse = cache(OverridesParser.create(config_loader=loader).parse_override)
+        self._kind = cache(self._kind_of)
+        classes: list[Any] = Plugins.instance().discover(ConfigSource)
+        of = {one.scheme(): one for one in classes}
+        found = base.hydra.runtime.config_sources
+        self._sources = [of[one.schema](one.provider, f"{one.schema}://{one.path}") for one in found]
+
+    def prepare(self, cells: Iterable[Sequence[str]], track: Track = iter) -> None:
+        """Have Hydra compose what these cells are put together from.
+
+        Args:
+            track: passes on the items of a list, to show how many of them are done.
+        """
+        alike: dict[Words, list[dict[str, Words]]] = {}
+        for split in filter(None, map(self._split, cells)):
+            alike.setdefault(split[0], []).append(split[1])
+        wanted: list[tuple[Words, Words]] = []
+        for wide, cells_words in alike.items():
+            known = self._bases[wide].decided if wide in self._bases else {}
+            chosen: dict[str, dict[str, None]] = {}
+            for key, (first, *_) in (item for own in cells_words for item in own.items()):
+                if self._kind(first) is _Kind.choice and (first,) not in known:
+                    chosen.setdefault(key, {})[first] = None
+            rows = [tuple(filter(None, row)) for row in zip_longest(*chosen.values())]
+            begun = [] if wide in self._bases else [()]
+            if len(begun) + len(rows) < len(cells_words):  # else each is composed as a whole
+                wanted += [(wide, row) for row in (*begun, *rows)]
+        for wide, row in track(wanted):
+            self._compose(wide, row)
+
+    def config(self, words: Sequence[str]) -> Config:
+        """The configuration of a cell, which shares its parts with those of others: do not change it."""
+        with suppress(HydraException, OmegaConfBaseException):
+            if found := self._found(words):
+                parts = found[1]
+                if not any(part.interpolates for part in parts.values()):
+                    return self._schema(**{key: part.typed for key, part in parts.items()})
+                composed = OmegaConf.structured(self._schema)
+                composed.merge_with({key: part.plain for key, part in parts.items()})
+                OmegaConf.copy_cache(self._base, composed)
+                return typed(composed)
+        return typed(self._by_hydra(words))  # which says what is wrong as Hydra says it
+
+    def composed(self, words: Sequence[str]) -> dict[str, Any]:
+        """What Hydra makes of a cell's words, as plain values that may interpolate."""
+        with suppress(HydraException, OmegaConfBaseException):
+            if found := self._found(words):
+                basis, parts = found
+                plain = {key: part.plain for key, part in parts.items()}
+                return {"hydra": self._hydra(basis.hydra, parts.values(), words), **plain}
+        return _plain(self._by_hydra(words))
+
+    def _by_hydra(self, words: Sequence[str]) -> DictConfig:
+        with told_null_choices(words):
+            return self._loader.load_sweep_config(self._base, list(words))
+
+    def _kind_of(self, word: str) -> _Kind:
+        with suppress(HydraException):
+            override, groups = self._parse(word), self._base.hydra.runtime.choices
+            changes = override.type is OverrideType.CHANGE and override.package is None
+            if not changes or override.is_hydra_override() or override.is_sweep_override():
+                return _Kind.other
+            if (group := override.key_or_group) not in groups:
+                return _Kind.value if _key(word) in self._keys else _Kind.other
+            if isinstance(value := override.value(), str):
+                return _Kind.choice if group in self._keys and self._is_local(group, value) else _Kind.wide
+        return _Kind.other
+
+    def _is_local(self, group: str, value: str) -> bool:
+        """Whether a value of a group is known to set nothing but that group: it names no other package, and
+        takes nothing from other files but what it takes as its own."""
+        found = self._read(f"{group}/{value}")
+        if found is None or found.header.get("package") not in (None, "_group_"):
+            return False
+        for item in _defaults(found):
+            if item == "_self_":
+                continue
+            taken, name = next(iter(item.items())) if isinstance(item, dict) else (f"/{group}@_here_", item)
+            other = re.fullmatch(r"/(\w+)@_here_", taken)
+            if not other or not self._is_local(other[1], str(name)):
+                return False
+        return True
+
+    def _read(self, path: str) -> ConfigResult | None:
+        """The first file of this path, as Hydra finds it."""
+        return next((source.load_config(path) for source in self._sources if source.is_config(path)), None)
+
+    def _split(self, words: Sequence[str]) -> tuple[Words, dict[str, Words]] | None:
+        """The wide words of a cell, and the others by key, a choice first; None if it is Hydra's."""
+        by_kind = {kind: [word for word in words if self._kind(word) is kind] for kind in _Kind}
+        chosen = [_key(word) for word in by_kind[_Kind.choice]]
+        if by_kind[_Kind.other] or len(set(chosen)) < len(chosen):
+            return None
+        own: dict[str, Words] = {}
+        for word in (*by_kind[_Kind.choice], *by_kind[_Kind.value]):
+            own[_key(word)] = (*own.get(_key(word), ()), word)
+        return tuple(by_kind[_Kind.wide]), own
+
+    def _found(self, words: Sequence[str]) -> tuple[_Basis, dict[str, _Part]] | None:
+        """The basis and the parts of a cell; None if Hydra composes it whole."""
+        wide, by_key = self._split(words) or ((), None)
+        basis = self._bases.get(wide)
+        if by_key is None or basis is None:
+            return None
+        for key, own in by_key.items():
+            if own not in basis.decided:
+                start, values = basis.keys[key], own
+                if self._kind(own[0]) is _Kind.choice:
+                    if own[:1] not in basis.decided:
+                        return None
+                    start, values = basis.decided[own[:1]], own[1:]
+                composed = copy.deepcopy(start.composed)
+                for override in map(self._parse, values):
+                    OmegaConf.update(composed, override.key_or_group, override.value(), merge=True)
+                basis.decided[own] = _Part.of(composed, key, start.choices)
+        return basis, basis.keys | {key: basis.decided[own] for key, own in by_key.items()}
+
+    def _compose(self, wide: Words, row: Words) -> None:
+        """Have Hydra compose what a row chooses, each of another key; that of the empty one is the basis."""
+        if row and wide not in self._bases:
+            return
+        composed = self._by_hydra([*wide, *row])
+        choices = dict(composed.hydra.runtime.choices)
+
+        def part(key: str) -> _Part:
+            own = {name: value for name, value in choices.items() if _chosen_for(name) == key}
+            alone = OmegaConf.structured(_schema_of(key))
+            alone.merge_with(OmegaConf.masked_copy(composed, [key]))
+            OmegaConf.set_struct(alone, True)
+            return _Part.of(alone, key, own)
+
+        if row:
+            self._bases[wide].decided |= {(word,): part(_key(word)) for word in row}
+            return
+        paths = (f"{group.partition('@')[0]}/{name}" for group, name in choices.items())
+        read = filter(None, map(self._read, (composed.hydra.job.config_name, *paths)))
+        if not any("${" in str(_defaults(found)) for found in read):  # one choice would decide another
+            keys = {str(key): part(str(key)) for key in composed if key != "hydra"}
+            self._bases[wide] = _Basis(keys, _plain(composed)["hydra"], {})
+
+    def _hydra(self, basis: dict[str, Any], parts: Iterable[_Part], words: Sequence[str]) -> dict[str, Any]:
+        """Hydra's own key of a cell."""
+        job, runtime = basis["job"], basis["runtime"]
+        own = {name: value for part in parts for name, value in part.choices.items()}
+        all_choices = {
+            name: own.get(name, value)
+            for name, value in runtime["choices"].items()
+            if name in own or _chosen_for(name) not in self._keys
+        }
+        how = job["config"]["override_dirname"]
+        named = sorted(one for one in words if self._parse(one).key_or_group not in how["exclude_keys"])
+        dirname = how["item_sep"].join(named).replace("=", how["kv_sep"])
+        return basis | {
+            "job": job | {"override_dirname": dirname},
+            "runtime": runtime | {"choices": all_choices | own},
+            "overrides": basis["overrides"] | {"task": list(words)},
+        }
+
+
+@cache
+def _schema_of(key: str) -> type:
+    """The schema with one key alone."""
+    (own,) = (item for item in fields(config_class()) if item.name == key)
+    return make_dataclass(f"{Config.__name__}_{key}", [(key, own.type, own)])
+
+
+def typed(composed: DictConfig) -> Config:
+    """A composition, from which Hydra's own key is removed, as the dataclass that it was checked against."""
+    with open_dict(composed):
+        composed.pop("hydra", None)
+    config = OmegaConf.to_object(composed)
+    assert isinstance(config, Config)
+    refuse_unknown(config)
+    return config
+
+
+@cache
+def _key(word: str) -> str:
+    """The top-level key that a word decides."""
+    return re.split(r"[.=\[]", word, maxsplit=1)[0]
+
+
+def _chosen_for(name: str) -> str:
+    """The key that a choice is for: that of `parallel@load_parallel` is `load_parallel`."""
+    return name.rpartition("@")[2]
+
+
+def _plain(composed: DictConfig) -> dict[str, Any]:
+    return cast("dict[str, Any]", OmegaConf.to_container(composed, enum_to_str=True))
+
+
+def _defaults(found: ConfigResult) -> list[Any]:
+    """The defaults list of a file."""
+    plain = OmegaConf.to_container(found.config)
+    return plain.get("defaults", []) if isinstance(plain, dict) else []

@@ -1,0 +1,264 @@
+"""What is put together for a cell is what Hydra would have composed."""
+
+import io
+import random
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from textwrap import indent
+from typing import Any
+
+import pytest
+from hydra import initialize_config_dir
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+from rich.console import Console
+
+from dcpbench.cli.run import register_groups
+from dcpbench.config.errors import ConfigError
+from dcpbench.config.schema import conf_folder
+from dcpbench.sweep.plan.cells import CellMaker
+from dcpbench.sweep.plan.composer import Composer, typed
+from dcpbench.sweep.run.progress import composing
+from hydra_plugins.dcpbench_launcher.launcher import _listed
+
+pytestmark = pytest.mark.slow
+
+LISTS = {
+    "parallel": ("ddp", "fsdp2_tp", "hsdp"),
+    "model": ("dummy", "nested"),
+    "save": ("sync", "async"),
+    "optimizer": ("adam", "sgd"),
+    "seed": ("1", "2"),
+}
+OWN_GROUPS = Path(__file__).parents[1] / "conf"
+
+
+def crossed(**lists: tuple[str, ...]) -> list[list[str]]:
+    return [
+        [f"{key}={value}" for key, value in zip(lists, row, strict=True)] for row in product(*lists.values())
+    ]
+
+
+@pytest.fixture(scope="module")
+def hydra_loader() -> Iterator[ConfigLoader]:
+    register_groups([])
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        yield GlobalHydra.instance().config_loader()
+
+
+def sweep(loader: ConfigLoader, *words: str, groups: Path = OWN_GROUPS) -> DictConfig:
+    searched = f"hydra.searchpath=[file://{groups}]"
+    return loader.load_configuration("config", ["hydra.sweep.dir=x", searched, *words], RunMode.MULTIRUN)
+
+
+class Counted(Composer):
+    """Counts how often Hydra composes."""
+
+    def __init__(self, loader: ConfigLoader, base: DictConfig) -> None:
+        super().__init__(loader, base)
+        self.composed_by_hydra: list[tuple[str, ...]] = []
+
+    def _by_hydra(self, words: Sequence[str]) -> DictConfig:
+        self.composed_by_hydra.append(tuple(words))
+        return super()._by_hydra(words)
+
+
+def is_as_by_hydra(composer: Composer, loader: ConfigLoader, base: DictConfig, words: list[str]) -> bool:
+    """Whether configuration, composition and the text that is written of it are those of Hydra."""
+    theirs, ours = loader.load_sweep_config(base, words), composer.composed(words)
+    plain = OmegaConf.to_container(theirs, enum_to_str=True)
+    config = composer.config(words)
+    text = OmegaConf.to_yaml({key: value for key, value in ours.items() if key != "hydra"})
+    theirs_typed = typed(theirs)
+    return (ours, config, text) == (plain, theirs_typed, OmegaConf.to_yaml(theirs))
+
+
+def drawn(lists: dict[str, Sequence[str]], chance: random.Random) -> list[str]:
+    return [f"{key}={chance.choice(values)}" for key, values in lists.items()]
+
+
+def nightly(base: DictConfig, chance: random.Random, count: int) -> list[list[str]]:
+    """Cells of the blocks of an experiment."""
+    of_sweep = ("repeats", "matrix", "plugin")
+    blocks = [
+        {key: _listed(values).split(",") for key, values in block.items() if key not in of_sweep}
+        for block in OmegaConf.to_container(base.hydra.sweeper.matrix).values()  # type: ignore[union-attr]
+    ]
+    cells = [drawn(chance.choice(blocks), chance) for _ in range(count)]
+    return [[word for word in cell if "[" not in word and "]" not in word] for cell in cells]
+
+
+VALUES: dict[str, Sequence[str]] = {
+    "parallel": ("ddp", "fsdp", "fsdp2_tp", "pp_fsdp2", "hsdp", "none", "experts_unscaled"),
+    "load_parallel": ("tp", "fsdp2", "none"),
+    "model": ("dummy", "even", "nested", "experts"),
+    "storage": ("file", "fsspec", "file_threads"),
+    "fault": ("none", "weight_nan", "file_bit"),
+    "parallel.dp_replicate": ("2", "null"),
+    "optimizer.lr": ("0.5", "1e-3"),
+    "storage.thread_count": ("1", "4"),
+    "model.options": ("{}",),
+    "timeouts": ("{cell_s: 3, save_s: 1.5}",),
+    "timeouts.load_s": ("7", "null"),
+    "save_at": ("3", "${seed}"),
+    "known_failures": ("null", "'x y'"),
+    "compile": ("true", "False"),
+    "seed": ("1", "2", "3"),
+}
+
+
+def random_sweep(chance: random.Random, count: int) -> list[list[str]]:
+    """Cells of one sweep over some of these axes, in any order."""
+    keys = chance.sample(list(VALUES), 8)
+    return [drawn({key: VALUES[key] for key in keys}, chance) for _ in range(count)]
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_sampled_cells_are_what_hydra_composes(number: int, hydra_loader: ConfigLoader) -> None:
+    chance = random.Random(number)
+    experiment = ["experiment=nightly"] if number == 0 else []
+    base = sweep(hydra_loader, *experiment)
+    cells = [*nightly(base, chance, 150)] if experiment else random_sweep(chance, 60)
+    cells = [[*cell, *experiment] for cell in cells]
+    composer = Counted(hydra_loader, base)
+    composer.prepare(cells)
+    for cell in chance.sample(cells, 6):
+        assert is_as_by_hydra(composer, hydra_loader, base, cell), cell
+    whole = [cell for cell in composer.composed_by_hydra if len(cell) > len(experiment)]
+    assert len(whole) < len(cells), "most are put together"
+
+
+OTHER_WORDS = (
+    ["experiment=seeds", "seed=1", "scenario=convert", "load_parallel=fsdp", "parallel=hsdp"],
+    ["+model.options.more=3", "model.options.more=4"],
+    ["save_at=3", "~experiment"],
+    ["+parallel@load_parallel=ddp", "saves=1"],
+    ["model=even", "model=uneven"],
+    ["hydra.job.name=x", "seed=8"],
+    ["executor.hosts=2", "seed=5"],
+    [],
+)
+
+
+def test_any_words_make_what_hydra_composes(hydra_loader: ConfigLoader) -> None:
+    base = sweep(hydra_loader)
+    composer = Composer(hydra_loader, base)
+    composer.prepare([*crossed(**LISTS), *OTHER_WORDS])
+    for words in OTHER_WORDS:
+        assert is_as_by_hydra(composer, hydra_loader, base, words), words
+
+
+def test_each_word_is_composed_once_and_those_of_different_keys_together(hydra_loader: ConfigLoader) -> None:
+    composer = Counted(hydra_loader, sweep(hydra_loader))
+    cells = crossed(**LISTS)
+    composer.prepare(cells)
+    assert composer.composed_by_hydra == [
+        (),
+        ("parallel=ddp", "model=dummy", "save=sync", "optimizer=adam"),
+        ("parallel=fsdp2_tp", "model=nested", "save=async", "optimizer=sgd"),
+        ("parallel=hsdp",),
+    ]
+    composer.composed_by_hydra.clear()
+    made = [composer.config(cell) for cell in cells]
+    assert [(one.parallel.name, one.seed) for one in made[:3]] == [("ddp", 1), ("ddp", 2), ("ddp", 1)]
+    assert not composer.composed_by_hydra
+    composer.prepare(crossed(parallel=("tp",), seed=("3", "4")))
+    made = [composer.config([parallel, "seed=4"]) for parallel in ("parallel=tp", "parallel=ddp")]
+    assert [(one.parallel.name, one.seed) for one in made] == [("tp", 4), ("ddp", 4)]
+    assert composer.composed_by_hydra == [("parallel=tp",)], "and what is known already not again"
+    alone = Counted(hydra_loader, sweep(hydra_loader))
+    alone.prepare([["parallel=tp", "seed=1"]])
+    assert alone.config(["parallel=tp", "seed=1"]).parallel.name == "tp"
+    assert alone.composed_by_hydra == [("parallel=tp", "seed=1")], "a single cell is composed whole"
+
+
+def test_files_that_decide_more_than_their_group(tmp_path: Path, hydra_loader: ConfigLoader) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "experiment").mkdir()
+    dummy = indent((conf_folder() / "model/dummy.yaml").read_text(), "  ")
+    files = {
+        "model/with_decay": f"# @package _global_\noptimizer: {{weight_decay: 0.125}}\nmodel:\n{dummy}",
+        "model/more": "defaults: [dummy, _self_]\nname: more\nbatch_size: 48\n",
+        "experiment/even": "# @package _global_\ndefaults: [override /model: even]\n",
+        "experiment/follows": "# @package _global_\ndefaults: [override /scheduler: '${optimizer}']\n",
+    }
+    for name, text in files.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+    base = sweep(hydra_loader, groups=tmp_path)
+    composer = Counted(hydra_loader, base)
+    models = {**LISTS, "model": ("dummy", "with_decay", "more")}
+    cells = crossed(**models) + crossed(experiment=("even",), **LISTS)
+    composer.prepare(cells)
+    assert ("model=more",) not in composer.composed_by_hydra, "it takes what it has of its own group alone"
+    for cell in cells[1::13]:
+        assert is_as_by_hydra(composer, hydra_loader, base, cell), cell
+    assert composer.config(["experiment=even", "parallel=ddp"]).model.name == "even"
+    # What follows another choice is not to be found in a cell without that.
+    (tmp_path / "scheduler").mkdir()
+    for optimizer in ("adam", "sgd"):
+        (tmp_path / f"scheduler/{optimizer}.yaml").write_text(
+            f"defaults: [step, _self_]\nname: like_{optimizer}\n"
+        )
+    others = crossed(experiment=("follows",), optimizer=("adam", "sgd"), seed=("1", "2", "3"))
+    composer.prepare([*others, *[[*cell, "scheduler=cosine"] for cell in others]])
+    assert [composer.config(cell).scheduler.name for cell in others[2:4]] == ["like_adam", "like_sgd"]
+
+
+@pytest.mark.parametrize(
+    "wrong", ["seed=x", "sead=1", "parallel=ddb", "parallel.x=1", "model.options.x=1", "timeouts=3", "a"]
+)
+def test_a_wrong_word_is_refused_in_hydras_words(wrong: str, hydra_loader: ConfigLoader) -> None:
+    base = sweep(hydra_loader)
+    with pytest.raises(HydraException) as theirs:
+        typed(hydra_loader.load_sweep_config(base, [wrong]))
+    together = crossed(parallel=("tp",), seed=("1", "2", "3"))
+    for others in ([], together):
+        with pytest.raises(HydraException) as ours:
+            CellMaker(hydra_loader, base).cells([*others, [wrong]])
+        assert str(ours.value) == str(theirs.value)
+
+
+def test_a_cell_has_a_folder_of_its_name_with_what_hydra_leaves(
+    hydra_loader: ConfigLoader, tmp_path: Path
+) -> None:
+    base = sweep(hydra_loader, f"hydra.sweep.dir={tmp_path}")
+    cells = CellMaker(hydra_loader, base).cells([*crossed(**LISTS), ["seed=1"], ["seed=1"]])
+    assert [cell.name for cell in cells[-2:]] == ["seed=1", "seed=1#2"]
+    for number in (3, len(cells) - 1):
+        cell = cells[number]
+        assert cell.folder == tmp_path / cell.name
+        cell.write_hydra_folder()
+        theirs: Any = hydra_loader.load_sweep_config(base, cell.overrides)
+        with open_dict(theirs):
+            theirs.hydra.job.update(id=cell.name, num=number)
+        assert f"{theirs.hydra.sweep.dir}/{theirs.hydra.sweep.subdir}" == str(cell.folder)
+        written = {name: cell.folder / f".hydra/{name}.yaml" for name in ("hydra", "config", "overrides")}
+        (tmp_path / "theirs.yaml").write_text(OmegaConf.to_yaml(OmegaConf.masked_copy(theirs, "hydra")))
+        assert OmegaConf.load(written["hydra"]) == OmegaConf.load(tmp_path / "theirs.yaml")
+        assert OmegaConf.load(written["overrides"]) == cell.overrides
+        typed(theirs)
+        assert written["config"].read_text() == OmegaConf.to_yaml(theirs)
+
+
+def test_folders_of_cells_are_not_named_otherwise(hydra_loader: ConfigLoader) -> None:
+    named = "hydra.sweep.subdir=${hydra.job.num}"
+    with pytest.raises(ConfigError, match="the folder of a cell has the cell's name"):
+        CellMaker(hydra_loader, sweep(hydra_loader, named))
+    with pytest.raises(ConfigError, match=r"hydra\.sweep\.subdir=x: is about the whole sweep"):
+        CellMaker(hydra_loader, sweep(hydra_loader)).cells([["hydra.sweep.subdir=x", "seed=1"]])
+
+
+def test_a_terminal_is_told_how_far_composing_is() -> None:
+    told = io.StringIO()
+    with composing(Console(file=told, force_terminal=True, width=60)) as track:
+        assert [*track([*range(40)])] == [*range(40)]
+    assert "composing" in told.getvalue()
+    assert "/40" in told.getvalue()
+    told = io.StringIO()
+    with composing(Console(file=told)) as track:
+        assert [*track([*range(40)])] == [*range(40)]
+    assert told.getvalue() == "", "a file is not drawn into"
