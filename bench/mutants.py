@@ -53,7 +53,7 @@ STEPS: dict[str, tuple[str, ...]] = {
     "planted cells": (*_SWEEP, "experiment=faults", "parallel=fsdp2", "hydra.sweep.dir={scratch}/planted"),
     "planted scenarios": (
         *(sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"),
-        *("tests/scenarios/test_planted_defects.py", "tests/scenarios/test_mistrained.py"),
+        *("tests/scenarios/test_planted_defects.py", "tests/plugins/faults/test_mistrained.py"),
         "tests/verify/test_on_ranks.py",
     ),
 }

@@ -217,6 +217,27 @@ def test_a_workload_is_not_sharded_by_the_plan_of_another_model() -> None:
     assert why_skip(own, resolve(own, NO_GPU), NO_GPU) is None
 
 
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        (ParallelConfig("tp", mesh=["tp"]), ({"net1": "colwise"}, [])),
+        (ParallelConfig("tp", mesh=["tp"], sequence_parallel=True), ({"net1": "rowwise_to_sequence"}, [])),
+        (ParallelConfig("tp", mesh=["tp"], tp_plan={"net2": "rowwise"}), ({"net2": "rowwise"}, [])),
+        (ParallelConfig("ep", mesh=["dp_shard", "ep"]), ({}, ["experts"])),
+        (ParallelConfig("ddp", mesh=["dp_replicate"]), ({}, [])),
+    ],
+)
+def test_a_parallelism_takes_the_plans_that_it_needs_from_the_model(
+    given: ParallelConfig, taken: tuple[dict[str, str], list[str]]
+) -> None:
+    plans = {"tp_plan": {"net1": "colwise"}, "sp_plan": {"net1": "rowwise_to_sequence"}}
+    config = Config(parallel=given, load_parallel=given)
+    decided = resolve(replace(config, model=ModelConfig("m", "m", **plans, ep_plan=["experts"])), NO_GPU)
+    assert decided.load_parallel
+    for parallel in (decided.parallel, decided.load_parallel):
+        assert (parallel.tp_plan, parallel.ep_plan) == taken
+
+
 def test_an_axis_that_does_not_exist_is_refused() -> None:
     config = Config(scenario=scenario(only={"paralel": Only(["ddp"], "of a typo")}))
     with pytest.raises(ConfigError, match=r"only\.paralel: there is no such axis"):

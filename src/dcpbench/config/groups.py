@@ -178,8 +178,8 @@ class ParallelConfig(Group):
         tp_plan = model.sp_plan if self.sequence_parallel else model.tp_plan
         return replace(
             self,
-            tp_plan=self.tp_plan or (tp_plan if "tp" in self.mesh else {}),
-            ep_plan=self.ep_plan or (model.ep_plan if "ep" in self.mesh else []),
+            tp_plan=self.tp_plan or (tp_plan if Dimension.tp in self.mesh else {}),
+            ep_plan=self.ep_plan or (model.ep_plan if Dimension.ep in self.mesh else []),
         )
 
     def mesh_sizes(self, world_size: int) -> dict[str, int]:

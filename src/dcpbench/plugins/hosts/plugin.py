@@ -4,4 +4,9 @@ from pathlib import Path
 
 from dcpbench.core.plugins import API, Plugin
 
-plugin = Plugin(name="hosts", api=API, conf=Path(__file__).parent / "conf")
+plugin = Plugin(
+    name="hosts",
+    api=API,
+    conf=Path(__file__).parent / "conf",
+    moved={"dcpbench.executors.ray_engine": "dcpbench.plugins.hosts.ray_engine"},
+)

@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from dcpbench.config.errors import refuse_unknown, told_null_choices
-from dcpbench.config.schema import Config
+from dcpbench.config.schema import Config, config_class
 
 Words = tuple[str, ...]
 Track = Callable[[Sequence[Any]], Iterable[Any]]
@@ -34,8 +34,6 @@ Track = Callable[[Sequence[Any]], Iterable[Any]]
 _Kind = StrEnum("_Kind", "choice value wide other")
 """Of a word: it chooses a value of a group, or sets a value, and decides one key alone; it chooses what may
 decide anything, as an experiment; any other."""
-
-_KEYS = frozenset(item.name for item in fields(Config))
 
 
 class _Part(NamedTuple):
@@ -73,7 +71,8 @@ class Composer:
     """
 
     def __init__(self, loader: ConfigLoader, base: DictConfig) -> None:
-        self._loader, self._base = loader, base
+        self._loader, self._base, self._schema = loader, base, config_class()
+        self._keys = self._schema.__dataclass_fields__
         self._bases: dict[Words, _Basis] = {}
         self._parse = cache(OverridesParser.create(config_loader=loader).parse_override)
         self._kind = cache(self._kind_of)
@@ -111,8 +110,8 @@ class Composer:
             if found := self._found(words):
                 parts = found[1]
                 if not any(part.interpolates for part in parts.values()):
-                    return Config(**{key: part.typed for key, part in parts.items()})
-                composed = OmegaConf.structured(Config)
+                    return self._schema(**{key: part.typed for key, part in parts.items()})
+                composed = OmegaConf.structured(self._schema)
                 composed.merge_with({key: part.plain for key, part in parts.items()})
                 OmegaConf.copy_cache(self._base, composed)
                 return typed(composed)
@@ -138,9 +137,9 @@ class Composer:
             if not changes or override.is_hydra_override() or override.is_sweep_override():
                 return _Kind.other
             if (group := override.key_or_group) not in groups:
-                return _Kind.value if _key(word) in _KEYS else _Kind.other
+                return _Kind.value if _key(word) in self._keys else _Kind.other
             if isinstance(value := override.value(), str):
-                return _Kind.choice if group in _KEYS and self._is_local(group, value) else _Kind.wide
+                return _Kind.choice if group in self._keys and self._is_local(group, value) else _Kind.wide
         return _Kind.other
 
     def _is_local(self, group: str, value: str) -> bool:
@@ -222,7 +221,7 @@ class Composer:
         all_choices = {
             name: own.get(name, value)
             for name, value in runtime["choices"].items()
-            if name in own or _chosen_for(name) not in _KEYS
+            if name in own or _chosen_for(name) not in self._keys
         }
         how = job["config"]["override_dirname"]
         named = sorted(one for one in words if self._parse(one).key_or_group not in how["exclude_keys"])
@@ -237,7 +236,7 @@ class Composer:
 @cache
 def _schema_of(key: str) -> type:
     """The schema with one key alone."""
-    (own,) = (item for item in fields(Config) if item.name == key)
+    (own,) = (item for item in fields(config_class()) if item.name == key)
     return make_dataclass(f"{Config.__name__}_{key}", [(key, own.type, own)])
 
 

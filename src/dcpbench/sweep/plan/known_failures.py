@@ -13,7 +13,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from yaml import YAMLError
 
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.schema import Config, conf_folder
+from dcpbench.config.schema import conf_folder, config_class
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import AS_HELD, Problem
 from dcpbench.core.plugins import plugins
@@ -75,7 +75,7 @@ def check_entry(failure: KnownFailure) -> None:
         ConfigError, InvalidSpecifier, re.error: the entry is wrong.
     """
     named = {name.partition(".")[0] for name in failure.cells}
-    for unknown in named - {*columns(), *(key.name for key in fields(Config))}:
+    for unknown in named - {*columns(), *(key.name for key in fields(config_class()))}:
         raise ConfigError(f"no column or key {unknown!r}")
     if not failure.checks and not failure.error:
         raise ConfigError("it lists neither checks nor an error")

@@ -87,7 +87,7 @@ def row_of(job: Job, attempts: Sequence[Attempt], shared: bool = False) -> Row:
         kept = {name: None if spec.unit == "s" else metrics[name] for name, spec in METRICS.items()}
         metrics = kept | {SHARED_CELL_S: metrics["cell_s"]}
     row = Row(
-        axes={name: job.columns[name] for name in AXES},
+        axes={name: job.columns.get(name) for name in AXES},
         **{name: value for name, value in job.columns.items() if name not in AXES},
         **columns,
         metrics=metrics,
