@@ -129,12 +129,13 @@ def write_csv(folder: Path) -> None:
     """Write `results.csv`: the columns of the rows of `results.jsonl`.
 
     Raises:
-        ResultsError: it cannot be written.
+        ResultsError: it cannot be written, or the rows cannot be read.
     """
+    rows, _ = read_rows(folder, details=False)
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=columns(), extrasaction="ignore")
     writer.writeheader()
-    writer.writerows(row.flat() for row in stored_rows(folder))
+    writer.writerows(row.flat() for row in rows)
     write_whole(folder / RESULTS_CSV, [text.getvalue().encode()])
 
 
