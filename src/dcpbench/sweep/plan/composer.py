@@ -22,7 +22,7 @@ from hydra.core.override_parser.types import OverrideType
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from dcpbench.config.errors import refuse_unknown, told_null_choices
@@ -37,21 +37,21 @@ decide anything, as an experiment; any other."""
 
 
 class _Part(NamedTuple):
-    """One key of a configuration: as composed, as plain values, typed unless it interpolates, and the choices
-    that made it."""
+    """One key of a configuration: as composed, as plain values, typed unless it is `open`, as one that
+    interpolates or lacks a mandatory value is, and the choices that made it."""
 
     composed: DictConfig
     plain: Any
     typed: Any
-    interpolates: bool
+    open: bool
     choices: dict[str, str | None]
 
     @classmethod
     def of(cls, composed: DictConfig, key: str, choices: dict[str, str | None]) -> "_Part":
         plain = _plain(composed)[key]
-        interpolates = "${" in str(plain)
-        typed = None if interpolates else getattr(OmegaConf.to_object(composed), key)
-        return cls(composed, plain, typed, interpolates, choices)
+        is_open = "${" in str(plain) or MISSING in str(plain)
+        typed = None if is_open else getattr(OmegaConf.to_object(composed), key)
+        return cls(composed, plain, typed, is_open, choices)
 
 
 @dataclass
@@ -109,7 +109,7 @@ class Composer:
         with suppress(HydraException, OmegaConfBaseException):
             if found := self._found(words):
                 parts = found[1]
-                if not any(part.interpolates for part in parts.values()):
+                if not any(part.open for part in parts.values()):
                     return self._schema(**{key: part.typed for key, part in parts.items()})
                 composed = OmegaConf.structured(self._schema)
                 composed.merge_with({key: part.plain for key, part in parts.items()})

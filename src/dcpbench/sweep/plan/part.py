@@ -17,6 +17,9 @@ class Part:
     number: int
     count: int
 
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
     @classmethod
     def parse(cls, text: str) -> "Part":
         """`2/4`; a ConfigError for anything else."""
