@@ -29,9 +29,6 @@ SRC = ROOT / "src"
 HOUSE = SRC / "dcpbench"
 PLUGINS = HOUSE / "plugins"
 MIDDLE = ("core", "verdict", "cell")
-CELL = ("cell", "checkpoint", "checks", "contract", "handover", "lockstep", "plain_runs", "side_effects")
-CELL += ("steps", "twin")
-"""The files that cells are written with, as long as they have no room of their own."""
 WAYS = {
     "parallel=fsdp2": ["parallel=fsdp2"],
     "a mismatch": ["parallel=ddp", "fault=weight_zeroed"],
@@ -46,7 +43,7 @@ def main() -> int:
     arguments = parser.parse_args()
     everything = sorted(SRC.rglob("*.py"))
     middle = [file for file in everything if file.relative_to(HOUSE.parent).parts[1] in MIDDLE]
-    cell = sorted((HOUSE / "cell").rglob("*.py")) or [HOUSE / f"scenarios/{name}.py" for name in CELL]
+    cell = sorted((HOUSE / "cell").rglob("*.py"))
     counted = {
         "lines of src without plug-ins": lines(file for file in everything if PLUGINS not in file.parents),
         "lines of src": lines(everything),

@@ -1,5 +1,6 @@
 """A package of somebody else's brings one of everything, by its entry point; an absent plug-in is a line."""
 
+import json
 import os
 import subprocess
 import sys
@@ -31,6 +32,8 @@ plugin = Plugin(
     metrics=(MetricSpec("theirs_calls", "calls of the outsider's scenario", counted=True),),
     faults=("outsider.faults",),
     known_failures=Path(__file__).parent / "known.yaml",
+    defects={"doubled": "outsider.defects:doubled"},
+    checkpointers=("outsider.code:doubling",),
     commands={"greet": CommandSpec("say who is there", "outsider.command:greet")},
     sections=("outsider.page:section",),
 )
@@ -46,12 +49,37 @@ def parallel(model, mesh, config):
     return parallelisms.ddp(model, mesh, config)
 
 
-def scenario(cell, broken):
+def doubling(cell, checkpointer):
+    honest = checkpointer.load
+
+    def load(state, checkpoint_id):
+        honest(state, checkpoint_id)
+        if "train_state" in state:
+            state["train_state"].current_loss *= times
+
+    if times := cell.config.scenario.options.get("times"):
+        checkpointer.load = load
+
+
+def scenario(cell, broken, times):
     save_load.save_load(cell)
     cell.measure("theirs_calls", 1)
     found = [Mismatch("theirs", Problem.value)] if broken else []
     control = [Mismatch("theirs", Problem.value)]
     cell.record("theirs_held", Compared.of(found, control, ["theirs"]), "at the end")
+""",
+    "outsider/defects.py": """
+from dcpbench.core.defects import Defect
+
+NAME = "train_state.current_loss"
+
+
+def expected(cell, moment, reference):
+    saved = reference.checkpoint.state["extra_equal"][NAME]
+    yield {"extra_equal": {NAME: 2 * saved}}
+
+
+doubled = Defect(("restored",), lambda config: config.scenario.name == "theirs", expected)
 """,
     "outsider/faults.py": """
 from dcpbench.config.groups import Expect
@@ -80,6 +108,11 @@ def section(frame):
   torch: ">=2"
   checks: {theirs_held: [{name: theirs, problems: [value]}]}
   reason: it is broken
+- id: doubled
+  cells: {scenario: theirs, scenario.options.times: [2, 3]}
+  torch: ">=2"
+  checks: {extra_equal: [{name: train_state.current_loss, problems: [value], by: doubled}]}
+  reason: a load doubles it
 """,
     "outsider/conf/parallel/theirs.yaml": """\
 # DDP of the outsider.
@@ -92,7 +125,7 @@ dp_replicate: -1
 # save_load, and what the outsider looks at.
 name: theirs
 target: outsider.code.scenario
-options: {broken: false}
+options: {broken: false, times: null}
 """,
     "outsider/conf/experiment/theirs.yaml": """\
 # @package _global_
@@ -107,6 +140,7 @@ hydra:
     matrix:
       cells: {scenario: theirs, model: short, parallel: theirs, scenario.options.broken: "false,true"}
       fault: {scenario: save_load, model: short, parallel: theirs, fault: theirs, plugin: faults}
+      doubled: {scenario: theirs, model: short, parallel: theirs, scenario.options.times: "2,3"}
       left_out: {scenario: save_load, parallel: ddp, plugin: nowhere}
 """,
 }
@@ -136,14 +170,21 @@ def test_one_of_everything_runs(ended: Finished) -> None:
         ("pass", "theirs", None),
         ("xfail", "theirs", None),
         ("fail", "theirs", True),
+        ("xfail", "theirs", None),
+        ("fail", "theirs", None),
     ], ended.out + ended.err
-    assert [(row["theirs_held"], row["theirs_calls"]) for row in ended.rows] == [
+    written = map(json.loads, (ended.folder / "results.jsonl").read_text().splitlines())
+    assert [(row["theirs_held"], row["theirs_calls"]) for row in written] == [
         (True, 1),
         (False, 1),
         (None, None),
+        (True, 1),
+        (True, 1),
     ]
     assert "known failure theirs" in ended.rows[1]["reason"]
-    assert ended.status == 0
+    assert "known failure doubled" in ended.rows[3]["reason"]
+    assert "train_state.current_loss" in ended.rows[4]["reason"], "three times as large is another defect"
+    assert ended.status == 1
 
 
 def test_an_absent_plug_in_is_one_line(ended: Finished) -> None:

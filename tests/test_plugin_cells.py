@@ -12,6 +12,9 @@ import pytest
 
 from conftest import SMALL, Finished, run
 from dcpbench.core.axes import AXES
+from dcpbench.core.checks import CHECKS
+from dcpbench.core.metrics import METRICS
+from dcpbench.core.plugins import load_plugins
 from support.drivers import environment
 
 pytestmark = pytest.mark.slow
@@ -62,10 +65,12 @@ def sweeps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Fin
         patch.setenv("DCPBENCH_PLUGINS", "mine_plugin")
         patch.setenv("PYTHONPATH", str(place), prepend=os.pathsep)
         patch.syspath_prepend(place)
+        load_plugins()  # to read the rows
         asked = ("-m", "parallel=ddp,fsdp2", "clip=3", "saves=1", "device=cpu", "world_size=2", *SMALL)
         old, new = (run(place / name, *asked, own_process=name == "old") for name in ("old", "new"))
         yield place, old, new
-        AXES.pop("clip", None)
+    for registry, name in ((AXES, "clip"), (CHECKS, "float32_kept"), (METRICS, "load_descriptors")):
+        registry.pop(name)
 
 
 def report(place: Path, *words: str | Path) -> str:

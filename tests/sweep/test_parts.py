@@ -49,7 +49,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, list[Finish
 
 
 def _rows(folder: Path) -> list[dict[str, object]]:
-    return read_rows(folder)[0]
+    return [row.flat() for row in read_rows(folder)[0]]
 
 
 @pytest.mark.slow

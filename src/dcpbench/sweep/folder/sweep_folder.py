@@ -68,7 +68,7 @@ class SweepFolder:
         """
         mine = self.part.jobs(jobs) if self.part else list(jobs)
         if not mine:
-            raise ConfigError(f"part={self._base.part}: has none of {counted(len(jobs), 'cell')}")
+            raise ConfigError(f"part={self.part}: has none of {counted(len(jobs), 'cell')}")
         return mine
 
     def found(self, jobs: Sequence[Job]) -> resume.Found | None:
