@@ -67,7 +67,7 @@ class Slurm:
         """What a command prints; `more` is of its environment."""
         command = (*self._first.prefix, *words)
         around = os.environ | more | self.environment
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=around)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180, env=around)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout.strip()
 

@@ -28,7 +28,8 @@ from dcpbench.plugins.hosts.host_agent import CALLS, HostAgent, HostEnvironment
 from dcpbench.plugins.hosts.hosts import HOSTS_S, Agent, HostsEngine
 from dcpbench.plugins.hosts.hosts_executor import HostsExecutor
 
-_CONNECT_S = 1.0
+_CONNECT_S = 2.0
+"""How long a connection may take: its first packet, if it is lost, is sent again after 1 s."""
 _ANSWER_S = 5.0
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 """What a client begins with, and an empty frame of settings."""
