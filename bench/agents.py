@@ -31,8 +31,8 @@ from dcpbench.executors.local import LocalEngine
 from dcpbench.plugins.hosts.host_agent import State
 from dcpbench.plugins.hosts.hosts import Agent, HostsEngine
 from dcpbench.plugins.hosts.hosts_executor import HostsExecutor
+from dcpbench.rank.messages import CellSpec, WorldKind
 from dcpbench.records.installation import installation
-from dcpbench.worker.messages import CellSpec, WorldKind
 
 AGENTS, ACTORS = "SIMULATED_AGENTS", "SIMULATED_ACTORS"
 """Variables of the environment: how many agents, and how many actors of Ray."""

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch.testing._internal.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
 
 from dcpbench.core.rank_report import RankReport
-from dcpbench.worker.messages import CellSpec, RunId
-from dcpbench.worker.run_cell import run_cell
+from dcpbench.rank.messages import CellSpec, RunId
+from dcpbench.rank.run_cell import run_cell
 from dcpbench.workloads.world import World
 
 CELL = "DCPBENCH_BENCH_CELL"

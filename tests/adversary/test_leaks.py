@@ -20,7 +20,7 @@ ON_RANKS = ("default_dtype", "forward", "load_of_dcpbench", "thread", "destroyed
 def left_behind(what: str, answer: Any) -> None:
     import torch
 
-    from dcpbench.worker.left_behind import Fingerprint
+    from dcpbench.rank.left_behind import Fingerprint
 
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     torch.distributed.new_group([0])

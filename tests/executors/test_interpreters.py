@@ -14,8 +14,8 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import TimeoutsConfig
 from dcpbench.executors.fork_server import Machine
 from dcpbench.executors.interpreters import OtherInterpreter, versions_of
+from dcpbench.rank.messages import CellSpec, RunId, WorldKind
 from dcpbench.sweep.plan.validity import resolve, why_skip
-from dcpbench.worker.messages import CellSpec, RunId, WorldKind
 from support.alone import config
 
 CELL = ("device=cpu", "parallel=fsdp2", "world_size=2", "saves=1", *SMALL)

@@ -13,8 +13,8 @@ import torch
 from dcpbench.cell.cell import Cell
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared, RankReport
+from dcpbench.rank.messages import Message
 from dcpbench.scenarios.save_load import save_load
-from dcpbench.worker.messages import Message
 
 ESCAPES = "\x1b[2J\x1b]0;owned\x07\x9b31m\r[9/9] pass every cell\n\u202e=1+1"
 

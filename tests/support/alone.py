@@ -19,12 +19,12 @@ from dcpbench.config.groups import FaultConfig
 from dcpbench.config.schema import Config
 from dcpbench.core.plugins import declared_values, load_plugins
 from dcpbench.core.rank_report import RankReport
+from dcpbench.rank.messages import CellSpec, RunId
+from dcpbench.rank.run_cell import run_cell
 from dcpbench.records.installation import conf_folders
 from dcpbench.sweep.plan import known_failures
 from dcpbench.verdict.attempt import verdict_of
 from dcpbench.verdict.verdict import Verdict
-from dcpbench.worker.messages import CellSpec, RunId
-from dcpbench.worker.run_cell import run_cell
 from dcpbench.workloads.world import World
 from support.ends import reported
 from support.jobs import job

@@ -5,12 +5,12 @@ from multiprocessing.connection import Connection
 from typing import Any
 from unittest import mock
 
-from dcpbench.worker.messages import RankSpec
+from dcpbench.rank.messages import RankSpec
 
 
 def main(spec: RankSpec, connection: Connection) -> None:
     """What a rank process runs, but rank 1 stays away."""
-    from dcpbench.worker import main
+    from dcpbench.rank import main
 
     honest = main._join
 

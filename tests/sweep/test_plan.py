@@ -42,7 +42,7 @@ except SystemExit as ended:
     assert ended.code == 0
 assert not {"torch", "pandas"} & set(sys.modules)
 imported = forkserver._forkserver._preload_modules
-assert imported == ["dcpbench.worker.machine_probe"], f"no rank is born of a plan: {imported}"
+assert imported == ["dcpbench.rank.machine_probe"], f"no rank is born of a plan: {imported}"
 print("the driver has no torch")
 """
 

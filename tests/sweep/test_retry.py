@@ -15,11 +15,11 @@ from dcpbench.core.metrics import PHASE_S, Measurement
 from dcpbench.core.rank_report import RankReport
 from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors.base import Executor, HostsLostError
+from dcpbench.rank.messages import CellSpec
 from dcpbench.records.row import exit_status
 from dcpbench.sweep.run.cell_runner import CellRunner, clear, is_due, set_aside
 from dcpbench.sweep.run.row_builder import Attempt, row_of
 from dcpbench.verdict.verdict import Verdict
-from dcpbench.worker.messages import CellSpec
 from support import alone
 from support.ends import reported
 from support.jobs import job

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 
-from dcpbench.measure.raw_io import RawIO
+from dcpbench.checkpointers.raw_io import RawIO
 from dcpbench.records import files
 from dcpbench.verify.audit import Manifest
 from dcpbench.verify.files import FileDigests, digest_files, digest_late_files, drop_pages

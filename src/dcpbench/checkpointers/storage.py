@@ -21,11 +21,11 @@ from torch.distributed.checkpoint.filesystem import SerializationFormat
 from dcpbench.checkpointers.base import file_lengths
 from dcpbench.checkpointers.dcp_metadata import MetadataError
 from dcpbench.checkpointers.object_store import ObjectStore
+from dcpbench.checkpointers.raw_io import RawIO
 from dcpbench.checkpointers.safetensors_headers import safetensors_manifest
 from dcpbench.config.groups import StorageConfig
 from dcpbench.config.save import SaveConfig
 from dcpbench.core.mismatch import Mismatch, Problem
-from dcpbench.measure.raw_io import RawIO
 from dcpbench.verify.audit import Manifest
 from dcpbench.verify.plain_read import Stored, StoredChunk
 

@@ -13,10 +13,10 @@ from torch.distributed.tensor import DTensor
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks, file_lengths
 from dcpbench.checkpointers.nested import check_fits, slots, state_dicts
+from dcpbench.checkpointers.raw_io import RawIO
 from dcpbench.checkpointers.tensors_only import packed, unpacked
 from dcpbench.checkpointers.torch_file import stored_in
 from dcpbench.config.schema import Config
-from dcpbench.measure.raw_io import RawIO
 from dcpbench.verify.audit import Chunk, Entry, Manifest
 from dcpbench.verify.layout import extent_of
 from dcpbench.verify.plain_read import Stored, StoredChunk

@@ -9,7 +9,7 @@ from dcpbench.config.groups import ExecutorConfig
 from dcpbench.config.schema import TimeoutsConfig
 from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors.fork_server import Machine
-from dcpbench.worker.messages import CellSpec, WorldKind
+from dcpbench.rank.messages import CellSpec, WorldKind
 
 OnPhase = Callable[[int, str], None]
 """Called with a rank and the phase that it begins."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from dcpbench.worker.messages import OF_RANK, segments_of, semaphores_of
+from dcpbench.rank.messages import OF_RANK, segments_of, semaphores_of
 
 _ENDED_S = 4.0
 _ROUNDS = 5

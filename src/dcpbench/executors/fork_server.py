@@ -31,7 +31,7 @@ _PRELOADED = (
 _OF_RANKS = ("cell", "checkpointers", "measure", "scenarios", "verify", "workloads")
 """What the server imports once, and all modules of which packages of dcpbench, so that a rank is born with it
 and knows whether a cell has changed it. None of it may touch CUDA."""
-_PROBE = "dcpbench.worker.machine_probe"
+_PROBE = "dcpbench.rank.machine_probe"
 
 _ANSWER_LIMIT_S = 120.0
 """How long the server may take to fork, with the import of torch before the first time."""
@@ -68,8 +68,8 @@ def rank_imports(compiles: bool) -> list[str]:
         f"dcpbench.{name}.{one.name}" for name in _OF_RANKS for one in pkgutil.iter_modules([package / name])
     ]
     added = [name for plugin in plugins() for name in plugin.preload]
-    compiler = ["dcpbench.worker.preload_compile"] if compiles else []
-    return [*_PRELOADED, *ours, *added, *compiler, "dcpbench.worker.main"]
+    compiler = ["dcpbench.rank.preload_compile"] if compiles else []
+    return [*_PRELOADED, *ours, *added, *compiler, "dcpbench.rank.main"]
 
 
 def fork_server(imports: Sequence[str] = ()) -> ForkServerContext:
@@ -166,6 +166,6 @@ def probe(context: ForkServerContext, also: Callable[[], dict[str, Any]] = dict)
 
 
 def _probe(connection: Connection, also: Callable[[], dict[str, Any]]) -> None:
-    from dcpbench.worker.machine_probe import main
+    from dcpbench.rank.machine_probe import main
 
     main(connection, also)

@@ -25,7 +25,7 @@ from dcpbench.config.schema import TimeoutsConfig
 from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors import cleanup
 from dcpbench.executors.base import Executor, OnPhase
-from dcpbench.worker.messages import CellSpec, WorldKind
+from dcpbench.rank.messages import CellSpec, WorldKind
 
 _LEAST_PYTHON, _LEAST_TORCH = "3.11", "2.11"
 _ASK = """

@@ -14,7 +14,7 @@ from dcpbench.executors.base import Engine, Executor, OnPhase
 from dcpbench.executors.fork_server import Machine
 from dcpbench.executors.interpreters import OtherInterpreter, versions_of
 from dcpbench.executors.rank_group import Part, RankGroup, store_file
-from dcpbench.worker.messages import CellSpec, WorldKind
+from dcpbench.rank.messages import CellSpec, WorldKind
 
 
 class LocalEngine(Engine):

@@ -18,7 +18,7 @@ from dcpbench.core.stage_end import WHOLE_STAGE, Failed, RankEnd, StageEnd
 from dcpbench.executors import cleanup, fork_server, stack_dumps
 from dcpbench.executors.base import OnPhase
 from dcpbench.executors.rank_handle import Rank
-from dcpbench.worker.messages import (
+from dcpbench.rank.messages import (
     CellSpec,
     Descriptor,
     Message,
@@ -231,7 +231,7 @@ def _fork(context: ForkServerContext, spec: RankSpec) -> Rank:
 
 
 def _rank_main(spec: RankSpec, connection: Connection) -> None:
-    from dcpbench.worker.main import main
+    from dcpbench.rank.main import main
 
     main(spec, connection)
 

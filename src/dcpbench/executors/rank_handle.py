@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from dcpbench.core.stage_end import Failed, RankEnd
-from dcpbench.worker.messages import CellSpec, Message, PhaseBegun, UploadsUnderWay
+from dcpbench.rank.messages import CellSpec, Message, PhaseBegun, UploadsUnderWay
 
 _REPORT_S = 1.0
 """How long after its end a process may be taken for alive."""

@@ -26,10 +26,10 @@ from dcpbench.plugins.hosts import hosts_executor, stage_on_hosts
 from dcpbench.plugins.hosts.host_agent import State
 from dcpbench.plugins.hosts.hosts import Agent, HostsEngine
 from dcpbench.plugins.hosts.hosts_executor import HostsExecutor
+from dcpbench.rank.messages import CellSpec, RunId, WorldKind
 from dcpbench.records.installation import installation, package_digest
 from dcpbench.records.store import read_rows
 from dcpbench.report.__main__ import main as report
-from dcpbench.worker.messages import CellSpec, RunId, WorldKind
 from support.alone import config
 from support.hosts import copy_dcpbench
 

@@ -25,8 +25,8 @@ from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors import cleanup, fork_server
 from dcpbench.executors.local import devices_of
 from dcpbench.executors.rank_group import Conclusion, Part, RankGroup, store_file
+from dcpbench.rank.messages import CellSpec, Descriptor, StoreAddress, WorldKind
 from dcpbench.records.installation import installation
-from dcpbench.worker.messages import CellSpec, Descriptor, StoreAddress, WorldKind
 
 _CARRIED = ("DCPBENCH_", "TORCH", "PYTORCH_", "PYTHONPATH", "NCCL_", "GLOO_", "CUBLAS_", "AWS_", "CXX")
 """How the names of variables begin that ranks have from the driver's environment on every host."""

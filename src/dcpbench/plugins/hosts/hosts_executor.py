@@ -14,7 +14,7 @@ from dcpbench.executors.base import Executor, HostsLostError, OnPhase
 from dcpbench.plugins.hosts.host_agent import Key, State
 from dcpbench.plugins.hosts.hosts import ANSWER_S, HOSTS_S, START_S, Agent, AgentError, HostsEngine, Placed
 from dcpbench.plugins.hosts.stage_on_hosts import Answer, StageOnHosts
-from dcpbench.worker.messages import CellSpec, StoreAddress, WorldKind
+from dcpbench.rank.messages import CellSpec, StoreAddress, WorldKind
 
 _LOOK_EVERY_S = 0.25
 _STARTS = 3

@@ -12,7 +12,7 @@ from typing import Any
 from dcpbench.core.stage_end import RankEnd, StageEnd
 from dcpbench.executors.base import OnPhase
 from dcpbench.plugins.hosts.hosts import ANSWER_S, Agent, Placed
-from dcpbench.worker.messages import RunId
+from dcpbench.rank.messages import RunId
 
 _LOOK_EVERY_S = 0.25
 _LOSS_IS_SEEN_S = 3.0

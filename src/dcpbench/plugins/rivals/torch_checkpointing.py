@@ -9,8 +9,8 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks, file_lengths
 from dcpbench.checkpointers.nested import check_fits, slots, state_dicts
+from dcpbench.checkpointers.raw_io import RawIO
 from dcpbench.config.schema import Config
-from dcpbench.measure.raw_io import RawIO
 from dcpbench.verify.audit import Manifest
 
 

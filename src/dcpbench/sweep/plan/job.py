@@ -13,13 +13,13 @@ from dcpbench.config.schema import Config
 from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import CellKey, digest_of
 from dcpbench.executors.fork_server import Machine
+from dcpbench.rank.messages import WorldKind
 from dcpbench.records.installation import OURS, package_digest
 from dcpbench.records.user_code import file_of
 from dcpbench.sweep.plan import known_failures, validity
 from dcpbench.sweep.plan.cells import SweepCell
 from dcpbench.verdict.attempt import Expected
 from dcpbench.verdict.known_failures import KnownFailure
-from dcpbench.worker.messages import WorldKind
 
 _PROVIDED = ("torch", "dcpbench", "hydra_plugins")
 

@@ -22,6 +22,7 @@ from dcpbench.core.metrics import Measurement
 from dcpbench.core.mismatch import Problem
 from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors.base import Executor, HostsLostError
+from dcpbench.rank.messages import CellSpec, RunId
 from dcpbench.records import files
 from dcpbench.records.row import Row
 from dcpbench.report.styles import text_of
@@ -31,7 +32,6 @@ from dcpbench.sweep.run.progress import ProgressDisplay
 from dcpbench.sweep.run.row_builder import Attempt, row_of
 from dcpbench.verdict.attempt import verdict_of
 from dcpbench.verdict.verdict import Verdict
-from dcpbench.worker.messages import CellSpec, RunId
 
 FIRST_ATTEMPT = "first-try"
 _NAMED = 10

@@ -2,7 +2,7 @@
 
 A fingerprint is taken once, when the rank has joined its peers; functions are noted when this module is
 imported, by the server that ranks are forked from, which is once for all of them. Generators are not in it,
-nor what each cell sets itself (`dcpbench.worker.run_cell`): those are set again before each stage.
+nor what each cell sets itself (`dcpbench.rank.run_cell`): those are set again before each stage.
 """
 
 import gc

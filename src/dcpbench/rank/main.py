@@ -35,9 +35,8 @@ from dcpbench.core.plugins import load_plugins
 from dcpbench.core.rank_report import NothingToInjectError, RankReport
 from dcpbench.core.sentences import place_sentence, rank_sentence
 from dcpbench.core.stage_end import Failed
-from dcpbench.records.user_code import import_from_current_folder
-from dcpbench.worker.left_behind import Fingerprint
-from dcpbench.worker.messages import (
+from dcpbench.rank.left_behind import Fingerprint
+from dcpbench.rank.messages import (
     OF_RANK,
     CellSpec,
     Message,
@@ -48,7 +47,8 @@ from dcpbench.worker.messages import (
     segments_of,
     semaphores_of,
 )
-from dcpbench.worker.run_cell import run_cell
+from dcpbench.rank.run_cell import run_cell
+from dcpbench.records.user_code import import_from_current_folder
 from dcpbench.workloads.world import World
 
 # Longer than any cell: a hang is the driver's to end, which then has every rank's stack.

@@ -21,10 +21,9 @@ from dcpbench.cell.shared_folder import wait_until_seen
 from dcpbench.config.groups import Ending, StageWorld
 from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import RankReport, Skip
-from dcpbench.measure import memory
+from dcpbench.rank import compilation, memory
+from dcpbench.rank.messages import CellSpec
 from dcpbench.verify.files import recorded_syncs, synced_in
-from dcpbench.worker import compilation
-from dcpbench.worker.messages import CellSpec
 from dcpbench.workloads.world import World
 
 

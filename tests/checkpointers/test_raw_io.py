@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dcpbench.measure.raw_io import RawIO
+from dcpbench.checkpointers.raw_io import RawIO
 
 LENGTHS = (0, 1, 100_000, 3 * 2**20, 9 * 2**20 + 1)
 

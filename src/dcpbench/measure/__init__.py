@@ -1,1 +1,0 @@
-"""Clocks, memory, bytes, and what plain files reach."""
