@@ -246,7 +246,9 @@ def test_a_cell_has_a_folder_of_its_name_with_what_hydra_leaves(
 
 def test_folders_of_cells_are_not_named_otherwise(hydra_loader: ConfigLoader) -> None:
     named = "hydra.sweep.subdir=${hydra.job.num}"
-    with pytest.raises(ConfigError, match="the folder of a cell has the cell's name"):
+    with pytest.raises(
+        ConfigError, match=r"subdir=\$\{hydra.job.num\}: leave it out; the folder of a cell has"
+    ):
         CellMaker(hydra_loader, sweep(hydra_loader, named))
     with pytest.raises(ConfigError, match=r"hydra\.sweep\.subdir=x: is about the whole sweep"):
         CellMaker(hydra_loader, sweep(hydra_loader)).cells([["hydra.sweep.subdir=x", "seed=1"]])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hydra.core.config_loader import ConfigLoader
 from omegaconf import DictConfig, OmegaConf
@@ -60,9 +60,11 @@ class CellMaker:
         self._of_all = _asked_hosts(base.executor)
         self._config_dir = next((str(one.path) for one in sources if one.provider == "command-line"), None)
         self._names: Counter[str] = Counter()
-        subdir = OmegaConf.masked_copy(base.hydra.sweep, ["subdir"])
-        if (given := OmegaConf.to_container(subdir)) != {"subdir": _SUBDIR}:
-            raise ConfigError(f"hydra.sweep.{given}: is not taken; the folder of a cell has the cell's name")
+        subdir = cast("dict[str, str]", OmegaConf.to_container(base.hydra.sweep))["subdir"]
+        if subdir != _SUBDIR:
+            raise ConfigError(
+                f"hydra.sweep.subdir={subdir}: leave it out; the folder of a cell has the cell's name"
+            )
 
     def cells(self, batch: Sequence[Sequence[str]], track: Track = iter) -> list[SweepCell]:
         """The cells of the next batch; each cell of a sweep has another name.
