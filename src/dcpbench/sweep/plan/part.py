@@ -28,9 +28,6 @@ class Part:
             raise ConfigError(f"part={text}: must be a number of how many, as 2/4")
         return cls(int(found[1]), int(found[2]))
 
-    def __str__(self) -> str:
-        return f"{self.number}/{self.count}"
-
     def folder(self, whole: Path) -> Path:
         """Where it lies in the folder of the whole sweep. Below a `storage.root` its name has to tell too of
         which sweep it is."""
