@@ -27,6 +27,7 @@ test-all: lint
 	$(MAKE) test-exhaustive
 	$(MAKE) test-multinode
 	$(MAKE) test-slurm
+	$(MAKE) without
 
 # Every cell of models of which the other tests have a few: most of an hour.
 test-exhaustive: $(VENV)/.ready

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from dcpbench.core.mismatch import LimitReached
-from dcpbench.verdict.sentences import cause_sentence, rank_numbers, short_reason
+from dcpbench.core.mismatch import LimitReached, Mismatch, Problem
+from dcpbench.verdict.sentences import cause_sentence, check_sentence, rank_numbers, short_reason
 
 WORST = {"name": "net.weight", "problem": "differs", "max_abs_diff": 0.01234, "rank": 2}
 
@@ -67,3 +67,12 @@ def test_of_many_ranks_the_few_that_the_others_wait_for_come_first() -> None:
 )
 def test_numbers_of_ranks(ranks: list[int], told: str) -> None:
     assert rank_numbers(ranks) == told
+
+
+@pytest.mark.parametrize(("count", "told"), [(1, None), (10, "n0, n1"), (12, "n9, and 2 more")])
+def test_a_sentence_lists_ten_names(count: int, told: str | None) -> None:
+    names = [f"n{number}" for number in range(count)]
+    sentence = check_sentence("model_equal", "rank 0", Mismatch("n0", Problem.differs), names)
+    assert ("differing: n0, n1" in sentence) is (count > 1)
+    assert ("more" in sentence) is (count > 10)
+    assert told is None or told in sentence

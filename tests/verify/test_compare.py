@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.sentences import describe
-from dcpbench.verify.compare import AS_HELD, bits, compare, same_value, with_place
+from dcpbench.verify.compare import AS_HELD, bits, compare, same_leaves, same_value, with_place
 from dcpbench.verify.layout import whole
 from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaves, TensorLeaf, digested
 
@@ -209,3 +209,16 @@ def test_what_is_not_a_number_is_the_same_by_its_bits() -> None:
 def test_numbers_have_a_distance(one: object, other: object, distance: float | None) -> None:
     (found,) = compare({"x": one}, {"x": other})
     assert found.max_abs_diff == distance
+
+
+def test_same_leaves_compares_digests_by_content() -> None:
+    """An expected digest equals a tensor with its bits, however that is laid out, and no other."""
+    here = torch.arange(6.0).view(2, 3)
+    expected = {
+        name: replace(one, placements="(Shard(dim=0),)") for name, one in digested({"w": leaf(here)}).items()
+    }
+    assert same_leaves(expected, {"w": leaf(here.clone())}) == {"w"}
+    assert same_leaves(expected, digested({"w": leaf(here)})) == {"w"}
+    assert same_leaves(expected, {"w": leaf(here + 1)}) == set()
+    assert same_leaves(expected, {"w": leaf(here.double())}) == set()
+    assert same_leaves(expected, {}) == set()
