@@ -24,9 +24,10 @@ from typing import Any
 
 from dcpbench.core.axes import AXES
 from dcpbench.core.metrics import METRICS, Measurement
+from dcpbench.core.statuses import STATUSES, UNKNOWN
 from dcpbench.records import files
 from dcpbench.records.row import Row, column_types, columns
-from dcpbench.records.row_reader import parse, read_row
+from dcpbench.records.row_reader import parse, read_row, value_text
 
 RESULTS_JSONL = "results.jsonl"
 DETAILS_JSONL = "details.jsonl"
@@ -129,13 +130,12 @@ def write_csv(folder: Path) -> None:
     """Write `results.csv`: the columns of the rows of `results.jsonl`.
 
     Raises:
-        ResultsError: it cannot be written, or the rows cannot be read.
+        ResultsError: it cannot be written.
     """
-    rows, _ = read_rows(folder, details=False)
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=columns(), extrasaction="ignore")
     writer.writeheader()
-    writer.writerows(row.flat() for row in rows)
+    writer.writerows(row.flat() for row in stored_rows(folder))
     write_whole(folder / RESULTS_CSV, [text.getvalue().encode()])
 
 
@@ -174,6 +174,9 @@ def read_rows(folder: Path, details: bool = True) -> tuple[list[Row], list[str]]
                 told = [*line.remarks]
                 if line.found:
                     rows.append(line.found)
+                    if (status := line.found.status) not in (*STATUSES, UNKNOWN.name):
+                        unknown = f"status {value_text(status)} is none of {', '.join(STATUSES)}"
+                        told.append(f"{unknown}; it counts as not ok")
                     first = line_of.setdefault(tuple(line.found[name] for name in (*_CELL, *AXES)), number)
                     if first != number:
                         told.append(f"the cell of line {first} once more; both are shown")
