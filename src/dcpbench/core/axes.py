@@ -86,41 +86,41 @@ for _spec in (
     ),
     AxisSpec("optimizer", "the optimizer and its hyperparameters", group=True, writes=True, place=9),
     AxisSpec("storage", "where checkpoints are stored", group=True, nullable=False, place=8),
-    AxisSpec("world_size", "min(4, GPUs); 4 ranks on the CPU", type=int, likeness=3, writes=True),
-    AxisSpec("device", "auto (the GPUs if there are any), cpu, cuda", likeness=3),
-    AxisSpec("seed", "of weights, batches and other random values", type=int, nullable=False, grouped=False),
+    AxisSpec("world_size", "ranks of a cell; auto: min(4, GPUs), or 4 on the CPU",
+        type=int, likeness=3, writes=True),
+    AxisSpec("device", "where ranks compute: auto, cpu, cuda; auto: on GPUs if there are any", likeness=3),
+    AxisSpec("seed", "seed of all random values", type=int, nullable=False, grouped=False),
     AxisSpec(
         "load_parallel",
-        "the parallelism that a checkpoint is loaded under, in a scenario that converts; "
-        "null: the one it is saved under",
+        "the parallelism to load under; null: the one to save under. Needs a scenario that converts",
         group=True, values_of="parallel", likeness=1, writes=True, place=5,
     ),
     AxisSpec(
-        "fault", "a defect that is planted on purpose, and has to be detected",
+        "fault", "an injected bug that a check must detect",
         group=True, place=1, down=True, grouped=False,
     ),
     AxisSpec("checkpointer", "what writes and reads checkpoints", group=True, writes=True),
     AxisSpec(
-        "load_world_size", "ranks that load, in a scenario that converts; null: as many as save", type=int
+        "load_world_size", "ranks that load; null: those that save. Needs a scenario that converts", type=int
     ),
     AxisSpec("state_dict", "the form in which state is saved and loaded", group=True, writes=True),
     AxisSpec(
-        "scheduler", "how the learning rate changes with the steps; a custom workload has its own", group=True
+        "scheduler", "how the learning rate changes; a custom workload has its own", group=True
     ),
     AxisSpec("load_into", "what a checkpoint is loaded into", group=True),
     AxisSpec(
         "optimizer_state",
-        "plain: the optimizer's own state dict is saved, by the numbers of its parameters; "
-        "null: what DCP's functions make of it, by their names",
+        "format of saved optimizer state; plain: the optimizer's own state dict, by numbers of parameters; "
+        "null: what DCP's functions make of it, by names",
     ),
     AxisSpec(
         "activation_checkpointing",
-        "which activations are computed again in the backward pass: of each layer, or with each layer "
-        "compiled by itself around that (layer, compiled_layer); null: none",
+        "activations to recompute in backward; layer: those of each layer; compiled_layer: the same, "
+        "with each layer compiled separately around it; null: none",
     ),
     AxisSpec(
         "component",
-        "what is trained and saved in addition to model, optimizer and scheduler",
+        "what else is trained and saved",
         group=True,
     ),
 ):  # fmt: skip
