@@ -54,7 +54,7 @@ def test_wrong_training_is_reported(mistrained: Finished, fault: str) -> None:
     row = mistrained.row(parallel="fsdp2", fault=fault)
     assert (row["status"], row["fault_seen"]) == ("fail", True), row["reason"]
     assert (row["resume"], row["training"]) == (True, False)
-    assert row["reason"].startswith("the resume is right; training: ")
+    assert row["reason"].startswith("the resume is correct; training: ")
     assert _failed(row) == REPORTED_BY[fault]
 
 
@@ -105,4 +105,4 @@ def test_gradients_of_zeros_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(TrainingRun, "loss_of", lambda run, samples: 0 * honest(run, samples) + 1)
     verdict = run_alone(**ONE_STEP).verdict
     assert verdict.status == "vacuous"
-    assert any(one.startswith("gradient_close: its control did not report") for one in verdict.powerless)
+    assert any(one.startswith("gradient_close: its control did not report") for one in verdict.gaps)
