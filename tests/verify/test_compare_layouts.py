@@ -82,7 +82,7 @@ def test_replicas_and_holes_are_told() -> None:
     assert _add_up("w", {0: same, 1: same})[1] is None
     drifted = part(tensor + 1, whole(tensor))
     together, told = _add_up("w", {0: same, 1: drifted})
-    assert "rank 0 and rank 1 have other bits" in described(told)
+    assert "rank 0 and rank 1 have different bits" in described(told)
     assert isinstance(together, DigestedLeaf), "what a stage hands over to the next"
     half = part(tensor[:2], Extent((4, 2), (0, 0), (2, 2), 0, 4))
     assert described(_add_up("w", {0: half, 1: half})[1]) == "the ranks have 4 of 8 elements"

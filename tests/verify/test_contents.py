@@ -94,7 +94,7 @@ def test_a_part_that_nobody_holds_is_told(shape: list[int], ranks: int, data: st
     _, wrong = add_up(held)
     assert wrong is not None
     elements = math.prod(shape)
-    assert describe(wrong) == f"the ranks' parts hold {elements - extent.numel} of {elements} elements"
+    assert describe(wrong) == f"the ranks have {elements - extent.numel} of {elements} elements"
 
 
 @settings(deadline=None, max_examples=50)
@@ -137,7 +137,7 @@ def test_values_on_which_ranks_do_not_agree_are_told() -> None:
     assert _add_up("w", {0: 0.1, 1: 0.1}) == (0.1, None)
     _, wrong = _add_up("w", {0: 0.1, 3: 0.2})
     assert wrong is not None
-    assert describe(wrong) == "rank 0 has 0.1, rank 3 0.2"
+    assert describe(wrong) == "rank 0 has 0.1, rank 3 has 0.2"
     _, wrong = add_up({0: leaf(torch.ones(2)), 1: leaf(torch.ones(2, dtype=torch.int32))})
     assert wrong is not None
     assert describe(wrong).startswith("the ranks do not agree on shape and dtype")
