@@ -95,10 +95,10 @@ PLANTED: dict[str, tuple[str, str, str]] = {
         '    cell.measure("save_stall_s", pending.released',
         '    saved = retained_state(run)\n    cell.measure("save_stall_s", pending.released',
     ),
-    "strangers without noise": (
+    "unrestored runs without noise": (
         "workloads/build_run.py",
-        "    stranger.noise = Noise(config.seed)",
-        "    stranger.noise = Noise(seed)",
+        "    unrestored.noise = Noise(config.seed)",
+        "    unrestored.noise = Noise(seed)",
     ),
     "missing reports accepted": ("verdict/judge.py", "powerless += _not_reported", "_not_reported"),
 }

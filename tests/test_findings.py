@@ -26,6 +26,10 @@ def test_the_index_lists_the_findings() -> None:
     }
 
 
+def test_the_readme_counts_the_findings() -> None:
+    assert f"[{len(FINDINGS)} findings](docs/findings/index.md)" in (ROOT / "README.md").read_text()
+
+
 @pytest.mark.parametrize("finding", FINDINGS, ids=lambda one: one.page)
 def test_a_finding_has_every_part(finding: object) -> None:
     assert isinstance(finding, INDEX.Finding)
@@ -65,7 +69,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_a_page_shows_its_front_matter(site: Path) -> None:
     page = (site / "findings/hsdp-one-shard.html").read_text()
-    assert "<em>severity: silent · parallelism: HSDP, FSDP1+TP · torch: 2.13, 2.15 · seen: 2026-11-22</em>" in page
+    assert "<em>severity: silent · parallelism: HSDP, FSDP1+TP · torch: 2.13, 2.15 · seen: " in page
 
 
 @pytest.mark.slow

@@ -132,7 +132,7 @@ def test_single_tensors_are_read(readable: Checkpointer, saved: str) -> None:
     assert read is not None
     assert torch.equal(read, state(1)["model"]["w"])
     assert readable.read_tensor(saved, "optimizer.param_groups.0.lr") is None
-    assert readable.read_tensor(saved, "model.stranger") is None
+    assert readable.read_tensor(saved, "model.sentinel") is None
 
 
 def test_its_files_are_read_without_it(readable: Checkpointer, saved: str) -> None:
@@ -165,8 +165,8 @@ def test_what_does_not_fit_is_refused(checkpointer: Checkpointer, saved: str) ->
     other_shape = {"model": {"w": torch.zeros(5, 6)}}
     with pytest.raises(BaseException, match=r"Size mismatch between saved .* for model\.w"):
         checkpointer.load(other_shape, saved)
-    with pytest.raises(BaseException, match=r"Missing key in checkpoint state_dict: model\.stranger"):
-        checkpointer.load({"model": {"stranger": torch.zeros(1)}}, saved)
+    with pytest.raises(BaseException, match=r"Missing key in checkpoint state_dict: model\.sentinel"):
+        checkpointer.load({"model": {"sentinel": torch.zeros(1)}}, saved)
 
 
 def test_torch_save_leaves_a_whole_file_or_none(tmp_path: Path) -> None:

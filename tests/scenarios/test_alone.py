@@ -14,7 +14,7 @@ from dcpbench.verdict.verdict import Verdict
 from dcpbench.verify import audit, compare_layouts, perturb, resumed
 from dcpbench.workloads import build_run, lockstep, twin
 from dcpbench.workloads.batches import batches_of
-from dcpbench.workloads.build_run import build_plain, build_stranger
+from dcpbench.workloads.build_run import build_plain, build_unrestored
 from dcpbench.workloads.models import Mlp
 from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.world import World
@@ -269,17 +269,17 @@ def test_a_stranger_differs_from_a_restored_run_in_what_is_restored() -> None:
     run = build_plain(given, world, given.seed)
     run.train(data, after)
 
-    def stranger() -> TrainingRun:
-        stranger = build_stranger(given, world, given.seed + 1000)
-        stranger.train(data, after)
-        return stranger
+    def unrestored() -> TrainingRun:
+        unrestored = build_unrestored(given, world, given.seed + 1000)
+        unrestored.train(data, after)
+        return unrestored
 
     def restore(other: TrainingRun) -> None:
         other.model.load_state_dict(run.model.state_dict())
         other.optimizer.load_state_dict(copy.deepcopy(run.optimizer.state_dict()))  # it does not copy
         other.scheduler.load_state_dict(run.scheduler.state_dict())
 
-    other, same = stranger(), stranger()
+    other, same = unrestored(), unrestored()
     restore(same)
     untouched, restored, uninterrupted = (each.train(data, after + 2) for each in (other, same, run))
     assert restored == uninterrupted

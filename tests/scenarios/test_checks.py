@@ -171,9 +171,9 @@ def test_losses_that_nothing_tells_apart_prove_nothing() -> None:
     assert compared.fired == {"loss of step 1": False}
 
 
-def unrestored_losses(strangers: list[list[float]]) -> Losses:
+def unrestored_losses(unrestored: list[list[float]]) -> Losses:
     given = config(**SMALL)
-    return Losses([], batches_of(given, world().device), {}, dict(enumerate(strangers)))
+    return Losses([], batches_of(given, world().device), {}, dict(enumerate(unrestored)))
 
 
 def test_an_unrestored_model_has_a_loss_for_each_step_and_is_trained_once(
@@ -181,13 +181,13 @@ def test_an_unrestored_model_has_a_loss_for_each_step_and_is_trained_once(
 ) -> None:
     cell, losses = bare_cell(tmp_path, config(**SMALL)), unrestored_losses([])
     built: list[int] = []
-    honest = steps.build_run.build_stranger
+    honest = steps.build_run.build_unrestored
 
-    def build_stranger(config: Any, world: Any, seed: int) -> TrainingRun:
+    def build_unrestored(config: Any, world: Any, seed: int) -> TrainingRun:
         built.append(seed)
         return honest(config, world, seed)
 
-    monkeypatch.setattr(steps.build_run, "build_stranger", build_stranger)
+    monkeypatch.setattr(steps.build_run, "build_unrestored", build_unrestored)
     everything = steps.unrestored(cell, losses, 0, range(1, 4))
     assert len(set(everything)) == 3
     assert steps.unrestored(cell, losses, 0, range(2, 4)) == everything[1:]
@@ -283,14 +283,14 @@ def test_setting_what_is_there_already_may_change_nothing(name: str, monkeypatch
 
 def test_a_load_into_the_run_that_was_saved_may_change_it(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**ONCE))
-    oracle = steps.build(cell)
-    steps.go_on(cell, oracle, 1)
-    saved = steps.save(cell, oracle.trained, steps.open_checkpointer(cell))
+    reference = steps.build(cell)
+    steps.go_on(cell, reference, 1)
+    saved = steps.save(cell, reference.trained, steps.open_checkpointer(cell))
     steps.finish(cell, saved)
-    steps.go_on(cell, oracle, 2)
-    steps.load(cell, oracle.trained, saved)
+    steps.go_on(cell, reference, 2)
+    steps.load(cell, reference.trained, saved)
     assert cell.report.checks["side_effect_free"].count == 0
-    found = saved.compare("model_equal", live_state(oracle.trained)["model_equal"], None)
+    found = saved.compare("model_equal", live_state(reference.trained)["model_equal"], None)
     assert found == []
     steps.load(cell, build(cell.config, cell.world, 1), saved)
     compared = cell.report.checks["side_effect_free"].compared["after the load of step 1"]
@@ -388,3 +388,13 @@ def test_beside_a_known_defect_a_run_that_draws_otherwise_may_be_farther_off(
 
 def test_how_far_a_run_that_draws_otherwise_may_be_off() -> None:
     assert resumed._DRAWN == {"loss": 0.02, "model_equal": 0.1, "optim_equal": 2.0}
+
+
+@pytest.mark.parametrize("component", ["none", "grad_scaler"])
+def test_equal_states_are_equal_in_every_name(component: str) -> None:
+    given = config(**ONCE, component=component)
+    run = build(given, world(), 0)
+    run.train(batches_of(given, world().device), 1)
+    state = live_state(run)
+    names = rule([1.0]).same_state("extra_equal", run.train_state.losses, state, state)
+    assert names >= {name for part in ("model_equal", "extra_equal") for name in state[part]}

@@ -40,16 +40,16 @@ def load_adds_a_key() -> AbstractContextManager[Any]:
     def load(self: DcpCheckpointer, state: dict[str, Any], checkpoint_id: str) -> None:
         honest(self, state, checkpoint_id)
         if not state:
-            state["stranger"] = 1
+            state["sentinel"] = 1
 
     return mock.patch.object(DcpCheckpointer, "load", load)
 
 
-def keys_come_with_a_stranger() -> AbstractContextManager[Any]:
+def keys_come_with_a_sentinel() -> AbstractContextManager[Any]:
     honest = partial_load._load_state_dict_from_keys
 
     def load(*arguments: Any, **options: Any) -> dict[str, Any]:
-        return {"stranger": 1, **honest(*arguments, **options)}
+        return {"sentinel": 1, **honest(*arguments, **options)}
 
     return mock.patch.object(partial_load, "_load_state_dict_from_keys", load)
 
@@ -86,7 +86,7 @@ def absent_accepted() -> AbstractContextManager[Any]:
 
 PLANTED: dict[str, tuple[AbstractContextManager[Any], str, str, str]] = {
     "an empty state gets a key": (load_adds_a_key(), "no_dist", "contract_held", "empty state dict"),
-    "a stranger among keys": (keys_come_with_a_stranger(), "partial_load", "contract_held", "model"),
+    "a sentinel among keys": (keys_come_with_a_sentinel(), "partial_load", "contract_held", "model"),
     "a moment read wrong": (key_read_wrong(), "partial_load", "optim_equal", "net2.bias.exp_avg"),
     "more than was asked for": (
         DEFECTS["touching_the_optimizer"](),

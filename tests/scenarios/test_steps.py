@@ -56,15 +56,15 @@ def test_of_a_trainer_that_which_it_draws_has_to_come_back_and_what_is_not_looke
     cell = bare_cell(
         tmp_path, config(checkpointer="trainer", workload=target, **{**SMALL, "resume_steps": 3})
     )
-    oracle = steps.build(cell)
-    checkpoints = steps.train_and_save(cell, oracle)
-    everything = [*oracle.states.values(), *(one.state for one in checkpoints)]
+    reference = steps.build(cell)
+    checkpoints = steps.train_and_save(cell, reference)
+    everything = [*reference.states.values(), *(one.state for one in checkpoints)]
     assert len(everything) == 4
     drawn = [names(state.get(RANDOM, ())) for state in everything]
     assert drawn == [{"cpu"} if draws else set()] * 4, "it draws neither from Python's nor from NumPy's"
-    assert len(oracle.losses.continued) == 5
-    assert oracle.trained.why_no_twin is not None
-    assert oracle.losses.why_layout_bound == oracle.trained.why_no_twin
+    assert len(reference.losses.continued) == 5
+    assert reference.trained.why_no_twin is not None
+    assert reference.losses.why_layout_bound == reference.trained.why_no_twin
     unreadable = {"checkpoint_whole", "files_equal", "contract_held"}
     opaque = {f"extra_equal of {name}" for name in NAMES}
     told = cell.report.not_applied
@@ -83,24 +83,24 @@ def test_of_every_state_that_is_kept_only_what_is_needed_of_the_generators_stays
 ) -> None:
     """Also of one that a checkpoint has in common with the uninterrupted run."""
     cell = bare_cell(tmp_path)
-    oracle = steps.build(cell)
+    reference = steps.build(cell)
     own: list[State] = [{"model_equal": {}, RANDOM: leaves(*NAMES)} for _ in range(6)]
-    oracle.states.update(enumerate(own[:4]))
+    reference.states.update(enumerate(own[:4]))
     checkpoints = [Checkpoint(1, "", mock.Mock(), state) for state in (*own[4:], own[0])]
-    steps._keep_random(cell, oracle, checkpoints, frozenset(needed))
+    steps._keep_random(cell, reference, checkpoints, frozenset(needed))
     assert own == [{"model_equal": {}, **({RANDOM: leaves(*needed)} if needed else {})}] * 6
-    assert oracle.trained.keeps_random == frozenset(needed)
+    assert reference.trained.keeps_random == frozenset(needed)
     assert (RANDOM in cell.report.not_applied) is not bool(needed)
 
 
 def test_a_state_is_retained_where_a_resume_ends_and_nowhere_else(tmp_path: Path) -> None:
     """Each holds a copy of all that is small."""
     cell = bare_cell(tmp_path, config(**{**SMALL, "resume_steps": 3}))
-    oracle = steps.build(cell)
+    reference = steps.build(cell)
     for until, retained in ((1, []), (2, []), (4, [4]), (5, [4, 5])):
-        steps.go_on(cell, oracle, until)
-        assert oracle.trained.train_state.step == until
-        assert [*oracle.states] == retained
+        steps.go_on(cell, reference, until)
+        assert reference.trained.train_state.step == until
+        assert [*reference.states] == retained
 
 
 def test_a_checkpointer_is_closed_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,9 +136,9 @@ def test_files_that_need_not_be_synced_are_no_finding(asked_for: bool, tmp_path:
     given.storage = replace(given.storage, sync_files=asked_for)
     with recorded_syncs() as synced:
         cell = replace(bare_cell(tmp_path, given), synced=partial(synced_in, synced=synced))
-        oracle = steps.build(cell)
-        steps.go_on(cell, oracle, 1)
-        steps.finish(cell, steps.save(cell, oracle.trained, steps.open_checkpointer(cell)))
+        reference = steps.build(cell)
+        steps.go_on(cell, reference, 1)
+        steps.finish(cell, steps.save(cell, reference.trained, steps.open_checkpointer(cell)))
     assert bool(synced) is asked_for
     seen = cell.report.checks["checkpoint_whole"]
     (control,) = seen.control.values()

@@ -65,12 +65,12 @@ def leaves_child(cell: Cell) -> None:
 
 def layouts(cell: Cell) -> None:
     """A parallel model, put together from its ranks' parts, is the plain one from the same seed."""
-    oracle = steps.build(cell)
+    reference = steps.build(cell)
     group = cell.world.group
     with cell.phase("verify"):
         plain = snapshot_model(build_twin(cell.config, cell.world, cell.config.seed).model)
         expected, _ = digests(plain, None)
-        content, wrong = digests(snapshot_model(oracle.trained.model), group)
+        content, wrong = digests(snapshot_model(reference.trained.model), group)
         control = compare(plain, all_different(plain))
         found = [*wrong, *compare(expected, content)]
         cell.record("model_equal", Compared.of(found, control, list(expected)), "as it was built")

@@ -16,14 +16,14 @@ VICTIM = 1
 def save_twice(cell: Cell, dies: bool) -> None:
     """The first checkpoint is handed over; in the second save a rank is killed before it writes, if it
     `dies`."""
-    oracle = steps.build(cell)
+    reference = steps.build(cell)
     checkpointer = steps.open_checkpointer(cell)
     first, second = cell.config.train_steps, 2 * cell.config.train_steps
-    steps.go_on(cell, oracle, first)
-    saved = steps.save(cell, oracle.trained, checkpointer)
+    steps.go_on(cell, reference, first)
+    saved = steps.save(cell, reference.trained, checkpointer)
     steps.finish(cell, saved)
-    steps.go_on(cell, oracle, second)
-    handover.hand_over(cell, [saved], oracle.losses)
+    steps.go_on(cell, reference, second)
+    handover.hand_over(cell, [saved], reference.losses)
 
     def kill(*_: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -31,7 +31,7 @@ def save_twice(cell: Cell, dies: bool) -> None:
     honest = FileSystemWriter.write_data
     killed = dies and cell.world.rank == VICTIM
     with mock.patch.object(FileSystemWriter, "write_data", kill if killed else honest):
-        steps.finish(cell, steps.save(cell, oracle.trained, checkpointer))
+        steps.finish(cell, steps.save(cell, reference.trained, checkpointer))
 
 
 def load_first(cell: Cell, dies: bool) -> None:

@@ -36,7 +36,7 @@ def test_a_whole_checkpoint_has_nothing_to_tell(checkpoint: tuple) -> None:
     assert audit(*checkpoint) == []
 
 
-def test_a_thread_that_had_nothing_to_write_left_no_stranger(tmp_path: Path) -> None:
+def test_a_thread_that_had_nothing_to_write_left_no_sentinel(tmp_path: Path) -> None:
     state = {"weight": torch.rand(4)}
     writer = FileSystemWriter(tmp_path, thread_count=3)
     dcp.save(state, storage_writer=writer, no_dist=True)
@@ -55,7 +55,7 @@ def test_every_way_of_damage_is_told(checkpoint: tuple) -> None:
     damages = damaged_copies(manifest, "model.weight")
     assert len(damages) == 15
     shared = audit(damages["bytes of two entries"], expected)
-    assert [(one.problem, one.facts["other"]) for one in shared] == [("ranges", "stranger")]
+    assert [(one.problem, one.facts["other"]) for one in shared] == [("ranges", "sentinel")]
     assert [damage for damage, copy in damages.items() if not audit(copy, expected)] == []
 
 
@@ -83,7 +83,7 @@ def test_a_damaged_copy_is_whole_but_for_one_thing() -> None:
         "a tensor that is stored as bytes": [("w", "dtype", "torch.float32", "no tensor")],
         "a value that is stored as a tensor": [("a value", "not_asked_for")],
         "a key that is missing": [("w", "not_stored")],
-        "a key that is too many": [("stranger", "not_asked_for")],
+        "a key that is too many": [("sentinel", "not_asked_for")],
         "another shape": [("w", "shape", (4, 6), (5, 6)), ("w", "uncovered", 24, 30)],
         "another dtype": [("w", "dtype", "torch.float32", "torch.complex128")],
         "a chunk that is there twice": [("w", "chunks", (0, 0), (0, 0))],
@@ -91,8 +91,8 @@ def test_a_damaged_copy_is_whole_but_for_one_thing() -> None:
         "a chunk beyond its tensor": [("w", "chunks", (4, 6), (2, 3), (4, 6))],
         "a chunk that is stored nowhere": [("w", "chunks", (2, 3))],
         "a file that is too short": [("0.distcp", "files", 48, 47)],
-        "an entry that has no key": [("stranger", "unclaimed")],
-        "a file that no entry names": [("stranger", "stray", 1)],
+        "an entry that has no key": [("sentinel", "unclaimed")],
+        "a file that no entry names": [("sentinel", "stray", 1)],
         "a file that is missing": [("0.distcp", "files", 48, "no such file")],
     }
 

@@ -53,8 +53,8 @@ def test_nan_on_one_side_is_never_close() -> None:
 
 
 def test_names_are_compared_both_ways() -> None:
-    stranger = TensorLeaf(TWIN, whole(TWIN), None)
-    more = {"first": stranger, "lr": 0.1, **part(TWIN[1:]), "last": stranger}
+    sentinel = TensorLeaf(TWIN, whole(TWIN), None)
+    more = {"first": sentinel, "lr": 0.1, **part(TWIN[1:]), "last": sentinel}
     assert [found.name for found in compare_close(twin(), more, 1e-4)] == ["first", "last"]
     fewer = {"w": part(TWIN[1:])["w"]}
     assert [found.name for found in compare_close(twin(), fewer, 1e-4)] == ["state.w.exp_avg"]

@@ -11,7 +11,7 @@ from dcpbench.cell import contract, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import Restored, Resumed, defects_at, explained
-from dcpbench.cell.steps import Losses, Oracle, other_seed
+from dcpbench.cell.steps import Losses, ReferenceRun, other_seed
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.rank_report import NOTHING, CheckReport, Compared
 from dcpbench.verify.compare import same_leaves
@@ -32,14 +32,16 @@ View = Callable[[TrainingRun], State]
 """What of a training run is compared: its live state, or a part of it."""
 
 
-def verify_training(cell: Cell, oracle: Oracle, prepare: Callable[[TrainingRun], None] | None = None) -> None:
+def verify_training(
+    cell: Cell, reference: ReferenceRun, prepare: Callable[[TrainingRun], None] | None = None
+) -> None:
     """Train once more, this time without a save and beside the unwrapped twin: every step must be right, and
     the end the very state, by the same losses, of the run that saved.
 
     Args:
         prepare: brings a run that was just built to where the uninterrupted one began.
     """
-    trained = oracle.trained
+    trained = reference.trained
     with cell.phase("build"):
         unsaved = steps.parallel_run(cell, cell.config.seed)
         unsaved.keeps_random = trained.keeps_random
@@ -49,14 +51,14 @@ def verify_training(cell: Cell, oracle: Oracle, prepare: Callable[[TrainingRun],
     until = trained.train_state.step
     if trained.why_no_twin:
         cell.report.not_applied |= dict.fromkeys(lockstep.CHECKS, trained.why_no_twin)
-        steps.train(cell, unsaved, oracle.data, until)
+        steps.train(cell, unsaved, reference.data, until)
     else:
         with cell.phase("build"):
             twin = build_run.build_twin(cell.config, cell.world, cell.config.seed)
             if prepare:
                 copy_state(unsaved, twin, exchange_of(cell.world, unsaved))
         where = "in the uninterrupted run"
-        _, cell.report.losses["twin"] = _train_beside(cell, unsaved, twin, oracle.data, until, where)
+        _, cell.report.losses["twin"] = _train_beside(cell, unsaved, twin, reference.data, until, where)
     with cell.phase("verify", "harmless"):
         never, saved = live_state(unsaved), live_state(trained)
         for check, leaves in never.items():
@@ -131,7 +133,7 @@ def make_different(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, numb
         state = retained_state(target) if defects_at(cell, "restored") else {}
         if cell.config.load_into.gradients:
             target.leave_gradients(batches_of(cell.config, cell.world.device))
-    return replace(prove_power(cell, target, checkpoint), state=state)
+    return replace(run_controls(cell, target, checkpoint), state=state)
 
 
 def load_and_verify(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, number: int = 0) -> Unrestored:
@@ -159,7 +161,7 @@ def verify_saved_again(cell: Cell, target: TrainingRun, checkpoint: Checkpoint) 
             again.checkpointer.remove(again.checkpoint_id)
 
 
-def prove_power(
+def run_controls(
     cell: Cell, target: TrainingRun, checkpoint: Checkpoint, view: View = live_state, changed: bool = False
 ) -> Unrestored:
     """Run the negative controls: each comparison with a target in which everything is different; where no

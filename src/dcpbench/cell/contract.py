@@ -29,8 +29,8 @@ class Unsaveable:
         raise TypeError(f"{type(self).__name__} is not to be saved")
 
 
-def breach(name: str, text: str) -> Mismatch:
-    """A breach of a scenario's contract, in its own words."""
+def violation(name: str, text: str) -> Mismatch:
+    """A violation of a scenario's contract, in its own words."""
     return Mismatch(name, Problem.contract, facts={"text": text})
 
 
@@ -52,8 +52,8 @@ def verify_refused(
         except (Exception, CheckpointException) as error:  # noqa: BLE001 - which it is, is the question
             if isinstance(error, kind) and message in str(error):
                 return []
-            return [breach("refusal", f"{expected}; got {type(error).__name__}: {error}")]
-        return [breach("refusal", f"{expected}; it was not refused")]
+            return [violation("refusal", f"{expected}; got {type(error).__name__}: {error}")]
+        return [violation("refusal", f"{expected}; it was not refused")]
 
     cell.record("contract_held", Compared.of(wrong(refused), wrong(accepted), ["refusal"]), where)
 
@@ -79,4 +79,4 @@ def verify_refused_beside(cell: Cell, checkpointer: Checkpointer) -> None:
 
 def _keys_of(checkpointer: Checkpointer, checkpoint_id: str) -> list[Mismatch]:
     entries = checkpointer.manifest(checkpoint_id).entries
-    return [breach(key, "its save failed, and it is in a complete checkpoint") for key in entries]
+    return [violation(key, "its save failed, and it is in a complete checkpoint") for key in entries]

@@ -40,14 +40,14 @@ class Losses:
     continued: list[float]
     data: Batches
     states: dict[int, State]
-    strangers: dict[int, list[float]] = field(default_factory=dict)
+    unrestored: dict[int, list[float]] = field(default_factory=dict)
     why_layout_bound: str | None = None
     computes_in: frozenset[torch.dtype] = frozenset()
     torch_version: str = str(torch.__version__)
 
 
 @dataclass(frozen=True)
-class Oracle:
+class ReferenceRun:
     """The uninterrupted run, with its state after each step at which a resume ends, `ends` beside those that
     the plan has."""
 
@@ -56,14 +56,14 @@ class Oracle:
     data: Batches
     ends: frozenset[int] = frozenset()
     states: dict[int, State] = field(default_factory=dict)
-    strangers: dict[int, list[float]] = field(default_factory=dict)
+    unrestored: dict[int, list[float]] = field(default_factory=dict)
 
     @property
     def losses(self) -> Losses:
         """Those up to the step at which the run is, and what goes with them."""
         run = self.trained
         about = run.why_no_twin or run.why_layout_bound, run.computes_in
-        return Losses(run.train_state.losses, self.data, self.states, self.strangers, *about)
+        return Losses(run.train_state.losses, self.data, self.states, self.unrestored, *about)
 
 
 def other_seed(cell: Cell, number: int) -> int:
@@ -73,10 +73,10 @@ def other_seed(cell: Cell, number: int) -> int:
 
 def unrestored(cell: Cell, losses: Losses, number: int, taken: range) -> list[float]:
     """The losses in these steps of a model from another seed, trained on the same batches from step 1 on."""
-    known = losses.strangers.get(number, [])
+    known = losses.unrestored.get(number, [])
     if len(known) < taken.stop - 1:
-        stranger = build_run.build_stranger(cell.config, cell.world, other_seed(cell, number))
-        known = losses.strangers[number] = stranger.train(
+        unrestored_run = build_run.build_unrestored(cell.config, cell.world, other_seed(cell, number))
+        known = losses.unrestored[number] = unrestored_run.train(
             losses.data, max(taken.stop - 1, cell.config.last_step)
         )
     return known[taken.start - 1 : taken.stop - 1]
@@ -90,11 +90,11 @@ def parallel_run(cell: Cell, seed: int, scheduler: bool = True) -> TrainingRun:
     return run
 
 
-def build(cell: Cell) -> Oracle:
+def build(cell: Cell) -> ReferenceRun:
     """The training run of the cell, and its data."""
     with cell.phase("build"):
         trained = parallel_run(cell, cell.config.seed)
-        return Oracle(cell, trained, batches_of(cell.config, cell.world.device))
+        return ReferenceRun(cell, trained, batches_of(cell.config, cell.world.device))
 
 
 def build_anew(cell: Cell, number: int = 0, step: int = 0) -> TrainingRun:
@@ -125,21 +125,21 @@ def train(cell: Cell, run: TrainingRun, data: Batches, until: int) -> list[float
         return run.train(data, until)
 
 
-def go_on(cell: Cell, oracle: Oracle, until: int) -> None:
+def go_on(cell: Cell, reference: ReferenceRun, until: int) -> None:
     """Train the uninterrupted run up to and including step `until`; retain its state where resumes end."""
-    config, run = cell.config, oracle.trained
-    ends = {step + config.resume_steps for step in config.save_steps} | oracle.ends
+    config, run = cell.config, reference.trained
+    ends = {step + config.resume_steps for step in config.save_steps} | reference.ends
     for step in sorted({*ends, until}):
         if run.train_state.step <= step <= until:
-            train(cell, run, oracle.data, step)
+            train(cell, run, reference.data, step)
             if step in ends:
                 with cell.phase("verify", "retained"):
-                    oracle.states[step] = retained_state(run)
+                    reference.states[step] = retained_state(run)
 
 
 def train_and_save(
     cell: Cell,
-    oracle: Oracle,
+    reference: ReferenceRun,
     state: Callable[[], dict[str, Any]] | None = None,
     beside: Leaves | None = None,
     parts: Collection[str] | None = None,
@@ -154,39 +154,39 @@ def train_and_save(
     """
     overlap = cell.config.overlap_saves
     checkpointer = open_checkpointer(cell)
-    save_one = partial(save, cell, oracle.trained, checkpointer, state=state, beside=beside, parts=parts)
+    save_one = partial(save, cell, reference.trained, checkpointer, state=state, beside=beside, parts=parts)
     checkpoints: list[SavedCheckpoint] = []
     for slot, step in zip(
         itertools.cycle((1, 2) if overlap else (0,)), at or cell.config.save_steps, strict=False
     ):
-        go_on(cell, oracle, until=step)
+        go_on(cell, reference, until=step)
         if checkpoints and not overlap:
             finish(cell, checkpoints[-1])
-        checkpoints.append(save_one(slot=slot, retained=oracle.states.get(step)))
+        checkpoints.append(save_one(slot=slot, retained=reference.states.get(step)))
         if overlap and len(checkpoints) == 1:
             contract.verify_refused_beside(cell, checkpointer)
         elif overlap:
             for one, other in itertools.permutations(checkpoints[-2:]):
                 one.beside.append(other)
             finish(cell, checkpoints[-2])
-    go_on(cell, oracle, until=cell.config.last_step)
+    go_on(cell, reference, until=cell.config.last_step)
     finish(cell, checkpoints[-1])
-    for name, kind in oracle.trained.not_looked_at.items():
+    for name, kind in reference.trained.not_looked_at.items():
         cell.report.not_applied[f"extra_equal of {name}"] = f"a {kind} has no state that can be asked for"
-    if (needed := oracle.trained.needs_random) is not None:
+    if (needed := reference.trained.needs_random) is not None:
         everywhere = frozenset[str]().union(*cell.world.gathered(needed))
-        _keep_random(cell, oracle, checkpoints, everywhere)
+        _keep_random(cell, reference, checkpoints, everywhere)
     return checkpoints
 
 
 def _keep_random(
-    cell: Cell, oracle: Oracle, checkpoints: Iterable[Checkpoint], needed: frozenset[str]
+    cell: Cell, reference: ReferenceRun, checkpoints: Iterable[Checkpoint], needed: frozenset[str]
 ) -> None:
     """Of the default generators only those that are `needed` have to come back."""
-    oracle.trained.keeps_random = needed
+    reference.trained.keeps_random = needed
     if not needed:
         cell.report.not_applied[RANDOM] = "no step of the trainer draws what has to come back"
-    states = [*oracle.states.values(), *(one.state for one in checkpoints)]
+    states = [*reference.states.values(), *(one.state for one in checkpoints)]
     for state in {id(one): one for one in states}.values():  # a state may be in both
         if kept := {name: leaf for name, leaf in state[RANDOM].items() if name.split(".")[-1] in needed}:
             state[RANDOM] = kept

@@ -24,11 +24,11 @@ from dcpbench.cli import described
 from dcpbench.config.errors import ConfigError, one_line, told_null_choices
 from dcpbench.config.schema import conf_folder, config_class
 from dcpbench.core.plugins import plugins
-from dcpbench.records.files import Careful
+from dcpbench.records.files import SafeStream
 from dcpbench.records.installation import conf_folders
 from dcpbench.records.row import INTERRUPTED, WRONG_CONFIGURATION
 from dcpbench.records.store import ResultsError
-from dcpbench.sweep.folder.manifest import command_line
+from dcpbench.sweep.manifest import command_line
 from dcpbench.sweep.signals import Signals
 from dcpbench.sweep.task import SweepTask
 
@@ -68,7 +68,7 @@ def register_groups(arguments: Sequence[str]) -> None:
 
 def main(words: Sequence[str]) -> int:
     """Run the cells that these words ask for; the exit status."""
-    sys.stderr = Careful(sys.stderr)
+    sys.stderr = SafeStream(sys.stderr)
     task, signals = SweepTask(), Signals()
     status = 1  # of an exception that nobody foresaw, whose traceback comes after the table
     try:

@@ -120,7 +120,7 @@ for _spec in (
     MetricSpec("save_s", "from the start of a save until the checkpoint is complete", **_HEADLINE),
     MetricSpec("save_stall_s", "from the start of a save until training may go on", **_HEADLINE),
     MetricSpec("load_s", "loading one checkpoint", **_HEADLINE),
-    MetricSpec("verify_s", "comparisons, oracles and controls", phase="verify", whole_phase=True),
+    MetricSpec("verify_s", "comparisons, references and controls", phase="verify", whole_phase=True),
     MetricSpec("cell_s", "one try of a cell, with ranks that had to be started", shown="always"),
     MetricSpec("checkpoint_bytes", "the last checkpoint", "last", counted=True, compared="always"),
     MetricSpec("peak_device_bytes", "peak of a rank's device memory", "max", compared="always"),

@@ -39,7 +39,7 @@ def open_standard_streams() -> None:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
-class Careful:
+class SafeStream:
     """A stream of text on which nothing that is written can fail: full, closed or broken, it takes it."""
 
     def __init__(self, stream: TextIO) -> None:

@@ -19,19 +19,19 @@ def chain(cell: Cell) -> None:
     plan = cell.config.save_steps
     if len(plan) < 2:
         raise Skip(f"saves={cell.config.saves}: a chain has at least two checkpoints")
-    oracle = replace(steps.build(cell), ends=frozenset(plan[1:]))
-    checkpoints = steps.train_and_save(cell, oracle, at=plan[:1])
-    checks.verify_training(cell, oracle)
+    reference = replace(steps.build(cell), ends=frozenset(plan[1:]))
+    checkpoints = steps.train_and_save(cell, reference, at=plan[:1])
+    checks.verify_training(cell, reference)
     for number, step in enumerate([*plan[1:], None]):
         saved = checkpoints[-1]
         run = steps.build_anew(cell, number, saved.step)
-        run.keeps_random = oracle.trained.keeps_random
+        run.keeps_random = reference.trained.keeps_random
         checks.load_and_verify(cell, run, saved, number)
-        checks.resume(cell, run, saved, oracle.losses, until=step)
+        checks.resume(cell, run, saved, reference.losses, until=step)
         if step is not None:
             checkpoints.append(steps.save(cell, run, saved.checkpointer))
             going_on = replace(checkpoints[-1], how=", without a load")
-            checks.resume(cell, run, going_on, oracle.losses)
+            checks.resume(cell, run, going_on, reference.losses)
             steps.finish(cell, checkpoints[-1])
     if cell.config.own_trainer:
-        handover.leave_to_trainer(cell, checkpoints[-1], oracle.trained, oracle.losses)
+        handover.leave_to_trainer(cell, checkpoints[-1], reference.trained, reference.losses)

@@ -9,10 +9,10 @@ from dcpbench.cell.cell import Cell
 
 def train_and_save(cell: Cell) -> None:
     """The first stage: what `parallel` saves on `world_size` ranks."""
-    oracle = steps.build(cell)
-    checkpoints = steps.train_and_save(cell, oracle)
-    checks.verify_training(cell, oracle)
-    handover.hand_over(cell, checkpoints, oracle.losses)
+    reference = steps.build(cell)
+    checkpoints = steps.train_and_save(cell, reference)
+    checks.verify_training(cell, reference)
+    handover.hand_over(cell, checkpoints, reference.losses)
 
 
 def load_and_resume(cell: Cell) -> None:

@@ -47,30 +47,30 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
     def load_pretrained(run: TrainingRun) -> None:
         saved.checkpointer.load(_part(run, submodules), saved.checkpoint_id)
 
-    oracle = steps.build(tuning)
-    oracle.trained.draws = pretrained.trained.draws
+    reference = steps.build(tuning)
+    reference.trained.draws = pretrained.trained.draws
     model_only = replace(saved, state={"model_equal": saved.state["model_equal"]}, by_content=True)
-    unrestored = checks.prove_power(tuning, oracle.trained, model_only, _as_pretrained)
-    steps.load(tuning, oracle.trained, saved, state=_part(oracle.trained, submodules))
+    unrestored = checks.run_controls(tuning, reference.trained, model_only, _as_pretrained)
+    steps.load(tuning, reference.trained, saved, state=_part(reference.trained, submodules))
     where = "before the fine-tuning"
-    checks.verify_restored(tuning, oracle.trained, model_only, unrestored, _as_pretrained, where)
-    checkpoints = steps.train_and_save(tuning, oracle)
+    checks.verify_restored(tuning, reference.trained, model_only, unrestored, _as_pretrained, where)
+    checkpoints = steps.train_and_save(tuning, reference)
 
     def verify_frozen(run: TrainingRun, where: str) -> None:
-        different = checks.prove_power(tuning, run, model_only, _as_pretrained, changed=True)
+        different = checks.run_controls(tuning, run, model_only, _as_pretrained, changed=True)
         checks.verify_restored(tuning, run, model_only, different, _as_pretrained, where)
 
-    verify_frozen(oracle.trained, "after the fine-tuning")
-    checks.verify_training(tuning, oracle, load_pretrained)
+    verify_frozen(reference.trained, "after the fine-tuning")
+    checks.verify_training(tuning, reference, load_pretrained)
 
     target = steps.build_anew(tuning)
-    target.draws = oracle.trained.draws
+    target.draws = reference.trained.draws
     for number, checkpoint in enumerate(reversed(checkpoints)):
         unrestored = checks.make_different(tuning, target, checkpoint, number)
         steps.load(tuning, target, saved, state=_part(target, submodules))
         steps.load(tuning, target, checkpoint)
         checks.verify_restored(tuning, target, checkpoint, unrestored)
-        checks.resume(tuning, target, checkpoint, oracle.losses)
+        checks.resume(tuning, target, checkpoint, reference.losses)
         verify_frozen(target, f"after the restart from step {checkpoint.step}")
         keys = set(checkpoint.checkpointer.manifest(checkpoint.checkpoint_id).entries)
         _verify_keys(tuning, target, keys, str(checkpoint))
@@ -114,10 +114,10 @@ def _verify_keys(cell: Cell, run: TrainingRun, keys: set[str], where: str) -> No
         held = [key for key in found if not key.startswith("optimizer.param_groups.")]
         for name in frozen:
             if any(f".{name}" in key for key in held):
-                yield contract.breach(name, "frozen, but in the checkpoint")
+                yield contract.violation(name, "frozen, but in the checkpoint")
         for name in trained:
             if f"model.{name}" not in found:
-                yield contract.breach(name, "trained, but not in the checkpoint")
+                yield contract.violation(name, "trained, but not in the checkpoint")
 
     broken = wrong({f"model.{name}" for name in frozen})
     cell.record("contract_held", Compared.of(wrong(keys), broken, names), where)

@@ -28,9 +28,9 @@ _SHARDED = (DTensor, ShardedTensor)
 def formats(cell: Cell) -> None:
     """The file that torch makes of the checkpoint holds what was saved; the checkpoint that it makes of that
     file brings it back, and training goes on from there."""
-    oracle = steps.build(cell)
-    saved = steps.train_and_save(cell, oracle)[-1]
-    checks.verify_training(cell, oracle)
+    reference = steps.build(cell)
+    saved = steps.train_and_save(cell, reference)[-1]
+    checks.verify_training(cell, reference)
     file, again = f"{saved.checkpoint_id}.pt", f"{saved.checkpoint_id}-again"
     with cell.phase("save", "converted"):
         if cell.world.rank == 0:
@@ -38,7 +38,7 @@ def formats(cell: Cell) -> None:
             torch_save_to_dcp(file, again)
         wait_until_seen(cell, cell.folder, "of the conversion")
 
-    of_state = as_saved(oracle.trained, saved.state)
+    of_state = as_saved(reference.trained, saved.state)
     in_file = Checkpoint(
         saved.step,
         saved.checkpoint_id,
@@ -66,7 +66,7 @@ def formats(cell: Cell) -> None:
         numbers=saved.numbers,
     )
     checks.load_and_verify(cell, target, converted)
-    checks.resume(cell, target, converted, oracle.losses)
+    checks.resume(cell, target, converted, reference.losses)
 
 
 def _verify_broadcast(cell: Cell, saved: Checkpoint, file: str) -> None:

@@ -15,9 +15,9 @@ from dcpbench.verify.snapshot import local_part
 def in_place(cell: Cell) -> None:
     """The dictionaries are the same objects, their tensors are where they were, and what is set from
     them has the saved values, the learning rate too."""
-    oracle = steps.build(cell)
-    checkpoint = steps.train_and_save(cell, oracle)[-1]
-    checks.verify_training(cell, oracle)
+    reference = steps.build(cell)
+    checkpoint = steps.train_and_save(cell, reference)[-1]
+    checks.verify_training(cell, reference)
 
     target = steps.build_anew(cell)
     unrestored = checks.make_different(cell, target, checkpoint)
@@ -35,7 +35,7 @@ def in_place(cell: Cell) -> None:
 
     steps.load(cell, target, checkpoint, state=filled, install=verify_and_set)
     checks.verify_restored(cell, target, checkpoint, unrestored)
-    checks.resume(cell, target, checkpoint, oracle.losses)
+    checks.resume(cell, target, checkpoint, reference.losses)
 
 
 Places = dict[str, tuple[object, int]]
@@ -56,7 +56,7 @@ def _places(nested: dict[str, Any], path: str = "state") -> Places:
 def _moved(before: Places, after: Places) -> list[Mismatch]:
     """Paths at which there is another object, or the same one with its elements elsewhere."""
     return [
-        contract.breach(path, "it is not the object that was given, or its elements lie elsewhere")
+        contract.violation(path, "it is not the object that was given, or its elements lie elsewhere")
         for path, (given, address) in before.items()
         if path not in after or after[path][0] is not given or after[path][1] != address
     ]

@@ -11,11 +11,11 @@ from dcpbench.workloads.training_run import TrainingRun
 
 def model_only(cell: Cell) -> None:
     """The model comes back bit for bit, and its checkpoint holds nothing else."""
-    oracle = steps.build(cell)
+    reference = steps.build(cell)
     checkpoints = steps.train_and_save(
-        cell, oracle, state=lambda: _model(oracle.trained), parts=["model_equal"]
+        cell, reference, state=lambda: _model(reference.trained), parts=["model_equal"]
     )
-    checks.verify_training(cell, oracle)
+    checks.verify_training(cell, reference)
 
     target = steps.build_anew(cell)
     for number, checkpoint in enumerate(reversed(checkpoints)):

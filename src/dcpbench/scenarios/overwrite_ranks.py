@@ -8,9 +8,9 @@ _NAME = "checkpoint"
 
 def save_first(cell: Cell) -> None:
     """The first stage: what `parallel` saves on `world_size` ranks, to be overwritten."""
-    oracle = steps.build(cell)
-    steps.go_on(cell, oracle, until=cell.config.train_steps)
-    steps.finish(cell, steps.save(cell, oracle.trained, steps.open_checkpointer(cell), _NAME))
+    reference = steps.build(cell)
+    steps.go_on(cell, reference, until=cell.config.train_steps)
+    steps.finish(cell, steps.save(cell, reference.trained, steps.open_checkpointer(cell), _NAME))
     cell.files.clear()  # they need not stay what they are
     cell.complete.clear()
 
@@ -26,13 +26,13 @@ def save_over_it(cell: Cell) -> None:
         saves=1,
         save_at=None,
     )
-    oracle = steps.build(other)
-    steps.go_on(other, oracle, until=config.train_steps)
-    saved = steps.save(other, oracle.trained, steps.open_checkpointer(other), _NAME)
+    reference = steps.build(other)
+    steps.go_on(other, reference, until=config.train_steps)
+    saved = steps.save(other, reference.trained, steps.open_checkpointer(other), _NAME)
     saved.pending.wait()
-    steps.go_on(other, oracle, until=other.config.last_step)
-    checks.verify_training(other, oracle)
+    steps.go_on(other, reference, until=other.config.last_step)
+    checks.verify_training(other, reference)
 
     target = steps.build_anew(other)
     checks.load_and_verify(other, target, saved)
-    checks.resume(other, target, saved, oracle.losses)
+    checks.resume(other, target, saved, reference.losses)

@@ -23,9 +23,9 @@ from dcpbench.workloads.training_run import TrainingRun
 def partial_load(cell: Cell) -> None:
     """What was asked for is there and equal; what was not is untouched and absent. From both parts training
     goes on."""
-    oracle = steps.build(cell)
-    checkpoint = steps.train_and_save(cell, oracle)[-1]
-    checks.verify_training(cell, oracle)
+    reference = steps.build(cell)
+    checkpoint = steps.train_and_save(cell, reference)[-1]
+    checks.verify_training(cell, reference)
 
     _verify_below(cell, "model", "model_equal", checkpoint.state["model_equal"], checkpoint)
     moments = below(checkpoint.state["optim_equal"], "state.")
@@ -41,7 +41,7 @@ def partial_load(cell: Cell) -> None:
     _verify_untouched(cell, target, before, checkpoint)
     steps.load(cell, target, checkpoint, state=rest)
     checks.verify_restored(cell, target, checkpoint, unrestored)
-    checks.resume(cell, target, checkpoint, oracle.losses)
+    checks.resume(cell, target, checkpoint, reference.losses)
 
 
 def _verify_untouched(cell: Cell, target: TrainingRun, before: State, saved: Checkpoint) -> None:
@@ -75,8 +75,8 @@ def _verify_below(cell: Cell, key: str, check: str, expected: Leaves, saved: Che
         cell.record(check, Compared.of(found, control, controllable(expected)), where)
 
     def beside(names: Iterable[str]) -> list[Mismatch]:
-        strangers = [name for name in names if not name.startswith(f"{key}.")]
-        return [contract.breach(key, f"{strangers[0]} came with it")] if strangers else []
+        unrequested = [name for name in names if not name.startswith(f"{key}.")]
+        return [contract.violation(key, f"{unrequested[0]} came with it")] if unrequested else []
 
     broken = beside([*loaded, "optimizer.param_groups"])
     cell.record("contract_held", Compared.of(beside(loaded), broken, [key]), where)

@@ -22,7 +22,7 @@ def overwrite(cell: Cell) -> None:
     """Save, save again into the same place, and save there once more when that is forbidden: the second
     values come back; the third save is refused and the second checkpoint still whole."""
     cell = cell.vary(saves=2, save_at=None)
-    oracle = steps.build(cell)
+    reference = steps.build(cell)
     storage = cell.config.storage
     overwriting, refusing = (
         steps.open_checkpointer(
@@ -32,35 +32,35 @@ def overwrite(cell: Cell) -> None:
     )
 
     def save() -> SavedCheckpoint:
-        until = oracle.trained.train_state.step + cell.config.train_steps
-        steps.go_on(cell, oracle, until)
-        saved = steps.save(cell, oracle.trained, overwriting, "checkpoint")
+        until = reference.trained.train_state.step + cell.config.train_steps
+        steps.go_on(cell, reference, until)
+        saved = steps.save(cell, reference.trained, overwriting, "checkpoint")
         steps.finish(cell, saved)
         return saved
 
     save()
     second = save()
-    steps.go_on(cell, oracle, until=cell.config.last_step)
+    steps.go_on(cell, reference, until=cell.config.last_step)
 
     def save_into(name: str) -> None:
-        steps.finish(cell, steps.save(cell, oracle.trained, refusing, name))
+        steps.finish(cell, steps.save(cell, reference.trained, refusing, name))
 
     again, elsewhere = partial(save_into, "checkpoint"), partial(save_into, "elsewhere")
     # Without collectives nobody tells a rank of its peers' exceptions: each raises its own.
     kind = CheckpointException if cell.config.save.uses_collectives else RuntimeError
     contract.verify_refused(cell, kind, "Checkpoint already exists", again, elsewhere)
-    checks.verify_training(cell, oracle)
+    checks.verify_training(cell, reference)
 
     target = steps.build_anew(cell)
     checks.load_and_verify(cell, target, second)
-    checks.resume(cell, target, second, oracle.losses)
+    checks.resume(cell, target, second, reference.losses)
 
 
 def no_cpu_backend(cell: Cell) -> None:
     """An asynchronous save in a process group whose only backend is the accelerator's: its upload could not
     meet its peers from a thread. It is refused, leaves nothing behind, and training goes on."""
-    oracle = steps.build(cell)
-    steps.train(cell, oracle.trained, oracle.data, until=cell.config.train_steps)
+    reference = steps.build(cell)
+    steps.train(cell, reference.trained, reference.data, until=cell.config.train_steps)
     device_only = dist.new_group(backend=dist.get_default_backend_for_device(cell.world.device.type))
     without = replace(cell, world=replace(cell.world, checkpoint_group=device_only))
     refused, accepted = str(cell.folder / "refused"), str(cell.folder / "accepted")
@@ -69,12 +69,12 @@ def no_cpu_backend(cell: Cell) -> None:
 
     def save_without() -> None:
         try:
-            steps.open_checkpointer(without).save(oracle.trained.state(), refused).wait()
+            steps.open_checkpointer(without).save(reference.trained.state(), refused).wait()
         finally:
             left.extend(_left_behind(refused, threads))
 
     def save_with() -> None:
-        steps.open_checkpointer(cell).save(oracle.trained.state(), accepted).wait()
+        steps.open_checkpointer(cell).save(reference.trained.state(), accepted).wait()
 
     contract.verify_refused(
         cell, AssertionError, "A CPU backend must be enabled for async save", save_without, save_with
@@ -83,12 +83,12 @@ def no_cpu_backend(cell: Cell) -> None:
     broken = _left_behind(accepted, threads - 1)
     cell.record("contract_held", Compared.of(left, broken, ["files", "threads"]), "after the refusal")
     dist.destroy_process_group(device_only)
-    steps.train(cell, oracle.trained, oracle.data, until=cell.config.last_step)
-    checks.verify_training(cell, oracle)
+    steps.train(cell, reference.trained, reference.data, until=cell.config.last_step)
+    checks.verify_training(cell, reference)
 
 
 def _left_behind(checkpoint_id: str, threads: int) -> Iterator[Mismatch]:
     for path in everything_below(Path(checkpoint_id))[:1]:
-        yield contract.breach("files", f"{path} was left behind")
+        yield contract.violation("files", f"{path} was left behind")
     if (more := threading.active_count() - threads) > 0:
-        yield contract.breach("threads", f"{more} more than before")
+        yield contract.violation("threads", f"{more} more than before")

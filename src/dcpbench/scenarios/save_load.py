@@ -14,23 +14,23 @@ from dcpbench.core.rank_report import Compared
 
 def save_load(cell: Cell) -> None:
     """What was saved comes back bit for bit, and training goes on with the losses it would have had."""
-    oracle = steps.build(cell)
-    checkpoints = steps.train_and_save(cell, oracle)
-    checks.verify_training(cell, oracle)
+    reference = steps.build(cell)
+    checkpoints = steps.train_and_save(cell, reference)
+    checks.verify_training(cell, reference)
 
     # The newest first: it is the one that meets a model nothing was ever loaded into.
     target = steps.build_anew(cell)
-    target.keeps_random = oracle.trained.keeps_random
+    target.keeps_random = reference.trained.keeps_random
     for number, checkpoint in enumerate(reversed(checkpoints)):
         before = checks.load_and_verify(cell, target, checkpoint, number)
         if number == 0:  # setting what is there changes nothing
             with cell.phase("load"):
                 target.set_again()
             checks.verify_restored(cell, target, checkpoint, before)
-        checks.resume(cell, target, checkpoint, oracle.losses)
+        checks.resume(cell, target, checkpoint, reference.losses)
     checks.verify_saved_again(cell, target, checkpoints[0])
     if cell.config.own_trainer:
-        handover.leave_to_trainer(cell, checkpoints[-1], oracle.trained, oracle.losses)
+        handover.leave_to_trainer(cell, checkpoints[-1], reference.trained, reference.losses)
 
 
 def no_dist(cell: Cell) -> None:
@@ -47,11 +47,11 @@ def no_dist(cell: Cell) -> None:
         with cell.phase("load"):
             checkpointer.load(loaded, checkpoint_id)
         held = {*loaded, *checkpointer.manifest(checkpoint_id).entries}
-        return [contract.breach("empty state dict", f"it holds {key}") for key in sorted(held)]
+        return [contract.violation("empty state dict", f"it holds {key}") for key in sorted(held)]
 
     empty = came_back({}, "empty")
     if dist.is_initialized():
-        empty.append(contract.breach("empty state dict", "it was saved with a process group"))
+        empty.append(contract.violation("empty state dict", "it was saved with a process group"))
     full = came_back({"something": torch.ones(1)}, "full")
     cell.record("contract_held", Compared.of(empty, full, ["empty state dict"]), "saved and loaded")
     save_load(cell)

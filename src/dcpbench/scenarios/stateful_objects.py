@@ -35,12 +35,12 @@ def object_scenario(
         extra: called with the checkpoint and the state dict that was loaded into.
         order: puts the keys of a state dict into another order.
     """
-    oracle = steps.build(cell)
+    reference = steps.build(cell)
     expected = _leaves(saved)
     promised = snapshot_nested({name: _state_of(one) for name, one in saved.items()})
 
     def saved_state() -> dict[str, Any]:
-        state = {**oracle.trained.state(), **saved}
+        state = {**reference.trained.state(), **saved}
         if order is None:
             return state
         # dcp.save asks for state dicts in the order of each rank's keys, and only dcp.load sorts them:
@@ -48,8 +48,8 @@ def object_scenario(
         last = state.pop("optimizer")
         return {**order(state), "optimizer": last}
 
-    checkpoint = steps.train_and_save(cell, oracle, state=saved_state, beside=retained(promised))[-1]
-    checks.verify_training(cell, oracle)
+    checkpoint = steps.train_and_save(cell, reference, state=saved_state, beside=retained(promised))[-1]
+    checks.verify_training(cell, reference)
 
     target = steps.build_anew(cell)
     unrestored = checks.make_different(cell, target, checkpoint)
@@ -63,7 +63,7 @@ def object_scenario(
         with cell.phase("verify", "equality"):
             cell.record("extra_equal", compare_controlled(expected, _leaves(loaded), before), str(checkpoint))
     extra(checkpoint, given)
-    checks.resume(cell, target, checkpoint, oracle.losses)
+    checks.resume(cell, target, checkpoint, reference.losses)
 
 
 def _state_of(one: Any) -> dict[str, Any]:
@@ -191,11 +191,11 @@ def plain_values(device: torch.device, which: int) -> dict[str, Any]:
 def _wrong(given: Recording, stateful: Counting) -> list[Mismatch]:
     found: list[Mismatch] = []
     if given["stateful"] is not stateful or "stateful" in given.was_set:
-        found.append(contract.breach("stateful", "it was replaced by another object"))
+        found.append(contract.violation("stateful", "it was replaced by another object"))
     elif stateful.loads != 1:
-        found.append(contract.breach("stateful", f"its load_state_dict was called {stateful.loads} times"))
+        found.append(contract.violation("stateful", f"its load_state_dict was called {stateful.loads} times"))
     if "plain" not in given.was_set:
-        found.append(contract.breach("plain", "the loaded dictionary was not put back"))
+        found.append(contract.violation("plain", "the loaded dictionary was not put back"))
     return found
 
 

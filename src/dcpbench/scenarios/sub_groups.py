@@ -23,9 +23,9 @@ _WHERE = "in the checkpoint of this rank's half"
 def sub_groups(cell: Cell) -> None:
     """What either half saves comes back to it, while the other saves and loads as well; what the world has
     saved before does too, and it can save again."""
-    oracle = steps.build(cell)
-    checkpoints = steps.train_and_save(cell, oracle)
-    checks.verify_training(cell, oracle)
+    reference = steps.build(cell)
+    checkpoints = steps.train_and_save(cell, reference)
+    checks.verify_training(cell, reference)
 
     number, half = _half(cell)
     _save_and_load(cell, number, half)
@@ -33,7 +33,7 @@ def sub_groups(cell: Cell) -> None:
     target = steps.build_anew(cell)
     for other, checkpoint in enumerate(reversed(checkpoints)):
         checks.load_and_verify(cell, target, checkpoint, other)
-        checks.resume(cell, target, checkpoint, oracle.losses)
+        checks.resume(cell, target, checkpoint, reference.losses)
     checks.verify_saved_again(cell, target, checkpoints[0])
 
 

@@ -92,10 +92,8 @@ def audit(manifest: Manifest, expected: Mapping[str, Entry]) -> list[Mismatch]:
             found.append(Mismatch(path, Problem.files, facts=facts))
     for path, spans in manifest.spans.items():
         found += [Mismatch(path, Problem.ranges, facts=facts) for facts in _overlapping(spans)]
-    strangers = sorted(manifest.found.keys() - manifest.named.keys() - manifest.own)
-    return found + [
-        Mismatch(path, Problem.stray, facts={"found": manifest.found[path]}) for path in strangers
-    ]
+    unnamed = sorted(manifest.found.keys() - manifest.named.keys() - manifest.own)
+    return found + [Mismatch(path, Problem.stray, facts={"found": manifest.found[path]}) for path in unnamed]
 
 
 def _overlapping(spans: Iterable[Span]) -> Iterator[dict[str, Any]]:
@@ -183,7 +181,7 @@ def damaged_copies(manifest: Manifest, key: str) -> dict[str, Manifest]:
     def with_chunks(*chunks: Chunk) -> Manifest:
         return with_entries({key: replace(entry, chunks=chunks)})
 
-    shared = {path: [*spans, replace(spans[0], name="stranger")] for path, spans in manifest.spans.items()}
+    shared = {path: [*spans, replace(spans[0], name="sentinel")] for path, spans in manifest.spans.items()}
     where_known = {"bytes of two entries": replace(manifest, spans=shared)} if shared else {}
     return (
         where_known
@@ -193,7 +191,7 @@ def damaged_copies(manifest: Manifest, key: str) -> dict[str, Manifest]:
                 {_VALUE: replace(entry, dtype="torch.complex128")}  # not the one of streams
             ),
             "a key that is missing": replace(manifest, entries=_without(manifest.entries, key)),
-            "a key that is too many": with_entries({"stranger": Entry()}),
+            "a key that is too many": with_entries({"sentinel": Entry()}),
             "another shape": with_entries({key: replace(entry, shape=(shape[0] + 1, *shape[1:]))}),
             "another dtype": with_entries({key: replace(entry, dtype="torch.complex128")}),
             "a chunk that is there twice": with_chunks(*entry.chunks, filled),
@@ -203,8 +201,8 @@ def damaged_copies(manifest: Manifest, key: str) -> dict[str, Manifest]:
             "a file that is too short": replace(
                 manifest, found={**manifest.found, path: manifest.found.get(path, 0) - 1}
             ),
-            "an entry that has no key": replace(manifest, unclaimed=(*manifest.unclaimed, "stranger")),
-            "a file that no entry names": replace(manifest, found={**manifest.found, "stranger": 1}),
+            "an entry that has no key": replace(manifest, unclaimed=(*manifest.unclaimed, "sentinel")),
+            "a file that no entry names": replace(manifest, found={**manifest.found, "sentinel": 1}),
             "a file that is missing": replace(manifest, found=_without(manifest.found, path)),
         }
     )

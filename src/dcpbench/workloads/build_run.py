@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions
 from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
 from dcpbench.verify.snapshot import local_part, named_parameters
-from dcpbench.workloads.components import Component, Surroundings
+from dcpbench.workloads.components import Component, ComponentContext
 from dcpbench.workloads.optimizers import InBackward
 from dcpbench.workloads.parallelisms import (
     cast_as_fsdp,
@@ -91,7 +91,7 @@ def build_replica(config: Config, world: World, seed: int) -> TrainingRun:
     return run
 
 
-def build_stranger(config: Config, world: World, seed: int) -> TrainingRun:
+def build_unrestored(config: Config, world: World, seed: int) -> TrainingRun:
     """A plain run from another seed that draws what the cell's draw: at each step it differs from a run that
     was restored there in nothing but what is restored. A trainer as it is built anew, with other weights."""
     if config.own_trainer:
@@ -100,16 +100,16 @@ def build_stranger(config: Config, world: World, seed: int) -> TrainingRun:
             for parameter in other.model.parameters():
                 local_part(parameter).mul_(1.0625).add_(0.0625)
         return other
-    stranger = build_plain(config, world, seed)
-    stranger.noise = Noise(config.seed)
-    return stranger
+    unrestored = build_plain(config, world, seed)
+    unrestored.noise = Noise(config.seed)
+    return unrestored
 
 
 def _component(
     config: Config, world: World, seed: int, wrap: Callable[[nn.Module], Any] = lambda plain: plain
 ) -> Component:
     """That of a run from this seed; `wrap` puts a plain model under the parallelism of the run."""
-    made_for = Surroundings(
+    made_for = ComponentContext(
         world.device, config.seed, lambda: _workload(config, world.device, seed).model, wrap
     )
     component: Component = pkgutil.resolve_name(config.component.target)(made_for, **config.component.options)

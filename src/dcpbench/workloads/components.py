@@ -17,7 +17,7 @@ from dcpbench.workloads.stateful import ModelState
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class ComponentContext:
     """What a component is made for: a device; the seed of the cell's data, the same for every run; a plain
     model with the run's weights, another one each time, and how that is put under the run's parallelism."""
 
@@ -28,9 +28,9 @@ class Surroundings:
 
 
 class Component:
-    """Nothing: plain training, of which others, made for their `Surroundings`, change a part."""
+    """Nothing: plain training, of which others, made for their `ComponentContext`, change a part."""
 
-    def __init__(self, surroundings: Surroundings | None = None) -> None:
+    def __init__(self, surroundings: ComponentContext | None = None) -> None:
         """There is nothing to make."""
 
     def prepare(self, model: nn.Module, step: int) -> None:
@@ -67,7 +67,7 @@ class Ema(Component):
     """An exponential moving average of the model by torch's `AveragedModel`, spread over the ranks as the
     model is and saved by the same functions. Under DDP it is a plain one on every rank: it is not trained."""
 
-    def __init__(self, surroundings: Surroundings, decay: float) -> None:
+    def __init__(self, surroundings: ComponentContext, decay: float) -> None:
         self.average = AveragedModel(surroundings.model(), multi_avg_fn=get_ema_multi_avg_fn(decay))
         wrapped = surroundings.wrap(self.average.module)
         self.average.module = wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
@@ -93,7 +93,7 @@ class Freezing(Component):
         last: the last one; None, if there is none.
     """
 
-    def __init__(self, surroundings: Surroundings, first: int = 0, last: int | None = None) -> None:
+    def __init__(self, surroundings: ComponentContext, first: int = 0, last: int | None = None) -> None:
         self._first, self._last = first, last
 
     def prepare(self, model: nn.Module, step: int) -> None:
@@ -108,7 +108,7 @@ class Freezing(Component):
 class GradScaling(Component):
     """Gradients of a loss that a `GradScaler` scales, by more the longer none overflows."""
 
-    def __init__(self, surroundings: Surroundings, **options: Any) -> None:
+    def __init__(self, surroundings: ComponentContext, **options: Any) -> None:
         self.scaler = torch.amp.GradScaler(surroundings.device.type, **options)
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -137,7 +137,7 @@ class DataLoading(Component):
             workers from, `generator=`; else a sampler has one of its own.
     """
 
-    def __init__(self, surroundings: Surroundings, batches: int, one_generator: bool) -> None:
+    def __init__(self, surroundings: ComponentContext, batches: int, one_generator: bool) -> None:
         self._batches, self._one_generator = batches, one_generator
         self._start_over(surroundings.data_seed)
 

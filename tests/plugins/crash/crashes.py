@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 
 from dcpbench.plugins.crash.disk_states import DiskState, after, disk_states
-from dcpbench.plugins.crash.loading import Judge, Loader, folder_in_memory, stranger
+from dcpbench.plugins.crash.loading import Judge, Loader, folder_in_memory, sentinel
 from dcpbench.plugins.crash.operations import Record, tree_of
 from dcpbench.plugins.crash.recording import read_record, recording
 from dcpbench.plugins.crash.small_saves import recorded_save
@@ -92,7 +92,7 @@ def states(writer: Writer, same_folder: bool, samples: int = 2) -> list[DiskStat
 @contextmanager
 def loading() -> Iterator[Loader]:
     with folder_in_memory() as folder:
-        yield Loader(folder, load, lambda: {key: stranger(value) for key, value in NEW.items()})
+        yield Loader(folder, load, lambda: {key: sentinel(value) for key, value in NEW.items()})
 
 
 def surveyed(found: list[DiskState], same_folder: bool) -> Survey:

@@ -98,21 +98,21 @@ def _train_and_save(cell: Cell, folder: str) -> tuple[TrainingRun, Checkpointer]
     """Train and save as the plan says, and train on until the save that is to be killed; leave to the next
     stage what a run that nobody kills comes to."""
     plan = cell.vary(saves=cell.config.saves + 1)
-    oracle = replace(steps.build(plan), ends=frozenset(plan.config.save_steps))
-    steps.go_on(plan, oracle, until=plan.config.last_step)
+    reference = replace(steps.build(plan), ends=frozenset(plan.config.save_steps))
+    steps.go_on(plan, reference, until=plan.config.last_step)
     with cell.phase("build"):
         run = steps.parallel_run(cell, cell.config.seed)
     checkpointer = steps.open_checkpointer(cell)
     *whole, last = plan.config.save_steps
     for step in whole:
         cell.files.clear()  # they need not stay what they are
-        steps.train(cell, run, oracle.data, step)
+        steps.train(cell, run, reference.data, step)
         saved = steps.save(cell, run, checkpointer, Path(_place(cell, folder, step)).name)
         steps.finish(cell, saved)
-    steps.train(cell, run, oracle.data, last)
+    steps.train(cell, run, reference.data, last)
     state = retained_state(run)
     killed = Checkpoint(last, _place(cell, folder, last), checkpointer, state, numbers=run.numbers)
-    handover.hand_over(cell, [saved, killed], oracle.losses)
+    handover.hand_over(cell, [saved, killed], reference.losses)
     return run, checkpointer
 
 
@@ -128,7 +128,7 @@ def _verify_killed(cell: Cell, killing: Killing, candidates: list[Checkpoint], f
         told = misplaced(at, killing, usual, before, after)
         late = [rank for rank in killing.expected if rank not in killing.arrived]
         told += [f"rank {rank} did not arrive there" for rank in late]
-        return [contract.breach("where it was killed", one) for one in told]
+        return [contract.violation("where it was killed", one) for one in told]
 
     # The control: the same files do not tell of any other point.
     others = [wrong(at)[:1] for at in At if at is not killing.at] if here else []
@@ -142,7 +142,7 @@ def _verify_killed(cell: Cell, killing: Killing, candidates: list[Checkpoint], f
         cell.measure("ranks_hung", len(left - told), phase="save")
 
     def silent(heard: set[int]) -> list[Mismatch]:
-        return [contract.breach("the save", f"rank {rank} was not told") for rank in sorted(left - heard)]
+        return [contract.violation("the save", f"rank {rank} was not told") for rank in sorted(left - heard)]
 
     if killing.uploader:
         cell.record("contract_held", Compared.of(silent(told), silent(set()), ["the save"]), f"{where}, told")
@@ -159,7 +159,7 @@ def _load_newest(cell: Cell, target: TrainingRun, candidates: list[Checkpoint]) 
         return not any(gathered(any(found), group))
 
     seen, found = Loaded.refused, None
-    stranger = not any(map(is_now, candidates))
+    sentinel = not any(map(is_now, candidates))
     for place in gathered(whole, cell.world.group)[0]:
         there = [one for one in candidates if one.checkpoint_id == place]
         try:
@@ -171,8 +171,10 @@ def _load_newest(cell: Cell, target: TrainingRun, candidates: list[Checkpoint]) 
         break
 
     for check, kind in (("crash_recoverable", Loaded.refused), ("crash_consistent", Loaded.mixture)):
-        told = [contract.breach(str(StateKind(Crash.killed, False, kind)), "it is what the next start finds")]
+        told = [
+            contract.violation(str(StateKind(Crash.killed, False, kind)), "it is what the next start finds")
+        ]
         names = [one.name for one in told]
-        held, control = told if seen is kind else [], told if stranger else []
+        held, control = told if seen is kind else [], told if sentinel else []
         cell.record(check, Compared.of(held, control, names), "after the ranks were killed")
     return found

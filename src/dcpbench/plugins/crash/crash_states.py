@@ -21,7 +21,7 @@ from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
 from dcpbench.plugins.crash.disk_states import Crash, DiskState, after, disk_states
-from dcpbench.plugins.crash.loading import Judge, Loaded, Loader, Values, folder_in_memory, plain, stranger
+from dcpbench.plugins.crash.loading import Judge, Loaded, Loader, Values, folder_in_memory, plain, sentinel
 from dcpbench.plugins.crash.operations import Kind, Record, Tree, tree_of
 from dcpbench.plugins.crash.recording import read_record, recording
 from dcpbench.plugins.crash.script import Shown, plain_script
@@ -39,10 +39,10 @@ def record_saves(cell: Cell, same_folder: bool, **_: Any) -> None:
     inside = cell.vary(folder=_SAVED)
     for name in (_SAVED, _LOGS):
         (cell.folder / name).mkdir(exist_ok=True)
-    oracle = steps.build(cell)
-    steps.go_on(cell, oracle, until=cell.config.train_steps)
+    reference = steps.build(cell)
+    steps.go_on(cell, reference, until=cell.config.train_steps)
     first = steps.open_checkpointer(inside)
-    old = steps.save(inside, oracle.trained, first, "checkpoint" if same_folder else "old")
+    old = steps.save(inside, reference.trained, first, "checkpoint" if same_folder else "old")
     steps.finish(inside, old)
     first.close()  # also the process that uploads: the next one records what it does
     before = str(Path(_BEFORE) / Path(old.checkpoint_id).name)
@@ -51,14 +51,14 @@ def record_saves(cell: Cell, same_folder: bool, **_: Any) -> None:
         shutil.copytree(inside.folder, cell.folder / _BEFORE)
     if same_folder:
         cell.files.clear()  # they need not stay what they are
-    steps.go_on(cell, oracle, until=2 * cell.config.train_steps)
+    steps.go_on(cell, reference, until=2 * cell.config.train_steps)
     cell.world.meet()
 
     measured = len(cell.report.measurements)
     second = steps.open_checkpointer(inside)
     with recording(inside.folder, cell.folder / _LOGS, cell.world.rank) as recorder:
         try:
-            new = steps.save(inside, oracle.trained, second, "checkpoint" if same_folder else "new")
+            new = steps.save(inside, reference.trained, second, "checkpoint" if same_folder else "new")
             new.pending.wait()
         except (CheckpointException, RuntimeError):
             if cell.config.storage.options.get("overwrite", True):
@@ -84,7 +84,7 @@ def load_states(cell: Cell, same_folder: bool, samples: int) -> None:
     judge = Judge(values[-1], values[0] if len(values) > 1 else None)
 
     def template() -> dict[str, Any]:
-        return {key: stranger(value) for key, value in values[-1].items()}
+        return {key: sentinel(value) for key, value in values[-1].items()}
 
     with cell.phase("verify", "crash_states"), folder_in_memory() as folder:
         loader = Loader(folder, checkpointer.load, template)
@@ -117,7 +117,7 @@ def _verify_record(cell: Cell, record: Record, saved: Tree) -> None:
 
     def differing(made: Tree) -> list[Mismatch]:
         paths = sorted(path for path in {*made, *saved} if made.get(path, "") != saved.get(path, ""))
-        return [contract.breach("record", f"it makes something else of {path}") for path in paths[:1]]
+        return [contract.violation("record", f"it makes something else of {path}") for path in paths[:1]]
 
     # The control: a record without what changed anything, or, where nothing did, one of other files.
     less = replace(record, before={"other": b""}, ranks=tuple(() for _ in record.ranks))
@@ -131,7 +131,7 @@ def _controls(record: Record, loader: Loader, judge: Judge, names: tuple[str, ..
     halves = ({*keys[::2]}, {*keys[1::2]})
 
     def other_than(kept: set[str]) -> Values:
-        return {key: value if key in kept else stranger(value) for key, value in judge.new.items()}
+        return {key: value if key in kept else sentinel(value) for key, value in judge.new.items()}
 
     mixed, foreign = (Judge(*map(other_than, kept)) for kept in (halves, (set[str](), set[str]())))
     success = [(rank, step) for rank, steps_of in enumerate(record.ranks) for step in steps_of]
@@ -153,12 +153,12 @@ def _verify(cell: Cell, found: Survey, controls: Iterable[Survey], told_ever: bo
             cell.report.not_applied[check] = "the save was refused"
             continue
         told = [
-            contract.breach(str(kind), _sentence(found, kind))
+            contract.violation(str(kind), _sentence(found, kind))
             for kind in found.distinct
             if (kind.told, kind.loaded) in breaks
         ]
         control = [
-            contract.breach(str(kind), "planted") for kind in seen if (kind.told, kind.loaded) in breaks
+            contract.violation(str(kind), "planted") for kind in seen if (kind.told, kind.loaded) in breaks
         ]
         names = [
             str(StateKind(crash, *one))

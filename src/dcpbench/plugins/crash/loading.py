@@ -155,7 +155,7 @@ def folder_in_memory() -> Iterator[Path]:
         yield Path(folder)
 
 
-def stranger(value: Any) -> Any:
+def sentinel(value: Any) -> Any:
     """A value of the same kind that no checkpoint has: what a load leaves as it was shows."""
     if not isinstance(value, torch.Tensor):
         return "not loaded"

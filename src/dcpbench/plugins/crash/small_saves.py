@@ -14,7 +14,7 @@ from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.plugins.crash.disk_states import after, disk_states
-from dcpbench.plugins.crash.loading import Judge, Loader, Values, folder_in_memory, stranger
+from dcpbench.plugins.crash.loading import Judge, Loader, Values, folder_in_memory, sentinel
 from dcpbench.plugins.crash.operations import Record, tree_of
 from dcpbench.plugins.crash.recording import read_record, recording
 from dcpbench.plugins.crash.script import Shown
@@ -55,7 +55,7 @@ def _states(
         dcp.save(dict(steps[step - 1]), storage_writer=writer, no_dist=True)
 
     def template() -> dict[str, Any]:
-        return {key: stranger(value) for key, value in new.items()}
+        return {key: sentinel(value) for key, value in new.items()}
 
     record = recorded_save(save, names)
     with folder_in_memory() as folder:

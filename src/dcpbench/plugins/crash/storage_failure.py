@@ -29,17 +29,17 @@ def storage_failure(cell: Cell) -> None:
     """
     storage, train_steps = cell.config.storage, cell.config.train_steps
     sound = cell.vary(storage=sound_storage(storage))
-    oracle = steps.build(cell)
+    reference = steps.build(cell)
     in_load = storage.options["of"] == "load"
     checkpointer, failing = steps.open_checkpointer(sound), steps.open_checkpointer(cell)
-    steps.go_on(cell, oracle, until=train_steps)
-    steps.finish(cell, steps.save(cell, oracle.trained, checkpointer, _OLDER))
-    steps.go_on(cell, oracle, until=2 * train_steps)
+    steps.go_on(cell, reference, until=train_steps)
+    steps.finish(cell, steps.save(cell, reference.trained, checkpointer, _OLDER))
+    steps.go_on(cell, reference, until=2 * train_steps)
 
     newer: list[SavedCheckpoint] = []
 
     def save(by: Checkpointer) -> None:
-        newer[:] = [steps.save(cell, oracle.trained, by, _NEWER)]
+        newer[:] = [steps.save(cell, reference.trained, by, _NEWER)]
         newer[0].pending.wait()
 
     if in_load:
@@ -75,7 +75,7 @@ def _is_told(cell: Cell, do: Callable[[], None], where: str) -> bool:
 
     def wrong(heard: Sequence[bool]) -> list[Mismatch]:
         silent = [rank for rank, was_told in enumerate(heard) if not was_told] if any(heard) else []
-        return [contract.breach("the failure", f"rank {rank} was not told") for rank in silent]
+        return [contract.violation("the failure", f"rank {rank} was not told") for rank in silent]
 
     told = gathered(raised, cell.world.group)
     cell.record("contract_held", Compared.of(wrong(told), wrong([True, False]), ["the failure"]), where)
@@ -87,7 +87,7 @@ def _verify_left(cell: Cell) -> None:
 
     def wrong(name: str) -> list[Mismatch]:
         is_whole = cell.world.rank == 0 and audited(cell.folder / name).state is FolderState.whole
-        return [contract.breach("what is left", "it is a whole checkpoint")] if is_whole else []
+        return [contract.violation("what is left", "it is a whole checkpoint")] if is_whole else []
 
     names = ["what is left"] if cell.world.rank == 0 else []
     cell.record("contract_held", Compared.of(wrong(_NEWER), wrong(_OLDER), names), "of the save that failed")

@@ -16,10 +16,10 @@ from dcpbench.config.groups import PlanAs
 from dcpbench.config.text import counted, duration_text
 from dcpbench.records.row import Row, exit_status
 from dcpbench.report.styles import print_table, standard_output, style_of, text_of
-from dcpbench.sweep.folder.resume import Found
-from dcpbench.sweep.plan import resources
-from dcpbench.sweep.plan.job import Job
-from dcpbench.sweep.plan.resources import Costs, Estimated
+from dcpbench.sweep import resources
+from dcpbench.sweep.job import Job
+from dcpbench.sweep.resources import Costs, Estimated
+from dcpbench.sweep.resume import Found
 
 _WOULD = {"run": "would run", "skip": "would be skipped", "done": "are done"}
 _STYLES = {"done": style_of("pass"), "skip": style_of("skip")}
@@ -30,7 +30,7 @@ _MOST_GROUPS = 24
 
 
 @dataclass(frozen=True)
-class Fate:
+class CellPlan:
     """What would become of a cell of a `block` of the sweep: whether it would `run`, be a `skip` or is
     `done`, in about how many seconds if that is known, and why; `known` failures are expected of it."""
 
@@ -55,35 +55,35 @@ def print_plan(
     done = found.done if found else {}
     estimated = resources.estimates([job for job in jobs if job.cell.name not in done], gpus)
     costs = Costs(done.values())
-    fates = [
-        _fate(job, block, done.get(job.cell.name), folder, costs)
+    plans = [
+        _cell_plan(job, block, done.get(job.cell.name), folder, costs)
         for job, block in zip(jobs, blocks or _groups(jobs), strict=True)
     ]
     by_name = {job.cell.name: job for job in jobs}
     targets = {
         target: file
-        for fate in fates
-        if fate.would == "run"
-        for target, file in by_name[fate.cell].targets.items()
+        for plan in plans
+        if plan.would == "run"
+        for target, file in by_name[plan.cell].targets.items()
     }
-    to_run = [estimated[fate.cell] for fate in fates if fate.would == "run"]
+    to_run = [estimated[plan.cell] for plan in plans if plan.would == "run"]
     by_block = {
-        block: _Block.of([fate for fate in fates if fate.block == block], estimated, costs)
-        for block in dict.fromkeys(fate.block for fate in fates)
+        block: _Block.of([plan for plan in plans if plan.block == block], estimated, costs)
+        for block in dict.fromkeys(plan.block for plan in plans)
     }
     with standard_output():
         if shown is PlanAs.json:
             told = {
-                "cells": [*map(asdict, fates)],
+                "cells": [*map(asdict, plans)],
                 "blocks": {name: asdict(block) for name, block in by_block.items()},
                 "seconds": costs.left(to_run),
                 "targets": targets,
             }
             sys.stdout.write(f"{json.dumps(told, indent=1)}\n")
         else:
-            _print(fates, by_block, shown)
+            _print(plans, by_block, shown)
             sentences = found.sentences(len(jobs)) if found else []
-            counts = Counter(fate.would for fate in fates)
+            counts = Counter(plan.would for plan in plans)
             parts = [f"{counts[would]} {words}" for would, words in _WOULD.items() if counts[would]]
             sentences.append(f"{counted(len(jobs), 'cell')}: {', '.join(parts)}")
             if to_run:
@@ -98,7 +98,7 @@ def print_plan(
 
 @dataclass(frozen=True)
 class _Block:
-    """How many cells of a block have which fate, and about how long all of them take."""
+    """How many cells of a block have which plan, and about how long all of them take."""
 
     cells: int
     run: int
@@ -107,10 +107,10 @@ class _Block:
     seconds: float | None
 
     @classmethod
-    def of(cls, fates: Sequence[Fate], estimated: dict[str, Estimated], costs: Costs) -> "_Block":
-        counts = Counter(fate.would for fate in fates)
-        seconds = costs.left(estimated[fate.cell] for fate in fates if fate.would == "run")
-        return cls(len(fates), counts["run"], counts["skip"], counts["done"], seconds)
+    def of(cls, plans: Sequence[CellPlan], estimated: dict[str, Estimated], costs: Costs) -> "_Block":
+        counts = Counter(plan.would for plan in plans)
+        seconds = costs.left(estimated[plan.cell] for plan in plans if plan.would == "run")
+        return cls(len(plans), counts["run"], counts["skip"], counts["done"], seconds)
 
 
 def _groups(jobs: Sequence[Job]) -> list[str]:
@@ -126,18 +126,18 @@ def _groups(jobs: Sequence[Job]) -> list[str]:
     return [f"{best}={each[best]}" if best in each else f"no {best}" for each in lists]
 
 
-def _fate(job: Job, block: str, done: Row | None, folder: Path, costs: Costs) -> Fate:
+def _cell_plan(job: Job, block: str, done: Row | None, folder: Path, costs: Costs) -> CellPlan:
     name = job.cell.name
     if done:
-        return Fate(
+        return CellPlan(
             name, block, "done", None, f"{done.status}: {done.reason}" if done.reason else done.status
         )
     skip = job.skip or costs.why_skip(job.key, job.config.storage, job.checkpoints(folder)[0])
     if skip:
-        return Fate(name, block, "skip", None, skip)
+        return CellPlan(name, block, "skip", None, skip)
     known = tuple(f"{failure.id}: {failure.reason}" for failure in job.known_failures)
     because = "; ".join(f"known failure {failure.id}" for failure in job.known_failures)
-    return Fate(name, block, "run", costs.seconds(resources.keys(job.key)), because, known)
+    return CellPlan(name, block, "run", costs.seconds(resources.keys(job.key)), because, known)
 
 
 def _target(target: str, file: str | None) -> str:
@@ -146,26 +146,26 @@ def _target(target: str, file: str | None) -> str:
     return f"{target}: no such file, in {Path.cwd()} or installed; the cells that need it would be errors"
 
 
-def _print(fates: Sequence[Fate], by_block: dict[str, _Block], shown: PlanAs) -> None:
-    if shown is PlanAs.cells or (shown is PlanAs.auto and len(fates) <= _MOST_CELLS):
-        print_table(_cells(fates), fits=True)
+def _print(plans: Sequence[CellPlan], by_block: dict[str, _Block], shown: PlanAs) -> None:
+    if shown is PlanAs.cells or (shown is PlanAs.auto and len(plans) <= _MOST_CELLS):
+        print_table(_cells(plans), fits=True)
     else:
         print_table(_blocks(by_block), fits=True)
-        _print_reasons("would be skipped", (fate.because for fate in fates if fate.would == "skip"))
-    _print_reasons("known failures, which are expected", (one for fate in fates for one in fate.known))
+        _print_reasons("would be skipped", (plan.because for plan in plans if plan.would == "skip"))
+    _print_reasons("known failures, which are expected", (one for plan in plans for one in plan.known))
     _print_line("")
-    if shown is PlanAs.auto and len(fates) > _MOST_CELLS:
+    if shown is PlanAs.auto and len(plans) > _MOST_CELLS:
         _print_line("--all shows every cell, --json all of it")
 
 
-def _cells(fates: Iterable[Fate]) -> Table:
+def _cells(plans: Iterable[CellPlan]) -> Table:
     table = Table("cell", "would", "about", "because", box=None, pad_edge=False, header_style="bold")
     table.columns[0].overflow = "fold"
     comma = ", " if Console().is_terminal else ","  # a line of a terminal ends at a blank
-    for fate in fates:
-        would = Text(fate.would, style=_STYLES.get(fate.would, "default"))
-        about = _about(fate.seconds) if fate.would == "run" else ""
-        table.add_row(text_of(fate.cell.replace(",", comma)), would, about, text_of(fate.because))
+    for plan in plans:
+        would = Text(plan.would, style=_STYLES.get(plan.would, "default"))
+        about = _about(plan.seconds) if plan.would == "run" else ""
+        table.add_row(text_of(plan.cell.replace(",", comma)), would, about, text_of(plan.because))
     return table
 
 
