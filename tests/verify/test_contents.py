@@ -108,7 +108,8 @@ def test_a_replica_that_drifted_is_told(shape: list[int], at: int, victim: int) 
     assert [wrong is None for wrong in told] == [rank == victim for rank in range(3)]
     _, wrong = add_up({rank: leaf(one) for rank, one in enumerate(replicas)})
     assert wrong is not None
-    assert describe(wrong) == f"replicas differ: rank 0 and rank {max(victim, 1)} have different bits for the same part"
+    ranks = f"rank 0 and rank {max(victim, 1)}"
+    assert describe(wrong) == f"replicas differ: {ranks} have different bits for the same part"
     # Beside what was saved, the rank that has it says where.
     saved, _ = digests({"w": leaf(tensor_of(shape))}, None)
     (found,) = compare_across(saved, {"w": leaf(replicas[victim])}, None, {"w": tensor_of(shape)}.get)

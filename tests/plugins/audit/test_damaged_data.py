@@ -161,7 +161,7 @@ IN_METADATA = {
     "a file extended": (lambda at: file_of(at, WEIGHT).open("ab").write(b"x"), "11178"),
     "files exchanged": (exchanged(WEIGHT, BIAS), "bytes by the metadata"),
     "a file of a save with fewer rows": (of_other("smaller", "__0_0.distcp"), "11177 bytes by the metadata"),
-    "metadata of a save with fewer rows": (of_other("smaller", ".metadata"), "bytes by the metadata, on disk: 11177"),
+    "metadata of a save with fewer rows": (of_other("smaller", ".metadata"), "on disk: 11177"),
     "a loop of links": (looped, "no such file"),
     "a name that is no text": (of_no_text, "no such file"),
 }
