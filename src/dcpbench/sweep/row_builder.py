@@ -11,7 +11,7 @@ from dcpbench.core.stage_end import HostUsed, StageEnd
 from dcpbench.core.statuses import shown
 from dcpbench.records.plain_values import Replacing
 from dcpbench.records.row import Row, column_types
-from dcpbench.sweep.plan.job import Job
+from dcpbench.sweep.job import Job
 from dcpbench.verdict.sentences import replaced_sentence
 from dcpbench.verdict.verdict import Verdict
 
