@@ -154,7 +154,6 @@ def test_times_of_shared_gpus_stay_apart(
     sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     apart, shared = {"ranks_per_gpu": 1, "backend": "nccl"}, {"ranks_per_gpu": 4, "backend": "nccl"}
-    by_gloo = {"backend": "gloo"}
     old, own = sweep("old", *measured(1)), sweep("own", *measured(2, slower=2, **apart))
     four, gloo = (
         sweep("four", *measured(1, **shared)),

@@ -19,10 +19,10 @@ from dcpbench.executors.interpreters import Versions, versions_of
 from dcpbench.executors.local import devices_of
 from dcpbench.executors.shared_gpus import environment, nccl_can_share, ranks_per_gpu
 from dcpbench.rank.messages import Backend, WorldKind
-from dcpbench.sweep.plan.cells import SweepCell
-from dcpbench.sweep.plan.job import Job, plan
-from dcpbench.sweep.plan.resources import shared_gpu_sentences
-from dcpbench.sweep.plan.validity import resolve, why_skip
+from dcpbench.sweep.cells import SweepCell
+from dcpbench.sweep.job import Job, plan
+from dcpbench.sweep.resources import shared_gpu_sentences
+from dcpbench.sweep.validity import resolve, why_skip
 from support.alone import config
 
 OLD, NEW = "2.28.9", "2.30.7"

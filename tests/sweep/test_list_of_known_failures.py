@@ -8,8 +8,8 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import conf_folder
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.plugins import Plugin
-from dcpbench.sweep.plan import known_failures
-from dcpbench.sweep.plan.known_failures import listed, read
+from dcpbench.sweep import known_failures
+from dcpbench.sweep.known_failures import listed, read
 from dcpbench.verdict.known_failures import explaining
 
 

@@ -8,7 +8,7 @@ import pytest
 from dcpbench.core.mismatch import Mismatch, Problem, RaisedError
 from dcpbench.core.rank_report import CheckReport, RankReport
 from dcpbench.core.stage_end import StageEnd
-from dcpbench.sweep.plan.known_failures import check_entry
+from dcpbench.sweep.known_failures import check_entry
 from dcpbench.verdict.attempt import verdict_of
 from dcpbench.verdict.known_failures import KnownError, KnownFailure, KnownMismatch
 from dcpbench.verdict.sentences import short_reason

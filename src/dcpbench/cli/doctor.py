@@ -31,8 +31,8 @@ from dcpbench.config.text import counted
 from dcpbench.executors import fork_server
 from dcpbench.executors.shared_gpus import how_to_get, nccl_can_share, sharing_sentence
 from dcpbench.report.styles import standard_output, style_of, text_of
-from dcpbench.sweep.plan.validity import RANKS_BY_DEFAULT as RANKS
-from dcpbench.sweep.plan.validity import cpp_compiler
+from dcpbench.sweep.validity import RANKS_BY_DEFAULT as RANKS
+from dcpbench.sweep.validity import cpp_compiler
 
 _RANK_BYTES = 2**30
 """What a rank with torch takes up before it has a model, generously."""

@@ -13,7 +13,7 @@ from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import Restored, Resumed
 from dcpbench.config.schema import conf_folder
 from dcpbench.plugins.defects import as_restored, other_save, own_chunks
-from dcpbench.sweep.plan.known_failures import read
+from dcpbench.sweep.known_failures import read
 from dcpbench.verdict.known_failures import KnownFailure, explaining
 from dcpbench.verify.compare import same_leaves
 from dcpbench.verify.snapshot import TensorLeaf, snapshot_nested
