@@ -78,7 +78,7 @@ _OWN = (
     ),
     AxisSpec("optimizer", "the optimizer and its hyperparameters", group=True, writes=True, place=9),
     AxisSpec("storage", "where checkpoints are stored", group=True, nullable=False, place=8),
-    AxisSpec("world_size", "min(4, GPUs); 4 ranks on the CPU", type=int, likeness=3, writes=True),
+    AxisSpec("world_size", "4 ranks; on two or three GPUs, one on each", type=int, likeness=3, writes=True),
     AxisSpec("device", "auto (the GPUs if there are any), cpu, cuda", likeness=3),
     AxisSpec("seed", "seed of weights, batches and random values", type=int, nullable=False, grouped=False),
     AxisSpec(
