@@ -51,6 +51,8 @@ _COLUMNS = {
     "python_version": "of the ranks, or of those that save",
     "load_torch_version": "of `load_python`, null without",
     "load_python_version": "of `load_python`, null without",
+    "ranks_per_gpu": "how many ranks share a GPU at most, null on the CPU",
+    "backend": "what carries collectives on the device: `nccl` or `gloo`, null without a process group",
     "git_commit": "of dcpbench's checkout, null for a wheel",
     "started_at": "when the cell's first try began, UTC",
     "schema_version": "of the row's format",

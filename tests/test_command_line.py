@@ -81,7 +81,7 @@ WRONG = {
         ["dp_replicate=2 × dp_shard=4", "multiplies to 8", "world size 4"],
     ),
     "no such dimension": (["parallel=ddp", "parallel.tp=2", "device=cpu"], ["parallel.tp=2", "no tp"]),
-    "more ranks than GPUs": (["device=cuda", "world_size=64"], ["device=cuda"]),
+    "no GPU": (["device=cuda", "world_size=64"], ["device=cuda"]),
     "bad one of many": (["-m", "parallel=ddp,fsdp", "saves=2,0"], ["saves=0"]),
     "missing list": (["known_failures=/nowhere.yaml", "device=cpu"], ["/nowhere.yaml"]),
 }

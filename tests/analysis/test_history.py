@@ -41,6 +41,18 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
+def test_times_of_shared_gpus_stay_apart(tmp_path: Path) -> None:
+    random = np.random.default_rng(5)
+    for number in range(12):
+        shared = {"ranks_per_gpu": 4, "backend": "nccl"} if number % 2 else {}
+        night(tmp_path, number, cell("ddp", **costs(random, 5 if shared else 1), **shared))
+    (of_ddp,) = found(tmp_path).cells
+    assert letters(of_ddp) == "P" * 12
+    for cost in of_ddp.costs:
+        assert np.isnan(cost.medians).tolist() == [True, False] * 6, "the newest night shared"
+        assert cost.changes == []
+
+
 def test_what_changed_last_comes_first_and_says_since_when(
     nights: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -78,7 +78,7 @@ _OWN = (
     ),
     AxisSpec("optimizer", "the optimizer and its hyperparameters", group=True, writes=True, place=9),
     AxisSpec("storage", "where checkpoints are stored", group=True, nullable=False, place=8),
-    AxisSpec("world_size", "ranks of a cell; auto: min(4, GPUs), or 4 on the CPU",
+    AxisSpec("world_size", "ranks of a cell; auto: 4, or one on each of two or three GPUs",
         type=int, likeness=3, writes=True),
     AxisSpec("device", "where ranks compute: auto, cpu, cuda; auto: on GPUs if there are any", likeness=3),
     AxisSpec("seed", "seed of all random values", type=int, nullable=False, grouped=False),
