@@ -26,8 +26,8 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     ),
     "resumed losses with themselves": (
         _CHECKS,
-        "continued = losses.continued[taken.start - 1 : last]",
-        "continued = resumed",
+        "expected = record.losses[taken.start - 1 : last]",
+        "expected = resumed",
     ),
     "gradients with themselves": (
         _TRAINING,

@@ -22,11 +22,11 @@ from dcpbench.verify.resumed import ResumedRule
 from dcpbench.verify.snapshot import TensorLeaf, named_parameters
 from dcpbench.verify.training import GradientBound, GradientPart, TwinGradient, compare_gradient
 from dcpbench.verify.whole_tensors import real_elements
-from dcpbench.workloads.batches import batches_of
 from dcpbench.workloads.build_run import build_plain, build_replica, build_twin
 from dcpbench.workloads.lockstep import TwinGradients
 from dcpbench.workloads.run_state import FLAGS, live_state
 from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.workload import batches_of
 from support.alone import bare_cell, config, world
 
 SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}

@@ -17,8 +17,8 @@ from dcpbench.sweep.known_failures import read
 from dcpbench.verdict.known_failures import KnownFailure, explaining
 from dcpbench.verify.compare import same_leaves
 from dcpbench.verify.snapshot import TensorLeaf, snapshot_nested
-from dcpbench.workloads.batches import batches_of
 from dcpbench.workloads.build_run import build
+from dcpbench.workloads.workload import batches_of
 from support.alone import Ran, bare_cell, config, group_of_one, run_alone, world
 
 pytestmark = pytest.mark.cell
