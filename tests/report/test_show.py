@@ -252,10 +252,10 @@ def test_conditions_that_make_no_sense(
         ("status!=psas", "did you mean pass?"),
         (
             "parallel=hsdp",
-            "--where parallel=hsdp: no row has that parallel; did you mean fsdp? it may be ddp, fsdp",
+            "--where parallel=hsdp: no row has that parallel; did you mean fsdp? Choose one of ddp, fsdp",
         ),
         ("parallel!=fsdpp", "did you mean fsdp?"),
-        ("reason=nothing of the kind", "no row has that reason; it may be rank 1"),
+        ("reason=nothing of the kind", "no row has that reason; choose one of rank 1"),
     ],
 )
 def test_a_text_that_no_row_has_is_refused(
