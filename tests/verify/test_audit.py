@@ -83,7 +83,7 @@ def test_a_damaged_copy_is_whole_but_for_one_thing() -> None:
         "a tensor that is stored as bytes": [("w", "dtype", "torch.float32", "no tensor")],
         "a value that is stored as a tensor": [("a value", "not_asked_for")],
         "a key that is missing": [("w", "not_stored")],
-        "a key that is too many": [("sentinel", "not_asked_for")],
+        "a key too many": [("sentinel", "not_asked_for")],
         "another shape": [("w", "shape", (4, 6), (5, 6)), ("w", "uncovered", 24, 30)],
         "another dtype": [("w", "dtype", "torch.float32", "torch.complex128")],
         "a chunk that is there twice": [("w", "chunks", (0, 0), (0, 0))],
@@ -175,8 +175,8 @@ def test_the_control_tries_every_way_and_leaves_the_checkpoint_alone(checkpoint:
     [
         ({"model.weight": Entry((6, 4), "torch.float32")}, "shape: to be saved (6, 4)"),
         ({"model.weight": Entry((4, 6), "torch.bfloat16")}, "dtype: to be saved torch.bfloat16"),
-        ({"epoch": Entry((), "torch.int64")}, "dtype: to be saved torch.int64, in the checkpoint no tensor"),
-        ({"model.weight": Entry()}, "dtype: to be saved a value, in the checkpoint torch.float32"),
+        ({"epoch": Entry((), "torch.int64")}, "dtype: to be saved torch.int64, stored no tensor"),
+        ({"model.weight": Entry()}, "dtype: to be saved a value, stored torch.float32"),
         ({"model.bias": Entry()}, "to be saved, but not in the checkpoint"),
     ],
 )
