@@ -15,8 +15,8 @@ _TRAINING, _TWIN = "verify/training.py", "workloads/twin.py"
 PLANTED: dict[str, tuple[str, str, str]] = {
     "controls always true": (
         "core/rank_report.py",
-        "{name: name in reported for name, here in had.items() if here}",
-        "{name: True for name, here in had.items() if here}",
+        "{name: name in reported for name, here in compared.items() if here}",
+        "{name: True for name, here in compared.items() if here}",
     ),
     "controls of losses always true": ("verify/resumed.py", "means and name in reported for", "True for"),
     "controls of the audit always true": (

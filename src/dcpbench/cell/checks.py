@@ -256,8 +256,7 @@ def resume(
     restored = None
     if defects_at(cell, "resumed"):
         with cell.phase("verify", "known_defects"):
-            restored = build_run.build_plain(cell.config, cell.world, cell.config.seed)
-            copy_state(target, restored)
+            restored = build_run.build_plain_copy(cell.config, cell.world, target)
     before = [*target.train_state.losses]
     if exactly or target.why_no_twin:
         resumed = steps.train(cell, target, last)

@@ -76,6 +76,13 @@ def build_plain(config: Config, world: World, seed: int) -> TrainingRun:
     return TrainingRun(workload, alone, {}, workload.model, seed, component=component)
 
 
+def build_plain_copy(config: Config, world: World, run: TrainingRun) -> TrainingRun:
+    """Build an unwrapped run in the state of a run; collective."""
+    plain = build_plain(config, world, config.seed)
+    copy_state(run, plain)
+    return plain
+
+
 def build_twin(config: Config, world: World, seed: int) -> TrainingRun:
     """Build an unwrapped, uncompiled run that trains on this rank's share of each batch, in the dtypes of the
     parallelism. Its optimizer never steps in the backward pass."""

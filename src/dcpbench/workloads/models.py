@@ -46,8 +46,8 @@ class Mlp(nn.Module):
 
 
 class Dropout(Mlp):
-    """An `Mlp` with dropout before each odd layer. Under tensor parallelism the input there is the same on all
-    ranks of a group, and they draw the same.
+    """An `Mlp` with dropout before each odd layer. Under tensor parallelism the input there is the same on
+    all ranks of a group, and they draw the same.
 
     Args:
         probability: of an element to become zero.
@@ -100,8 +100,8 @@ class Scaled(Mlp):
 
 
 class Nested(nn.Module):
-    """Five linear layers of one width: three separate ones, one in a Sequential and one in a ModuleList, as in
-    PyTorch's fine-tuning test, with a GELU for each ReLU."""
+    """Five linear layers of one width: three separate ones, one in a Sequential and one in a ModuleList, as
+    in PyTorch's fine-tuning test, with a GELU for each ReLU."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -152,8 +152,8 @@ class Bf16(Mlp):
 
 
 class Dtypes(Mlp):
-    """An `Mlp` with persistent buffers of many dtypes, without dimensions and without elements, which training
-    changes; a buffer that is not persistent; and a parameter of one element that scales the output.
+    """An `Mlp` with persistent buffers of many dtypes, without dimensions and without elements, which
+    training changes; a buffer that is not persistent; and a parameter of one element that scales the output.
 
     Args:
         dtypes: names of torch's dtypes; there is a buffer of each.
@@ -182,8 +182,8 @@ class Dtypes(Mlp):
 
 
 class BatchNorm(Mlp):
-    """An `Mlp` with batch normalisation before each layer. Its running statistics, which are buffers, come from
-    the share of each batch on a rank."""
+    """An `Mlp` with batch normalisation before each layer. Its running statistics, which are buffers, come
+    from the share of each batch on a rank."""
 
     def __init__(self, sizes: list[int]) -> None:
         super().__init__(sizes)
@@ -196,8 +196,8 @@ class BatchNorm(Mlp):
 
 
 class LayerNorm(Mlp):
-    """An `Mlp` with layer normalisation before each odd layer but the first. Its weights and biases are random:
-    from ones and zeros a few steps would not tell two models apart."""
+    """An `Mlp` with layer normalisation before each odd layer but the first. Its weights and biases are
+    random: from ones and zeros a few steps would not tell two models apart."""
 
     def __init__(self, sizes: list[int]) -> None:
         super().__init__(sizes)
@@ -269,8 +269,8 @@ class Experts(nn.Module):
         self.w2 = nn.Parameter(torch.rand(experts, size, width) / width)
 
     def forward(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Map a batch of shape (batch, size) to the sum of the experts' outputs, weighted by a tensor of shape
-        (batch, experts on this rank)."""
+        """Map a batch of shape (batch, size) to the sum of the experts' outputs, weighted by a tensor of
+        shape (batch, experts on this rank)."""
         w1, w2 = (one.to_local() if isinstance(one, DTensor) else one for one in (self.w1, self.w2))
         hidden = F.gelu(torch.einsum("ns,ews->enw", x, w1))
         return torch.einsum("enw,esw,ne->ns", hidden, w2, weights)
@@ -294,8 +294,8 @@ class MixtureOfExperts(nn.Module):
 
 
 class LocalExperts(Mlp):
-    """An `Mlp` with one more layer, `experts.0`, of which each rank has a different one under the same name, as
-    in a mixture of experts without DTensors. DDP ignores it."""
+    """An `Mlp` with one more layer, `experts.0`, of which each rank has a different one under the same name,
+    as in a mixture of experts without DTensors. DDP ignores it."""
 
     why_no_twin = "each rank has an expert of its own, and one process has one of them"
 
