@@ -43,8 +43,8 @@ class DcpbenchLauncher(Launcher):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Begin the sweep, and leave it in `task_function` to be ended when Hydra has returned."""
+        from dcpbench.cli.run import SweepTask
         from dcpbench.sweep.app import SweepRun
-        from dcpbench.sweep.task import SweepTask
 
         assert isinstance(task_function, SweepTask)
         own_sweeper = config.hydra.sweeper.get("_target_") == SweeperConfig._target_
