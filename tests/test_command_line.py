@@ -168,7 +168,7 @@ def test_an_existing_sweep_is_never_written_over(tmp_path: Path, sweep: Callable
     (folder / "multirun.yaml").write_text("theirs")
     ended = sweep("parallel=ddp", "device=cpu")
     assert ended.status == 2
-    assert "holds another sweep" in ended.err
+    assert "contains another sweep" in ended.err
     assert (folder / "multirun.yaml").read_text() == "theirs"
     assert (folder / "results.jsonl").read_text() == '{"cell": "theirs"}\n'
     assert len(list(folder.iterdir())) == 2

@@ -76,7 +76,7 @@ def test_going_on_with_what_somebody_else_made_is_refused_and_imports_nothing(tm
     assert not ran.exists(), "and the fork server has imported nothing from there"
     alone = run(tmp_path / "new", *ONE, "trust=true")
     assert alone.status == 2
-    assert "trust=true: says what to do with resume=<folder>" in alone.err
+    assert "trust=true: needs resume=<folder>" in alone.err
 
 
 READ_ONLY = {

@@ -74,7 +74,7 @@ def test_rows_of_before_a_column_was_added_are_whole(tmp_path: Path) -> None:
         (line()[:-40] + b"\0" * 40 + b"\n", "NUL bytes"),
         (b"[" * 100_000 + b"\n", "nested too deeply"),
         (b'{"a": ' * 100_000 + b"\n", "nested too deeply"),
-        (line().replace(b'"seed": 0', b'"seed": ' + b"9" * 5000), "more digits than any that is measured"),
+        (line().replace(b'"seed": 0', b'"seed": ' + b"9" * 5000), "more digits than any measurement"),
         (b"__import__('os')\n", "Expecting value"),
     ],
 )
@@ -98,9 +98,9 @@ def test_a_line_that_is_no_row_is_told_and_hides_no_other(tmp_path: Path, damage
         ),
         ({"save_s": True}, {"save_s": None}, "save_s is true"),
         ({"save_s": float("nan")}, {"save_s": None}, "NaN is not JSON, shown as null"),
-        ({"save_s": float("-inf")}, {"save_s": None}, "-Infinity is no JSON"),
+        ({"save_s": float("-inf")}, {"save_s": None}, "-Infinity is not JSON"),
         ({"save_s": 10**400}, {"save_s": None}, "save_s is a huge number"),
-        ({"seed": 2**64}, {"seed": None}, "seed is 18446744073709551616, where an integer of 64 bits"),
+        ({"seed": 2**64}, {"seed": None}, "seed is 18446744073709551616, expected an integer of 64 bits"),
         ({"seed": 1.5}, {"seed": None}, "seed is 1.5"),
         ({"model_equal": 1}, {"model_equal": None}, "model_equal is 1, expected true or false"),
         ({"status": 3}, {"status": "unknown"}, "status is 3"),
@@ -187,7 +187,7 @@ def test_many_damaged_lines_are_summed_up(tmp_path: Path, capsys: pytest.Capture
     [
         (b'{"torch": ', "Expecting value"),
         (b"[]", "not an object"),
-        (b'{"torch": "2.13", "free": NaN}', "NaN is no JSON"),
+        (b'{"torch": "2.13", "free": NaN}', "NaN is not JSON"),
         (b"[" * 100_000, "nested too deeply"),
     ],
 )

@@ -7,7 +7,8 @@ rows. `measurements.jsonl` has each value that a rank measured; the rows' metric
 that are read are checked against the types of their columns, and never evaluated.
 
 A resumed sweep moves the rows that are no longer valid from `results.jsonl`, which so has one row for each
-cell, to `superseded.jsonl`.
+cell, to `superseded.jsonl`. Where a file cannot be
+read or written a ResultsError is raised, and no part of a row is left.
 """
 
 import csv
@@ -94,14 +95,7 @@ class RowLog:
 
     def settle(self, cells: Sequence[str]) -> str | None:
         """Make `results.jsonl` the rows of these cells in this order; lines of other processes go to
-        `superseded.jsonl`.
-
-        Returns:
-            a sentence, if rows were missing or had been changed.
-
-        Raises:
-            ResultsError: it cannot be written.
-        """
+        `superseded.jsonl`. Return a sentence if rows were missing or changed."""
         known = [self._lines[cell] for cell in cells if cell in self._lines]
         there: list[Line] = []
         with suppress(ResultsError):  # a link, for example, which is replaced
@@ -123,11 +117,7 @@ class RowLog:
 
 def append_row(folder: Path, row: Row) -> Line:
     """Append a row to `results.jsonl` in a single write, after its details to `details.jsonl`; both are on
-    disk when its line is returned.
-
-    Raises:
-        ResultsError: it cannot be written, and no part of the row is left.
-    """
+    disk when its line is returned."""
     flat = row.flat()
     if details := flat.pop("details"):
         _append(folder / DETAILS_JSONL, [{name: flat[name] for name in _ATTEMPT} | {"details": details}])
@@ -136,11 +126,7 @@ def append_row(folder: Path, row: Row) -> Line:
 
 
 def append_measurements(folder: Path, row: Row, measurements: Iterable[Measurement]) -> None:
-    """Append the measurements of a cell to `measurements.jsonl` in a single write.
-
-    Raises:
-        ResultsError: they cannot be written, and no part of them is left.
-    """
+    """Append the measurements of a cell to `measurements.jsonl` in a single write."""
     units = {name: spec.unit for name, spec in METRICS.items()}
     about = {"cell": row.cell, "repeat": row.repeat}
     _append(
@@ -175,11 +161,7 @@ def _line(content: dict[str, Any]) -> str:
 
 
 def write_csv(folder: Path) -> None:
-    """Write the columns of the rows of `results.jsonl` to `results.csv`.
-
-    Raises:
-        ResultsError: it cannot be written.
-    """
+    """Write the columns of the rows of `results.jsonl` to `results.csv`."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=columns(), extrasaction="ignore")
     writer.writeheader()
@@ -188,11 +170,7 @@ def write_csv(folder: Path) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file atomically.
-
-    Raises:
-        ResultsError: it cannot be written.
-    """
+    """Write a JSON file atomically."""
     write_whole(path, [(json.dumps(content, indent=2) + "\n").encode()])
 
 
@@ -208,9 +186,6 @@ def read_rows(folder: Path, details: bool = True) -> tuple[list[Row], list[str]]
     line.
 
     A column that an older row does not have has its default; what is not a column is left out.
-
-    Raises:
-        ResultsError: the folder has no `results.jsonl`, or it cannot be read.
     """
     rows: list[Row] = []
     damaged: list[str] = []
@@ -241,11 +216,7 @@ def read_rows(folder: Path, details: bool = True) -> tuple[list[Row], list[str]]
 
 def read_lines(folder: Path, name: str = RESULTS_JSONL) -> Iterator[Line]:
     """Yield the lines of `results.jsonl`, or of `superseded.jsonl`, up to one that is too long; none if the
-    file does not exist. Their rows are without `details`.
-
-    Raises:
-        ResultsError: it cannot be read.
-    """
+    file does not exist. Their rows are without `details`."""
     try:
         yield from _lines(folder / name)
     except FileNotFoundError:
@@ -296,11 +267,7 @@ def _read_details(folder: Path) -> tuple[Details, list[str]]:
 
 def keep_lines(folder: Path, keep: Iterable[Line], take_out: Iterable[Line] = ()) -> None:
     """Make `results.jsonl` the lines to `keep`, in their order, and add those that are taken out to
-    `superseded.jsonl`. If the process is killed meanwhile, no line is lost, and none is twice in a file.
-
-    Raises:
-        ResultsError: one of the files cannot be written.
-    """
+    `superseded.jsonl`. If the process is killed meanwhile, no line is lost, and none is twice in a file."""
     if taken := dict.fromkeys(line.content for line in take_out):
         known = dict.fromkeys(line.content for line in read_lines(folder, SUPERSEDED_JSONL))
         write_whole(folder / SUPERSEDED_JSONL, known | taken)
@@ -308,11 +275,7 @@ def keep_lines(folder: Path, keep: Iterable[Line], take_out: Iterable[Line] = ()
 
 
 def keep_beside(folder: Path, cells: Collection[str]) -> None:
-    """Remove from `measurements.jsonl` those of other cells, and from `details.jsonl` a torn line.
-
-    Raises:
-        ResultsError: one of the files cannot be written.
-    """
+    """Remove from `measurements.jsonl` those of other cells, and from `details.jsonl` a torn line."""
     for name, kept in (
         (MEASUREMENTS_JSONL, lambda line: _cell_of(line) in cells),
         (DETAILS_JSONL, lambda line: line.endswith(b"\n")),
@@ -328,11 +291,7 @@ def _cell_of(line: bytes) -> str | None:
 
 
 def write_whole(path: Path, parts: Iterable[bytes]) -> None:
-    """Write a file of a sweep's folder atomically.
-
-    Raises:
-        ResultsError: it cannot be written.
-    """
+    """Write a file of a sweep's folder atomically."""
     with _writing(path):
         files.replace(path, parts)
 

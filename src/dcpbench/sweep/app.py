@@ -38,6 +38,9 @@ class SweepRun:
 
     dcpbench's own sweeper hands over one batch, and the folder is claimed once all its cells are valid.
     Other sweepers write into the folder before their first batch, so for them it is claimed at once.
+
+    A wrong configuration raises ConfigError, hydra.errors.HydraException or
+    omegaconf.errors.OmegaConfBaseException before a cell of the batch is started.
     """
 
     def __init__(self, loader: ConfigLoader, base: DictConfig, own_sweeper: bool) -> None:
@@ -46,9 +49,6 @@ class SweepRun:
         Args:
             base: the composition of the sweep itself; `loader` composes its cells.
             own_sweeper: whether dcpbench's own sweeper drives the sweep.
-
-        Raises:
-            ConfigError: a key about the sweep is wrong, or the folder cannot be used.
         """
         self._base = base
         self.sweeper = str(base.hydra.runtime.choices["hydra/sweeper"])
@@ -76,8 +76,6 @@ class SweepRun:
         plan groups cells by these blocks, if there are any.
 
         Raises:
-            ConfigError, hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: the
-                configuration is wrong; no cell of this batch was started.
             SystemExit: a row could not be written.
         """
         self.is_left_to_sweeper, sweepers_turn = False, self.is_left_to_sweeper
@@ -114,12 +112,7 @@ class SweepRun:
         return [self._value_of(rows.get(one.cell.name)) for one in jobs]
 
     def covering(self, lists: Sequence[Sequence[str]]) -> list[pairwise.Row]:
-        """Return jobs with every two values of these lists that can run together; print what is left out.
-
-        Raises:
-            ConfigError, hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: an override
-                is wrong.
-        """
+        """Return jobs with every two values of these lists that can run together; print what is left out."""
         machine = self._begun_engine(lists).probe()
         runnable = pairwise.Runnable(self._cells.composer, machine, lists)
         found = pairwise.covering(lists, runnable.runs, runnable.excludes)
@@ -127,13 +120,10 @@ class SweepRun:
         return found.rows
 
     def end(self, status: int) -> int:
-        """End the sweep, report its rows, and release its folder.
+        """End the sweep, report its rows, release its folder, and return the exit status.
 
         Args:
             status: the exit status so far; 0 if only the rows decide it.
-
-        Returns:
-            the exit status.
         """
         try:
             if self._driver:
@@ -179,9 +169,6 @@ def objective_of(base: DictConfig) -> Callable[[Row | None], float | None]:
 
     The value is infinitely bad if there is no row, it is not ok, or the metric is null. The Optuna sweeper
     would abandon a study for NaN or an exception.
-
-    Raises:
-        ConfigError: `objective` is not a metric.
     """
     metric = base.objective
     if metric is not None and metric not in METRICS:

@@ -77,12 +77,7 @@ class CellMaker:
             )
 
     def cells(self, batch: Sequence[Sequence[str]]) -> list[SweepCell]:
-        """Return the cells of the next batch; the names of a sweep's cells differ.
-
-        Raises:
-            ConfigError, hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: an override
-                is wrong.
-        """
+        """Return the cells of the next batch; the names of a sweep's cells differ. Raise as `Composer`."""
         self.composer.prepare(batch)
         common = set.intersection(*map(set, batch)) if len(batch) > 1 else set()
         return [self._cell(overrides, common) for overrides in batch]

@@ -1,4 +1,7 @@
-"""Claim folders for a sweep: one driver works in a folder at a time, and none in that of another sweep."""
+"""Claim folders for a sweep: one driver works in a folder at a time, and none in that of another sweep.
+
+A folder that cannot be used is refused by a ConfigError with the key of the configuration that names it.
+"""
 
 import fcntl
 import os
@@ -19,9 +22,6 @@ def held(folder: Path) -> Iterator[None]:
     """Context manager: make the folder and hold its lock. A folder in which no sweep has begun is removed.
 
     The kernel releases the lock when the driver ends, however it ends.
-
-    Raises:
-        ConfigError: it cannot be made or written to, or another driver works in it.
     """
     try:
         descriptor = lock(folder)
@@ -39,11 +39,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def claim(folder: Path, key: str) -> None:
-    """Make an empty folder, which `key` of the configuration names.
-
-    Raises:
-        ConfigError: it cannot be made or written to, or is not empty.
-    """
+    """Make an empty folder, which `key` of the configuration names."""
     refuse_used(folder, key)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -54,11 +50,7 @@ def claim(folder: Path, key: str) -> None:
 
 
 def refuse_used(folder: Path, key: str = DIR) -> None:
-    """Refuse a folder, which `key` of the configuration names, that is not empty; write nothing.
-
-    Raises:
-        ConfigError: it cannot be read, or is not empty.
-    """
+    """Refuse a folder, which `key` of the configuration names, that is not empty; write nothing."""
     try:
         used = _used(folder)
     except FileNotFoundError:
@@ -73,11 +65,7 @@ def refuse_used(folder: Path, key: str = DIR) -> None:
 
 
 def refuse_unusable(folder: Path, key: str = DIR, begun: bool = False) -> None:
-    """Refuse a folder in which no sweep can begin, or be resumed if it has `begun`; write nothing.
-
-    Raises:
-        ConfigError: it cannot be made or written to, is not empty, or another driver works in it.
-    """
+    """Refuse a folder in which no sweep can begin, or be resumed if it has `begun`; write nothing."""
     if not begun:
         refuse_used(folder, key)
     try:

@@ -15,13 +15,10 @@ Say = Callable[[str], None]
 
 
 def close(sweep: driver.Sweep, folder: SweepFolder, status: int, say: Say) -> int:
-    """End the ranks, put the rows in order, write the reports, and print the table.
+    """End the ranks, put the rows in order, write the reports, print the table, and return the exit status.
 
     Args:
         status: the exit status so far; 0 if only the rows decide it.
-
-    Returns:
-        the exit status.
     """
     try:
         sweep.end()

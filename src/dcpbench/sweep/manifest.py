@@ -1,7 +1,7 @@
 """The words that ask for a sweep, and `sweep.json`, in which a sweep's folder keeps them.
 
 A record is signed with a key in the user's home. `resume` runs what the record names, so it refuses one that
-another user has made.
+another user has made. What is refused raises a ConfigError.
 """
 
 import hmac
@@ -47,11 +47,7 @@ class Record:
 
     def refuse_foreign(self, folder: Path, key: str = "resume=") -> None:
         """Refuse to resume a sweep that another user has made, or this user with another home. `key` is the
-        configuration key that asks for it.
-
-        Raises:
-            ConfigError: the message shows what would run.
-        """
+        configuration key that asks for it."""
         own = sign(self._content)
         if own is None or not hmac.compare_digest(own.encode(), str(self.signature).encode()):
             asked = shlex.join(["python", "-m", "dcpbench", *self.arguments])
@@ -62,11 +58,7 @@ class Record:
             )
 
     def refuse_other_cells(self, folder: Path, here: set[str], key: str = "resume=") -> None:
-        """Refuse other cells than those of the record, which `key` of the configuration asks for.
-
-        Raises:
-            ConfigError: the message names a cell that only one of the two has.
-        """
+        """Refuse other cells than those of the record, which `key` of the configuration asks for."""
         there = set(self.cells)
         for only, where in ((here - there, "it has no cell"), (there - here, "this one has no cell")):
             if only:
@@ -81,11 +73,7 @@ class Record:
 
 
 def read(folder: Path, key: str = "resume=") -> Record:
-    """Return the record in a sweep's folder, which `key` of the configuration asks for.
-
-    Raises:
-        ConfigError: the folder does not exist, or has no valid record.
-    """
+    """Return the record in a sweep's folder, which `key` of the configuration asks for."""
     where = f"{key}{folder}"
     if not folder.is_dir():
         raise ConfigError(f"{where}: there is no such folder")

@@ -1,7 +1,8 @@
 """Resume a sweep: take its words again, keep the rows that are still valid, and say why the others are not.
 
 A row is valid if it is from this configuration, this code and this torch. So the rows of a sweep that was
-interrupted and resumed are those of one that was not.
+interrupted and resumed are those of one that was not. A file that cannot be read or removed raises a
+ConfigError.
 """
 
 import os
@@ -99,11 +100,7 @@ class Found:
 
 
 def look(folder: Path, lines: Iterable[store.Line], jobs: Iterable[Job], rerun: Rerun) -> Found:
-    """Find out which lines of a sweep's folder are valid rows of these jobs; write nothing.
-
-    Raises:
-        ConfigError: its rows cannot be read.
-    """
+    """Find out which lines of a sweep's folder are valid rows of these jobs; write nothing."""
     by_name = {job.cell.name: job for job in jobs}
     found = Found([], [], Counter(), torn=False)
     try:
@@ -122,11 +119,7 @@ def look(folder: Path, lines: Iterable[store.Line], jobs: Iterable[Job], rerun: 
 
 
 def take_up(folder: Path, jobs: Iterable[Job], found: Found) -> None:
-    """Keep only the valid rows, and remove all files of the cells that run again.
-
-    Raises:
-        ConfigError: something cannot be removed.
-    """
+    """Keep only the valid rows, and remove all files of the cells that run again."""
     files.remove_temporary(folder)
     if found.superseded or found.torn:
         store.keep_lines(folder, found.standing, found.superseded)
@@ -141,11 +134,7 @@ def take_up(folder: Path, jobs: Iterable[Job], found: Found) -> None:
 
 
 def earlier_machines(folder: Path, now: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the earlier descriptions of the machine, as far as they differ from `now`, the latest last.
-
-    Raises:
-        ConfigError: they cannot be read.
-    """
+    """Return the earlier descriptions of the machine, as far as they differ from `now`, the latest last."""
     try:
         before, _ = parse(files.read(folder / store.ENVIRONMENT_JSON))
         earlier = list(before.pop("earlier", []))

@@ -28,8 +28,7 @@ _MULTIRUN_YAML = "multirun.yaml"
 class SweepFolder:
     """The folder of one sweep, or of its part. Nothing is written before `claim`.
 
-    Raises:
-        ConfigError: the folder cannot be used, or contains another sweep than requested.
+    A folder that cannot be used, or contains another sweep than requested, raises a ConfigError.
     """
 
     def __init__(self, base: DictConfig) -> None:
@@ -52,11 +51,7 @@ class SweepFolder:
         return self._record.overrides or {}
 
     def claim(self) -> None:
-        """Be the only driver in the folder until `release`.
-
-        Raises:
-            ConfigError: it cannot be written to, is not empty, or another driver works in it.
-        """
+        """Be the only driver in the folder until `release`."""
         if not self._is_claimed:
             self._claim.enter_context(held(self.path))
             self._is_claimed = True
@@ -70,33 +65,21 @@ class SweepFolder:
         self._claim.close()
 
     def mine(self, jobs: Sequence[Job]) -> list[Job]:
-        """Return the jobs that this driver runs.
-
-        Raises:
-            ConfigError: there are none.
-        """
+        """Return the jobs that this driver runs."""
         mine = self.part.jobs(jobs) if self.part else list(jobs)
         if not mine:
             raise ConfigError(f"part={self.part}: has none of {counted(len(jobs), 'cell')}")
         return mine
 
     def found(self, jobs: Sequence[Job]) -> resume.Found | None:
-        """Return the rows of a resumed sweep's jobs.
-
-        Raises:
-            ConfigError: it has other cells, or its rows cannot be read.
-        """
+        """Return the rows of a resumed sweep's jobs."""
         if not self.is_resumed:
             return None
         self._record.refuse_other_cells(self.path, {one.cell.name for one in jobs})
         return resume.look(self.path, store.read_lines(self.path), jobs, self._base.rerun)
 
     def refuse_unusable(self, jobs: Sequence[Job]) -> None:
-        """Refuse folders in which a sweep of these jobs cannot begin or be resumed; write nothing.
-
-        Raises:
-            ConfigError: a folder cannot be made or written to, or is not empty.
-        """
+        """Refuse folders in which a sweep of these jobs cannot begin or be resumed; write nothing."""
         refuse_unusable(self.path, begun=self.is_resumed)
         for root in self._new_roots(jobs):
             refuse_unusable(root / self.path.name, "storage.root")
@@ -107,9 +90,6 @@ class SweepFolder:
         Args:
             of_all: the jobs of all parts.
             found: the result of `found`.
-
-        Raises:
-            ConfigError: a folder cannot be used.
         """
         if self.part:
             words = [word for word in self._record.arguments if not word.startswith(f"{PART}=")]
@@ -123,11 +103,7 @@ class SweepFolder:
             OmegaConf.save(self._base, self.path / _MULTIRUN_YAML)
 
     def describe(self, jobs: Sequence[Job]) -> None:
-        """Write `sweep.json`, and make a folder for the jobs below each `storage.root` that they name.
-
-        Raises:
-            ConfigError: a folder cannot be used.
-        """
+        """Write `sweep.json`, and make a folder for the jobs below each `storage.root` that they name."""
         new = self._new_roots(jobs)
         for root in new:
             claim(root / self.path.name, "storage.root")
@@ -137,11 +113,7 @@ class SweepFolder:
         self._record.write(self.path)
 
     def progress(self) -> str:
-        """Say how many cells of the complete sweep of a part have a row.
-
-        Raises:
-            ConfigError, dcpbench.records.store.ResultsError: one of its files cannot be read.
-        """
+        """Say how many cells of the complete sweep of a part have a row."""
         whole = self.path.parent
         rows, cells = sum(1 for _ in store.stored_rows(whole)), manifest.read(whole, "").cells
         return f"part={self.part}: {rows} of {counted(len(cells), 'cell')} of {whole} have a row"
@@ -153,11 +125,7 @@ class SweepFolder:
 
 
 def begin_part(folder: Path, record: manifest.Record) -> None:
-    """Prepare the folder of the complete sweep, which has this record, for the part in `folder`.
-
-    Raises:
-        ConfigError: it is another sweep's, or is divided into another number of parts.
-    """
+    """Prepare the folder of the complete sweep, which has this record, for the part in `folder`."""
     whole = folder.parent
     try:
         claim(whole, manifest.DIR)
@@ -193,11 +161,7 @@ def _resumed(base: DictConfig, folder: Path) -> manifest.Record | None:
 
 
 def _refuse_parts(whole: Path) -> None:
-    """Refuse to resume a sweep in parts as one.
-
-    Raises:
-        ConfigError: it is in parts; the message has the commands that resume them.
-    """
+    """Refuse to resume a sweep in parts as one."""
     begun = {path.name.rpartition("-part-")[2]: path for path in whole.glob(store.PARTS)}
     if not begun:
         return
