@@ -1,10 +1,12 @@
 """Run a sweep: from Hydra's overrides to its printed table. It begins, is resumed, or is only planned."""
 
 import math
+import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import cast
 
 from hydra.core.config_loader import ConfigLoader
@@ -19,12 +21,14 @@ from dcpbench.core.metrics import METRICS
 from dcpbench.executors import fork_server
 from dcpbench.executors.base import Engine, HostsLostError, engine_of
 from dcpbench.executors.fork_server import Machine
+from dcpbench.rank.nccl import NCCL_PATH
 from dcpbench.records.row import Row
 from dcpbench.records.store import ResultsError, RowLog
 from dcpbench.report.styles import text_of
 from dcpbench.sweep import cells, driver, dry_run, job, pairwise, resume
 from dcpbench.sweep.closing import close
 from dcpbench.sweep.progress import composing
+from dcpbench.sweep.resources import shared_gpu_sentences
 from dcpbench.sweep.sweep_folder import SweepFolder
 
 _MANY = 50
@@ -100,6 +104,8 @@ class SweepRun:
                 return [self._value_of(None) for _ in jobs]
             for sentence in found.sentences(len(mine)) if found else ():
                 self._print(sentence)
+            for sentence in shared_gpu_sentences(mine, machine):
+                self._print(sentence)
             self._folder.begin(mine, jobs, found)
             self._driver = self._begun_driver(mine, machine, engine, found)
         try:
@@ -136,6 +142,8 @@ class SweepRun:
         """Return the engine of the ranks; it imports what they need while cells are composed."""
         if self._engine is None:
             compiles = cells.may_compile(self._base, batch)
+            if self._base.nccl:
+                os.environ[NCCL_PATH] = str(Path(self._base.nccl).resolve())
             self._engine = engine_of(cast(ExecutorConfig, OmegaConf.to_object(self._base.executor)))
             self._engine.begin([] if self._base.plan else fork_server.rank_imports(compiles))
         return self._engine

@@ -24,6 +24,7 @@ from dcpbench.records.row_reader import parse
 from dcpbench.records.store import SWEEP_JSON, write_json
 
 DIR = "hydra.sweep.dir"
+_FOLDERS = r"hydra\.(sweep|run)\.dir"
 _FIELDS = ("arguments", "cwd", "cells", "storage")
 _KEY_BYTES = 32
 
@@ -96,7 +97,7 @@ def read(folder: Path, key: str = "resume=") -> Record:
 
 def own_words(arguments: Sequence[str]) -> list[str]:
     """Return the words of a command line that define the cells."""
-    keys, cells = "|".join((*OF_THE_SWEEP, re.escape(DIR))), "|".join(map(re.escape, OF_ITS_CELLS))
+    keys, cells = "|".join((*OF_THE_SWEEP, _FOLDERS)), "|".join(map(re.escape, OF_ITS_CELLS))
     return [word for word in arguments if not re.match(rf"[+]*(?!({cells})=)({keys})(\.\w+)*=", word)]
 
 
