@@ -147,7 +147,7 @@ def test_the_run_folder_of_one_cell_is_used(tmp_path: Path) -> None:
     (tmp_path / "results.jsonl").touch()
     ended = dcpbench("device=cpu", "plan=true", f"hydra.run.dir={tmp_path}", folder=tmp_path)
     assert ended.status == 2
-    assert f"{tmp_path}: holds another sweep" in ended.err
+    assert f"{tmp_path}: contains another sweep" in ended.err
 
 
 def test_equal_values_of_a_list_are_one_cell(sweep: Callable[..., Finished]) -> None:
