@@ -17,13 +17,14 @@ from pathlib import Path
 from dcpbench.records.store import RESULTS_JSONL, read_rows
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from support.browser import chromium  # noqa: E402
+from support.browser import chromium
 
 SAMPLE = Path(__file__).parents[1] / "docs" / "sample-sweep" / RESULTS_JSONL
 DETAILS_BYTES = 20_000
 """About what the details of a cell of the default sweep take up."""
 _OPENED = """
-return [performance.getEntriesByType("paint").at(-1).startTime, performance.getEntriesByName("drawn")[0].startTime]
+return [...performance.getEntriesByType("paint").slice(-1), ...performance.getEntriesByName("drawn")]
+  .map((entry) => entry.startTime)
 """
 
 
