@@ -158,7 +158,7 @@ def test_sweeps_without_a_common_cell(tmp_path: Path, capsys: pytest.CaptureFixt
     [
         (["empty"], "no sweep here, nor in a folder of it"),
         (["nights", "--where", "status=skip"], "no row of 72 in 24 sweeps meets every --where"),
-        (["nights", "--where", "parallel=none"], "no row has that parallel; it may be ddp, fsdp, hsdp"),
+        (["nights", "--where", "parallel=none"], "no row has that parallel; choose one of ddp, fsdp, hsdp"),
         (["nights", "--metric", "cell"], "cell is no number"),
         (["nights", "--where", "nonsense"], "expected a column"),
         (["nights", "-o", "history.html"], "say with --format what to write"),

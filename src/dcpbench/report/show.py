@@ -28,11 +28,12 @@ from dcpbench.report.tables import (
     cost_pivot,
     detection,
     headline,
-    measured_in,
     metric_pivot,
     pivot_axes,
+    shown_metrics,
     status_pivot,
     summary,
+    varying,
 )
 
 MOST_CELLS = 50
@@ -199,8 +200,8 @@ def _tables(frame: pd.DataFrame, view: View) -> tuple[list[Table], bool]:
     not_planted = frame[frame["fault_seen"].isna()]
     listed = summary(not_planted)
     planted = Table("", detection(frame))
-    if view.cells or len(listed) <= MOST_CELLS:
-        return [Table("", listed, ("status",)), planted], True
+    if view.cells or len(listed.table) <= MOST_CELLS:
+        return [listed, planted], True
     return [*_pivots(not_planted, view), planted], False
 
 
@@ -209,5 +210,7 @@ def _pivots(frame: pd.DataFrame, view: View) -> list[Table]:
         return []
     axes = pivot_axes(frame, view.rows, view.columns)
     if view.metrics:
+        by_model = "model" in varying(frame) and not view.rows and "model" not in axes.columns
+        axes = replace(axes, rows=[*axes.rows, "model"]) if by_model else axes
         return [metric_pivot(frame, axes, name) for name in view.metrics]
-    return [status_pivot(frame, axes), *([cost_pivot(frame, axes)] if measured_in(frame) else [])]
+    return [status_pivot(frame, axes), *([cost_pivot(frame, axes)] if shown_metrics(frame) else [])]
