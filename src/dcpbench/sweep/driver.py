@@ -21,7 +21,7 @@ from dcpbench.report.styles import text_of
 from dcpbench.sweep.cell_runner import CellRunner, Finished, Mismatches
 from dcpbench.sweep.job import Job
 from dcpbench.sweep.progress import ProgressDisplay
-from dcpbench.sweep.resources import Costs, Estimated, estimates, places, stretches
+from dcpbench.sweep.resources import Costs, Estimated, GpuMemory, estimates, places, stretches
 from dcpbench.sweep.signals import uninterrupted
 
 
@@ -91,7 +91,10 @@ class Sweep:
         self, together: Sequence[Job], display: ProgressDisplay, left: dict[str, Estimated]
     ) -> None:
         """Run jobs that need the same ranks, and take each as it ends; `left` are those without a row."""
-        numbered = list(enumerate(places(together, self.machine.gpus)))
+        if any(job.shares_gpus for job in together):
+            self.machine.complete()  # with the memory of the GPUs
+        gpu_bytes = self.machine.gpu_memory_bytes
+        numbered = list(enumerate(places(together, self.machine.gpus, gpu_bytes)))
         for place in self._executors.keys() - set(numbered):
             self._executors[place].keep_only(set())
         shared = len(numbered) > 1 and together[0].config.sharing is Sharing.correctness
@@ -100,13 +103,17 @@ class Sweep:
         of_all = (self.console, display, self._costs, shared, self._repeated)
         runners = [CellRunner(self.folder, executor, *of_all) for executor in executors]
         idle = deque(runners)
+        memory = GpuMemory(together, len(runners), gpu_bytes, self.log.rows.values())
 
         def run(job: Job) -> Finished:
-            runner = idle.popleft()
-            try:
-                return runner.run(job)
-            finally:
-                idle.append(runner)
+            with memory.room_for(job) as note:
+                runner = idle.popleft()
+                try:
+                    finished = runner.run(job)
+                finally:
+                    idle.append(runner)
+                note(finished.row)
+                return finished
 
         with ThreadPoolExecutor(len(runners)) as threads:
             try:
