@@ -60,6 +60,11 @@ class Machine:
         """The version of NCCL that ranks use, such as `2.30.7`."""
         return self.description.get("nccl")
 
+    @property
+    def gpu_memory_bytes(self) -> int | None:
+        """The memory of the smallest GPU, once the description is complete; None if it is unknown."""
+        return min(self.description.get("gpu_memory_bytes", ()), default=None)
+
     def complete(self) -> None:
         """Add to the description what takes longer to find out; waits for it."""
         with suppress(EOFError):

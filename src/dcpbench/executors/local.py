@@ -87,6 +87,8 @@ class LocalExecutor(Executor):
             if kind.python not in self._others:
                 self._others[kind.python] = OtherInterpreter(kind.python, self.modules, self.gpus)
             return self._others[kind.python].run(kind, spec, timeouts, on_phase)
+        if self.interrupted:  # before it began
+            return StageEnd(not_run="interrupted")
         try:
             if kind in self._groups and not self._groups[kind].usable():
                 self._kill(kind)
