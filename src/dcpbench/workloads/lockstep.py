@@ -27,7 +27,7 @@ from dcpbench.verify.training import (
     loss_share,
     step_tolerances,
 )
-from dcpbench.verify.whole_tensors import Parts, any_rank, summed, summed_numbers
+from dcpbench.verify.whole_tensors import Exchange, Parts, any_rank, summed, summed_numbers
 from dcpbench.workloads.build_run import exchange_of
 from dcpbench.workloads.parallelisms import broadcasts_buffers, reduced_in, runs_other_kernels
 from dcpbench.workloads.training_run import TrainingRun
@@ -158,7 +158,7 @@ class Lockstep:
         tolerances |= twin.step(gradients, whole, self._inexact)
         twin.run.finish_step(run.train_state.losses[-1])
         wrong = self._compare_state(step, tolerances)
-        if any_rank(wrong or bool(tolerances), self._exchange):
+        if any_rank(wrong or bool(tolerances), Exchange(self._world.group)):
             twin.take_over(run, self._exchange)
 
     def _loss_of_whole(self) -> float:
@@ -242,7 +242,7 @@ class Lockstep:
         two differ. Return whether the twin of any rank has stepped."""
         share = own if self._counts else 0.0
         numbers = (whole, share, abs(share), float(self._twin.steps_in_backward))
-        twin, mean, size, stepped = summed_numbers(numbers, self._exchange)
+        twin, mean, size, stepped = summed_numbers(numbers, Exchange(self._world.group))
         mean, size = mean / dp_degree(self._run.sizes), size / dp_degree(self._run.sizes)
         if not abs(twin - mean) <= loss_share(self._twin.computes_in) * max(abs(twin), size):
             if LOSS not in self.not_applied:
