@@ -61,9 +61,10 @@ lint: $(VENV)/.ready
 docs: $(VENV)/.ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# The samples of output in README.md and docs/, written anew. A test compares them.
+# The samples of output in README.md and docs/, and the index of findings, written again. Tests compare them.
 samples: $(VENV)/.ready
 	$(BIN)/python scripts/samples.py
+	$(BIN)/python scripts/findings_index.py
 
 # `make bench AGAINST=<commit>` measures this commit beside an older one too.
 bench: $(VENV)/.ready

@@ -103,7 +103,7 @@ def composed(row: dict[str, Any]) -> Any:
     from dcpbench.cli.run import register_groups
     from dcpbench.config.groups import Device
     from dcpbench.config.schema import conf_folder
-    from dcpbench.sweep.plan.composer import typed
+    from dcpbench.sweep.composer import typed
 
     register_groups([])
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):

@@ -44,7 +44,7 @@ _PYTEST = ("-q", "-x", "-p", "no:cacheprovider", "-p", "no:logging", "-m", "not 
 STEPS: dict[str, tuple[str, ...]] = {
     "verdicts": (*_PYTEST, "tests/verdict"),
     "unit tests": (*_PYTEST, "tests/verify"),
-    "cells alone": (*_PYTEST, "tests/scenarios"),
+    "cells alone": (*_PYTEST, "tests/scenarios", "tests/workloads/test_lockstep.py"),
     "healthy cells": (
         *_SWEEP,
         *("parallel=ddp,fsdp2", "scenario=save_load,fine_tune,partial_load,in_place,overwrite", "saves=2"),

@@ -142,6 +142,8 @@ GUIDES = [
     [
         pytest.param([ROOT / "README.md"], 900, id="README.md"),
         pytest.param(GUIDES, 35_000, id="guides"),
+        pytest.param([DOCS / "findings/index.md"], 900, id="index of findings"),
+        pytest.param([*DOCS.glob("findings/*.md")], 9_100, id="findings"),
     ],
 )
 def test_pages_are_short(pages: list[Path], limit: int) -> None:
@@ -149,7 +151,7 @@ def test_pages_are_short(pages: list[Path], limit: int) -> None:
     assert sum(len(page.read_text().split()) for page in pages) <= limit
 
 
-PLAIN = [ROOT / "README.md", DOCS / "reference.md"]
+PLAIN = [ROOT / "README.md", DOCS / "reference.md", *DOCS.glob("findings/*.md")]
 """The files whose prose has none of the phrases below."""
 
 AVOIDED = {
@@ -206,12 +208,6 @@ def test_avoided_phrases_are_found(text: str, tmp_path: Path) -> None:
     page.write_text(text)
     with pytest.raises(AssertionError, match="write"):
         test_prose_is_plain(page)
-
-
-def test_every_finding_is_in_the_index() -> None:
-    index = (DOCS / "findings/index.md").read_text()
-    pages = {page.name for page in (DOCS / "findings").glob("*.md")} - {"index.md"}
-    assert {name for name in pages if f"]({name})" not in index} == set()
 
 
 def test_a_value_that_nothing_describes_ends_the_build(monkeypatch: pytest.MonkeyPatch) -> None:

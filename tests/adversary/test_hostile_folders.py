@@ -15,7 +15,7 @@ import pytest
 from dcpbench.core.metrics import Measurement
 from dcpbench.records import files, store
 from dcpbench.report.__main__ import main
-from dcpbench.sweep.folder import manifest, resume
+from dcpbench.sweep import manifest, resume
 from report.sweeps import cell, folder_of_lines, folder_with, line
 from support.adversary import nest
 from support.jobs import job

@@ -16,7 +16,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from conftest import ONE_STEP, dcpbench, run, tiered
-from dcpbench.sweep.folder import manifest
+from dcpbench.sweep import manifest
 from report.sweeps import cell, folder_with
 from support.adversary import close_descriptors, fill_output, remove_folder
 from support.drivers import environment

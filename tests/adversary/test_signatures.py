@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dcpbench.config.errors import ConfigError
-from dcpbench.sweep.folder import manifest, signature
+from dcpbench.sweep import manifest, signature
 
 RECORD = manifest.Record(["parallel=ddp"], "/", ["a"], [])
 

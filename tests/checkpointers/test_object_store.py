@@ -9,7 +9,7 @@ import pytest
 from conftest import SMALL, run
 from dcpbench.checkpointers.object_store import ObjectStore
 from dcpbench.config.errors import ConfigError
-from dcpbench.sweep.plan import validity
+from dcpbench.sweep import validity
 from dcpbench.verify.files import digest_files
 from support.alone import alone, config, run_alone
 from support.s3 import CREDENTIALS, Server, s3_server

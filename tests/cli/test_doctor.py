@@ -19,7 +19,7 @@ from dcpbench.config.groups import Device
 from dcpbench.config.schema import Config
 from dcpbench.executors import fork_server
 from dcpbench.executors.fork_server import Machine
-from dcpbench.sweep.plan.validity import why_skip
+from dcpbench.sweep.validity import why_skip
 
 LINKED = """
 \t\x1b[4mGPU0\tGPU1\tGPU2\tCPU Affinity\tNUMA Affinity\x1b[0m

@@ -21,7 +21,7 @@ from dcpbench.config.schema import SEED_STRIDE, Config, TimeoutsConfig
 from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import HOW_RUN
 from dcpbench.executors.fork_server import Machine
-from dcpbench.sweep.plan.validity import check, has_several_sizes, resolve, why_skip
+from dcpbench.sweep.validity import check, has_several_sizes, resolve, why_skip
 
 GPUS = Machine(gpus=2, description={})
 NO_GPU = Machine(gpus=0, description={})

@@ -15,7 +15,7 @@ from dcpbench.config.schema import TimeoutsConfig
 from dcpbench.executors.fork_server import Machine
 from dcpbench.executors.interpreters import OtherInterpreter, versions_of
 from dcpbench.rank.messages import CellSpec, RunId, WorldKind
-from dcpbench.sweep.plan.validity import resolve, why_skip
+from dcpbench.sweep.validity import resolve, why_skip
 from support.alone import config
 
 CELL = ("device=cpu", "parallel=fsdp2", "world_size=2", "saves=1", *SMALL)

@@ -388,3 +388,13 @@ def test_beside_a_known_defect_a_run_that_draws_otherwise_may_be_farther_off(
 
 def test_how_far_a_run_that_draws_otherwise_may_be_off() -> None:
     assert resumed._DRAWN == {"loss": 0.02, "model_equal": 0.1, "optim_equal": 2.0}
+
+
+@pytest.mark.parametrize("component", ["none", "grad_scaler"])
+def test_equal_states_are_equal_in_every_name(component: str) -> None:
+    given = config(**ONCE, component=component)
+    run = build(given, world(), 0)
+    run.train(batches_of(given, world().device), 1)
+    state = live_state(run)
+    names = rule([1.0]).same_state("extra_equal", run.train_state.losses, state, state)
+    assert names >= {name for part in ("model_equal", "extra_equal") for name in state[part]}

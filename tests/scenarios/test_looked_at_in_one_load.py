@@ -35,6 +35,21 @@ def test_partial_load() -> None:
     }
 
 
+def test_model_only() -> None:
+    """Each checkpoint is loaded by every way that reads it; no other state is compared."""
+    ran = passed(run_alone(**SMALL, scenario="model_only", storage="hf_consolidated"))
+    places = places_of(ran.reports[0])
+    tensors, where = SHORT.names["model_equal"], "in the checkpoint of step"
+    compared = {place: names for place, names in places.items() if place[0] == "model_equal"}
+    assert compared == {
+        ("model_equal", f"{where} {step}{how}"): tensors
+        for step in (1, 2)
+        for how in ("", ", by each rank's files")
+    }
+    assert not places.keys() & {(check, f"{where} 2") for check in ("optim_equal", "extra_equal")}
+    assert places["files_equal", f"{where} 2"] == {f"model.{name}" for name in tensors}
+
+
 def test_in_place() -> None:
     target = trained(config(**SMALL))
     paths = set(in_place._places({name: each.state_dict() for name, each in target.state().items()}))

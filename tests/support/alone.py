@@ -22,7 +22,7 @@ from dcpbench.core.rank_report import RankReport
 from dcpbench.rank.messages import CellSpec, RunId
 from dcpbench.rank.run_cell import run_cell
 from dcpbench.records.installation import conf_folders
-from dcpbench.sweep.plan import known_failures
+from dcpbench.sweep import known_failures
 from dcpbench.verdict.attempt import verdict_of
 from dcpbench.verdict.verdict import Verdict
 from dcpbench.workloads.world import World

@@ -22,14 +22,14 @@ from dcpbench.scenarios.save_load import save_load
 from support.drivers import plant
 
 IN_DRIVER = {
-    "composing": ("dcpbench.sweep.plan.cells", "CellMaker.cells"),
+    "composing": ("dcpbench.sweep.cells", "CellMaker.cells"),
     "probe": ("dcpbench.executors.fork_server", "probe"),
-    "planning": ("dcpbench.sweep.plan.job", "plan"),
-    "begin": ("dcpbench.sweep.folder.manifest", "Record.write"),
+    "planning": ("dcpbench.sweep.job", "plan"),
+    "begin": ("dcpbench.sweep.manifest", "Record.write"),
     "join": ("dcpbench.executors.rank_group", "_fork"),
     "row": ("dcpbench.records.row_log", "RowLog.append"),
     "row written": ("dcpbench.records.row_log", "RowLog._remember"),
-    "end of ranks": ("dcpbench.sweep.run.driver", "Sweep.end"),
+    "end of ranks": ("dcpbench.sweep.driver", "Sweep.end"),
     "report": ("dcpbench.report.show", "write_reports"),
     "exit": ("dcpbench.sweep.closing", "exit_status"),
 }

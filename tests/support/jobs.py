@@ -6,8 +6,8 @@ from typing import Any
 from dcpbench.config.groups import Device, ScenarioConfig
 from dcpbench.config.schema import Config
 from dcpbench.core.cell_key import CellKey
-from dcpbench.sweep.plan.cells import SweepCell
-from dcpbench.sweep.plan.job import Job
+from dcpbench.sweep.cells import SweepCell
+from dcpbench.sweep.job import Job
 from dcpbench.verdict.known_failures import KnownFailure
 from support.rows import row
 

@@ -6,7 +6,7 @@ It reads the list of known failures, and looks for garbage among all that the se
 import gc
 
 from dcpbench.core.plugins import load_plugins
-from dcpbench.sweep.plan import known_failures
+from dcpbench.sweep import known_failures
 
 load_plugins()
 known_failures.listed()

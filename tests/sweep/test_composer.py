@@ -20,9 +20,9 @@ from rich.console import Console
 from dcpbench.cli.run import register_groups
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import conf_folder
-from dcpbench.sweep.plan.cells import CellMaker
-from dcpbench.sweep.plan.composer import Composer, typed
-from dcpbench.sweep.run.progress import composing
+from dcpbench.sweep.cells import CellMaker
+from dcpbench.sweep.composer import Composer, typed
+from dcpbench.sweep.progress import composing
 from hydra_plugins.dcpbench_launcher.launcher import _listed
 
 pytestmark = pytest.mark.slow

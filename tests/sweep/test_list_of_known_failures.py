@@ -8,8 +8,8 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import conf_folder
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.plugins import Plugin
-from dcpbench.sweep.plan import known_failures
-from dcpbench.sweep.plan.known_failures import listed, read
+from dcpbench.sweep import known_failures
+from dcpbench.sweep.known_failures import listed, read
 from dcpbench.verdict.known_failures import explaining
 
 
@@ -107,4 +107,4 @@ def test_an_entry_without_its_recomputation_is_idle(
     left = known_failures.read.__wrapped__(path)
     assert [one.id for one in left] == ["plain", "held"]
     differs = Mismatch("w", Problem.differs, by="one_replica")
-    assert not explaining(left[1:], {"model_equal": [differs]}, []).whole
+    assert not explaining(left[1:], {"model_equal": [differs]}, []).is_complete

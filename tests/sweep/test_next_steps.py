@@ -12,7 +12,7 @@ from conftest import ONE_STEP, run
 from dcpbench.analysis.history_rows import sweep_before
 from dcpbench.cli.commands import main
 from dcpbench.records.store import append_row, write_csv
-from dcpbench.sweep.folder import next_steps
+from dcpbench.sweep import next_steps
 from support.rows import row
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import dcpbench
-from dcpbench.sweep.plan.pairwise import Covering, Row, covering, sentence
+from dcpbench.sweep.pairwise import Covering, Row, covering, sentence
 
 shapes = st.lists(st.integers(1, 5), min_size=2, max_size=6)
 AXES = (

@@ -17,9 +17,9 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import Config
 from dcpbench.records.store import read_rows, write_json
 from dcpbench.report import read_sweeps
-from dcpbench.sweep.folder import manifest, parts
-from dcpbench.sweep.plan.job import Job
-from dcpbench.sweep.plan.part import Part
+from dcpbench.sweep import manifest, parts
+from dcpbench.sweep.job import Job
+from dcpbench.sweep.part import Part
 
 ASKED = ("-m", *SMALL, "device=cpu", "parallel=none", "world_size=1", "saves=1", "seed=1,2", "repeats=2")
 

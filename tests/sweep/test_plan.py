@@ -22,11 +22,11 @@ from dcpbench.config.text import duration_text
 from dcpbench.core.cell_key import CellKey
 from dcpbench.records.row import Row
 from dcpbench.records.store import append_row
-from dcpbench.sweep.folder import manifest
-from dcpbench.sweep.plan.dry_run import print_plan
-from dcpbench.sweep.plan.job import Job
-from dcpbench.sweep.plan.resources import Costs, Estimated, keys
-from dcpbench.sweep.run.progress import ProgressDisplay
+from dcpbench.sweep import manifest
+from dcpbench.sweep.dry_run import print_plan
+from dcpbench.sweep.job import Job
+from dcpbench.sweep.progress import ProgressDisplay
+from dcpbench.sweep.resources import Costs, Estimated, keys
 from dcpbench.verdict.known_failures import KnownFailure
 from support.alone import config
 from support.jobs import job

@@ -19,9 +19,8 @@ from dcpbench.core.cell_key import CellKey
 from dcpbench.records.installation import package_digest
 from dcpbench.records.row import SCHEMA_VERSION
 from dcpbench.records.store import append_row, keep_lines, read_lines
-from dcpbench.sweep.folder import manifest
-from dcpbench.sweep.plan import job
-from dcpbench.sweep.plan.job import expected_digest
+from dcpbench.sweep import job, manifest
+from dcpbench.sweep.job import expected_digest
 from dcpbench.verdict.known_failures import KnownFailure
 from support.rows import measured, row
 

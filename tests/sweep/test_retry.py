@@ -17,8 +17,8 @@ from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors.base import Executor, HostsLostError
 from dcpbench.rank.messages import CellSpec
 from dcpbench.records.row import exit_status
-from dcpbench.sweep.run.cell_runner import CellRunner, clear, is_due, set_aside
-from dcpbench.sweep.run.row_builder import Attempt, row_of
+from dcpbench.sweep.cell_runner import CellRunner, clear, is_due, set_aside
+from dcpbench.sweep.row_builder import Attempt, row_of
 from dcpbench.verdict.verdict import Verdict
 from support import alone
 from support.ends import reported

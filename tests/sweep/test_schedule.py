@@ -10,8 +10,8 @@ import pytest
 from conftest import SMALL, Finished, alive_in
 from dcpbench.config.groups import Device, ScenarioConfig, Sharing
 from dcpbench.config.schema import Config
-from dcpbench.sweep.plan.job import Job
-from dcpbench.sweep.plan.resources import places, stretches
+from dcpbench.sweep.job import Job
+from dcpbench.sweep.resources import places, stretches
 from support.jobs import job as a_job
 
 

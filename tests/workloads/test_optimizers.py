@@ -9,7 +9,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from conftest import SMALL, Finished, blocks, run, selected, tiered
 from dcpbench.executors.fork_server import Machine
-from dcpbench.sweep.plan.validity import resolve, why_skip
+from dcpbench.sweep.validity import resolve, why_skip
 from dcpbench.verify.snapshot import snapshot_optimizer
 from dcpbench.workloads.batches import batches_of
 from dcpbench.workloads.build_run import build

@@ -9,7 +9,7 @@ import torch
 from conftest import ONE_STEP, Finished, blocks, run, selected, tiered
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import WorkloadConfig
-from dcpbench.sweep.plan import validity
+from dcpbench.sweep import validity
 from dcpbench.verdict.verdict import Verdict
 from dcpbench.workloads import lockstep, own_trainer
 from dcpbench.workloads.trainer_run import TrainerRun

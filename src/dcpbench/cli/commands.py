@@ -105,7 +105,7 @@ def _planned(words: Sequence[str], all: bool, as_json: bool) -> Sequence[str]:
 
 
 def _resumed(words: Sequence[str]) -> Sequence[str]:
-    from dcpbench.sweep.folder.manifest import quoted
+    from dcpbench.sweep.manifest import quoted
 
     if not words or words[0].startswith("-"):
         raise ConfigError("resume: name the folder of the sweep first: dcpbench resume outputs/<sweep>")

@@ -30,8 +30,8 @@ from dcpbench.config.groups import StorageConfig
 from dcpbench.config.text import counted
 from dcpbench.executors import fork_server
 from dcpbench.report.styles import standard_output, style_of, text_of
-from dcpbench.sweep.plan.validity import RANKS_BY_DEFAULT as RANKS
-from dcpbench.sweep.plan.validity import cpp_compiler
+from dcpbench.sweep.validity import RANKS_BY_DEFAULT as RANKS
+from dcpbench.sweep.validity import cpp_compiler
 
 _RANK_BYTES = 2**30
 """What a rank with torch takes up before it has a model, generously."""

@@ -28,7 +28,7 @@ from dcpbench.records.files import SafeStream
 from dcpbench.records.installation import conf_folders
 from dcpbench.records.row import INTERRUPTED, WRONG_CONFIGURATION
 from dcpbench.records.store import ResultsError
-from dcpbench.sweep.folder.manifest import command_line
+from dcpbench.sweep.manifest import command_line
 from dcpbench.sweep.signals import Signals
 from dcpbench.sweep.task import SweepTask
 

@@ -30,7 +30,6 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.core.mismatch import RaisedError
-from dcpbench.core.plain_values import plain_report
 from dcpbench.core.plugins import load_plugins
 from dcpbench.core.rank_report import NothingToInjectError, RankReport
 from dcpbench.core.sentences import place_sentence, rank_sentence
@@ -48,6 +47,7 @@ from dcpbench.rank.messages import (
     semaphores_of,
 )
 from dcpbench.rank.run_cell import run_cell
+from dcpbench.records.plain_values import plain_report
 from dcpbench.records.user_code import import_from_current_folder
 from dcpbench.workloads.world import World
 

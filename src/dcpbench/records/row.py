@@ -8,8 +8,8 @@ from typing import Any, get_args, get_type_hints
 from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
-from dcpbench.core.plain_values import ColumnType
 from dcpbench.core.statuses import shown
+from dcpbench.records.plain_values import ColumnType
 
 SCHEMA_VERSION = 3
 

@@ -5,9 +5,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from dcpbench.core.plain_values import ColumnType
 from dcpbench.core.statuses import UNKNOWN
 from dcpbench.records import files
+from dcpbench.records.plain_values import ColumnType
 from dcpbench.records.row import REQUIRED, SCHEMA_VERSION
 
 READABLE = range(2, SCHEMA_VERSION + 1)

@@ -20,13 +20,11 @@ from dcpbench.executors.fork_server import Machine
 from dcpbench.records.row_log import RowLog
 from dcpbench.records.store import ResultsError
 from dcpbench.report.styles import text_of
+from dcpbench.sweep import cells, driver, dry_run, job, pairwise, resume
 from dcpbench.sweep.closing import close
-from dcpbench.sweep.folder import resume
-from dcpbench.sweep.folder.sweep_folder import SweepFolder
-from dcpbench.sweep.plan import cells, dry_run, job, pairwise
-from dcpbench.sweep.plan.runnable import Runnable
-from dcpbench.sweep.run import driver
-from dcpbench.sweep.run.progress import composing
+from dcpbench.sweep.progress import composing
+from dcpbench.sweep.runnable import Runnable
+from dcpbench.sweep.sweep_folder import SweepFolder
 from dcpbench.sweep.task import objective_of
 
 _MANY = 50

@@ -8,9 +8,8 @@ from pathlib import Path
 from dcpbench.config.text import counted
 from dcpbench.records.row import INTERRUPTED, exit_status
 from dcpbench.records.store import ResultsError, write_csv
-from dcpbench.sweep.folder import next_steps, parts
-from dcpbench.sweep.folder.sweep_folder import SweepFolder
-from dcpbench.sweep.run import driver
+from dcpbench.sweep import driver, next_steps, parts
+from dcpbench.sweep.sweep_folder import SweepFolder
 
 Say = Callable[[str], None]
 

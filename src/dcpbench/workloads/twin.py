@@ -178,9 +178,7 @@ class Twin:
         with self.run.recording() as gradients:
             loss = float(self.run.backward(batch).detach())
         elements = {name: real_elements(dense(value)) for name, value in gradients.items()}
-        has_buffers = next(self.model.buffers(), None) is not None
-        buffers = of_kind("buffer", snapshot_model(self.model)) if has_buffers else {}
-        return Pass(loss, elements, retained(buffers))
+        return Pass(loss, elements, retained(of_kind("buffer", snapshot_model(self.model))))
 
     def _note_dtype(self, _: nn.Module, __: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor) and output.is_floating_point():

@@ -30,7 +30,7 @@ from dcpbench.records.row import Row
 from dcpbench.records.store import SWEEP_JSON, stored_rows
 from dcpbench.report.labels import quantity
 from dcpbench.report.styles import print_table, standard_output, style_of, text_of
-from dcpbench.sweep.folder import manifest
+from dcpbench.sweep import manifest
 from dcpbench.verdict.sentences import short_reason
 
 _LOG = "dcpbench.log"

@@ -13,7 +13,7 @@ from rich.text import Text
 from dcpbench.config.text import duration_text, visible
 from dcpbench.records.row import Row
 from dcpbench.report.styles import style_of
-from dcpbench.sweep.plan.composer import Track
+from dcpbench.sweep.composer import Track
 from dcpbench.verdict.sentences import short_reason
 
 _FAILURES_SHOWN = 5

@@ -1,4 +1,4 @@
-"""The folder of a sweep that several drivers run, each one part of it (`dcpbench.sweep.plan.part`).
+"""The folder of a sweep that several drivers run, each one part of it (`dcpbench.sweep.part`).
 
 A part is a sweep with a folder of its own below that of the whole sweep, where `sweep.json` names the cells
 of all parts. `dcpbench.records.store` reads such a folder as one sweep. Each part is resumed separately.
@@ -9,7 +9,7 @@ from pathlib import Path
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.text import counted
 from dcpbench.records import store
-from dcpbench.sweep.folder import manifest, next_steps, resume
+from dcpbench.sweep import manifest, next_steps, resume
 
 
 def begin(folder: Path, record: manifest.Record) -> None:

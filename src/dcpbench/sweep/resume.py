@@ -16,8 +16,8 @@ from dcpbench.config.text import counted
 from dcpbench.records import files, store
 from dcpbench.records.row import SCHEMA_VERSION, Row
 from dcpbench.records.row_reader import parse
-from dcpbench.sweep.folder.manifest import Record
-from dcpbench.sweep.plan.job import Job
+from dcpbench.sweep.job import Job
+from dcpbench.sweep.manifest import Record
 
 _VERSIONS = {"torch_version": "torch", "load_torch_version": "torch of load_python"}
 """Columns that have to be as they were, and what they are of."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.core.cell_key import digest_of
-from dcpbench.sweep.plan.job import Job
+from dcpbench.sweep.job import Job
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from dcpbench.config.groups import Rerun
 from dcpbench.config.schema import PART
 from dcpbench.config.text import counted
 from dcpbench.records.store import read_lines
-from dcpbench.sweep.folder import manifest, parts, resume
-from dcpbench.sweep.plan.job import Job
-from dcpbench.sweep.plan.part import Part
+from dcpbench.sweep import manifest, parts, resume
+from dcpbench.sweep.job import Job
+from dcpbench.sweep.part import Part
 
 _MULTIRUN_YAML = "multirun.yaml"
 """The configuration of the sweep, named as by Hydra's own sweepers, which write it before the first batch."""

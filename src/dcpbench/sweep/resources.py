@@ -21,7 +21,7 @@ from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import CellKey
 from dcpbench.records import files
 from dcpbench.records.row import Row
-from dcpbench.sweep.plan.job import Job
+from dcpbench.sweep.job import Job
 
 _ALIKE = [[spec.key for spec in AXES.values() if spec.likeness >= level] for level in (1, 2, 3)]
 """The parts of their identities in which two cells have to agree to take alike long, the closest likeness

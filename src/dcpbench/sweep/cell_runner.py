@@ -26,10 +26,10 @@ from dcpbench.rank.messages import CellSpec, RunId
 from dcpbench.records import files
 from dcpbench.records.row import Row
 from dcpbench.report.styles import text_of
-from dcpbench.sweep.plan.job import Job
-from dcpbench.sweep.plan.resources import Costs, bytes_in
-from dcpbench.sweep.run.progress import ProgressDisplay
-from dcpbench.sweep.run.row_builder import Attempt, row_of
+from dcpbench.sweep.job import Job
+from dcpbench.sweep.progress import ProgressDisplay
+from dcpbench.sweep.resources import Costs, bytes_in
+from dcpbench.sweep.row_builder import Attempt, row_of
 from dcpbench.verdict.attempt import verdict_of
 from dcpbench.verdict.verdict import Verdict
 

@@ -6,8 +6,8 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Only
 from dcpbench.config.schema import Config
 from dcpbench.executors.fork_server import Machine
-from dcpbench.sweep.plan import validity
-from dcpbench.sweep.plan.composer import Composer, Track
+from dcpbench.sweep import validity
+from dcpbench.sweep.composer import Composer, Track
 
 
 class Runnable:

@@ -16,8 +16,8 @@ from dcpbench.executors.fork_server import Machine
 from dcpbench.rank.messages import WorldKind
 from dcpbench.records.installation import OURS, package_digest
 from dcpbench.records.user_code import file_of
-from dcpbench.sweep.plan import known_failures, validity
-from dcpbench.sweep.plan.cells import SweepCell
+from dcpbench.sweep import known_failures, validity
+from dcpbench.sweep.cells import SweepCell
 from dcpbench.verdict.attempt import Expected
 from dcpbench.verdict.known_failures import KnownFailure
 
@@ -170,7 +170,7 @@ def _targets(node: Any) -> Iterator[str]:
 
 def _git_commit() -> str | None:
     """The commit of the dcpbench checkout, `-dirty` if it was changed; None in an installed wheel."""
-    root = Path(__file__).resolve().parents[4]
+    root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         # An environment may lie inside a repository of somebody else's: its commit is not ours.
         return None

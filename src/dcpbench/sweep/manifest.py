@@ -22,8 +22,8 @@ from dcpbench.config.schema import OF_ITS_CELLS, OF_THE_SWEEP, PART
 from dcpbench.records import files, lock
 from dcpbench.records.row_reader import parse
 from dcpbench.records.store import RESULTS_JSONL, SWEEP_JSON, write_json
-from dcpbench.sweep.folder.signature import is_own, sign
-from dcpbench.sweep.plan.part import Part
+from dcpbench.sweep.part import Part
+from dcpbench.sweep.signature import is_own, sign
 
 _DIR = "hydra.sweep.dir"
 _FIELDS = ("arguments", "cwd", "cells", "storage")
@@ -41,7 +41,7 @@ class Record:
     overrides: dict[str, list[str]] | None = None
     """Of each cell, by its name; None in records that earlier versions wrote."""
     signature: str | None = None
-    """Of the user who made the sweep, see `sweep.folder.signature`."""
+    """Of the user who made the sweep, see `sweep.signature`."""
 
     def write(self, folder: Path) -> None:
         """Write it, signed, whole or not at all."""

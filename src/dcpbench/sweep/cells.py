@@ -15,8 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
 from dcpbench.config.schema import OF_ITS_CELLS, Config
-from dcpbench.sweep.plan import validity
-from dcpbench.sweep.plan.composer import Composer, Track
+from dcpbench.sweep import validity
+from dcpbench.sweep.composer import Composer, Track
 
 _LONGEST_NAME = 150
 _SUBDIR = "${hydra.job.id}"

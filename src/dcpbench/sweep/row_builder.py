@@ -6,12 +6,12 @@ from typing import Any
 
 from dcpbench.core.axes import AXES
 from dcpbench.core.metrics import METRICS, PHASE_S, SHARED_CELL_S, Measurement, aggregated
-from dcpbench.core.plain_values import Replacing
 from dcpbench.core.rank_report import RankReport
 from dcpbench.core.stage_end import HostUsed, StageEnd
 from dcpbench.core.statuses import shown
+from dcpbench.records.plain_values import Replacing
 from dcpbench.records.row import Row, column_types
-from dcpbench.sweep.plan.job import Job
+from dcpbench.sweep.job import Job
 from dcpbench.verdict.sentences import replaced_sentence
 from dcpbench.verdict.verdict import Verdict
 

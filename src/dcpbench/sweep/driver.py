@@ -18,10 +18,10 @@ from dcpbench.records import files, store
 from dcpbench.records.row_log import RowLog
 from dcpbench.records.store import ResultsError
 from dcpbench.report.styles import text_of
-from dcpbench.sweep.plan.job import Job
-from dcpbench.sweep.plan.resources import Costs, Estimated, estimates, places, stretches
-from dcpbench.sweep.run.cell_runner import CellRunner, Finished, Mismatches
-from dcpbench.sweep.run.progress import ProgressDisplay
+from dcpbench.sweep.cell_runner import CellRunner, Finished, Mismatches
+from dcpbench.sweep.job import Job
+from dcpbench.sweep.progress import ProgressDisplay
+from dcpbench.sweep.resources import Costs, Estimated, estimates, places, stretches
 from dcpbench.sweep.signals import uninterrupted
 
 
@@ -30,7 +30,7 @@ class Sweep:
     """Runs the jobs that have no row in the `log`, in one batch or several.
 
     Cells that need the same ranks run one after another, and at once where the machine has room
-    (`dcpbench.sweep.plan.resources`): each runner has a thread, but this one alone writes rows. Ranks
+    (`dcpbench.sweep.resources`): each runner has a thread, but this one alone writes rows. Ranks
     that the next batch can use stay up for it, until `end`.
     """
 

@@ -16,10 +16,10 @@ from dcpbench.config.groups import PlanAs
 from dcpbench.config.text import counted, duration_text
 from dcpbench.records.row import Row, exit_status
 from dcpbench.report.styles import print_table, standard_output, style_of, text_of
-from dcpbench.sweep.folder.resume import Found
-from dcpbench.sweep.plan import resources
-from dcpbench.sweep.plan.job import Job
-from dcpbench.sweep.plan.resources import Costs, Estimated
+from dcpbench.sweep import resources
+from dcpbench.sweep.job import Job
+from dcpbench.sweep.resources import Costs, Estimated
+from dcpbench.sweep.resume import Found
 
 _WOULD = {"run": "would run", "skip": "would be skipped", "done": "are done"}
 _STYLES = {"done": style_of("pass"), "skip": style_of("skip")}

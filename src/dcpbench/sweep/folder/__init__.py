@@ -1,1 +1,0 @@
-"""A sweep's folder: claimed, described, resumed."""

@@ -1,1 +1,0 @@
-"""A sweep at work: jobs to ranks, and outcomes to rows."""

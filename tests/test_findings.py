@@ -1,0 +1,104 @@
+"""The pages of docs/findings have the same parts, and their index lists them and can be filtered."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from test_docs import ROOT, script
+
+if TYPE_CHECKING:
+    from support.browser import Browser
+
+INDEX = script("findings_index")
+FINDINGS = INDEX.findings()
+PARALLELISM, TORCH, SEVERITY = range(3)
+
+
+def test_the_index_lists_the_findings() -> None:
+    written = INDEX.INDEX.read_text()
+    assert INDEX.indexed(written) == written, "python scripts/findings_index.py"
+    assert {f"{path.stem.replace('_', '-')}.md" for path in INDEX.FINDINGS.glob("*.py")} == {
+        one.page for one in FINDINGS
+    }
+
+
+def test_the_readme_counts_the_findings() -> None:
+    assert f"[{len(FINDINGS)} findings](docs/findings/index.md)" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("finding", FINDINGS, ids=lambda one: one.page)
+def test_a_finding_has_every_part(finding: object) -> None:
+    assert isinstance(finding, INDEX.Finding)
+    assert tuple(re.findall(r"^\*\*(\w+)\*\*: ", finding.text, re.MULTILINE)) == INDEX.PARTS
+    name = f"{Path(finding.page).stem.replace('-', '_')}.py"
+    assert f"**Script**: [{name}]({name})" in finding.text
+    upstream = finding.text.partition("**Upstream**: ")[2]
+    assert re.search(r"\]\(https://github\.com/[\w./-]+/\d+\)|none found \(\d{4}-\d\d-\d\d\)", upstream)
+    assert finding.versions
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", finding.seen)
+
+
+@pytest.mark.parametrize(
+    ("facts", "problem"),
+    [
+        ("severity: bad\nparallelism: any", "severity=bad: choose one of silent, lost, crash, error"),
+        ("severity: lost\nparallelism: DDP, FSDP3", "parallelism=FSDP3: choose from any, none, DDP,"),
+    ],
+)
+def test_an_unknown_fact_is_refused(
+    facts: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "new.md").write_text(f"---\n{facts}\ntorch: 2.11, 2.13\nseen: 2026-11-24\n---\n# New\n")
+    monkeypatch.setattr(INDEX, "FINDINGS", tmp_path)
+    with pytest.raises(ValueError, match=rf"^new\.md: {problem}"):
+        INDEX.findings()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", folder]
+    subprocess.run(command, cwd=ROOT, check=True)
+    return folder
+
+
+@pytest.mark.slow
+def test_a_page_shows_its_front_matter(site: Path) -> None:
+    page = (site / "findings/hsdp-one-shard.html").read_text()
+    assert "<em>severity: silent · parallelism: HSDP, FSDP1+TP · torch: 2.13, 2.15 · seen: " in page
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_the_index_filters_from_a_file(site: Path, browser: "Browser") -> None:
+    browser.driver.get((site / "findings/index.html").as_uri())
+    choose = (
+        "const select = document.querySelectorAll('.findings-filters select')[arguments[0]];"
+        "select.value = arguments[1]; select.dispatchEvent(new Event('change', { bubbles: true }))"
+    )
+
+    def shown() -> set[str]:
+        links = browser.all("table[data-findings] td:first-child a")
+        return {Path(link.get_attribute("href") or "").stem for link in links}
+
+    def expected(parallelism: str, torch: str, severity: str = "") -> set[str]:
+        return {
+            Path(one.page).stem
+            for one in FINDINGS
+            if {parallelism, "any"} & {*one.parallelism}
+            and torch in one.torch.partition("; not")[0]
+            and severity in ("", one.severity)
+        }
+
+    assert shown() == {Path(one.page).stem for one in FINDINGS}
+    browser.js(choose, PARALLELISM, "PP")
+    browser.js(choose, TORCH, "2.13")
+    assert shown() == expected("PP", "2.13")
+    browser.js(choose, SEVERITY, "error")
+    assert shown() == expected("PP", "2.13", "error")
+    assert browser.text(".findings-filters output") == f"{len(shown())} of {len(FINDINGS)} findings"
+    assert 0 < len(shown()) < len(expected("PP", "2.13")) < len(FINDINGS)
