@@ -10,7 +10,7 @@ from typing import TextIO
 
 import pandas as pd
 
-from dcpbench.analysis.frame import Sweeps, read_sweeps, short_names, sweeps_in
+from dcpbench.analysis.frame import Sweeps, read_sweeps, records, short_names, sweeps_in
 from dcpbench.analysis.history_rows import sweep_before
 from dcpbench.analysis.query import Condition, QueryError, known_column, known_metric, names_in, parse, select
 from dcpbench.analysis.runs import failures, of_a_kind
@@ -22,16 +22,18 @@ from dcpbench.report.output import document_text, format_of, put_out, rows_text
 from dcpbench.report.page import page
 from dcpbench.report.page.changes import without_row
 from dcpbench.report.rendering import rendered
+from dcpbench.report.shared_gpus import shared_gpu_sentences
 from dcpbench.report.styles import complain
 from dcpbench.report.tables import (
     cost_pivot,
     detection,
     headline,
-    measured_in,
     metric_pivot,
     pivot_axes,
+    shown_metrics,
     status_pivot,
     summary,
+    varying,
 )
 
 MOST_CELLS = 50
@@ -146,6 +148,8 @@ def content(sweeps: Sweeps, view: View = View()) -> Content:
     left = len(listed) - len(first)
     more = [f"and {left} more kinds of reasons: --cells shows all of them"] if left else []
     more += [_WHERE_TO_LOOK] if first["again"].ne("").any() else []
+    how_run = records(frame[["ranks_per_gpu", "backend"]].drop_duplicates())
+    more += shared_gpu_sentences(how_run, sweeps.environments.values())
     across = f"{count} sweeps, " if (count := frame["sweep"].nunique()) > 1 else ""
     of = f" ({len(frame)} of {len(sweeps.frame)} rows)" if view.where else ""
     return Content(
@@ -196,8 +200,8 @@ def _tables(frame: pd.DataFrame, view: View) -> tuple[list[Table], bool]:
     not_planted = frame[frame["fault_seen"].isna()]
     listed = summary(not_planted)
     planted = Table("", detection(frame))
-    if view.cells or len(listed) <= MOST_CELLS:
-        return [Table("", listed, ("status",)), planted], True
+    if view.cells or len(listed.table) <= MOST_CELLS:
+        return [listed, planted], True
     return [*_pivots(not_planted, view), planted], False
 
 
@@ -206,5 +210,7 @@ def _pivots(frame: pd.DataFrame, view: View) -> list[Table]:
         return []
     axes = pivot_axes(frame, view.rows, view.columns)
     if view.metrics:
+        by_model = "model" in varying(frame) and not view.rows and "model" not in axes.columns
+        axes = replace(axes, rows=[*axes.rows, "model"]) if by_model else axes
         return [metric_pivot(frame, axes, name) for name in view.metrics]
-    return [status_pivot(frame, axes), *([cost_pivot(frame, axes)] if measured_in(frame) else [])]
+    return [status_pivot(frame, axes), *([cost_pivot(frame, axes)] if shown_metrics(frame) else [])]

@@ -66,7 +66,7 @@ def _hooks(name: str, owner: object) -> Iterator[str]:
     is_tensor = isinstance(owner, torch.Tensor)
     held = {kind: getattr(owner, kind) for kind in _OF_TENSORS} if is_tensor else vars(owner)
     for kind, hooks in held.items():
-        if kind.endswith("_hooks") and isinstance(hooks, Mapping | list | tuple):
+        if kind.endswith("_hooks") and hooks and isinstance(hooks, Mapping | list | tuple):
             # DDP lists its communication hooks each with its state: they are a part of the layout.
             called = hooks.values() if isinstance(hooks, Mapping) else hooks
             codes = [_code_of(hook) for hook in called if callable(hook)]
