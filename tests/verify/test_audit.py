@@ -83,7 +83,7 @@ def test_a_damaged_copy_is_whole_but_for_one_thing() -> None:
         "a tensor that is stored as bytes": [("w", "dtype", "torch.float32", "no tensor")],
         "a value that is stored as a tensor": [("a value", "not_asked_for")],
         "a key that is missing": [("w", "not_stored")],
-        "a key that is too many": [("sentinel", "not_asked_for")],
+        "a key too many": [("sentinel", "not_asked_for")],
         "another shape": [("w", "shape", (4, 6), (5, 6)), ("w", "uncovered", 24, 30)],
         "another dtype": [("w", "dtype", "torch.float32", "torch.complex128")],
         "a chunk that is there twice": [("w", "chunks", (0, 0), (0, 0))],

@@ -122,15 +122,15 @@ UNREADABLE: dict[str, tuple[list[StoredChunk], str]] = {
     "raises": ([StoredChunk((0, 0), (6, 10), lambda: torch.ones(1)[2])], "IndexError: index 2 is out of"),
     "another shape": (
         [StoredChunk((0, 0), (6, 10), lambda: SMALL.reshape(10, 6))],
-        "a chunk of shape (10, 6) where (6, 10) is named",
+        "a chunk has shape (10, 6) instead of (6, 10)",
     ),
     "more rows": (
         [StoredChunk((0, 0), (6, 10), lambda: torch.cat([SMALL, SMALL]))],
-        "a chunk of shape (12, 10) where (6, 10) is named",
+        "a chunk has shape (12, 10) instead of (6, 10)",
     ),
     "other dimensions": ([StoredChunk((0,), (60,), lambda: SMALL.reshape(-1))], "ValueError"),
-    "none": ([], "no chunk holds any of it"),
-    "elsewhere": ([StoredChunk((6, 0), (6, 10), lambda: SMALL)], "no chunk holds any of it"),
+    "none": ([], "no chunk has any of it"),
+    "elsewhere": ([StoredChunk((6, 0), (6, 10), lambda: SMALL)], "no chunk has any of it"),
 }
 
 

@@ -28,11 +28,11 @@ from dcpbench.verify.training import (
     step_tolerances,
 )
 from dcpbench.verify.whole_tensors import Parts, any_rank, summed, summed_numbers
-from dcpbench.workloads.batches import Batches
+from dcpbench.workloads.build_run import exchange_of
 from dcpbench.workloads.parallelisms import broadcasts_buffers, reduced_in, runs_other_kernels
-from dcpbench.workloads.plain_runs import exchange_of
 from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.twin import Pass, Twin, dense, inexact_steps, state_of
+from dcpbench.workloads.workload import Batches
 from dcpbench.workloads.world import World
 
 GRADIENT, STEP, REPLICAS, LOSS = "gradient_close", "step_equal", "replicas_equal", "batch_loss_close"
@@ -106,7 +106,7 @@ class Lockstep:
         self._seen = {check: _Seen() for check in (GRADIENT, STEP)}
         self.not_applied: dict[str, str] = {}
         self._losses: dict[int, _Losses] = {}
-        self._exchange = exchange_of(world, run)
+        self._exchange = exchange_of(run)
         self._leaves = of_kind("param", snapshot_model(run.model))
         self._parts = Parts.of(self._leaves, self._exchange)
         self._noise = runs_other_kernels(config, run.sizes)
