@@ -25,47 +25,12 @@ from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.plugins import declared_values
 from dcpbench.core.statuses import STATUSES
+from dcpbench.records.json_schema import COLUMN_HELP, SCHEMA_FILE
 from dcpbench.records.row import column_types
 
 _ROOT = Path(__file__).parents[1]
 _AT_THE_TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """Files outside docs/ that are pages too."""
-
-_COLUMNS = {
-    "cell": "the cell's name: what differs from the defaults",
-    "status": "the outcome: see [statuses](statuses.md)",
-    "reason": "why it is not a `pass`: the first mismatch or exception, with rank and phase",
-    "overrides": "the words on the command line that run this cell again",
-    "resume": "every check of saving and resuming passed and was able to fail; null if none ran",
-    "training": "the same for [checks of training](../concepts/checks.md#is-the-model-trained-correctly)",
-    "gradient_bound": "how gradients were compared with the twin's: `rounding_of_sum` or `measured_noise`",
-    "step_bound": "how optimizer steps were compared with the twin's: `bits` or `measured`",
-    "powered": "every check was able to fail in this cell",
-    "max_abs_diff": "the largest difference of restored state; 0 if everything was restored",
-    "first_mismatch": "the name of the first tensor or value that was not restored",
-    "loss_at_save": "the loss of the step of the newest checkpoint",
-    "loss_resumed": "the last loss of the run that was resumed from the newest checkpoint",
-    "loss_continued": "the loss of the same step in the uninterrupted run",
-    "loss_twin": "the unwrapped twin's loss of the same step",
-    "torch_version": "of the ranks, or of those that save",
-    "python_version": "of the ranks, or of those that save",
-    "load_torch_version": "of `load_python`, null without",
-    "load_python_version": "of `load_python`, null without",
-    "ranks_per_gpu": "how many ranks share a GPU at most, null on the CPU",
-    "backend": "what carries collectives on the device: `nccl` or `gloo`, null without a process group",
-    "git_commit": "of dcpbench's checkout, null for a wheel",
-    "started_at": "when the first attempt began, UTC",
-    "schema_version": "of the row's format",
-    "fault_seen": "the injected fault was detected by the right check; null without one",
-    "flaky": "a second attempt had another status; null if there was none",
-    "config_digest": "of the cell's identity: rows compare if it is equal",
-    "expected_digest": "of the known failures of the cell, and of the checks that must detect its fault",
-    "code_digest": "of the sources of dcpbench and of every package that a `target` comes from",
-    "config_dir": "the folder that `--config-dir` named",
-    "cwd": "the folder in which the sweep was started",
-    "repeat": "the number of this repeat",
-}
-"""Columns that are neither axes, checks nor metrics."""
 
 _KINDS = {bool: "true or false", int: "integer", float: "number", str: "text"}
 _PLACES = {
@@ -100,6 +65,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     }
     for path, made in pages.items():
         files.append(File.generated(config, path, content=made()))
+    schema = SCHEMA_FILE.read_text()
+    files.append(File.generated(config, "reference/results.schema.json", content=schema))
     for name, path in _AT_THE_TOP.items():
         text = re.sub(r"\]\((?:docs/)?", "](", (_ROOT / name).read_text())
         for other, page in _AT_THE_TOP.items():
@@ -174,12 +141,12 @@ def _columns() -> str:
             said = "[axis](axes.md)"
         elif kind.python is dict:
             continue
-        elif name not in _COLUMNS:
-            raise PluginError(f"column {name}: scripts/site_pages.py does not describe it")
+        elif name not in COLUMN_HELP:
+            raise PluginError(f"column {name}: COLUMN_HELP does not describe it")
         else:
-            said = _COLUMNS[name]
+            said = COLUMN_HELP[name]
         rows.append((f"`{name}`", _KINDS[kind.python], said))
-    if lost := _COLUMNS.keys() - column_types().keys():
+    if lost := COLUMN_HELP.keys() - column_types().keys():
         raise PluginError(f"scripts/site_pages.py describes unknown columns: {', '.join(lost)}")
     return _page(
         "Columns of a row",

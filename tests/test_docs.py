@@ -103,7 +103,7 @@ def test_a_page_brings_the_files_of_its_samples(tmp_path: Path) -> None:
 def test_a_column_that_nothing_describes_ends_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
     pages = script("site_pages")
     assert "| `flaky` | true or false |" in pages._columns()
-    monkeypatch.delitem(pages._COLUMNS, "flaky")
+    monkeypatch.delitem(pages.COLUMN_HELP, "flaky")
     with pytest.raises(PluginError, match="flaky"):
         pages._columns()
 

@@ -7,7 +7,7 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
 from conftest import SMALL, Finished, run
-from dcpbench.checkpointers.tensors_only import of_tensors
+from dcpbench.checkpointers.nested import of_tensors
 from dcpbench.scenarios.stateful_objects import plain_values
 from dcpbench.verify.audit import Entry
 from dcpbench.verify.compare import compare

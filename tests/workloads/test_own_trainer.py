@@ -17,9 +17,9 @@ from support import own_trainer as trainers
 from support.alone import config, run_alone, world
 
 NOT_MADE = {
-    "checkpoint_whole": "only the trainer knows what its files hold",
-    "files_equal": "only the trainer knows what its files hold",
-    "contract_held": "only the trainer knows what its files hold",
+    "checkpoint_whole": "only the trainer can read its files",
+    "files_equal": "only the trainer can read its files",
+    "contract_held": "only the trainer can read its files",
     **dict.fromkeys(lockstep.CHECKS, "the trainer draws its batches itself"),
 }
 

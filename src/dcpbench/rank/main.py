@@ -47,8 +47,8 @@ from dcpbench.rank.messages import (
     semaphores_of,
 )
 from dcpbench.rank.run_cell import run_cell
+from dcpbench.records.installation import import_from_current_folder
 from dcpbench.records.plain_values import plain_report
-from dcpbench.records.user_code import import_from_current_folder
 from dcpbench.workloads.world import World
 
 # Longer than any cell: a hang is the driver's to end, which then has every rank's stack.

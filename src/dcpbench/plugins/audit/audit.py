@@ -51,6 +51,18 @@ def main(
     return max(_STATUS[one.state] for one in seen)
 
 
+def checkpoints_in(folder: Path, data: bool = False) -> list[Audited]:
+    """Audit a checkpoint, or every checkpoint below a folder, the newest first. `data` reads tensors too.
+
+    Raises:
+        ResultsError: there is no checkpoint.
+    """
+    found = [*newest_first([folder], partial(audited, data=data))]
+    if not found:
+        raise ResultsError(f"{folder}: no checkpoint here, nor in a folder below")
+    return found
+
+
 def _print_newest(folders: Iterable[Path], look: Callable[[Path], Audited]) -> int:
     folders, one = list(folders), None
     for one in newest_first(folders, look):
