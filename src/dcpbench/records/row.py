@@ -39,6 +39,9 @@ _ORDER = tuple(
 class Row:
     """One cell. Flat in a file: `axes`, `checks` and `metrics` are columns of their own there, see `flat`.
 
+    >>> Row(cell="parallel=ddp", status="pass", reason=None, axes={"parallel": "ddp"})["parallel"]
+    'ddp'
+
     Times are seconds, sizes bytes. What was not measured, or does not apply, is null.
 
     `resume` says whether all checks of saving and resuming held and were able to fail, `training` whether all
