@@ -171,7 +171,7 @@ DAMAGED = {
     "nothing": (removed(METADATA, DATA), "none", "contains no checkpoint"),
     "metadata short": (cut(METADATA, 0.9), "damaged", ".metadata: not written by DCP"),
     "metadata empty": (cut(METADATA, 0), "damaged", "EOFError"),
-    "metadata a pipe": (replaced(METADATA, os.mkfifo), "damaged", "it is no regular file"),
+    "metadata a pipe": (replaced(METADATA, os.mkfifo), "damaged", "it is not a regular file"),
     "metadata a folder": (replaced(METADATA, Path.mkdir), "damaged", "Is a directory"),
     "metadata huge": (replaced(METADATA, sparse), "damaged", "bytes are more than"),
     "metadata a loop": (replaced(METADATA, lambda at: at.symlink_to(at)), "damaged", "cannot be read"),
