@@ -235,7 +235,7 @@ def _faults() -> str:
     parts = [
         f"The {len(specs)} defects that `fault=<name>` plants in a cell, to see that it fails. "
         "`seen by` is the check that has to report it, or the exception that has to refuse it; "
-        "any one of them is enough. [What they have shown](../results/faults.md).\n"
+        "any one of them is enough. [Results](../results/index.md#injected-faults).\n"
     ]
     for place, where in _PLACES.items():
         rows = [

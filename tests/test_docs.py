@@ -144,6 +144,7 @@ GUIDES = [
         pytest.param(GUIDES, 35_000, id="guides"),
         pytest.param([DOCS / "findings/index.md"], 900, id="index of findings"),
         pytest.param([*DOCS.glob("findings/*.md")], 9_100, id="findings"),
+        pytest.param([*DOCS.glob("results/*.md")], 2_500, id="results"),
     ],
 )
 def test_pages_are_short(pages: list[Path], limit: int) -> None:
@@ -151,7 +152,7 @@ def test_pages_are_short(pages: list[Path], limit: int) -> None:
     assert sum(len(page.read_text().split()) for page in pages) <= limit
 
 
-PLAIN = [ROOT / "README.md", DOCS / "reference.md", *DOCS.glob("findings/*.md")]
+PLAIN = [ROOT / "README.md", DOCS / "reference.md", *DOCS.glob("findings/*.md"), *DOCS.glob("results/*.md")]
 """The files whose prose has none of the phrases below."""
 
 AVOIDED = {
