@@ -100,7 +100,7 @@ PLANTED: dict[str, tuple[str, str, str]] = {
         "    unrestored.noise = Noise(config.seed)",
         "    unrestored.noise = Noise(seed)",
     ),
-    "missing reports accepted": ("verdict/judge.py", "powerless += _not_reported", "_not_reported"),
+    "missing reports accepted": ("verdict/judge.py", "gaps += _not_reported", "_not_reported"),
 }
 """Edits of a text in a file, by what they do."""
 

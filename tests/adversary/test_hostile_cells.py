@@ -90,7 +90,7 @@ def test_odd_values_are_text_or_null(sweep: Finished) -> None:
         assert f"rank 1: contract_held: w.{name}" in names
     assert "rank 0: load_s (torch.Tensor)" in names
     assert "rank 0: losses.mine (torch.Tensor)" in names
-    replaced = "replaced by text or null, since JSON cannot hold it: rank 0: load_s (numpy.float32),"
+    replaced = "replaced by text or null, because JSON cannot contain it: rank 0: load_s (numpy.float32),"
     assert replaced in row["reason"]
 
 

@@ -205,7 +205,7 @@ def test_resume_and_training_are_told_apart(show: Callable[..., Browser]) -> Non
     """Of a cell whose checks are of both, and of a row from before there were two verdicts."""
     bounds = {"gradient_bound": "rounding_of_sum", "step_bound": "bits"}
     wrong = {"gradient_close": False, "step_equal": True, "resume": True, "training": False, **bounds}
-    rows = [cell("ddp", status="fail", reason="the resume is right", **wrong), cell("fsdp", resume=None)]
+    rows = [cell("ddp", status="fail", reason="the resume is correct", **wrong), cell("fsdp", resume=None)]
     browser = show(rows)
     head = [one.text.replace("\n", " ") for one in browser.all("#checks thead th")]
     assert head == ["cell", "training: gradient_close 1 of 1"]

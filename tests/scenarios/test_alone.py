@@ -143,7 +143,7 @@ def test_training_that_is_wrong_from_the_first_step_on_says_nothing_against_the_
     assert [one.check for one in verdict.failed] == [check]
     first = next(iter(report.checks[check].distinct.values()))
     assert (first.name, first.where) == (name, "in the uninterrupted run")
-    assert str(verdict.reason).startswith(f"the resume is right; training: {check}: rank 0: {name} ")
+    assert str(verdict.reason).startswith(f"the resume is correct; training: {check}: rank 0: {name} ")
 
 
 @pytest.mark.parametrize("model", tiered(["short", "bf16"], "short"))

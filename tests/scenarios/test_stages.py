@@ -25,6 +25,6 @@ def test_a_checkpoint_outlives_the_death_of_a_rank_in_the_next_save(killed: Fini
 def test_a_death_that_does_not_come_is_an_error(killed: Finished) -> None:
     _, row = killed.rows
     assert row["status"] == "error"
-    assert row["reason"] == "a rank was to die in support.stages.save_twice, and none did"
+    assert row["reason"] == "expected a rank to die in support.stages.save_twice, but none did"
     assert row["model_equal"] is None, "the next stage did not run"
     assert killed.status == 1

@@ -107,4 +107,4 @@ def test_an_entry_without_its_recomputation_is_idle(
     left = known_failures.read.__wrapped__(path)
     assert [one.id for one in left] == ["plain", "held"]
     differs = Mismatch("w", Problem.differs, by="one_replica")
-    assert not explaining(left[1:], {"model_equal": [differs]}, []).whole
+    assert not explaining(left[1:], {"model_equal": [differs]}, []).is_complete

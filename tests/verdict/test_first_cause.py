@@ -97,11 +97,11 @@ def test_a_death_is_expected_where_a_rank_has_to_die(
             gone(1, 1.0, None, lost="did not answer, last heard of"),
             "rank 1 did not answer, last heard of in load",
         ),
-        (gone(1, 1.0, uploads=(0.5,)), "rank 1 was killed by SIGKILL in load, an upload under way"),
+        (gone(1, 1.0, uploads=(0.5,)), "rank 1 was killed by SIGKILL in load, an upload in flight"),
         (gone(1, 1.0, phase="upload", uploads=(0.5,)), "rank 1 was killed by SIGKILL in upload"),
         (
             gone(1, 1.0, 255),
-            "rank 1 exited with status 255, or was lost with the server that it was forked from, in load",
+            "rank 1 exited with status 255, or was lost together with its fork server, in load",
         ),
     ],
 )
@@ -136,9 +136,9 @@ def test_only_ranks_in_the_phase_of_a_limit_are_late() -> None:
         replace(on(3), phase="upload"),
     )
     for phase, late in (
-        ("load", "still in load (rank 0), others in train, an upload under way (rank 1); upload (rank 3)"),
+        ("load", "still in load (rank 0), others in train, an upload in flight (rank 1); upload (rank 3)"),
         ("upload", "still in upload (rank 1, 3), others in load (rank 0)"),
-        ("cell", "still in load (rank 0); train, an upload under way (rank 1); upload (rank 3)"),
+        ("cell", "still in load (rank 0); train, an upload in flight (rank 1); upload (rank 3)"),
     ):
         found = stop(*ranks, limit=(phase, 2.0))
         assert found.cause is not None

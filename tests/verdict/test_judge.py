@@ -229,7 +229,7 @@ def test_resume_and_training_are_two_verdicts() -> None:
         of_training = check == "gradient_close"
         assert (verdict.status, verdict.resume, verdict.training) == ("fail", of_training, not of_training)
         why = f"{check}: rank 1: w: differs"
-        assert verdict.reason == (f"the resume is right; training: {why}" if of_training else why)
+        assert verdict.reason == (f"the resume is correct; training: {why}" if of_training else why)
 
 
 def test_the_resume_is_called_right_only_where_that_was_shown() -> None:
@@ -353,20 +353,20 @@ def test_a_fault_that_nothing_tells_of_says_what_was_expected() -> None:
     assert verdict.status == "pass"
     assert verdict.fault_seen is False
     assert verdict.reason is not None
-    assert verdict.reason.startswith("fault=lr was not seen as optim_equal on rank 1 of ")
-    assert verdict.reason.endswith("KeyError in load (initial_lr): nothing was")
+    assert verdict.reason.startswith("fault=lr was not detected as optim_equal on rank 1 of ")
+    assert verdict.reason.endswith("KeyError in load (initial_lr): nothing failed")
 
 
 def test_an_expectation_says_no_more_than_it_asks_for() -> None:
     asked = replace(PLANTED, expects=[Expect(check="optim_equal")])
     config = Config(scenario=ScenarioConfig(name="a", target="x"), world_size=2, fault=asked)
     verdict = verdict_of(job(config).expected, [reported(reports())])
-    assert verdict.reason == "fault=lr was not seen as optim_equal: nothing was"
+    assert verdict.reason == "fault=lr was not detected as optim_equal: nothing failed"
     asked = [Expect(phases=["load"], error="KeyError"), Expect(check="optim_equal", problem=Problem.differs)]
     config = replace(config, fault=replace(PLANTED, expects=asked))
     verdict = verdict_of(job(config).expected, [reported(reports())])
     assert verdict.reason == (
-        "fault=lr was not seen as KeyError in load or optim_equal (differs): nothing was"
+        "fault=lr was not detected as KeyError in load or optim_equal (differs): nothing failed"
     )
     skipped = verdict_of(job(config).expected, [reported([RankReport(rank, skip="no") for rank in range(2)])])
     assert (skipped.status, skipped.reason, skipped.fault_seen) == ("skip", "no", None)
@@ -391,7 +391,7 @@ def test_a_death_is_no_error_that_may_be_known() -> None:
     end = StageEnd((died, *reported([reports(3)[2], RankReport(0)]).ranks))
     verdict = verdict_of(job().expected, [end])
     assert (verdict.status, verdict.error, verdict.raised) == ("crash", None, ())
-    assert verdict.reason == "rank 1 was killed by SIGKILL in save, an upload under way"
+    assert verdict.reason == "rank 1 was killed by SIGKILL in save, an upload in flight"
     about = {"rank": 1, "phase": "save", "upload_under_way": True, "log_tail": ["Bang"]}
     assert verdict.details == {"reports_of_ranks": [0, 2], **about}
 

@@ -83,8 +83,8 @@ def test_what_is_beside_a_known_failure_is_told_first() -> None:
     names = ["state.w.exp_avg", "param_groups.0.lr", "param_groups.0.eps"]
     reason = str(verdict_of(job(known=(LISTED,)).expected, [failing({"optim_equal": names})]).reason)
     beside = "optim_equal: param_groups.0.lr: saved, but missing after the load, and 1 more"
-    told = f"beside known failure moments: {beside}"
-    assert reason.startswith(f"{told}; seen as optim_equal: rank 0: state.w.exp_avg")
+    told = f"in addition to known failure moments: {beside}"
+    assert reason.startswith(f"{told}; observed: optim_equal: rank 0: state.w.exp_avg")
     assert short_reason({"status": "fail", "reason": reason}) == told
     alone = verdict_of(job(known=(LISTED,)).expected, [failing({"model_equal": ["w"]})])
     assert str(alone.reason).startswith("model_equal: rank 0: w")
@@ -175,7 +175,7 @@ def test_what_two_entries_list_together_is_known() -> None:
     outcome = raised(error, reports=seen[1:], before=seen[:1])
     verdict = verdict_of(job(known=(LISTED, names)).expected, [outcome])
     assert verdict.status == "xfail"
-    assert str(verdict.reason).startswith("known failure moments, names: a test; x; seen as rank 0 in load")
+    assert str(verdict.reason).startswith("known failure moments, names: a test; x; observed: rank 0 in load")
     assert verdict_of(job(known=(LISTED,)).expected, [outcome]).status == "error"
     assert verdict_of(job(known=(names,)).expected, [outcome]).status == "error"
 

@@ -175,8 +175,8 @@ def test_the_control_tries_every_way_and_leaves_the_checkpoint_alone(checkpoint:
     [
         ({"model.weight": Entry((6, 4), "torch.float32")}, "shape: to be saved (6, 4)"),
         ({"model.weight": Entry((4, 6), "torch.bfloat16")}, "dtype: to be saved torch.bfloat16"),
-        ({"epoch": Entry((), "torch.int64")}, "dtype: to be saved torch.int64, in the checkpoint no tensor"),
-        ({"model.weight": Entry()}, "dtype: to be saved a value, in the checkpoint torch.float32"),
+        ({"epoch": Entry((), "torch.int64")}, "dtype: to be saved torch.int64, stored no tensor"),
+        ({"model.weight": Entry()}, "dtype: to be saved a value, stored torch.float32"),
         ({"model.bias": Entry()}, "to be saved, but not in the checkpoint"),
     ],
 )

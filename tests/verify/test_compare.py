@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.sentences import describe
-from dcpbench.verify.compare import AS_HELD, bits, compare, same_leaves, same_value, with_place
+from dcpbench.verify.compare import AS_STORED, bits, compare, same_leaves, same_value, with_place
 from dcpbench.verify.layout import whole
 from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaves, TensorLeaf, digested
 
@@ -129,7 +129,7 @@ def test_idle_entries_may_be_missing_and_nothing_else(saved: Leaves, restored: L
     ("held", "restored", "told"),
     [
         (torch.ones(2), torch.tensor([1.0, 2.0]), (Problem.differs, None, False)),
-        (torch.zeros(2), torch.zeros(2), (Problem.digests_differ, AS_HELD, True)),
+        (torch.zeros(2), torch.zeros(2), (Problem.digests_differ, AS_STORED, True)),
         (torch.zeros(2), torch.tensor([0.0, 2.0]), (Problem.digests_differ, None, True)),
         (torch.ones(3), torch.zeros(2), (Problem.digests_differ, None, True)),
         (torch.ones(1), torch.zeros(2), (Problem.digests_differ, None, True)),
@@ -154,7 +154,7 @@ def test_keys_are_compared_both_ways() -> None:
     found = compare({"a": 1, "b": 2}, {"b": 2, "c": 3})
     assert [(item.name, describe(item)) for item in found] == [
         ("a", "saved, but missing after the load"),
-        ("c", "there after the load, but never saved"),
+        ("c", "present after the load, but not saved"),
     ]
 
 

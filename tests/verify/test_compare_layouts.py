@@ -82,10 +82,10 @@ def test_replicas_and_holes_are_told() -> None:
     assert _add_up("w", {0: same, 1: same})[1] is None
     drifted = part(tensor + 1, whole(tensor))
     together, told = _add_up("w", {0: same, 1: drifted})
-    assert "rank 0 and rank 1 have other bits" in described(told)
+    assert "rank 0 and rank 1 have different bits" in described(told)
     assert isinstance(together, DigestedLeaf), "what a stage hands over to the next"
     half = part(tensor[:2], Extent((4, 2), (0, 0), (2, 2), 0, 4))
-    assert described(_add_up("w", {0: half, 1: half})[1]) == "the ranks' parts hold 4 of 8 elements"
+    assert described(_add_up("w", {0: half, 1: half})[1]) == "the ranks have 4 of 8 elements"
 
 
 def test_of_whole_digests_the_checkpoint_says_what_it_was() -> None:
@@ -104,7 +104,7 @@ def test_of_whole_digests_the_checkpoint_says_what_it_was() -> None:
 
     assert told(other, torch.ones(2, 3)).startswith("w index [1, 1]: saved 1.0 (0x3f800000), restored 2.0")
     assert told(other, None) == "w its digests differ"
-    corrupt = "w its digests differ; what the checkpoint holds is not what was saved"
+    corrupt = "w its digests differ; the checkpoint itself differs from what was saved"
     assert told(other, torch.zeros(2, 3)) == corrupt
     assert told({**state, "lr": 0.2}, None) == "lr saved 0.1, restored 0.2"
     assert told({**state, "w": leaf(torch.ones(3, 2))}, None) == (
@@ -114,7 +114,7 @@ def test_of_whole_digests_the_checkpoint_says_what_it_was() -> None:
     assert told({name: one for name, one in state.items() if name != "v"}, None) == (
         "v saved, but missing after the load"
     )
-    assert told({**state, "x": 1}, None) == "x there after the load, but never saved"
+    assert told({**state, "x": 1}, None) == "x present after the load, but not saved"
 
 
 ONES, ZEROS = torch.ones(2, 3), torch.zeros(2, 3)
@@ -122,8 +122,8 @@ OTHER = torch.tensor([[1.0, 1, 1], [1, 2, 1]])
 NAN = torch.full((2, 3), float("nan"))
 HOLDS = {"ones": {"w": ONES}.get, "zeros": {"w": ZEROS}.get, "nothing": {}.get, "no checkpoint": None}
 AT_5 = "index [1, 1]: saved 1.0 (0x3f800000), restored 2.0 (0x40000000)"
-DRIFTED = "replicas differ: rank 0 and rank 1 have other bits in one part"
-CORRUPT = "; what the checkpoint holds is not what was saved"
+DRIFTED = "replicas differ: rank 0 and rank 1 have different bits for the same part"
+CORRUPT = "; the checkpoint itself differs from what was saved"
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def test_of_several_that_drifted_each_is_told() -> None:
 def test_replicas_of_what_was_never_saved_so_are_told_too() -> None:
     recall = {"v": ONES}.get
     restored: list[Leaves] = [{"v": leaf(ONES), "w": leaf(each)} for each in (ONES, OTHER)]
-    told = [f"w replicas {DRIFTED}", "w unexpected there after the load, but never saved"]
+    told = [f"w replicas {DRIFTED}", "w unexpected present after the load, but not saved"]
     assert across({"v": leaf(ONES)}, restored, recall) == [told] * 2
     restored = [{"v": leaf(each.T)} for each in (ONES, OTHER)]
     told = [f"v replicas {DRIFTED}", "v shape global shape: saved (2, 3), restored (3, 2)"]

@@ -94,7 +94,7 @@ def test_a_part_that_nobody_holds_is_told(shape: list[int], ranks: int, data: st
     _, wrong = add_up(held)
     assert wrong is not None
     elements = math.prod(shape)
-    assert describe(wrong) == f"the ranks' parts hold {elements - extent.numel} of {elements} elements"
+    assert describe(wrong) == f"the ranks have {elements - extent.numel} of {elements} elements"
 
 
 @settings(deadline=None, max_examples=50)
@@ -108,7 +108,8 @@ def test_a_replica_that_drifted_is_told(shape: list[int], at: int, victim: int) 
     assert [wrong is None for wrong in told] == [rank == victim for rank in range(3)]
     _, wrong = add_up({rank: leaf(one) for rank, one in enumerate(replicas)})
     assert wrong is not None
-    assert describe(wrong) == f"replicas differ: rank 0 and rank {max(victim, 1)} have other bits in one part"
+    ranks = f"rank 0 and rank {max(victim, 1)}"
+    assert describe(wrong) == f"replicas differ: {ranks} have different bits for the same part"
     # Beside what was saved, the rank that has it says where.
     saved, _ = digests({"w": leaf(tensor_of(shape))}, None)
     (found,) = compare_across(saved, {"w": leaf(replicas[victim])}, None, {"w": tensor_of(shape)}.get)
@@ -137,7 +138,7 @@ def test_values_on_which_ranks_do_not_agree_are_told() -> None:
     assert _add_up("w", {0: 0.1, 1: 0.1}) == (0.1, None)
     _, wrong = _add_up("w", {0: 0.1, 3: 0.2})
     assert wrong is not None
-    assert describe(wrong) == "rank 0 has 0.1, rank 3 0.2"
+    assert describe(wrong) == "rank 0 has 0.1, rank 3 has 0.2"
     _, wrong = add_up({0: leaf(torch.ones(2)), 1: leaf(torch.ones(2, dtype=torch.int32))})
     assert wrong is not None
     assert describe(wrong).startswith("the ranks do not agree on shape and dtype")

@@ -16,7 +16,7 @@ import pandas as pd
 from dcpbench.analysis.frame import as_text
 from dcpbench.analysis.query import QueryError
 from dcpbench.core.axes import AXES
-from dcpbench.core.cell_key import CellKey, lies_below
+from dcpbench.core.cell_key import CellKey, is_below
 
 _SEPARATOR = "\x1f"
 _QUOTED = frozenset("'\"\\")
@@ -50,7 +50,7 @@ def identity_keys(overrides: Iterable[object], configs: Iterable[Mapping[str, An
     known: set[str] = set()
     for line, config in zip(overrides, configs, strict=True):
         for key in override_values(line).keys() - known:
-            if lies_below(key, config) or any(lies_below(one, [key]) for one in config):
+            if is_below(key, config) or any(is_below(one, [key]) for one in config):
                 known.add(key)
     return known
 
@@ -148,7 +148,7 @@ def _digests(frame: pd.DataFrame, ignored: Collection[str]) -> "pd.Series[Any]":
 
 
 def _without(config: Mapping[str, Any], ignored: Collection[str]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if not lies_below(key, ignored)}
+    return {key: value for key, value in config.items() if not is_below(key, ignored)}
 
 
 def _some(values: set[str]) -> str:

@@ -1,1 +1,1 @@
-"""What is declared once, as axes, statuses and checks, and the values that rooms share. No torch."""
+"""Declarations of axes, statuses, checks and metrics, and the values that packages share. No torch."""

@@ -1,6 +1,6 @@
-"""Axes: what a sweep varies, each declared once. Each is a column of the row. Everything that decides,
-stores, shows or compares an axis iterates over `AXES`. Its default is that of its field in
-`dcpbench.config.schema.Config`, or stands in `conf/config.yaml` for a group."""
+"""Axes: the settings that a sweep varies. Each is declared once, and is a column of the row. Code that
+decides, stores, shows or compares an axis iterates over `AXES`. The default of an axis is that of its field
+in `dcpbench.config.schema.Config`; for a group of `conf/` it is in `conf/config.yaml`."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,23 +8,26 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class AxisSpec:
-    """One axis.
+    """Declaration of an axis.
+
+    >>> AxisSpec("parallel", "how the model is spread over the ranks", group=True).key
+    'parallel.name'
 
     Args:
         name: the column, and the group of `conf/` or the key on the command line.
-        help: what it is, as a noun phrase.
-        type: what the column contains; a group's value is shown by its name.
-        group: whether it is a group of `conf/`.
-        nullable: whether the column can be null.
-        values_of: the group whose values it has, if that is another one.
-        likeness: cells are alike at three levels when times are estimated, 1 is the closest; up to this level
-            they have to agree in the axis.
-        writes: whether cells have to agree in it to write as many bytes.
-        always: whether the results table shows it where all cells agree in it too.
-        pivot: where it is in a pivot, if nobody asked.
-        place: how early it is chosen for the matrix of report.html; 0: last.
-        down: whether it is along the side of that matrix, if it can be.
-        grouped: whether costs are compared for each of its values.
+        help: a noun phrase for help and tables.
+        type: type of the column; the value of a group is shown as its name.
+        group: True for a group of `conf/`.
+        nullable: True if the column can be null.
+        values_of: the group that its values come from, if it has a different name.
+        likeness: an estimate of time uses rows of similar cells, at three levels of similarity, 1 the
+            closest. The axis has to be equal up to this level; 0: never.
+        writes: True if cells that differ in it can write different amounts of data.
+        always: True to show it in the results table even if it is constant.
+        pivot: side of a pivot table that shows it by default.
+        place: rank in the choice of axes for the matrix of report.html; 0: last.
+        down: True to prefer the side of that matrix to its top.
+        grouped: True to compare costs for each of its values.
     """
 
     name: str
@@ -43,27 +46,16 @@ class AxisSpec:
 
     @property
     def key(self) -> str:
-        """Where its value is in the identity of a cell."""
+        """Key of the axis in `CellKey.values`."""
         return f"{self.name}.name" if self.group else self.name
 
     @property
     def values_in(self) -> str:
-        """The folder of `conf/` that has its values."""
+        """Folder of `conf/` that defines its values."""
         return self.values_of or self.name
 
 
-AXES: dict[str, AxisSpec] = {}
-"""Every axis by its name, in the order of the columns."""
-
-
-def register_axis(spec: AxisSpec) -> AxisSpec:
-    """Declare an axis; a ValueError if its name is taken."""
-    if AXES.setdefault(spec.name, spec) != spec:
-        raise ValueError(f"axis {spec.name}: declared twice")
-    return spec
-
-
-for _spec in (
+_OWN = (
     AxisSpec(
         "scenario", "what a cell does",
         group=True, nullable=False, likeness=3, writes=True, pivot="rows", place=2, down=True,
@@ -88,40 +80,48 @@ for _spec in (
     AxisSpec("storage", "where checkpoints are stored", group=True, nullable=False, place=8),
     AxisSpec("world_size", "min(4, GPUs); 4 ranks on the CPU", type=int, likeness=3, writes=True),
     AxisSpec("device", "auto (the GPUs if there are any), cpu, cuda", likeness=3),
-    AxisSpec("seed", "of weights, batches and other random values", type=int, nullable=False, grouped=False),
+    AxisSpec("seed", "seed of weights, batches and random values", type=int, nullable=False, grouped=False),
     AxisSpec(
         "load_parallel",
-        "the parallelism that a checkpoint is loaded under, in a scenario that converts; "
-        "null: the one it is saved under",
+        "the parallelism of the run that loads, in a scenario that converts; null: `parallel`",
         group=True, values_of="parallel", likeness=1, writes=True, place=5,
     ),
     AxisSpec(
-        "fault", "a defect that is planted on purpose, and has to be detected",
+        "fault", "a bug injected on purpose, which a check must detect",
         group=True, place=1, down=True, grouped=False,
     ),
     AxisSpec("checkpointer", "what writes and reads checkpoints", group=True, writes=True),
     AxisSpec(
-        "load_world_size", "ranks that load, in a scenario that converts; null: as many as save", type=int
+        "load_world_size", "ranks that load, in a scenario that converts; null: `world_size`", type=int
     ),
     AxisSpec("state_dict", "the form in which state is saved and loaded", group=True, writes=True),
     AxisSpec(
-        "scheduler", "how the learning rate changes with the steps; a custom workload has its own", group=True
+        "scheduler", "the learning rate schedule; a custom workload brings its own", group=True
     ),
     AxisSpec("load_into", "what a checkpoint is loaded into", group=True),
     AxisSpec(
         "optimizer_state",
-        "plain: the optimizer's own state dict is saved, by the numbers of its parameters; "
-        "null: what DCP's functions make of it, by their names",
+        "plain: save the optimizer's state dict as it is, keyed by parameter number; "
+        "null: as DCP's functions return it, keyed by parameter name",
     ),
     AxisSpec(
         "activation_checkpointing",
-        "which activations are computed again in the backward pass: of each layer, or with each layer "
-        "compiled by itself around that (layer, compiled_layer); null: none",
+        "layer: recompute the activations of each layer in the backward pass; compiled_layer: also "
+        "compile each layer separately; null: keep all activations",
     ),
     AxisSpec(
         "component",
-        "what is trained and saved in addition to model, optimizer and scheduler",
+        "a further object that is trained and saved with model, optimizer and scheduler",
         group=True,
     ),
-):  # fmt: skip
-    register_axis(_spec)
+)  # fmt: skip
+
+AXES = {spec.name: spec for spec in _OWN}
+"""Every axis by name, in the order of the columns."""
+
+
+def register_axis(spec: AxisSpec) -> AxisSpec:
+    """Add an axis; raise a ValueError if its name is taken."""
+    if AXES.setdefault(spec.name, spec) != spec:
+        raise ValueError(f"axis {spec.name}: declared twice")
+    return spec

@@ -1,8 +1,8 @@
-"""What a cell is: the one definition that resume, compare, history, estimates and the disk check share.
+"""The identity of a cell, which resume, compare, history, estimates and the disk check share.
 
-Each field of the configuration is declared once, in `dcpbench.config.schema`, as part of the identity of a
-cell (what is measured) or as how it is run (`how_run`: retry, time-outs, where its files go). Two rows
-compare only where their identities are equal.
+Each field of the configuration is declared in `dcpbench.config.schema` either as part of the identity of a
+cell (it changes what is measured) or with `how_run` (retry, time-outs, where files go). Only rows of equal
+identity are compared.
 """
 
 import hashlib
@@ -15,66 +15,67 @@ from typing import Any
 from dcpbench.core.moved import first_names
 
 HOW_RUN = "how_run"
-"""In a field's metadata: it says how a cell is run and is no part of what it is."""
+"""Key in the metadata of a dataclass field that is not part of the identity."""
 
 Value = str | int | float | bool
 
 
 @dataclass(frozen=True)
 class CellKey:
-    """The identity of a cell: `values` has every leaf of its configuration that is not null or empty by its
-    dotted key, device and world size decided; a list is its JSON text.
+    """The identity of a cell: every value of its configuration that is not null or empty, by its dotted key.
+    A list is stored as JSON text; device and world size are the ones that the cell runs with.
 
-    Null and not there are the same, so that a new key whose default is null changes no identity.
+    Null and absent are the same, so that adding a key whose default is null changes no identity.
+
+    >>> key = CellKey({"parallel.name": "ddp", "world_size": 2})
+    >>> key.differences(CellKey({"parallel.name": "fsdp2", "world_size": 2}))
+    {'parallel.name': ('ddp', 'fsdp2')}
     """
 
     values: Mapping[str, Value]
 
     @classmethod
     def of(cls, config: Any) -> "CellKey":
-        """The identity that a configuration says; what is only about how it is run is left out."""
+        """Return the identity of a configuration, without its `how_run` fields."""
         return cls(dict(_leaves(config)))
 
     @cached_property
     def digest(self) -> str:
-        """The same for equal identities."""
+        """Digest of the identity; equal exactly for equal identities."""
         return digest_of(self._by_first_names)
 
     @cached_property
     def _by_first_names(self) -> dict[str, Value]:
-        """The values, modules that have moved under their first names."""
-        named = (
-            (key, first_names(value) if isinstance(value, str) else value)
-            for key, value in self.values.items()
-        )
-        return dict(named)
+        """The values, with the original names of modules that have moved."""
+        return {
+            key: first_names(value) if isinstance(value, str) else value for key, value in self.values.items()
+        }
 
     def part(self, keys: Iterable[str]) -> str:
-        """The digest of those values whose keys are these or lie below them: for cells that are alike."""
-        wanted = _begins(keys)
+        """Return the digest of the values at or below these keys, to find similar cells."""
+        wanted = _with_dots(keys)
         return digest_of(
             {key: value for key, value in self._by_first_names.items() if f"{key}.".startswith(wanted)}
         )
 
     def differences(self, other: "CellKey") -> dict[str, tuple[Value | None, Value | None]]:
-        """The keys whose values are not the same in both: this one's value and the other's."""
+        """Return the keys whose values differ, each with this value and the other one."""
         mine, its = self._by_first_names, other._by_first_names
         keys = [key for key in dict.fromkeys([*mine, *its]) if mine.get(key) != its.get(key)]
         return {key: (self.values.get(key), other.values.get(key)) for key in keys}
 
 
-def lies_below(key: str, keys: Iterable[str]) -> bool:
-    """Whether a dotted key is one of these, or below one."""
-    return f"{key}.".startswith(_begins(keys))
+def is_below(key: str, keys: Iterable[str]) -> bool:
+    """Return whether a dotted key is one of these, or below one."""
+    return f"{key}.".startswith(_with_dots(keys))
 
 
-def _begins(keys: Iterable[str]) -> tuple[str, ...]:
-    """What a dotted key that lies below one of these begins with, if it ends with a dot too."""
+def _with_dots(keys: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"{key}." for key in keys)
 
 
 def digest_of(content: Any) -> str:
-    """A short digest of plain data."""
+    """Return a short digest of JSON data."""
     text = json.dumps(content, sort_keys=True, default=_plain)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -96,7 +97,7 @@ def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Value]]:
 
 @cache
 def _of_identity(kind: type[Any]) -> list[str]:
-    """Those fields of a dataclass that are part of what a cell is."""
+    """Return the fields of a dataclass that are part of the identity."""
     return [item.name for item in fields(kind) if not item.metadata.get(HOW_RUN)]
 
 

@@ -1,5 +1,6 @@
-"""Checks: what is verified in a cell, each declared once. Each is a column: true, false, or null where it did
-not apply. Everything that judges, shows, compares or stores a check iterates over `CHECKS`."""
+"""Checks: the comparisons that decide whether a cell passes. Each is declared once, and is a column of the
+row: true, false, or null if it did not apply. Code that judges, shows, compares or stores a check iterates
+over `CHECKS`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,16 +9,19 @@ from typing import Any
 
 @dataclass(frozen=True)
 class CheckSpec:
-    """One check.
+    """Declaration of a check.
+
+    >>> CHECKS["model_equal"].help
+    'parameters and persistent buffers were restored bit for bit'
 
     Args:
         name: the column.
-        label: what it is called at the head of its column in a table.
-        help: what holds when it holds, in one sentence.
+        label: heading of its column in a table.
+        help: one sentence that is true if the check passes.
         probe: for a check that no scenario makes: called on each rank as `probe(cell, target, checkpoint)`
-            after each load that was verified; it records a `Compared`, which carries its negative control,
-            with `cell.record(name, compared, where)`.
-        training: whether it is about training under a parallelism, and not about saving and resuming.
+            after every load. It makes a `Compared`, which includes the negative control, and passes it to
+            `cell.record(name, compared, where)`.
+        training: True for a check of training under a parallelism, False for one of saving and resuming.
     """
 
     name: str
@@ -27,52 +31,59 @@ class CheckSpec:
     training: bool = False
 
 
-CHECKS: dict[str, CheckSpec] = {}
-"""Every check by its name, in the order of the columns."""
-
-
-def register_check(spec: CheckSpec) -> CheckSpec:
-    """Declare a check; a ValueError if its name is taken."""
-    if CHECKS.setdefault(spec.name, spec) != spec:
-        raise ValueError(f"check {spec.name}: declared twice")
-    return spec
-
-
-for _spec in (
-    CheckSpec("model_equal", "model=", "parameters and persistent buffers came back bit for bit"),
-    CheckSpec("optim_equal", "optim=", "optimizer state and hyperparameters came back bit for bit"),
-    CheckSpec("extra_equal", "extra=", "all else that was saved came back bit for bit"),
-    CheckSpec("loss_resume_equal", "resume=", "resumed losses are the uninterrupted run's, bit for bit"),
+_OWN = (
+    CheckSpec("model_equal", "model=", "parameters and persistent buffers were restored bit for bit"),
+    CheckSpec("optim_equal", "optim=", "optimizer state and hyperparameters were restored bit for bit"),
+    CheckSpec("extra_equal", "extra=", "everything else that was saved was restored bit for bit"),
+    CheckSpec("loss_resume_equal", "resume=", "resumed losses equal the uninterrupted run's, bit for bit"),
     CheckSpec("loss_resume_close", "resume~", "under another layout, resumed losses are close"),
     CheckSpec(
         "gradient_close",
         "gradient~",
-        "each step's gradients are the unwrapped twin's, within the bound of their rounding",
+        "each step's gradients equal the unwrapped twin's, within their rounding bound",
         training=True,
     ),
     CheckSpec(
         "step_equal",
         "step=",
-        "each optimizer step is the twin's with the same gradients, bit for bit",
+        "each optimizer step equals the twin's on the same gradients, bit for bit",
         training=True,
     ),
     CheckSpec(
-        "replicas_equal", "replicas=", "ranks that have the same part have the same bits", training=True
+        "replicas_equal",
+        "replicas=",
+        "ranks that have the same part of a tensor have the same bits",
+        training=True,
     ),
     CheckSpec(
         "batch_loss_close",
         "batch loss~",
-        "each step's loss is the twin's loss of the whole batch, within its rounding",
+        "each step's loss equals the twin's loss of the full batch, within its rounding bound",
         training=True,
     ),
-    CheckSpec("contract_held", "contract", "what the scenario asks of DCP beside equality"),
-    CheckSpec("checkpoint_whole", "whole", "the checkpoint has the keys, shapes, chunks and files it should"),
-    CheckSpec("save_harmless", "harmless", "a run that saves ends in the state of one that never does"),
-    CheckSpec("state_resume_equal", "resume state=", "the state after resuming is the uninterrupted run's"),
-    CheckSpec("flags_equal", "flags=", "flags, modes, defaults, shared memory, gradients and hooks stayed"),
-    CheckSpec("side_effect_free", "no side effects", "saves and loads change nothing else that is live"),
-    CheckSpec("files_unchanged", "files=", "files are what they were when their save reported success"),
-    CheckSpec("files_equal", "plain read=", "the files hold what was saved, read without DCP"),
-    CheckSpec("random_equal", "random=", "each rank goes on to draw what it would have drawn"),
-):
-    register_check(_spec)
+    CheckSpec("contract_held", "contract", "DCP does what the scenario requires in addition to equality"),
+    CheckSpec("checkpoint_whole", "whole", "the checkpoint has the expected keys, shapes, chunks and files"),
+    CheckSpec("save_harmless", "harmless", "a run that saves ends in the same state as one that never saves"),
+    CheckSpec(
+        "state_resume_equal",
+        "resume state=",
+        "after resuming and training on, the state equals the uninterrupted run's",
+    ),
+    CheckSpec(
+        "flags_equal", "flags=", "flags, modes, defaults, shared memory, gradients and hooks are unchanged"
+    ),
+    CheckSpec("side_effect_free", "no side effects", "saves and loads change nothing else in the process"),
+    CheckSpec("files_unchanged", "files=", "files have not changed since their save reported success"),
+    CheckSpec("files_equal", "plain read=", "the files contain what was saved, read without DCP"),
+    CheckSpec("random_equal", "random=", "each rank draws the random numbers that it would have drawn"),
+)
+
+CHECKS = {spec.name: spec for spec in _OWN}
+"""Every check by name, in the order of the columns."""
+
+
+def register_check(spec: CheckSpec) -> CheckSpec:
+    """Add a check; raise a ValueError if its name is taken."""
+    if CHECKS.setdefault(spec.name, spec) != spec:
+        raise ValueError(f"check {spec.name}: declared twice")
+    return spec

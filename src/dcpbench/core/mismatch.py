@@ -1,5 +1,5 @@
-"""Mismatches, and other reasons why a cell does not pass, as values. Known failures and injected faults are
-matched against these, never against sentences, which `dcpbench.core.sentences` makes of them last."""
+"""Mismatches, and the other reasons why a cell does not pass, as values. Known failures and injected faults
+match these values; `dcpbench.core.sentences` turns them into text last, and nothing matches the text."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,12 +8,12 @@ from typing import Any
 
 
 class Problem(StrEnum):
-    """How a value is wrong."""
+    """The kind of a mismatch."""
 
-    differs = "differs"  # a tensor's elements
-    nan = "nan"  # not a number, where there was one
-    digests_differ = "digests_differ"  # of a tensor of which only digests are known
-    value = "value"  # of what is no tensor
+    differs = "differs"  # elements of a tensor
+    nan = "nan"  # not a number, where a number was expected
+    digests_differ = "digests_differ"  # of a tensor of which only digests were kept
+    value = "value"  # of anything but a tensor
     missing = "missing"  # after a load
     unexpected = "unexpected"  # after a load
     dtype = "dtype"
@@ -21,43 +21,47 @@ class Problem(StrEnum):
     local_shape = "local_shape"
     placements = "placements"
     extent = "extent"
-    replicas = "replicas"  # ranks hold other bits of one part
+    replicas = "replicas"  # ranks have different bits for the same part
     ranks_disagree = "ranks_disagree"  # about a value, a shape or a dtype
-    uncovered = "uncovered"  # elements that no rank, or no chunk, holds
+    uncovered = "uncovered"  # elements that no rank has, or no chunk
     far = "far"  # from a twin or a loss, beyond the tolerance
     only_twin = "only_twin"  # the parallel model does not have it
     only_parallel = "only_parallel"  # the twin does not have it
     not_stored = "not_stored"  # to be saved, but not in the checkpoint
     not_asked_for = "not_asked_for"  # in the checkpoint, but not to be saved
-    chunks = "chunks"  # of a checkpoint: overlapping, beyond their tensor, or stored nowhere
-    files = "files"  # of a checkpoint: missing, or of another length
-    ranges = "ranges"  # of bytes in a file of a checkpoint: of two entries, of none, or not as many as needed
-    stray = "stray"  # a file of a checkpoint that none of its entries names
-    not_synced = "not_synced"  # a file of a checkpoint that was to be synced
+    chunks = "chunks"  # of a checkpoint: overlapping, beyond their tensor, or not stored
+    files = "files"  # of a checkpoint: missing, or of the wrong length
+    ranges = "ranges"  # bytes of a checkpoint's file: of two entries, of none, or the wrong number
+    stray = "stray"  # a file of a checkpoint that no entry names
+    not_synced = "not_synced"  # a file of a checkpoint that should have been synced
     unreadable = "unreadable"  # bytes of a file that cannot be decoded
-    unclaimed = "unclaimed"  # stored in a checkpoint, but under no key
-    file_changed = "file_changed"  # after its save had reported success: it came, went, or has other bytes
-    contract = "contract"  # of what a scenario asks beside equality
+    unclaimed = "unclaimed"  # stored in a checkpoint, but not under any key
+    file_changed = "file_changed"  # after its save reported success: appeared, disappeared or changed
+    contract = "contract"  # required by a scenario in addition to equality
 
 
-AS_HELD = "checkpoint"
-"""What a finding is `by` where what was restored is what the checkpoint holds."""
+AS_STORED = "checkpoint"
+"""Value of `Mismatch.by` if the state was restored as the checkpoint has it, and the checkpoint is wrong."""
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A difference that a check found in one piece of state, on one rank.
+    """One difference that a check found in one piece of state, on one rank.
+
+    >>> facts = {"saved": "0.1", "restored": "0.2"}
+    >>> one = Mismatch("param_groups.0.lr", Problem.value, "lr", 0.1, facts, "in the checkpoint of step 4")
+    >>> one.plain()["restored"]
+    '0.2'
 
     Args:
-        name: FQN, or another name (a step's loss, a file, an object).
+        name: FQN, or another name (the loss of a step, a file, an object).
         problem: the kind of mismatch.
         kind: the kind of state: param, buffer, exp_avg, step, lr, ….
-        max_abs_diff: the largest difference of two elements, if it can be computed.
-        facts: more plain data, by the names in the templates of `dcpbench.core.sentences`: `saved`,
-            `restored`, `index`, `saved_bits`, `differing`, `elements`, ….
-        where: the checkpoint or the moment, in words.
-        by: the known defect of torch that makes exactly this of the state, if one does, or the checkpoint,
-            where what it holds is not what was saved and came back as it is.
+        max_abs_diff: largest absolute difference of two elements, if it can be computed.
+        facts: JSON data by the names in the templates of `dcpbench.core.sentences`: `saved`, `restored`,
+            `index`, `saved_bits`, `differing`, `elements`, ….
+        where: the checkpoint or the moment, as a phrase.
+        by: the known defect of torch that produces exactly this state, if one does, or `AS_STORED`.
     """
 
     name: str
@@ -69,32 +73,41 @@ class Mismatch:
     by: str | None = None
 
     def plain(self) -> dict[str, Any]:
-        """Return it for JSON, without unknown values."""
-        own = {"name": self.name, "problem": self.problem.value, "kind": self.kind}
-        known = {
-            **own,
+        """Return it as a flat dict for JSON, without null values."""
+        fields = {
+            "name": self.name,
+            "problem": self.problem.value,
+            "kind": self.kind,
             "max_abs_diff": self.max_abs_diff,
             **self.facts,
             "where": self.where or None,
             "by": self.by,
         }
-        return {key: value for key, value in known.items() if value is not None}
+        return {key: value for key, value in fields.items() if value is not None}
 
 
 class GapKind(StrEnum):
-    """Reason why a check was not able to fail somewhere."""
+    """The reason why a check could not have failed."""
 
-    no_control = "no_control"  # at all
-    not_reported = "not_reported"  # by the control, on any rank
-    not_looked_at = "not_looked_at"  # a place, by one rank
-    not_compared = "not_compared"  # a name, by any rank
-    not_controlled = "not_controlled"  # a name that one rank compared
+    no_control = "no_control"  # nowhere
+    not_reported = "not_reported"  # a name: no rank's control reported it
+    not_looked_at = "not_looked_at"  # a place: one rank did not compare there
+    not_compared = "not_compared"  # a name: no rank compared it
+    not_controlled = "not_controlled"  # a name: one rank compared it without a control
 
 
 @dataclass(frozen=True)
 class Gap:
-    """State that a check did not compare, or could not have found different: a name, or all names of a place
-    (`where`), on one rank."""
+    """State that a check did not compare, or could not have found different.
+
+    >>> Gap(GapKind.not_reported, "in the checkpoint of step 4", "net1.weight").rank is None
+    True
+
+    Args:
+        where: the place, as in `Mismatch`.
+        name: None for every name at the place.
+        rank: None for all ranks together.
+    """
 
     kind: GapKind
     where: str = ""
@@ -104,16 +117,19 @@ class Gap:
 
 @dataclass(frozen=True)
 class RaisedError:
-    """An exception of a rank.
+    """An exception on a rank.
+
+    >>> RaisedError(2, "load", "KeyError", "'net1.weight'").phase
+    'load'
 
     Args:
-        rank, phase: the rank that reported it, and its phase.
-        type: the name of the exception's class; where DCP has wrapped it, of the one inside.
+        rank, phase: the rank that reported it, and the phase that the rank was in.
+        type: name of the exception's class; of the original exception if DCP wrapped it.
         message: its text, on one line.
         wrapped: the class in which DCP passed it on to every rank, if it did.
-        origin: of a wrapped one, the rank on which it was raised.
+        origin: the rank that raised the original exception, if it was wrapped.
         note: a sentence about the circumstances (a full disk).
-        not_injected: whether it means that the cell's fault cannot be injected (`NothingToInjectError`).
+        not_injected: True if the cell's fault cannot be injected (`NothingToInjectError`).
     """
 
     rank: int
@@ -130,14 +146,17 @@ class RaisedError:
 class LimitReached:
     """A time limit that a cell or one of its phases exceeded.
 
+    >>> LimitReached("timeouts.load_s", 60.0, "load", late={1: "load"}, others={0: "verify"}, doing={}).key
+    'timeouts.load_s'
+
     Args:
-        key: of the configuration, such as `timeouts.load_s`.
+        key: the configuration key of the limit.
         limit_s: seconds.
-        phase: the phase that it is about; None for the whole cell.
-        late: the phase of each rank that was late, by rank.
-        others: the phase of each other rank that had yet to end.
-        doing: where each rank was, as far as that could be found out.
-        hosts: the host of each rank that was late, where there may be several.
+        phase: the phase that it applies to; None for the complete cell.
+        late: by rank, the phase of each rank that exceeded it.
+        others: by rank, the phase of each other rank that had not finished.
+        doing: by rank, the code that it was running, if that is known.
+        hosts: by rank, the host of each late rank, if there can be several hosts.
     """
 
     key: str

@@ -1,8 +1,9 @@
-"""Modules that have moved, and what goes on under their earlier names.
+"""Modules that have moved.
 
-A `target` names a module. It is part of what a cell is, and stands in `sweep.json` and in users' files. So
-digests are taken of the names that modules had first: rows from before and after a move are of the same cell.
-Under its earlier name a module can still be imported for one version, with a DeprecationWarning.
+A `target` in the configuration names a module; it is part of a cell's identity, and is stored in `sweep.json`
+and in users' files. So identities use the original name of a module: rows from before and after a move
+belong to the same cell. A module can be imported under its old name for one more version, with a
+DeprecationWarning.
 """
 
 import importlib
@@ -32,11 +33,15 @@ MOVED = {
     "dcpbench.scenarios.steps": "dcpbench.cell.steps",
     "dcpbench.scenarios.twin": "dcpbench.workloads.twin",
 }
-"""Modules and packages by the names that they had first, and their names now. Plug-ins add their own."""
+"""Original name of each module or package that has moved: its name today. Plug-ins add theirs."""
 
 
 def first_names(text: str) -> str:
-    """Return a text in which each module that has moved has the name that it had first."""
+    """Return a text with the original name of each module that has moved.
+
+    >>> first_names("dcpbench.cell.steps.train")
+    'dcpbench.scenarios.steps.train'
+    """
     if "." not in text:
         return text
     first = {now: name for name, now in MOVED.items()}
@@ -45,7 +50,7 @@ def first_names(text: str) -> str:
 
 
 def spec_of(name: str) -> ModuleSpec | None:
-    """Find a module by a name that it had earlier, or a module of a package that has moved."""
+    """Return the import spec for the old name of a module that has moved; None for any other name."""
     for first in sorted(MOVED, key=len, reverse=True):
         if f"{name}.".startswith(f"{first}."):
             now = MOVED[first] + name.removeprefix(first)
@@ -55,13 +60,13 @@ def spec_of(name: str) -> ModuleSpec | None:
 
 
 class _Moved(Loader):
-    """Loads the module that has this name now; a package has no path, so that its modules come here too."""
+    """Loads a module by its name today. A package gets no path, so that its modules are loaded here too."""
 
     def __init__(self, now: str) -> None:
         self._now = now
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Python makes the module itself."""
+        """Leave the creation of the module to Python."""
 
     def exec_module(self, module: ModuleType) -> None:
         there = importlib.import_module(self._now)

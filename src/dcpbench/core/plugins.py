@@ -1,10 +1,10 @@
-"""The door: the contract between dcpbench and its plug-ins, and the list of plug-ins that are installed.
+"""The contract between dcpbench and its plug-ins, and the search for installed plug-ins.
 
-A plug-in is a module with a value `plugin = Plugin(...)`: `plugin.py` in a folder of `dcpbench/plugins/`, or
-a module of another package, named by an entry point (group `dcpbench`) or in `DCPBENCH_PLUGINS` (separated by
-commas). All have the same rights. The module is imported whenever dcpbench starts, by the driver, its ranks
-and the report. It imports `dcpbench.core` alone, and names everything else as `package.module:name`, which is
-imported where it is used: the driver has no torch.
+A plug-in is a module that defines `plugin = Plugin(...)`. It is `plugin.py` in a folder of
+`dcpbench/plugins/`, or a module of another package that is named by an entry point (group `dcpbench`) or in
+`DCPBENCH_PLUGINS` (comma-separated). All have the same rights. The module is imported whenever dcpbench
+starts, by the driver, the ranks and the report. It imports only `dcpbench.core` and names everything else as
+`package.module:name`, which is imported on first use, because the driver must not import torch.
 """
 
 import importlib
@@ -24,22 +24,24 @@ from dcpbench.core.metrics import MetricSpec, register_metric
 from dcpbench.core.moved import MOVED
 
 API = 1
-"""The version of this contract. It is raised when plug-ins written for the previous one may not work."""
+"""Version of this contract. It is increased when plug-ins for the previous version might not work."""
 
 
 class PluginError(Exception):
-    """A plug-in cannot be used: one line that names it."""
+    """A plug-in cannot be used. The message is one line that names it."""
 
 
 @dataclass(frozen=True)
 class CommandSpec:
-    """A command of the command line.
+    """Declaration of a command.
+
+    >>> CommandSpec("Count rows.", "mine.commands:count").target
+    'mine.commands:count'
 
     Args:
-        summary: a phrase for the list of commands.
-        target: `package.module:name` of a `click.Command`, imported when the command is run or its help is
-            shown.
-        example: a line for the examples of the help, and what it is for.
+        summary: a sentence for the list of commands.
+        target: `package.module:name` of a `click.Command`, imported to run the command or show its help.
+        example: a command line for the help, and its purpose.
     """
 
     summary: str
@@ -49,30 +51,32 @@ class CommandSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Plugin:
-    """Everything that a plug-in adds. What it names as `package.module:name` is imported where it is used.
+    """Everything that a plug-in adds. Strings are `package.module:name`, imported on first use.
+
+    >>> Plugin(name="mine", api=API, built=("mine.hooks:log_parameters",)).commands
+    {}
 
     Args:
-        name: how experiments, known failures and messages call it; in the tree, the name of its folder.
+        name: its name in experiments, known failures and messages; in the tree, the name of its folder.
         api: the version of this contract that it was written for.
         conf: a folder laid out like `conf/`. Values of groups (scenario, executor, …) name their code as
             `target`. Files in `experiment/<name>/` are added to `experiment=<name>`.
-        axes: axes, each a key, null unless it is set, and a column.
-        checks: checks, each a column.
-        metrics: metrics, each a column.
-        values: values of groups that are declared in Python: by group, a function without arguments that
-            returns the configuration of each value by its name.
-        resolvers: OmegaConf's resolvers, by name: functions.
-        faults: modules that declare faults when they are imported.
-        known_failures: a YAML file whose entries are added to those of `conf/known_failures.yaml`.
-        defects: recomputations, by the name that a known failure has in `by`: a `Defect` each.
-        commands: commands, by name.
-        sections: sections of the page: functions of a frame of rows that return a heading and a table, or
-            None where there is nothing to show.
-        trackers: trackers for `dcpbench log`, by name: modules.
+        axes: axes; each is a key (null by default) and a column.
+        checks, metrics: each is a column.
+        values: by group, a function without arguments that returns further values of the group: their
+            configurations by name.
+        resolvers: functions by name, for OmegaConf.
+        faults: modules that declare faults when imported.
+        known_failures: a YAML file with entries in addition to `conf/known_failures.yaml`.
+        defects: a `Defect` by the name that `by` of a known failure has.
+        commands: commands by name.
+        sections: sections of the page: functions that take a frame of rows and return a heading and a table,
+            or None.
+        trackers: modules by name, for `dcpbench log`.
         built: functions `(cell, run)`, called on each rank with each run that was built.
-        checkpointers: functions `(cell, checkpointer)`, called on each rank with what saves and loads there.
-        preload: modules that ranks use, imported before they are forked.
-        moved: its modules that were elsewhere, by the names that they had first: their names now.
+        checkpointers: functions `(cell, checkpointer)`, called on each rank with its checkpointer.
+        preload: modules that ranks use, imported before ranks are forked.
+        moved: original name of each of its modules that has moved: its name today.
     """
 
     name: str
@@ -96,7 +100,7 @@ class Plugin:
 
 
 def plugin_names() -> list[str]:
-    """Return the names of the modules that are plug-ins here, each once: those of this tree first."""
+    """Return the names of the modules of all plug-ins, those of this tree first."""
     named = [name.strip() for name in os.environ.get("DCPBENCH_PLUGINS", "").split(",")]
     return list(dict.fromkeys([*_installed(), *filter(None, named)]))
 
@@ -110,7 +114,7 @@ def _installed() -> list[str]:
 
 @cache
 def _plugin(module: str) -> Plugin | None:
-    """Return the plug-in of a module; None for a module that only registers by being imported."""
+    """Import a module and return its plug-in; None if the module only registers things on import."""
     try:
         plugin = getattr(importlib.import_module(module), "plugin", None)
     except Exception as error:
@@ -125,16 +129,16 @@ def _plugin(module: str) -> Plugin | None:
 
 
 def plugins() -> list[Plugin]:
-    """Return every plug-in.
+    """Import and return every plug-in.
 
     Raises:
-        PluginError: one of them cannot be imported, or is for another version of the contract.
+        PluginError: a plug-in cannot be imported, or is for another version of the contract.
     """
     return [plugin for module in plugin_names() if (plugin := _plugin(module))]
 
 
 def declared_values() -> dict[str, Mapping[str, Any]]:
-    """Return the values of groups that plug-ins declare in Python: by group, the configurations by name."""
+    """Return, by group, the configurations by name that plug-ins declare in Python (`Plugin.values`)."""
     found: dict[str, Mapping[str, Any]] = {}
     for plugin in plugins():
         for group, target in plugin.values.items():
@@ -143,10 +147,10 @@ def declared_values() -> dict[str, Mapping[str, Any]]:
 
 
 def load_plugins() -> None:
-    """Import every plug-in, and register the axes, checks and metrics that they declare.
+    """Import every plug-in and register its axes, checks and metrics.
 
     Raises:
-        PluginError: as `plugins`.
+        PluginError: see `plugins`.
     """
     for plugin in plugins():
         for axis in plugin.axes:
@@ -158,11 +162,11 @@ def load_plugins() -> None:
 
 
 def all_of(named: Callable[[Plugin], tuple[str, ...]]) -> Iterator[Any]:
-    """Import and return what the plug-ins name in a field: `all_of(lambda plugin: plugin.built)`."""
+    """Import and yield everything that plug-ins name in a field: `all_of(lambda plugin: plugin.built)`."""
     return (pkgutil.resolve_name(target) for plugin in plugins() for target in named(plugin))
 
 
 @cache
-def report_absent(plugin: str, asked_by: str) -> None:
-    """Report on stderr, once, that something asks for a plug-in that is not here."""
-    sys.stderr.write(f"dcpbench: plug-in {plugin} is absent: {asked_by}\n")
+def report_absent(plugin: str, needed_by: str) -> None:
+    """Report on stderr, once, that something needs a plug-in that is not installed."""
+    sys.stderr.write(f"dcpbench: plug-in {plugin} is absent: {needed_by}\n")

@@ -1,4 +1,4 @@
-"""What one rank hands to the driver at the end of a stage. Plain data: ranks send it, the driver reads it."""
+"""The report that a rank sends to the driver at the end of a stage. Plain data."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,17 +9,22 @@ from dcpbench.core.metrics import Measurement
 from dcpbench.core.mismatch import Mismatch
 
 _KEPT = 10
-"""How many mismatches a report carries for each check; the number of all of them is kept beside."""
+"""Number of worst mismatches that a report lists for each check."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """The result of a comparison and of its negative control, without which nothing is recorded.
+    """The result of a comparison together with that of its negative control.
+
+    >>> from dcpbench.core.mismatch import Problem
+    >>> wrong_on_purpose = [Mismatch("net1.weight", Problem.differs)]
+    >>> Compared.of(found=[], control=wrong_on_purpose, names=["net1.weight"]).fired
+    {'net1.weight': True}
 
     Args:
         found: every mismatch.
-        names: the names that were compared; False for those that only other ranks have anything of.
-        fired: for each name that this rank has something of, whether the control was reported as different.
+        names: the names that were compared; False if only other ranks have a part of it.
+        fired: for each name that this rank has a part of, True if the control reported it as different.
     """
 
     found: Sequence[Mismatch]
@@ -33,30 +38,38 @@ class Compared:
         control: Iterable[Mismatch],
         names: Iterable[str] | Mapping[str, bool],
     ) -> "Compared":
-        """Make it from what the same comparison found in a case that is wrong on purpose (`control`), where
-        it has to report each of these names."""
-        had = names if isinstance(names, Mapping) else dict.fromkeys(names, True)
-        reported = {finding.name for finding in control}
-        return cls([*found], had, {name: name in reported for name, here in had.items() if here})
+        """Return it for these mismatches; `control` are those that the same comparison found in data that
+        is wrong under each of the names on purpose."""
+        compared = names if isinstance(names, Mapping) else dict.fromkeys(names, True)
+        reported = {mismatch.name for mismatch in control}
+        return cls([*found], compared, {name: name in reported for name, here in compared.items() if here})
 
     def __add__(self, other: "Compared") -> "Compared":
-        """Put two results of one check together."""
+        """Merge two results of one check."""
         found = [*self.found, *other.found]
         return Compared(found, {**self.names, **other.names}, {**self.fired, **other.fired})
 
 
 NOTHING = Compared((), {}, {})
-"""Recorded by a rank that has nothing to compare."""
+"""The result of a rank that has nothing to compare."""
 
 
 @dataclass
 class CheckReport:
-    """What one rank saw of one check, over all checkpoints of the cell.
+    """The results of one check on one rank, over all checkpoints of the cell.
 
-    `first` is its first mismatch, `worst` are the worst ones, the worst first. `distinct` has the worst of
-    each name, problem, place and defect: nothing that differs is left out of it.
-    `compared` says at each place (a checkpoint, a moment) of each name that was to be compared whether this
-    rank had any of it, `control` whether the negative control there was reported as different.
+    >>> report = CheckReport()
+    >>> report.record(Compared((), {"lr": True}, {"lr": True}), "in the checkpoint of step 4")
+    >>> report.count, report.control
+    (0, {'in the checkpoint of step 4': {'lr': True}})
+
+    Args:
+        first: the first mismatch.
+        worst: the worst mismatches, the worst first.
+        count: number of all mismatches.
+        distinct: the worst mismatch for each name, problem, place and defect.
+        compared: by place (a checkpoint, a moment) and name, True if this rank had a part to compare.
+        control: by place and name, True if the negative control was reported as different each time.
     """
 
     first: Mismatch | None = None
@@ -67,64 +80,69 @@ class CheckReport:
     control: dict[str, dict[str, bool]] = field(default_factory=dict)
 
     def record(self, compared: Compared, where: str) -> None:
-        """Add the result of a comparison at a place. A control has to fire each time."""
+        """Add the result of a comparison at a place."""
         self.add(replace(mismatch, where=where) for mismatch in compared.found)
         self.compared.setdefault(where, {}).update(compared.names)
-        seen = self.control.setdefault(where, {})
-        seen.update({name: did and seen.get(name, True) for name, did in compared.fired.items()})
+        control = self.control.setdefault(where, {})
+        control.update({name: did and control.get(name, True) for name, did in compared.fired.items()})
 
     def add(self, mismatches: Iterable[Mismatch]) -> None:
         """Add mismatches."""
         for mismatch in mismatches:
             self.count += 1
             self.first = self.first or mismatch
-            alike = (mismatch.name, mismatch.problem.value, mismatch.where, mismatch.by or "")
-            self.distinct[alike] = max(self.distinct.get(alike, mismatch), mismatch, key=_farness)
+            key = (mismatch.name, mismatch.problem.value, mismatch.where, mismatch.by or "")
+            self.distinct[key] = max(self.distinct.get(key, mismatch), mismatch, key=_farness)
             self.worst = sorted([*self.worst, mismatch], key=badness, reverse=True)[:_KEPT]
 
     @property
     def max_abs_diff(self) -> float:
-        """The largest distance that was seen; 0 where nothing differs or no distance can be determined."""
+        """Largest absolute difference; 0 if nothing differs or no difference is a number."""
         return max((mismatch.max_abs_diff or 0.0 for mismatch in self.worst), default=0.0)
 
 
 def _farness(mismatch: Mismatch) -> float:
-    """How far it is as a part of the largest magnitude, which is what known failures are bounded by."""
+    """Return the difference as a fraction of the largest magnitude, which known failures limit (`within`)."""
     share = mismatch.facts.get("share")
     return math.inf if share is None or math.isnan(share) else float(share)
 
 
 def badness(mismatch: Mismatch) -> float:
-    """What cannot be measured (a missing key, another dtype, not a number) is worse than any distance."""
+    """Return a sort key. Anything without a distance (a missing key, another dtype, NaN) is the worst."""
     distance = mismatch.max_abs_diff
     return math.inf if distance is None or math.isnan(distance) else distance
 
 
 class Skip(Exception):  # noqa: N818 - it is no error
-    """This torch or this machine cannot do what the cell is about, which only a rank can find out."""
+    """This torch or this machine cannot run the cell, which only a rank can find out."""
 
 
 class NothingToInjectError(Exception):
-    """This cell has nothing into which its fault could be injected, or the fault would change nothing."""
+    """The cell's fault cannot be injected: there is no target for it, or it would change nothing."""
 
 
 @dataclass
 class RankReport:
-    """Results of one rank in one stage of a cell.
+    """The results of one rank in one stage of a cell.
+
+    >>> report = RankReport(0, checks={"model_equal": CheckReport()}, losses={"twin": [2.1, 1.9]})
+    >>> sorted(report.plain())[:3]
+    ['bounds', 'graph_breaks', 'host']
 
     Args:
-        local_rank: its number on its `host`.
-        losses: of the reference run and of the twin, from step 1.
-        resumed: losses of the steps after each checkpoint, by the checkpoint's step.
-        skip: why there is nothing to report.
-        not_applied: why checks were not run here.
+        local_rank: number of the rank on its `host`.
+        checks: by the name of the check.
+        losses: losses of the reference run and of the twin, from step 1.
+        resumed: by the step of a checkpoint, the losses after it was loaded.
+        skip: why the rank could not run the cell.
+        not_applied: by check, why it was not run.
         bounds: how gradients and optimizer steps were compared with the twin's.
         not_compiled: in a compiled cell, why some or all of it ran as eager code.
-        graph_breaks: in a compiled cell, where Dynamo broke a graph, and why.
-        left_behind: differences of its process from the time before the cell.
+        graph_breaks: in a compiled cell, where and why Dynamo broke a graph.
+        left_behind: changes of the process that the cell leaked.
         late_files: files that its host saw later than another host.
-        interpreter: the interpreter that it ran under, if that is not the driver's.
-        replaced: names of values that JSON cannot contain and were replaced by text or null.
+        interpreter: the Python that it ran under, if it is not the driver's.
+        replaced: names of values that JSON cannot contain and that were replaced by text or null.
     """
 
     rank: int
@@ -145,6 +163,6 @@ class RankReport:
     replaced: list[str] = field(default_factory=list)
 
     def plain(self) -> dict[str, Any]:
-        """Return it for a row's details, without checks and measurements, which have their own places."""
+        """Return it as a dict for the row's details, without the fields that are stored elsewhere."""
         elsewhere = ("checks", "measurements", "skip", "replaced")
         return {name: value for name, value in vars(self).items() if name not in elsewhere}

@@ -1,4 +1,4 @@
-"""Sentences about mismatches, and names of ranks. They are made last; nothing is matched against them."""
+"""Sentences about mismatches, and names of ranks. They are made last, and nothing matches their text."""
 
 from string import Formatter
 
@@ -17,7 +17,7 @@ _TEMPLATES: dict[Problem, tuple[str, ...]] = {
         "{differing} of {elements} elements differ",
         "uninterrupted {uninterrupted}, resumed {resumed}",
         "{reference} {expected}, here {actual}",
-        "it is not a number, the twin's is",
+        "not a number, unlike the twin's",
     ),
     Problem.digests_differ: (
         "digests differ in {differing} of {blocks} blocks, first between index {first} and {last}",
@@ -29,14 +29,14 @@ _TEMPLATES: dict[Problem, tuple[str, ...]] = {
         "uninterrupted {uninterrupted}, resumed {resumed}",
     ),
     Problem.missing: ("saved, but missing after the load",),
-    Problem.unexpected: ("there after the load, but never saved",),
+    Problem.unexpected: ("present after the load, but not saved",),
     Problem.dtype: (
         "dtype: saved {saved}, restored {restored}",
-        "dtype: to be saved {expected}, in the checkpoint {stored}",
+        "dtype: to be saved {expected}, stored {stored}",
     ),
     Problem.shape: (
         "global shape: saved {saved}, restored {restored}",
-        "shape: to be saved {expected}, in the checkpoint {stored}",
+        "shape: to be saved {expected}, stored {stored}",
         "shape: twin {twin}, here {here}",
     ),
     Problem.local_shape: ("local shape: saved {saved}, restored {restored}",),
@@ -44,21 +44,21 @@ _TEMPLATES: dict[Problem, tuple[str, ...]] = {
     Problem.extent: ("extent: saved {saved}, restored {restored}",),
     Problem.replicas: (
         "replicas differ: index {index}: saved {saved} ({saved_bits}), restored {restored} ({restored_bits})",
-        "replicas differ: rank {one_rank} and rank {other_rank} have other bits in one part",
+        "replicas differ: rank {one_rank} and rank {other_rank} have different bits for the same part",
     ),
     Problem.ranks_disagree: (
-        "rank {one_rank} has {one}, rank {other_rank} {other}",
+        "rank {one_rank} has {one}, rank {other_rank} has {other}",
         "the ranks do not agree on shape and dtype: {shapes}",
     ),
     Problem.uncovered: (
-        "the ranks' parts hold {held} of {elements} elements",
-        "its chunks hold {stored} of {elements} elements",
+        "the ranks have {held} of {elements} elements",
+        "its chunks have {stored} of {elements} elements",
     ),
     Problem.far: (
         "{reference} {expected}, here {actual}",
         "in step {step}, {factor:.7g} times the twin's",
-        "in step {step}, {bounds:.3g} times its bound away from the twin's: by up to {max_abs_diff:.3g} "
-        "({share:.3g} of its largest magnitude)",
+        "in step {step}, differs from the twin's by {bounds:.3g} times its bound: by up to "
+        "{max_abs_diff:.3g} ({share:.3g} of its largest magnitude)",
         "differs from the twin by up to {max_abs_diff:.3g} ({share:.3g} of its largest magnitude)",
     ),
     Problem.only_twin: (
@@ -77,55 +77,59 @@ _TEMPLATES: dict[Problem, tuple[str, ...]] = {
         "nothing is stored for the chunk at {nowhere}",
     ),
     Problem.files: (
-        "{named} bytes by the metadata, {found}",
+        "{named} bytes by the metadata, on disk: {found}",
         "{found}; keys listed in it: {keys}",
         "{found}, though files are numbered up to {last}",
         "{error}",
     ),
     Problem.ranges: (
-        "bytes {begin} to {end} are of both {one} and {other}",
-        "bytes {begin} to {end} are of no tensor",
+        "bytes {begin} to {end} belong to both {one} and {other}",
+        "bytes {begin} to {end} belong to no tensor",
         "{bytes} bytes in {file} for {elements} elements of {dtype}",
     ),
-    Problem.stray: ("{found} bytes, of which no entry knows",),
+    Problem.stray: ("{found} bytes that belong to no entry",),
     Problem.not_synced: ("no rank synced it, though sync_files is true",),
     Problem.unreadable: (
         "its bytes in {file} are damaged: {error}",
         "its bytes cannot be read: {error}",
     ),
-    Problem.unclaimed: ("it is stored, but no key has it",),
-    Problem.file_changed: ("when its save reported success {then}, at the end {now}",),
+    Problem.unclaimed: ("stored, but not under any key",),
+    Problem.file_changed: ("{then} when its save reported success, {now} at the end",),
     Problem.contract: ("{text}",),
 }
-"""Templates of sentences by problem; the first is used whose fields are all among the mismatch's facts."""
+"""Templates by problem. The first one is used for which the mismatch has all facts."""
 
 
 def describe(mismatch: Mismatch) -> str:
     """Return how a value is wrong, without its name."""
-    known = {**mismatch.facts, "max_abs_diff": mismatch.max_abs_diff}
-    fitting = (
-        one
-        for one in _TEMPLATES[mismatch.problem]
-        if all(name in known for _, name, _, _ in Formatter().parse(one) if name)
+    facts = {**mismatch.facts, "max_abs_diff": mismatch.max_abs_diff}
+    templates = (
+        template
+        for template in _TEMPLATES[mismatch.problem]
+        if all(name in facts for _, name, _, _ in Formatter().parse(template) if name)
     )
     try:
-        text = next(fitting).format(**known)
-    except (StopIteration, TypeError, ValueError):  # a check of a plug-in may give any facts
-        text = ", ".join(
-            [mismatch.problem.value, *(f"{name}: {one}" for name, one in mismatch.facts.items())]
-        )
-    corrupt = "; what the checkpoint holds is not what was saved" if known.get("checkpoint_differs") else ""
-    return f"{text}{corrupt}"
+        text = next(templates).format(**facts)
+    except (StopIteration, TypeError, ValueError):  # a check of a plug-in can give any facts
+        listed = (f"{name}: {value}" for name, value in mismatch.facts.items())
+        text = ", ".join([mismatch.problem.value, *listed])
+    wrong = "; the checkpoint itself differs from what was saved" if facts.get("checkpoint_differs") else ""
+    return f"{text}{wrong}"
 
 
 def mismatch_sentence(mismatch: Mismatch) -> str:
-    """Return a whole sentence: `net1.weight (param) in the checkpoint of step 4: index [0, 1]: saved …`."""
+    """Return a mismatch as a sentence with its name and place.
+
+    >>> facts = {"saved": "0.1", "restored": "0.2"}
+    >>> mismatch_sentence(Mismatch("lr", Problem.value, facts=facts, where="in the checkpoint of step 4"))
+    'lr in the checkpoint of step 4: saved 0.1, restored 0.2'
+    """
     named = f"{mismatch.name} ({mismatch.kind})" if mismatch.kind else mismatch.name
     return f"{' '.join(f'{named} {mismatch.where}'.split())}: {describe(mismatch)}"
 
 
 def rank_sentence(rank: int, place: str | None) -> str:
-    """Return the name of a rank, with its place where there may be several hosts."""
+    """Return the name of a rank, with its place if there can be several hosts."""
     return f"rank {rank} ({place})" if place else f"rank {rank}"
 
 

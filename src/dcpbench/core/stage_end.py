@@ -1,5 +1,5 @@
-"""The end of a stage on its ranks: what each reported, or what stopped it. Plain data from executors, which
-judge nothing; `dcpbench.verdict` does."""
+"""The end of a stage: the report of each rank, or what stopped it. Plain data from executors, which
+`dcpbench.verdict` judges."""
 
 from dataclasses import dataclass
 
@@ -7,15 +7,21 @@ from dcpbench.core.mismatch import LimitReached, RaisedError
 from dcpbench.core.rank_report import RankReport
 
 WHOLE_STAGE = "cell"
-"""The phase of a time limit that is about the complete stage."""
+"""Phase of a time limit that applies to the complete stage."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """Message of a rank that raised. `at` is `time.monotonic`, one clock for all processes of a host.
+    """The message of a rank that raised.
 
-    `secondary` marks the echo of an error elsewhere: a closed connection, or a failure that DCP passes on to
-    every rank. `report` has what the rank had compared and measured until then.
+    >>> Failed(12.5, RaisedError(1, "load", "KeyError", "'lr'"), secondary=False).error.type
+    'KeyError'
+
+    Args:
+        at: `time.monotonic`, which is the same clock for all processes of a host.
+        secondary: True for a consequence of an error elsewhere: a closed connection, or a failure that DCP
+            passes on to every rank.
+        report: the comparisons and measurements that the rank made before it raised.
     """
 
     at: float
@@ -26,17 +32,20 @@ class Failed:
 
 @dataclass
 class RankEnd:
-    """The end of a stage on one rank, as its host observed it; times are `time.monotonic`.
+    """The end of a stage on one rank, as its host observed it. Times are `time.monotonic`.
+
+    >>> RankEnd(1, 1, "here", phase="save", gone_at=12.5, exit_status=-9).waiting
+    False
 
     Args:
-        rank, local_rank, host: its numbers, in the world and on its host.
-        phase: the phase that it began last.
-        uploads: when each upload began that was still in flight.
-        gone_at: when its process was found to have ended.
-        exit_status: `exitcode` of its process; None while that runs, or if it is unknown.
-        lost: why it is unknown, as a predicate.
-        frame: the innermost frame when the interpreter died, as after a segmentation fault.
-        doing: the innermost frame when the rank hung, as a predicate.
+        rank, local_rank: its number in the world and on its host.
+        phase: the phase that it started last.
+        uploads: start times of the uploads that were in flight.
+        gone_at: when its process was found to have exited.
+        exit_status: `exitcode` of its process; None if the process is running or the status is unknown.
+        lost: why the status is unknown, as a predicate.
+        frame: the innermost frame if the interpreter died, as after a segmentation fault.
+        doing: the innermost frame if the rank hung, as a predicate.
     """
 
     rank: int
@@ -55,22 +64,22 @@ class RankEnd:
 
     @property
     def waiting(self) -> bool:
-        """Whether the stage has not ended on this rank."""
+        """True if the stage has not ended on this rank."""
         return self.report is None and self.failed is None and self.gone_at is None
 
     def is_in(self, phase: str) -> bool:
-        """Whether it is in a phase. An upload may be in flight during another phase."""
+        """Return whether it is in a phase. An upload can be in flight during any other phase."""
         return phase in (WHOLE_STAGE, self.phase) or (phase == "upload" and bool(self.uploads))
 
 
 Cause = RaisedError | RankEnd | LimitReached
-"""Cause of a stage's end where not every rank reported; a RankEnd is a rank that died."""
+"""The cause if not every rank reported; a `RankEnd` is a rank that died."""
 
 
 @dataclass(frozen=True)
 class HostUsed:
-    """A host that ran ranks of a stage, and the offset of its clock from the driver's, accurate to
-    `clock_error_s`."""
+    """A host that ran ranks of a stage. `clock_offset_s` is the offset of its clock from the driver's,
+    accurate to `clock_error_s`."""
 
     name: str
     ranks: tuple[int, ...]
@@ -80,15 +89,20 @@ class HostUsed:
 
 @dataclass(frozen=True)
 class StageEnd:
-    """The end of a stage on all of its ranks, or on those of one host.
+    """The end of a stage on all of its ranks, or on the ranks of one host.
+
+    >>> died = RankEnd(1, 1, "here", phase="save", gone_at=12.5, exit_status=-9)
+    >>> end = StageEnd((RankEnd(0, 0, "here", report=RankReport(0)), died))
+    >>> end.is_complete, len(end.reports)
+    (False, 1)
 
     Args:
         limit: phase and seconds of the time limit that it exceeded, if any.
-        not_run: why no rank ran it, where that is an error.
-        skip: why no rank can run it, where that is not an error.
-        dropped: sentences about messages that belonged to other stages.
-        left: names of shared memory that may belong to its ranks and was not removed.
-        hosts: the hosts that ran it, where there may be several.
+        not_run: why no rank ran it, if that is an error.
+        skip: why no rank can run it, if that is not an error.
+        dropped: sentences about messages of other stages that were ignored.
+        left: names of shared memory that might belong to its ranks and was not removed.
+        hosts: the hosts that ran it, if there can be several.
     """
 
     ranks: tuple[RankEnd, ...] = ()
@@ -101,20 +115,20 @@ class StageEnd:
 
     @property
     def reports(self) -> list[RankReport]:
-        """Reports of the ranks that completed the stage."""
+        """The reports of the ranks that completed the stage."""
         return [rank.report for rank in self.ranks if rank.report]
 
     @property
     def observed(self) -> list[RankReport]:
-        """The same, and unfinished reports of ranks that raised."""
+        """The same, and the unfinished reports of ranks that raised."""
         return [*self.reports, *(one.failed.report for one in self.ranks if one.failed and one.failed.report)]
 
     @property
     def is_complete(self) -> bool:
-        """Whether every rank reported."""
+        """True if every rank reported."""
         return not self.not_run and not self.skip and all(rank.report for rank in self.ranks)
 
     @property
     def is_clean(self) -> bool:
-        """Whether its ranks can be reused: all reported, and the stage leaked nothing into any."""
+        """True if its ranks can be reused: all reported, and the stage leaked nothing into any of them."""
         return self.is_complete and not any(report.left_behind for report in self.reports)

@@ -1,26 +1,30 @@
-"""Statuses, each declared once, the worst first. Everything that judges, shows or compares them iterates over
-`STATUSES`, or over `SHOWN`, which also has the ones that a row is only shown as."""
+"""Statuses: the outcome of a row. Each is declared once, the worst first. Code that judges, shows or compares
+statuses iterates over `STATUSES`, or over `SHOWN`, which adds those that a row is only shown as."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 BAD = "bold red"
-"""The style of whatever is not known to be harmless."""
+"""Style of everything that is not known to be harmless."""
 
 
 @dataclass(frozen=True)
 class StatusSpec:
-    """One status.
+    """Declaration of a status.
+
+    >>> STATUSES["xfail"].ok, shown("pass", flaky=True).label
+    (True, 'flaky')
 
     Args:
-        name: the value of the column `status`, or what a row is shown as.
-        letter: its sign in a history and in report.html.
-        help: what it means, in one sentence.
-        text: how it is shown; its name if empty.
-        ok: whether a row that has it makes a sweep exit with 0.
-        style: how the terminal shows it.
+        name: value of the column `status`, or what a row is shown as.
+        letter: its letter in a history and in report.html.
+        help: its meaning, in one sentence.
+        text: the text that it is shown as; its name if empty.
+        ok: True if a sweep whose rows have it exits with 0.
+        style: its style on a terminal.
         junit: the kind of its testcase.
-        stored: whether a row can have it; the others follow from `flaky` and `fault_seen`, or from no row.
+        stored: True if a row can have it; the others follow from `flaky` and `fault_seen`, or from a missing
+            row.
     """
 
     name: str
@@ -34,61 +38,66 @@ class StatusSpec:
 
     @property
     def label(self) -> str:
-        """How it is shown."""
+        """The text that it is shown as."""
         return self.text or self.name
 
 
-UNKNOWN = StatusSpec("unknown", "?", "a status that this version does not know", stored=False)
-MISSED = StatusSpec("missed", "M", "no check saw the planted fault", "fault missed", stored=False)
-FLAKY = StatusSpec("flaky", "~", "two tries came to different statuses", stored=False)
+UNKNOWN = StatusSpec("unknown", "?", "a status that this version of dcpbench does not know", stored=False)
+MISSED = StatusSpec("missed", "M", "no check detected the injected fault", "fault missed", stored=False)
+FLAKY = StatusSpec("flaky", "~", "two attempts had different statuses", stored=False)
 SEEN = StatusSpec(
-    "seen", "D", "a planted fault was seen for what it is", "fault detected",
+    "seen", "D", "the injected fault was detected as expected", "fault detected",
     ok=True, style="green", junit="passed", stored=False,
 )  # fmt: skip
-ABSENT = StatusSpec("absent", "·", "the sweep has no row of it", "no row", ok=True, style="dim", stored=False)
+ABSENT = StatusSpec(
+    "absent", "·", "the cell has no row in the sweep", "no row", ok=True, style="dim", stored=False
+)
 
 _ALL = (
     UNKNOWN,
     MISSED,
-    StatusSpec("crash", "C", "a rank died, by a signal or its own exit", junit="error"),
-    StatusSpec("timeout", "T", "a phase took longer than it may", junit="error"),
+    StatusSpec("crash", "C", "a rank died: it was killed by a signal, or exited", junit="error"),
+    StatusSpec("timeout", "T", "a phase exceeded its time limit", junit="error"),
     StatusSpec("error", "E", "a rank raised", junit="error"),
-    StatusSpec("fail", "F", "a check did not hold"),
+    StatusSpec("fail", "F", "a check failed"),
     StatusSpec(
-        "vacuous", "V", "the checks held, but one of them could not have failed, or a rank did not look",
+        "vacuous", "V", "the checks passed, but one of them could not have failed, or a rank did not compare",
         style="bold magenta",
     ),
     FLAKY,
     StatusSpec(
-        "xpass", "X", "a failure listed in known_failures.yaml did not happen any more", style="bold yellow"
+        "xpass", "X", "a failure listed in known_failures.yaml no longer happens", style="bold yellow"
     ),
     StatusSpec(
-        "xfail", "x", "a failure listed in known_failures.yaml happened, and nothing beside it",
+        "xfail", "x", "a failure listed in known_failures.yaml happened, and no other",
         ok=True, style="yellow", junit="skipped",
     ),
-    StatusSpec("skip", "S", "this machine or this combination cannot", ok=True, style="dim", junit="skipped"),
+    StatusSpec(
+        "skip", "S", "this machine cannot run the cell, or its combination is not possible",
+        ok=True, style="dim", junit="skipped",
+    ),
     SEEN,
     StatusSpec(
-        "pass", "P", "every check that applies held, and each was shown to be able to fail",
+        "pass", "P", "every check that applies passed, and each was shown to be able to fail",
         ok=True, style="green", junit="passed",
     ),
     ABSENT,
 )  # fmt: skip
 
 SHOWN = {spec.name: spec for spec in _ALL}
-"""Everything that a cell is shown as, by its name."""
+"""Everything that a cell can be shown as, by name."""
 
 STATUSES = {spec.name: spec for spec in _ALL if spec.stored}
-"""Every status that a row can have, by its name."""
+"""Every status that a row can have, by name."""
 
 SEVERITY = {name: place for place, name in enumerate(SHOWN)}
-"""How bad each is: the least is the worst."""
+"""Severity by name; 0 is the worst."""
 
 
 def shown(status: str, flaky: bool | None = None, fault_seen: bool | None = None) -> StatusSpec:
     """Return what a row is shown as.
 
-    A flaky row is never ok: its second attempt does not say what its first one was. A row with an injected
+    A flaky row is never ok, because its second attempt does not explain the first. A row with an injected
     fault is ok if the fault was detected as expected.
     """
     if flaky:

@@ -15,7 +15,7 @@ from yaml import YAMLError
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import conf_folder, config_class
 from dcpbench.core.checks import CHECKS
-from dcpbench.core.mismatch import AS_HELD, Problem
+from dcpbench.core.mismatch import AS_STORED, Problem
 from dcpbench.core.plugins import plugins
 from dcpbench.records.row import columns
 from dcpbench.verdict.known_failures import KnownFailure, KnownMismatch
@@ -59,7 +59,7 @@ def read(path: Path) -> list[KnownFailure]:
 
 def _without_idle(path: Path, found: list[KnownFailure]) -> list[KnownFailure]:
     """Leave out, and report, the entries whose recomputation no plug-in has."""
-    there = {AS_HELD, *(by for plugin in plugins() for by in plugin.defects)}
+    there = {AS_STORED, *(by for plugin in plugins() for by in plugin.defects)}
     idle = [one for one in found if not one.recomputations <= there]
     if idle:
         absent = sorted(by for one in idle for by in one.recomputations - there)

@@ -1,4 +1,4 @@
-"""Judges an attempt at a cell by the ends of its stages, and by what is expected of the cell."""
+"""Judges an attempt at a cell by the ends of its stages and the cell's expected outcome."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,11 +19,14 @@ from dcpbench.verdict.verdict import Verdict
 class Expected:
     """Everything that the verdict knows about a cell.
 
+    >>> verdict_of(Expected(worlds=[2]), [StageEnd(skip="needs 2 GPUs")]).status
+    'skip'
+
     Args:
         worlds: number of ranks of each stage.
-        dies: by number, the stages in which a rank has to die, with their functions.
-        known_failures: those listed for the cell.
-        fault: the fault that is injected into it, if any.
+        dies: by the number of a stage in which a rank has to die, the function of that stage.
+        known_failures: the known failures that are listed for the cell.
+        fault: the fault that is injected into the cell, if any.
     """
 
     worlds: Sequence[int]
@@ -38,7 +41,8 @@ class Expected:
 
 def verdict_of(expected: Expected, ends: Sequence[StageEnd]) -> Verdict:
     """Judge an attempt by the ends of its stages, up to the first that did not end as expected."""
-    verdict = _ended(expected, ends)
+    stop = expected.stop_of(len(ends) - 1, ends[-1])
+    verdict = _stopped(stop, ends) if stop else _reported(expected, ends)
     if verdict.status == "skip":
         return verdict
     fault, error = expected.fault, verdict.error
@@ -48,26 +52,28 @@ def verdict_of(expected: Expected, ends: Sequence[StageEnd]) -> Verdict:
     return with_fault(fault, max(expected.worlds), verdict) if fault else verdict
 
 
-def _ended(expected: Expected, ends: Sequence[StageEnd]) -> Verdict:
-    last = ends[-1]
-    if stop := expected.stop_of(len(ends) - 1, last):
-        if stop.cause is None:
-            return Verdict(stop.status, stop.problem)
-        reports = [report for end in ends for report in end.observed]
-        failed = tuple(filter(None, (failed_check(check, reports) for check in CHECKS)))
-        details = {"reports_of_ranks": sorted(report.rank for report in last.reports), **stop.details}
-        if late := {str(report.rank): report.late_files for report in reports if report.late_files}:
-            details["late_files"] = late
-        return Verdict(
-            stop.status,
-            cause_sentence(stop.cause, [one.sentence for one in failed], stop.place),
-            failed=failed,
-            error=stop.cause if isinstance(stop.cause, RaisedError) else None,
-            raised=stop.raised,
-            details=details,
-        )
-    if last.reports and all(report.skip for report in last.reports):
-        return Verdict("skip", last.reports[0].skip)
-    # The ranks of a stage that is there to die owe no report.
+def _stopped(stop: Stop, ends: Sequence[StageEnd]) -> Verdict:
+    if stop.cause is None:
+        return Verdict(stop.status, stop.problem)
+    reports = [report for end in ends for report in end.observed]
+    failed = tuple(filter(None, (failed_check(check, reports) for check in CHECKS)))
+    details = {"reports_of_ranks": sorted(report.rank for report in ends[-1].reports), **stop.details}
+    if late := {str(report.rank): report.late_files for report in reports if report.late_files}:
+        details["late_files"] = late
+    return Verdict(
+        stop.status,
+        cause_sentence(stop.cause, [one.sentence for one in failed], stop.place),
+        failed=failed,
+        error=stop.cause if isinstance(stop.cause, RaisedError) else None,
+        raised=stop.raised,
+        details=details,
+    )
+
+
+def _reported(expected: Expected, ends: Sequence[StageEnd]) -> Verdict:
+    last = ends[-1].reports
+    if last and all(report.skip for report in last):
+        return Verdict("skip", last[0].skip)
+    # In a stage in which a rank has to die, no rank has to report.
     worlds = [0 if stage in expected.dies else size for stage, size in enumerate(expected.worlds)]
     return judge([end.reports for end in ends], worlds)

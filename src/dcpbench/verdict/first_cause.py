@@ -1,4 +1,4 @@
-"""Finds out why a stage of a cell did not end as expected: what happened first, and on which rank."""
+"""Finds why a stage did not end as expected: the first thing that went wrong, and its rank."""
 
 import signal
 from collections.abc import Sequence
@@ -10,16 +10,22 @@ from dcpbench.core.sentences import place_sentence
 from dcpbench.core.stage_end import WHOLE_STAGE, Cause, RankEnd, StageEnd
 from dcpbench.verdict.sentences import phase_sentence
 
-_DEATH_IS_SEEN_S = 0.25
-"""How much later than its peers, whose connections break at once, the driver may see that a rank died."""
+_DEATH_IS_NOTICED_S = 0.25
+"""The driver can notice a death this much later than peers, whose connections break at once."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Reason why a stage did not end as expected: a status, and the cause, or a sentence where there is none.
+    """The reason why a stage did not end as expected.
 
-    `place` is where the cause's rank is, if there may be several hosts. `raised` has the errors of all ranks
-    that raised by themselves. `details` are for the row.
+    >>> stop_of(StageEnd(not_run="no host is free")).problem
+    'no host is free'
+
+    Args:
+        cause: what happened first; if None, `problem` is a sentence about it.
+        place: the place of the cause's rank, if there can be several hosts.
+        raised: the exceptions of all ranks that are not consequences of another rank's end.
+        details: for the row's details.
     """
 
     status: str
@@ -34,12 +40,12 @@ def stop_of(end: StageEnd, dies: str | None = None) -> Stop | None:
     """Return why a stage did not end as expected; None if it did.
 
     Args:
-        dies: the function of a stage in which a rank has to die.
+        dies: the stage's function, if a rank has to die in it.
     """
     if end.skip or end.not_run:
         return Stop("skip" if end.skip else "error", problem=end.skip or end.not_run)
     if end.is_complete:
-        return Stop("error", problem=f"a rank was to die in {dies}, and none did") if dies else None
+        return Stop("error", problem=f"expected a rank to die in {dies}, but none did") if dies else None
     first = _first_cause(end.ranks)
     if first is None:
         return _timeout(end)
@@ -65,19 +71,19 @@ def stop_of(end: StageEnd, dies: str | None = None) -> Stop | None:
 
 
 def _first_cause(ranks: Sequence[RankEnd]) -> RankEnd | None:
-    """Return the first rank that raised or died by itself. Echoes of another rank's end count only if there
-    is nothing else."""
+    """Return the first rank that raised or died. A consequence of another rank's end counts only if there is
+    nothing else."""
     causes = [(rank.failed.at, rank) for rank in ranks if rank.failed and not rank.failed.secondary]
     for rank in ranks:
         if rank.gone_at is not None:
-            # A rank that aborts may have found a peer dead, so that one goes first.
-            head_start_s = 0.0 if rank.exit_status == -signal.SIGABRT else _DEATH_IS_SEEN_S
+            # A rank that aborted may have done so because a peer died, so the peer goes first.
+            head_start_s = 0.0 if rank.exit_status == -signal.SIGABRT else _DEATH_IS_NOTICED_S
             causes.append((rank.gone_at - head_start_s, rank))
-    echoes = [(rank.failed.at, rank) for rank in ranks if rank.failed]
-    if not causes and echoes:
-        # It may have died after its own report, when nobody listened any longer.
+    consequences = [(rank.failed.at, rank) for rank in ranks if rank.failed]
+    if not causes and consequences:
+        # A rank may have died after its report, when the driver no longer listened to it.
         causes = [(0.0, rank) for rank in ranks if rank.report and rank.exit_status is not None]
-    return min(causes or echoes, key=lambda cause: cause[0], default=(0.0, None))[1]
+    return min(causes or consequences, key=lambda cause: cause[0], default=(0.0, None))[1]
 
 
 def _timeout(end: StageEnd) -> Stop:

@@ -8,22 +8,20 @@ from dcpbench.verdict.verdict import Verdict
 
 
 def with_fault(fault: FaultConfig, world_size: int, verdict: Verdict) -> Verdict:
-    """Return the verdict with `fault_seen`: whether a check, or a loader that refused, detected the fault."""
+    """Return the verdict with `fault_seen`: whether a check, or a load that raised, detected the fault."""
+    expects = [
+        expect if expect.rank is None else replace(expect, rank=rank_of(expect.rank, world_size))
+        for expect in fault.expects
+    ]
     failing = verdict.status in ("fail", "error")
-    expects = [_of_world(expect, world_size) for expect in fault.expects]
-    if failing and any(_is_as_expected(expect, verdict) for expect in expects):
+    if failing and any(_is_met(expect, verdict) for expect in expects):
         return replace(verdict, fault_seen=True)
     wanted = " or ".join(map(_expectation, expects))
-    reason = f"fault={fault.name} was not seen as {wanted}: {verdict.reason or 'nothing was'}"
+    reason = f"fault={fault.name} was not detected as {wanted}: {verdict.reason or 'nothing failed'}"
     return replace(verdict, fault_seen=False, reason=reason)
 
 
-def _of_world(expect: Expect, world_size: int) -> Expect:
-    """Return it with the number that its rank has in a world of this size."""
-    return expect if expect.rank is None else replace(expect, rank=rank_of(expect.rank, world_size))
-
-
-def _is_as_expected(expect: Expect, verdict: Verdict) -> bool:
+def _is_met(expect: Expect, verdict: Verdict) -> bool:
     error = verdict.error
     if expect.phases:
         return (
@@ -42,7 +40,7 @@ def _is_as_expected(expect: Expect, verdict: Verdict) -> bool:
 
 
 def _expectation(expect: Expect) -> str:
-    """Return an expectation in words: `optim_equal on rank 2 of param_groups.0.lr`."""
+    """Return an expectation as text: `optim_equal on rank 2 of param_groups.0.lr`."""
     if expect.phases:
         text = f"{expect.error or 'an error'} in {' or '.join(expect.phases)}"
         return f"{text} ({expect.message})" if expect.message else text

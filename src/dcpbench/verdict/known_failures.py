@@ -1,4 +1,4 @@
-"""Matches failures with those that are known for a cell: they are expected, and nothing else is."""
+"""Matches the failures of a cell with the failures that are known for it."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,36 +10,44 @@ from packaging.specifiers import SpecifierSet
 
 from dcpbench.core.mismatch import Mismatch, RaisedError
 from dcpbench.core.sentences import mismatch_sentence
-from dcpbench.verdict.sentences import beside_known_sentence, cause_sentence, known_sentence
+from dcpbench.verdict.sentences import cause_sentence, known_sentence, unlisted_sentence
 from dcpbench.verdict.verdict import Verdict
 
 
 @dataclass
 class KnownError:
-    """An exception that a rank raises: its class, its phases, and a regular expression for its complete text,
-    which is torch's."""
+    """An exception that a rank raises: its class, its phases, and a regular expression for its full text,
+    which is torch's.
+
+    >>> KnownError("KeyError", ["load"], "'net.*'").matches(RaisedError(0, "load", "KeyError", "'net1'"))
+    True
+    """
 
     type: str = MISSING
     phases: list[str] = MISSING
     message: str = ".*"
 
     def matches(self, error: RaisedError) -> bool:
-        """Return whether a rank raised this."""
-        alike = error.type == self.type and error.phase in self.phases
-        return alike and re.fullmatch(self.message, error.message) is not None
+        """Return whether a rank's exception is this one."""
+        same = error.type == self.type and error.phase in self.phases
+        return same and re.fullmatch(self.message, error.message) is not None
 
 
 @dataclass
 class KnownMismatch:
     """A mismatch that is known.
 
+    >>> from dcpbench.core.mismatch import Problem
+    >>> KnownMismatch("state.*", ["missing"]).matches(Mismatch("state.step", Problem.missing))
+    True
+
     Args:
-        name: a regular expression for its complete name.
-        problems: the kinds of mismatch that are known.
-        by: the defect which must make exactly this of the state, recomputed by a plug-in (`Plugin.defects`),
-            or `checkpoint`, which must hold it. Where no plug-in recomputes it, the whole entry is idle.
-        within: the largest distance, as a part of the largest magnitude in the tensor, or of the loss.
-        where: a regular expression for its complete place (`in the checkpoint of step 4`).
+        name: a regular expression for its full name.
+        problems: the problems that are known.
+        by: the defect that must produce exactly this state, recomputed by a plug-in (`Plugin.defects`), or
+            `checkpoint` if the checkpoint must contain it. Without the plug-in the entry is not used.
+        within: largest difference, as a fraction of the largest magnitude in the tensor, or of the loss.
+        where: a regular expression for its full place (`in the checkpoint of step 4`).
     """
 
     name: str = MISSING
@@ -48,29 +56,33 @@ class KnownMismatch:
     within: float | None = None
     where: str = ".*"
 
-    def matches(self, finding: Mismatch) -> bool:
-        """Return whether this is the mismatch, in kind and in size."""
-        share = finding.facts.get("share")
+    def matches(self, mismatch: Mismatch) -> bool:
+        """Return whether a mismatch is this one, within its limit."""
+        share = mismatch.facts.get("share")
         return (
-            re.fullmatch(self.name, finding.name) is not None
-            and finding.problem in self.problems
-            and re.fullmatch(self.where, finding.where) is not None
-            and self.by in (None, finding.by)
+            re.fullmatch(self.name, mismatch.name) is not None
+            and mismatch.problem in self.problems
+            and re.fullmatch(self.where, mismatch.where) is not None
+            and self.by in (None, mismatch.by)
             and (self.within is None or (share is not None and share <= self.within))
         )
 
 
 @dataclass
 class KnownFailure:
-    """One finding: in which cells, under which torch, what fails, and where it is explained.
+    """An entry of the list of known failures: the cells and versions of torch, what fails, and why.
 
-    `cells` maps columns of the row, or keys of its configuration, to the value or values they must have;
-    `load_world_size` is there how many ranks load, also where the cell leaves it to `world_size`. `torch` is
-    a version specifier such as `>=2.11,<2.15`, `load_torch` one of the torch of `load_python`. `checks` lists
-    for each check that may fail what of it is known to be wrong. Not all of it need be, but something must.
-    With an `error`, ranks raise it, after nothing but what `checks` lists, here or of another entry for the
-    cell, was found. One that does not happen `always`, as it depends on which thread comes first, may also
-    pass.
+    >>> KnownFailure("my-id", {"parallel": "ddp"}, ">=2.11", reason="torch drops it").always
+    True
+
+    Args:
+        cells: columns of the row, or keys of its configuration, with the value or values that they must have.
+            `load_world_size` is the number of ranks that load, even if the cell does not set it.
+        torch, load_torch: version specifiers such as `>=2.11,<2.15`, for torch and that of `load_python`.
+        checks: by check, the mismatches that are known. At least one of all must occur.
+        error: an exception that ranks raise, if no other mismatch than those listed in `checks`, of this or
+            another entry for the cell, occurred before.
+        always: False for a failure that depends on the order of threads, so that the cell can also pass.
     """
 
     id: str = MISSING
@@ -85,7 +97,7 @@ class KnownFailure:
 
     @property
     def recomputations(self) -> set[str]:
-        """The defects that must make what it lists of the state."""
+        """Names of the defects that must produce the state that it lists."""
         return {one.by for listed in self.checks.values() for one in listed if one.by}
 
     def covers(self, cell: Mapping[str, Any]) -> bool:
@@ -101,22 +113,23 @@ class KnownFailure:
             needed.append((self.load_torch, cell["load_torch_version"]))
         return all(SpecifierSet(of).contains(version, prereleases=True) for of, version in needed)
 
-    def explains(self, check: str, finding: Mismatch) -> bool:
-        """Return whether it lists a mismatch that a check found."""
-        return any(mismatch.matches(finding) for mismatch in self.checks.get(check, ()))
+    def explains(self, check: str, mismatch: Mismatch) -> bool:
+        """Return whether it lists a mismatch of a check."""
+        return any(known.matches(mismatch) for known in self.checks.get(check, ()))
 
 
 class Explanation(NamedTuple):
-    """The known failures by which a cell failed, and mismatches (by check) and errors in addition to them."""
+    """The known failures that occurred (`by`), and the mismatches (each with its check) and errors that are
+    not known."""
 
     by: list[KnownFailure]
-    found: list[tuple[str, Mismatch]]
+    mismatches: list[tuple[str, Mismatch]]
     raised: list[RaisedError]
 
     @property
-    def whole(self) -> bool:
-        """Whether they list together everything by which it failed."""
-        return bool(self.by) and not self.found and not self.raised
+    def is_complete(self) -> bool:
+        """True if the known failures list everything that failed."""
+        return bool(self.by) and not self.mismatches and not self.raised
 
 
 def explaining(
@@ -125,47 +138,45 @@ def explaining(
     """Return which of the mismatches and errors of a cell are known.
 
     Args:
-        known: failures listed for the cell; one with an error counts only if a rank raised that.
-        failed: mismatches of all ranks, by check.
-        raised: errors of all ranks, each of which must be listed.
+        known: the failures that are listed for the cell. One with an error counts only if a rank raised it.
+        failed: the mismatches of all ranks, by check.
+        raised: the errors of all ranks, each of which must be listed.
     """
-    errors = [
-        (one, failure) for one in raised for failure in known if failure.error and failure.error.matches(one)
+    by_error = [
+        next((one for one in known if one.error and one.error.matches(error)), None) for error in raised
     ]
-    may = [failure for failure in known if not failure.error or any(failure is one for _, one in errors)]
-    found = [(check, finding) for check, findings in failed.items() for finding in findings]
-    of_found = [next((one for one in may if one.explains(*each)), None) for each in found]
-    of_raised = [next((failure for one, failure in errors if one is error), None) for error in raised]
+    candidates = [one for one in known if not one.error or any(one.error.matches(error) for error in raised)]
+    mismatches = [(check, mismatch) for check, found in failed.items() for mismatch in found]
+    by_mismatch = [next((one for one in candidates if one.explains(*each)), None) for each in mismatches]
     return Explanation(
-        [failure for failure in known if any(failure is one for one in (*of_found, *of_raised))],
-        [each for each, one in zip(found, of_found, strict=True) if one is None],
-        [error for error, one in zip(raised, of_raised, strict=True) if one is None],
+        [one for one in known if any(one is used for used in (*by_mismatch, *by_error))],
+        [each for each, one in zip(mismatches, by_mismatch, strict=True) if one is None],
+        [error for error, one in zip(raised, by_error, strict=True) if one is None],
     )
 
 
 def with_known_failures(known: Sequence[KnownFailure], verdict: Verdict) -> Verdict:
-    """Return `xfail` for a cell that failed as listed, `xpass` for one that passed though it is listed.
+    """Return `xfail` for a cell that failed as listed, `xpass` for one that is listed but passed.
 
-    A cell with a check that was not able to fail is `vacuous` all the same. One with any mismatch or error
-    that is not listed keeps its status, and its reason names that first.
+    A cell with a check that could not have failed is still `vacuous`. A cell with a mismatch or error that is
+    not listed keeps its status, and its reason names that first.
     """
     missed = [failure for failure in known if failure.always] if verdict.status == "pass" else []
     if missed:
         reason = f"known failure {missed[0].id} did not happen ({missed[0].reason})"
         return replace(verdict, status="xpass", reason=reason)
-    failed = {one.check: one.mismatches for one in verdict.failed}
     if verdict.status not in ("fail", "error"):
         return verdict
-    explanation = explaining(known, failed, verdict.raised)
+    explanation = explaining(known, {one.check: one.mismatches for one in verdict.failed}, verdict.raised)
     if not explanation.by:
         return verdict
-    if not explanation.whole:
-        beside = [f"{check}: {mismatch_sentence(mismatch)}" for check, mismatch in explanation.found]
-        beside += [cause_sentence(error) for error in explanation.raised]
-        reason = beside_known_sentence([one.id for one in explanation.by], beside, str(verdict.reason))
+    if not explanation.is_complete:
+        unlisted = [f"{check}: {mismatch_sentence(mismatch)}" for check, mismatch in explanation.mismatches]
+        unlisted += [cause_sentence(error) for error in explanation.raised]
+        reason = unlisted_sentence([one.id for one in explanation.by], unlisted, str(verdict.reason))
         return replace(verdict, reason=reason)
     listed = [(one.id, one.reason, one.link) for one in explanation.by]
     reason = known_sentence(listed, str(verdict.reason))
-    if verdict.powerless:
-        return replace(verdict, status="vacuous", reason=f"{'; '.join(verdict.powerless)} ({reason})")
+    if verdict.gaps:
+        return replace(verdict, status="vacuous", reason=f"{'; '.join(verdict.gaps)} ({reason})")
     return replace(verdict, status="xfail", reason=reason)

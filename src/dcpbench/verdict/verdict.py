@@ -1,4 +1,4 @@
-"""The verdict: one status of an attempt at a cell, with its reason."""
+"""The verdict: the status of an attempt at a cell, with its reason."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -9,8 +9,19 @@ from dcpbench.verdict.sentences import check_sentence
 
 
 class FailedCheck(NamedTuple):
-    """A check that did not hold: its first mismatch and the rank of that, the mismatches of all ranks, and
-    the rank's place if there are several hosts."""
+    """A check that failed.
+
+    >>> from dcpbench.core.mismatch import Problem
+    >>> lr = Mismatch("lr", Problem.missing)
+    >>> FailedCheck("optim_equal", 1, lr, (lr,)).sentence
+    'optim_equal: rank 1: lr: saved, but missing after the load'
+
+    Args:
+        rank: the rank of the first mismatch.
+        first: the first mismatch.
+        mismatches: the mismatches of all ranks.
+        place: the rank's place, if there are several hosts.
+    """
 
     check: str
     rank: int
@@ -20,7 +31,7 @@ class FailedCheck(NamedTuple):
 
     @property
     def on_rank(self) -> str:
-        """The rank, in words."""
+        """The rank as text."""
         return rank_sentence(self.rank, self.place)
 
     @property
@@ -30,16 +41,27 @@ class FailedCheck(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """A sentence that says why it did not hold."""
+        """A sentence that explains the failure."""
         return check_sentence(self.check, self.on_rank, self.first, self.names)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of an attempt at a cell, as columns of its row.
+    """The outcome of an attempt at a cell. Most fields are columns of the row.
 
-    `failed`, `error` and what all ranks `raised` are matched with known failures and faults. `powerless`
-    tells which checks could not have failed.
+    >>> Verdict("skip", "needs 4 GPUs").checks
+    {}
+
+    Args:
+        checks: by name, True or False; None for a check that did not apply.
+        failed: the checks that failed, for known failures and faults to match.
+        error: the first exception, if the attempt ended with one.
+        raised: the exceptions of all ranks.
+        gaps: sentences about checks that could not have failed.
+        powered: True if there are no `gaps`.
+        resume, training: True if all checks of saving and resuming, or of training, passed and could have
+            failed; None if there were none.
+        fault_seen: whether the injected fault was detected as expected; None without a fault.
     """
 
     status: str
@@ -48,7 +70,7 @@ class Verdict:
     failed: tuple[FailedCheck, ...] = ()
     error: RaisedError | None = None
     raised: tuple[RaisedError, ...] = ()
-    powerless: tuple[str, ...] = ()
+    gaps: tuple[str, ...] = ()
     powered: bool | None = None
     resume: bool | None = None
     training: bool | None = None

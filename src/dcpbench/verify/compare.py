@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dcpbench.core.mismatch import AS_HELD, Mismatch, Problem
+from dcpbench.core.mismatch import AS_STORED, Mismatch, Problem
 from dcpbench.verify.digest import add
 from dcpbench.verify.layout import Extent
 from dcpbench.verify.snapshot import (
@@ -218,7 +218,7 @@ def with_place(
         was = TensorLeaf(expected.extent.take(held), expected.extent, None)
         if add(*block_digests([was])[0]) == add(*expected.blocks):
             return here
-        by = None if here else AS_HELD
+        by = None if here else AS_STORED
     return replace(finding, facts={**finding.facts, "checkpoint_differs": True}, by=by)
 
 

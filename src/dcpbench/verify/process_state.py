@@ -3,15 +3,15 @@
 import gc
 import os
 import random
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from dcpbench.core.rank_report import Compared
@@ -67,15 +67,28 @@ def snapshot_open(folder: Path, counts: bool) -> Leaves:
     files: Leaves = {"process.open_files": ", ".join(names)}
     if not counts:
         return files
-    own = len(descriptors.keys() - _accepted())
+    own = len(descriptors.keys() - _accepted(descriptors))
     return files | {"process.threads": threading.active_count(), "process.descriptors": own}
 
 
-def _accepted() -> set[int]:
-    """The descriptors of connections that were made to a port at which this process listens."""
-    connections = psutil.Process().net_connections("tcp")
-    ports = {one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN}
-    return {one.fd for one in connections if one.status != psutil.CONN_LISTEN and one.laddr.port in ports}
+def _accepted(descriptors: Mapping[int, str]) -> set[int]:
+    """Return the descriptors of connections to a port on which this process listens.
+
+    Each socket is asked: the kernel's tables list the sockets of every process, and grow with the host.
+    """
+    listening, ports = set[int](), dict[int, int]()
+    for number in (number for number, name in descriptors.items() if name.startswith("socket:")):
+        with suppress(OSError):  # closed by now, or of a family without addresses
+            one = socket.socket(fileno=number)
+            try:
+                if one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM:
+                    ports[number] = one.getsockname()[1]
+                    if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                        listening.add(number)
+            finally:
+                one.detach()  # the descriptor is its owner's, and stays open
+    heard = {ports[number] for number in listening}
+    return {number for number, port in ports.items() if port in heard} - listening
 
 
 def open_descriptors() -> dict[int, str]:

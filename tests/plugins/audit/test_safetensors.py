@@ -121,7 +121,7 @@ def linked(folder: Path) -> None:
 DEEP = b"[" * 100_000
 DAMAGED = {
     "short": (lambda at: os.truncate(at / ONE, (at / ONE).stat().st_size - 1), "bytes by the metadata"),
-    "long": (lambda at: os.truncate(at / ONE, 4096), "bytes by the metadata, 4096"),
+    "long": (lambda at: os.truncate(at / ONE, 4096), "bytes by the metadata, on disk: 4096"),
     "missing": (lambda at: (at / TWO).unlink(), "no such file; keys listed in it: 1"),
     "a number missing": (
         lambda at: [(at / name).unlink() for name in (TWO, INDEX)],
@@ -142,9 +142,9 @@ DAMAGED = {
     "elements": (with_header(TWO, {"scale": ("F64", [2], 0, 8)}, 8), f"8 bytes in {TWO} for 2 elements"),
     "overlap": (
         with_header(TWO, {"scale": ("F64", [], 0, 8), "x": ("F64", [], 4, 12)}, 12),
-        "are of both scale and x",
+        "belong to both scale and x",
     ),
-    "a hole": (with_header(TWO, {"scale": ("F64", [], 8, 16)}, 16), "are of no tensor"),
+    "a hole": (with_header(TWO, {"scale": ("F64", [], 8, 16)}, 16), "belong to no tensor"),
     "beyond": (with_header(TWO, {"scale": ("F64", [], 0, 8)}, 4), "bytes by the metadata"),
     "another dtype": (
         with_header(TWO, {"w": ("F64", [4, 6], 0, 192)}, 192),
@@ -153,7 +153,7 @@ DAMAGED = {
     "another shape": (with_header(TWO, {"w": ("F32", [24], 0, 96)}, 96), "w is another tensor"),
     "twice": (with_header(TWO, {"w": ("F32", [4, 6], 0, 96)}, 96), "[0, 0] and [0, 0] overlap"),
     "a key missing": (listing(bias=ONE), "bias: to be saved, but not in the checkpoint"),
-    "a key too many": (listing(w=""), "w: it is stored, but no key has it"),
+    "a key too many": (listing(w=""), "w: stored, but not under any key"),
     "an index that is none": (raw(INDEX, b"{}"), "lists no keys"),
     "an index of numbers": (listing(w=7), "lists no keys"),  # type: ignore[arg-type]
 }
@@ -173,7 +173,7 @@ def test_every_damage_is_told(case: str, tmp_path: Path, look: Callable[[Path], 
 @pytest.mark.parametrize(
     ("offsets", "told"),
     [
-        (((0, 0), (3, 0)), "hold 24 of 30 elements"),
+        (((0, 0), (3, 0)), "have 24 of 30 elements"),
         (((0, 0), (1, 0)), "overlap"),
         (((0, 0), (2,)), "is not what safetensors writes"),
         (((0, 0), (2, "0")), "is not what safetensors writes"),

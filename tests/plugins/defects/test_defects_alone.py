@@ -51,14 +51,14 @@ def test_of_a_stager_that_saves_share() -> None:
         assert {one.by for one in findings} == {expected}, check
     steps = {one.where for one in failed["files_equal"]}
     assert steps == {"in the checkpoint of step 1", "in the checkpoint of step 2"}, "the last is right"
-    assert explaining([listed("shared-stager")], failed, []).whole
+    assert explaining([listed("shared-stager")], failed, []).is_complete
 
 
 @stages_again
 @pytest.mark.parametrize("fault", ["weight_lowest_bit", "second_step_wrong"])
 def test_another_defect_beside_it_is_not_of_it(fault: str) -> None:
     failed = {one.check: one.mismatches for one in overlapping("async_shared_stager", fault).verdict.failed}
-    assert not explaining([listed("shared-stager")], failed, []).whole
+    assert not explaining([listed("shared-stager")], failed, []).is_complete
 
 
 @stages_again
@@ -67,7 +67,7 @@ def test_a_file_that_holds_what_no_save_had_is_not_of_it() -> None:
         one.check: one.mismatches for one in overlapping("async_shared_stager", "file_bit").verdict.failed
     }
     assert None in {one.by for one in failed["files_equal"]}
-    assert not explaining([listed("shared-stager")], failed, []).whole
+    assert not explaining([listed("shared-stager")], failed, []).is_complete
 
 
 def test_of_a_writer_that_saves_share() -> None:
