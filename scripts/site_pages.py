@@ -16,7 +16,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
-from dcpbench.cli.described import described
+from dcpbench.cli import reference
 from dcpbench.config import groups
 from dcpbench.config.schema import OF_THE_SWEEP, Config
 from dcpbench.core.axes import AXES
@@ -51,6 +51,8 @@ _COLUMNS = {
     "python_version": "of the ranks, or of those that save",
     "load_torch_version": "of `load_python`, null without",
     "load_python_version": "of `load_python`, null without",
+    "ranks_per_gpu": "how many ranks share a GPU at most, null on the CPU",
+    "backend": "what carries collectives on the device: `nccl` or `gloo`, null without a process group",
     "git_commit": "of dcpbench's checkout, null for a wheel",
     "started_at": "when the cell's first try began, UTC",
     "schema_version": "of the row's format",
@@ -119,7 +121,7 @@ def _page(title: str, *parts: str) -> str:
 
 def values_of(axis: str) -> list[tuple[str, str]]:
     """The values of an axis, and what each is; ends the build where that is nowhere said."""
-    values = described().axes[axis].values
+    values = reference.groups()[axis].values
     if silent := [name for name, said in values.items() if not said]:
         raise PluginError(f"conf/{axis}: no comment at the top says what {', '.join(silent)} is")
     return [(f"`{name}`", said) for name, said in values.items()]
@@ -132,15 +134,15 @@ def _axes() -> str:
         "of `parallel`; the values of `fault` are [here](faults.md), those of `experiment` "
         "[here](experiments.md), single keys [there](keys.md).\n"
     ]
-    for axis in described().axes.values():
-        parts.append(f"## {axis.name}\n\nDefault: `{axis.default}`. {axis.text[0].upper()}{axis.text[1:]}.\n")
+    for axis in reference.groups().values():
+        parts.append(f"## {axis.name}\n\nDefault: `{axis.default}`. {axis.help[0].upper()}{axis.help[1:]}.\n")
         if axis.name not in ("load_parallel", "fault", "experiment"):
             parts.append(_table(("value", "what it is"), values_of(axis.name)))
     return _page("Axes", *parts)
 
 
 def _keys() -> str:
-    rows = [(f"`{key.name}`", f"`{key.default}`", key.help) for key in described().keys.values()]
+    rows = [(f"`{key.name}`", f"`{key.default}`", key.full_help) for key in reference.keys().values()]
     how = sorted(item.name for item in fields(Config) if item.metadata.get(HOW_RUN))
     said = ", ".join(f"`{name}`" for name in how if name not in OF_THE_SWEEP)
     return _page(

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -14,15 +15,34 @@ from pathlib import Path
 import psutil
 import pytest
 
-from conftest import ONE_STEP, SMALL, Finished, alive_in, hanging, run, start, tiered, wait_for, words_of
+from conftest import (
+    ONE_STEP,
+    SMALL,
+    Finished,
+    alive_in,
+    dcpbench,
+    hanging,
+    run,
+    start,
+    tiered,
+    wait_for,
+    words_of,
+)
 from dcpbench import __main__
 from dcpbench.cli import commands
 from dcpbench.cli.run import unmasked_interrupts
 from support import gloo_ranks
 
 WRONG = {
-    "unknown option": (["parallel=nope"], ["nope", "fsdp2"]),
-    "mistyped value": (["parallel=fspd"], ["parallel=fspd: there is no such parallel; did you mean fsdp?"]),
+    "unknown option": (["parallel=xyzzy"], ["xyzzy", "fsdp2"]),
+    "mistyped value": (["parallel=fspd"], ["parallel=fspd: unknown value; did you mean fsdp?"]),
+    "upper case": (["parallel=FSDP2"], ["parallel=FSDP2: unknown value; did you mean fsdp2?"]),
+    "gpu": (["device=gpu"], ["device=gpu: invalid value; did you mean cuda? Choose one of auto, cpu, cuda"]),
+    "brackets": (["save=[sync,async]"], ["save=[sync,async]: use save=sync,async"]),
+    "run folder of a sweep": (
+        ["save=sync,async", "hydra.run.dir=elsewhere"],
+        ["hydra.run.dir=elsewhere: is for one cell; for a sweep use hydra.sweep.dir"],
+    ),
     "mistyped one of many": (["-m", "parallel=ddp,hsdp3"], ["parallel=hsdp3", "did you mean hsdp"]),
     "mistyped switch": (["verify=dep"], ["verify=dep", "did you mean deep?"]),
     "null of a group": (
@@ -33,22 +53,22 @@ WRONG = {
         ["-m", "load_parallel=null,ddp", "scenario=convert"],
         ["load_parallel=null: a group has no value null; leave it out"],
     ),
-    "mistyped group": (["paralel=fsdp"], ["paralel: there is no such key; did you mean parallel?"]),
-    "added key": (["+train_step=1"], ["+train_step: there is no such key; did you mean train_steps?"]),
+    "mistyped group": (["paralel=fsdp"], ["paralel: unknown key; did you mean parallel?"]),
+    "added key": (["+train_step=1"], ["+train_step: unknown key; did you mean train_steps?"]),
     "new option": (["workload.options.width=3"], ["workload.options.width: ", "a + before it adds"]),
     "glob of nothing": (
         ["parallel=glob(fsdp9*)"],
         ["parallel=glob(fsdp9*): matches nothing"],
     ),
-    "added key, forced": (["++foo=1"], ["+foo: there is no such key"]),
+    "added key, forced": (["++foo=1"], ["+foo: unknown key"]),
     "added key in a group": (["+parallel.dp_shrad=2"], ["+parallel.dp_shrad", "did you mean dp_shard?"]),
     "unknown group": (["colour=red"], ["colour"]),
-    "unknown option of ours": (["--multrun", "parallel=ddp"], ["--multrun", "did you mean --multirun?"]),
+    "unknown option of ours": (["--multrun", "parallel=ddp"], ["--multrun", "Did you mean '--multirun'?"]),
     "bare word": (["parallel=ddp", "hsdp2"], ["hsdp2", "did you mean parallel=hsdp2?"]),
-    "command that is late": (["parallel=ddp", "report"], ["report: is a command, and stands first"]),
+    "command that is late": (["parallel=ddp", "report"], ["report: a command has to come first"]),
     "unknown key": (["trainsteps=3"], ["trainsteps", "train_steps"]),
     "unknown key in a group": (["parallel.tensor=2"], ["tensor", "tp"]),
-    "wrong type": (["train_steps=many"], ["train_steps", "many"]),
+    "wrong type": (["train_steps=many"], ["dcpbench: train_steps=many: Value 'many'", "Integer"]),
     "not one of": (["device=tpu"], ["device", "tpu", "cuda"]),
     "too small": (["saves=0"], ["saves=0", "at least 1"]),
     "no time": (["timeouts.save_s=0"], ["timeouts.save_s=0", "more than 0"]),
@@ -61,7 +81,7 @@ WRONG = {
         ["dp_replicate=2 × dp_shard=4", "multiplies to 8", "world size 4"],
     ),
     "no such dimension": (["parallel=ddp", "parallel.tp=2", "device=cpu"], ["parallel.tp=2", "no tp"]),
-    "more ranks than GPUs": (["device=cuda", "world_size=64"], ["device=cuda"]),
+    "no GPU": (["device=cuda", "world_size=64"], ["device=cuda"]),
     "bad one of many": (["-m", "parallel=ddp,fsdp", "saves=2,0"], ["saves=0"]),
     "missing list": (["known_failures=/nowhere.yaml", "device=cpu"], ["/nowhere.yaml"]),
 }
@@ -72,6 +92,7 @@ QUICK = (
     "mistyped value",
     "new option",
     "bare word",
+    "brackets",
     "wrong type",
     "too small",
     "mesh too large",
@@ -90,7 +111,7 @@ def test_a_wrong_configuration_is_one_line_and_starts_nothing(
     assert ended.status == 2, ended.err
     lines = ended.err.strip().splitlines()
     assert len(lines) == 1, ended.err
-    assert lines[0].startswith("dcpbench: ")
+    assert lines[0].startswith(("dcpbench: ", "dcpbench run: "))
     assert all(word in lines[0] for word in words), lines[0]
     assert "object_type" not in lines[0]
     assert "full_key" not in lines[0]
@@ -120,6 +141,28 @@ def test_a_storage_that_cannot_be_written_to(
     assert len(ended.err.strip().splitlines()) == 1
     assert "storage.root" in ended.err
     assert not ended.folder.exists()
+
+
+def test_the_run_folder_of_one_cell_is_used(tmp_path: Path) -> None:
+    (tmp_path / "results.jsonl").touch()
+    ended = dcpbench("device=cpu", "plan=true", f"hydra.run.dir={tmp_path}", folder=tmp_path)
+    assert ended.status == 2
+    assert f"{tmp_path}: holds another sweep" in ended.err
+
+
+def test_equal_values_of_a_list_are_one_cell(sweep: Callable[..., Finished]) -> None:
+    ended = sweep("compile=False,false,true", "parallel=none,none", "device=cpu", "plan=true")
+    assert "2 cells: " in ended.out, ended.err
+
+
+def test_cfg_of_an_experiment_counts_its_cells(tmp_path: Path) -> None:
+    ended = dcpbench("experiment=seeds", "save=async", "--cfg", "job", folder=tmp_path / "none")
+    number = dcpbench("plan", "experiment=seeds", "save=async", "device=cpu", folder=tmp_path / "none").out
+    assert ended.err.startswith(
+        f"dcpbench: experiment=seeds has {re.findall('^[0-9]+ cells', number, re.M)[0]}; "
+    )
+    assert "\nsharing: correctness\n" in ended.out
+    assert dcpbench("seed=1", "--cfg", "job", folder=tmp_path / "none").err == ""
 
 
 @pytest.mark.slow
@@ -183,8 +226,8 @@ def test_users_own_groups_are_taken_from_config_dir(sweep: Callable[..., Finishe
 
 
 NEEDS_NO_TORCH = {
-    "--help": ("  compare  what changed", 0),
-    "run --help": ("parallel=fsdp: how", 0),
+    "--help": ("  compare  show what changed", 0),
+    "run --help": ("parallel=fsdp  ", 0),
     "--version": ("torch 2", 0),
     "--cfg job": ("parallel:", 0),
     "run --cfg job": ("parallel:", 0),

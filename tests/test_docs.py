@@ -19,7 +19,7 @@ from mkdocs.exceptions import PluginError
 
 from conftest import tiered
 from dcpbench.analysis.frame import read_sweeps
-from dcpbench.cli.described import Axis, Described, described
+from dcpbench.cli import reference
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.statuses import STATUSES
 from dcpbench.records.installation import conf_folders
@@ -121,7 +121,7 @@ def test_every_status_has_what_to_do() -> None:
 def test_the_reference_has_every_value_of_every_axis() -> None:
     page = (DOCS / "reference.md").read_text()
     table = dict(re.findall(r"^\| `(\w+)` \| ([\w, ]+) \|$", page, re.MULTILINE))
-    axes = {name for name in described().axes if name not in ("load_parallel", "fault", "experiment")}
+    axes = {name for name in reference.groups() if name not in ("load_parallel", "fault", "experiment")}
     own, *added = conf_folders()
     assert table == {
         name: ", ".join(sorted(path.stem for path in own.glob(f"{name}/*.yaml"))) for name in axes
@@ -214,8 +214,8 @@ def test_avoided_phrases_are_found(text: str, tmp_path: Path) -> None:
 def test_a_value_that_nothing_describes_ends_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
     pages = script("site_pages")
     assert "`ddp`" in dict(pages.values_of("parallel"))
-    mute = Axis("parallel", "", "ddp", {"ddp": "DDP.", "mute": ""})
-    monkeypatch.setattr(pages, "described", lambda: Described({"parallel": mute}))
+    mute = reference.Key("parallel", "", "ddp", {"ddp": "DDP.", "mute": ""})
+    monkeypatch.setattr(reference, "groups", lambda: {"parallel": mute})
     with pytest.raises(PluginError, match="mute"):
         pages.values_of("parallel")
 

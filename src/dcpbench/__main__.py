@@ -1,20 +1,30 @@
-"""`python -m dcpbench`, and the console script `dcpbench`: what is typed in, an exit status out."""
+"""`python -m dcpbench`, and the console script `dcpbench`."""
 
 import dcpbench
 
 
 def main() -> None:
-    """Run the command line; ends the process with its exit status."""
+    """Run the command line and exit. Without words `dcpbench` prints its help; `python -m dcpbench` runs the
+    default cell."""
+    import sys
+
+    run(sys.argv[1:] or ["--help"])
+
+
+def run(words: list[str]) -> None:
+    """Run a command line and end the process with its exit status."""
     dcpbench.leave_out_current_folder()
     import os
     import signal
     import sys
 
-    signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # while everything is imported
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # during the imports
     from dcpbench.cli.commands import main as commands
 
-    sys.exit(commands(sys.argv[1:]))
+    sys.exit(commands(words))
 
 
 if __name__ == "__main__":
-    main()
+    import sys
+
+    run(sys.argv[1:])

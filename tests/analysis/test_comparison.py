@@ -150,6 +150,27 @@ def test_a_slowdown_that_cells_share_is_found_and_named(
     assert compared(new, old, "--fail-on", "regressions") == 0, "faster is none"
 
 
+def test_times_of_shared_gpus_stay_apart(
+    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    apart, shared = {"ranks_per_gpu": 1, "backend": "nccl"}, {"ranks_per_gpu": 4, "backend": "nccl"}
+    old, own = sweep("old", *measured(1)), sweep("own", *measured(2, slower=2, **apart))
+    four, gloo = (
+        sweep("four", *measured(1, **shared)),
+        sweep("gloo", *measured(1, **{**shared, "backend": "gloo"})),
+    )
+    again = sweep("again", *measured(2, slower=2, **shared))
+
+    def verdicts(one: Path, other: Path) -> set[str]:
+        told = lines(capsys, one, other, "--metric", "save_s")
+        assert all(line["old"] == line["new"] for line in told if line["metric"] == "status"), "are compared"
+        return {line["verdict"] for line in told if line["metric"] == "save_s"}
+
+    assert verdicts(old, four) == verdicts(four, gloo) == verdicts(own, again) == {"not measured"}
+    assert "slower" in verdicts(old, own), "a GPU each is as before there was another way"
+    assert "slower" in verdicts(four, again)
+
+
 @pytest.mark.slow
 def test_equal_sweeps_are_seldom_called_anything_else(
     sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]

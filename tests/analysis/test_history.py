@@ -41,6 +41,18 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
+def test_times_of_shared_gpus_stay_apart(tmp_path: Path) -> None:
+    random = np.random.default_rng(5)
+    for number in range(12):
+        shared = {"ranks_per_gpu": 4, "backend": "nccl"} if number % 2 else {}
+        night(tmp_path, number, cell("ddp", **costs(random, 5 if shared else 1), **shared))
+    (of_ddp,) = found(tmp_path).cells
+    assert letters(of_ddp) == "P" * 12
+    for cost in of_ddp.costs:
+        assert np.isnan(cost.medians).tolist() == [True, False] * 6, "the newest night shared"
+        assert cost.changes == []
+
+
 def test_what_changed_last_comes_first_and_says_since_when(
     nights: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,7 +158,7 @@ def test_sweeps_without_a_common_cell(tmp_path: Path, capsys: pytest.CaptureFixt
     [
         (["empty"], "no sweep here, nor in a folder of it"),
         (["nights", "--where", "status=skip"], "no row of 72 in 24 sweeps meets every --where"),
-        (["nights", "--where", "parallel=none"], "no row has that parallel; it may be ddp, fsdp, hsdp"),
+        (["nights", "--where", "parallel=none"], "no row has that parallel; choose one of ddp, fsdp, hsdp"),
         (["nights", "--metric", "cell"], "cell is no number"),
         (["nights", "--where", "nonsense"], "expected a column"),
         (["nights", "-o", "history.html"], "say with --format what to write"),

@@ -1,4 +1,4 @@
-"""The tree of commands: what each is called with, its help, and what is said of words that are none."""
+"""Commands: their words, their help, and what wrong words are answered."""
 
 import re
 import subprocess
@@ -12,7 +12,7 @@ import pytest
 import dcpbench
 from conftest import SMALL, TESTS
 from conftest import dcpbench as run_dcpbench
-from dcpbench.cli import described, run
+from dcpbench.cli import reference, run
 from dcpbench.cli.commands import main, tree
 from dcpbench.config.schema import Config, conf_folder
 from dcpbench.core.axes import AXES
@@ -20,7 +20,7 @@ from dcpbench.core.axes import AXES
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """What Hydra would be handed over."""
+    """Words that Hydra would be given."""
     handed: list[list[str]] = []
 
     def noted(words: Sequence[str]) -> int:
@@ -34,23 +34,29 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("words", "handed"),
     [
-        ("", []),
         ("parallel=fsdp", ["parallel=fsdp"]),
-        ("-m parallel=fsdp,hsdp", ["-m", "parallel=fsdp,hsdp"]),
-        ("--cfg job", ["--cfg", "job"]),
-        ("-cd own parallel=ddp", ["-cd", "own", "parallel=ddp"]),
+        ("-m parallel=fsdp,hsdp", ["--multirun", "parallel=fsdp,hsdp"]),
+        ("--cfg job", ["--cfg=job"]),
+        ("-cd own parallel=ddp", ["--config-dir=own", "parallel=ddp"]),
+        (
+            "parallel=ddp --config-dir=own -m seed=1",
+            ["--config-dir=own", "--multirun", "parallel=ddp", "seed=1"],
+        ),
+        ("parallel=ddp -cd a=b seed=1", ["--config-dir=a=b", "parallel=ddp", "seed=1"]),
+        ("parallel=ddp --info", ["--info=all", "parallel=ddp"]),
+        ("parallel=ddp --info config seed=1", ["--info=config", "parallel=ddp", "seed=1"]),
         ("run", []),
-        ("run -m +model.options.x=1 ~a", ["-m", "+model.options.x=1", "~a"]),
-        ("run --config-dir=own seed=1 -c job", ["--config-dir=own", "seed=1", "-c", "job"]),
+        ("run -m +model.options.x=1 ~a", ["--multirun", "+model.options.x=1", "~a"]),
+        ("run --config-dir=own seed=-1 -c job", ["--config-dir=own", "--cfg=job", "seed=-1"]),
         ("plan", ["plan=true"]),
         ("plan --all seed=1", ["seed=1", "plan=true", "plan_as=cells"]),
         ("plan seed=1 --json", ["seed=1", "plan=true", "plan_as=json"]),
-        ("plan -m seed=1 --config-dir own", ["-m", "seed=1", "--config-dir", "own", "plan=true"]),
+        ("plan -m seed=1 --config-dir own", ["--config-dir=own", "--multirun", "seed=1", "plan=true"]),
         ("resume a=b", ['resume="a=b"']),
-        ("resume out rerun=failed -m", ["rerun=failed", "-m", 'resume="out"']),
+        ("resume out rerun=failed -m", ["--multirun", "rerun=failed", 'resume="out"']),
     ],
 )
-def test_what_hydra_is_handed_over(words: str, handed: list[str], ran: list[list[str]]) -> None:
+def test_words_for_hydra(words: str, handed: list[str], ran: list[list[str]]) -> None:
     assert main(words.split()) == 0
     assert ran == [handed]
 
@@ -58,24 +64,31 @@ def test_what_hydra_is_handed_over(words: str, handed: list[str], ran: list[list
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("compre a b", "compre: is neither a command nor key=value; did you mean dcpbench compare?"),
-        ("fsdp", "fsdp: is neither a command nor key=value; did you mean parallel=fsdp?"),
+        ("compre a b", "compre: not a command and not key=value; did you mean dcpbench compare?"),
+        ("fsdp", "fsdp: not a command and not key=value; did you mean parallel=fsdp?"),
+        ("FSDP2", "did you mean parallel=fsdp2?"),
         ("seeds", "did you mean experiment=seeds?"),
         ("train_step", "did you mean train_steps=2?"),
-        ("xyzzy", "dcpbench --help tells what there is"),
-        ("run --multrun", "--multrun: no such option; did you mean --multirun?"),
+        ("xyzzy", "see dcpbench --help"),
+        ("run parallel=ddp hsdp2", "did you mean parallel=hsdp2?"),
+        ("run parallel=ddp report", "report: a command has to come first: dcpbench report ..."),
+        ("run --multrun", "No such option '--multrun'. Did you mean '--multirun'?"),
+        ("run --config_dir own", "--config-dir"),
+        ("run -r", "No such option '-r'"),
+        ("run --run", "No such option '--run'"),
+        ("run --help scenaro", "--help scenaro: no such axis or key; did you mean scenario?"),
         ("resume", "name the folder of the sweep first"),
-        ("resume --cfg", "name the folder of the sweep first"),
+        ("resume --cfg", "requires an argument"),
         ("report", "Missing argument 'SWEEP...'"),
         ("report compare", "compare: no such folder; did you mean dcpbench compare?"),
         ("report /nowhere", "/nowhere: no sweep here"),
         ("report . --metrc save_s", "No such option '--metrc'"),
         ("report . --format jsn", "'jsn' is not one of 'table', 'markdown'"),
         ("history . --last 0", "0 is not in the range x>=1"),
-        ("\x1b[31mfsdp\x1b[0m", r"\x1b[31mfsdp\x1b[0m: is neither"),
+        ("\x1b[31mfsdp\x1b[0m", r"\x1b[31mfsdp\x1b[0m: not a"),
     ],
 )
-def test_what_is_wrong_is_one_line(
+def test_wrong_words_get_one_line(
     words: str, told: str, ran: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words.split()) == 2
@@ -85,58 +98,99 @@ def test_what_is_wrong_is_one_line(
     assert told in said.err
 
 
+@pytest.mark.parametrize(("program", "printed"), [("dcpbench", "Usage: dcpbench"), ("__main__", "ran []")])
+def test_bare_dcpbench_prints_help(program: str, printed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python -m dcpbench` runs the default cell."""
+    call = "__main__.main()" if program == "dcpbench" else "runpy.run_module('dcpbench', run_name='__main__')"
+    code = f"""
+import runpy, sys
+from dcpbench import __main__
+from dcpbench.cli import run
+sys.argv = ["dcpbench"]
+run.main = lambda words: print("ran", words)
+{call}
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.startswith(printed)
+
+
 def helped(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    assert main([*words, "--help"]) == 0
+    assert main(words) == 0
     return capsys.readouterr().out
 
 
-def test_every_command_has_help_of_short_lines(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_lines_are_short(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
-    assert {*tree.commands} <= {*described.commands()}
-    whole = helped([], capsys)
-    for name, text in described.commands().items():
+    assert {*tree.commands} <= {*reference.commands()}
+    whole = helped(["--help"], capsys)
+    for name, text in reference.commands().items():
         assert re.search(rf"^  {name} +{re.escape(text[:30])}", whole, re.MULTILINE)
-        own = helped([name], capsys)
+        own = helped([name, "--help"], capsys)
         assert own.startswith(f"Usage: dcpbench {name} ")
         assert max(map(len, own.splitlines())) <= 100
     assert max(map(len, whole.splitlines())) <= 100
 
 
-def test_run_help_describes_every_axis_and_key(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = "".join(helped(["run", "--config-dir", str(TESTS / "conf")], capsys).split())
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_run_help_is_one_screen(
+    columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    lines = helped(["run", "--help"], capsys).splitlines()
+    assert len(lines) <= 48
+    known = reference.keys() | reference.groups()
+    for name in AXES:
+        (line,) = [line for line in lines if line.startswith(f"  {name}={known[name].default} ")]
+        assert line.split(maxsplit=1)[1][:10] == known[name].help[:10]
 
-    def is_told(text: str) -> bool:
-        return "".join(text.split()) in shown
 
-    there = described.described()
-    assert {*there.axes} == {
-        *(path.name for path in conf_folder().iterdir() if path.is_dir()),
-        "fault",
-        "load_parallel",
-    }
-    assert {*there.axes, *(name.split(".")[0] for name in there.keys)} >= {*Config.__dataclass_fields__}
-    assert {*AXES} <= {*there.axes, *there.keys}
-    assert {name: there.axes[name].text for name, spec in AXES.items() if spec.group} == {
+def test_every_axis_and_key_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    groups, keys = reference.groups(), reference.keys()
+    folders = {path.name for path in conf_folder().iterdir() if path.is_dir()}
+    assert {*groups} == {*folders, "fault", "load_parallel"}
+    assert {*groups, *(name.split(".")[0] for name in keys)} >= {*Config.__dataclass_fields__}
+    assert {*AXES} <= {*groups, *keys}
+    assert {name: groups[name].help for name in AXES if name in groups} == {
         name: spec.help for name, spec in AXES.items() if spec.group
     }
-    assert {name for name, key in there.keys.items() if not key.text} == set()
-    assert there.keys["timeouts.cell_s"].default == "300"
-    assert there.keys["matrix"].values == ("product", "pairwise")
-    assert is_told("matrix=product pairwise: not every combination of the lists")
-    for axis in there.axes.values():
-        assert is_told(f"{axis.name}={axis.default}: {axis.text}")
-        assert axis.text
-        for value, text in axis.values.items():
-            assert is_told(value if axis.name == "load_parallel" else value + text)
-            assert text or axis.name == "fault", f"{axis.name}={value} says nothing of itself"
-    for key in there.keys.values():
-        assert is_told(f"{key.name}={key.default} {key.text}")
-    assert "mine" in shown.partition("model=dummy")[2].partition("optimizer=")[0]
+    assert {name for name, key in keys.items() if not key.help} == set()
+    assert keys["timeouts.cell_s"].default == "300"
+    assert [*keys["matrix"].values] == ["product", "pairwise"]
+    for name, group in groups.items():
+        shown_lines = helped(["run", "--config-dir", str(TESTS / "conf"), "--help", name], capsys)
+        shown = "".join(shown_lines.split())
+        assert "".join(f"{name}={group.default}: {group.help}.".split()) in shown
+        for value, text in group.values.items() if name != "load_parallel" else ():
+            assert "".join(f"{value}{text}".split()) in shown
+            assert text or name == "fault", f"{name}={value} has no help"
+        words = re.findall(r"\w+", shown_lines)
+        assert (name == "model") is ("mine" in words)
+    shown = "".join(helped(["run", "--help", "keys"], capsys).split())
+    for key in keys.values():
+        assert "".join(f"{key.name}={key.default}{key.full_help}".split()) in shown
 
 
-def test_the_versions(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "told", "not_told"),
+    [
+        ("--help scenario", "Train, save, go on", "timeouts"),
+        ("scenario --help", "Train, save, go on", "timeouts"),
+        ("--help scenario=convert", "Train, save, go on", "timeouts"),
+        ("--help timeouts", "timeouts.save_s=null", "train_steps"),
+        ("--help train_steps", "optimizer steps before each save", "timeouts"),
+        ("--help options", "--config-path", "timeouts"),
+        ("parallel=ddp --help", "Examples:", "timeouts.save_s"),
+    ],
+)
+def test_help_on_one_axis_or_key(
+    words: str, told: str, not_told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = helped(["run", *words.split()], capsys)
+    assert told in shown
+    assert not_told not in shown
+
+
+def test_version_names_torch(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"dcpbench {dcpbench.__version__}\ntorch {version('torch')}\n"
 
@@ -150,7 +204,7 @@ def test_a_full_disk_is_one_line(words: str) -> None:
     assert ended.stderr == "dcpbench: standard output cannot be written to: No space left on device\n"
 
 
-def test_ctrl_c_is_no_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ctrl_c_prints_no_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from dcpbench.report import show
 
     def interrupted(**_: object) -> int:
@@ -161,7 +215,7 @@ def test_ctrl_c_is_no_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_run_plan_and_resume_are_what_they_were(tmp_path: Path) -> None:
+def test_run_plan_and_resume_one_sweep(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     own = ["--config-dir", str(TESTS / "conf")]
     asked = [
@@ -183,7 +237,7 @@ def test_run_plan_and_resume_are_what_they_were(tmp_path: Path) -> None:
     assert sys.modules["dcpbench.cli.run"] is run
 
 
-def test_a_terminal_is_told_something_before_all_of_the_configuration_is_read(
+def test_a_terminal_shows_that_it_is_reading(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["sead=1"]) == 2
@@ -194,17 +248,3 @@ def test_a_terminal_is_told_something_before_all_of_the_configuration_is_read(
     assert (first, second[:10]) == ("reading the configuration ...", "dcpbench: ")
     assert main(["sead=1", "--cfg", "job"]) == 2
     assert "reading" not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "options"),
-    [
-        (["parallel=ddp", "--config-dir=mine", "seed=1"], ["--config-dir=mine"]),
-        (["parallel=ddp", "--config-dir", "mine", "-m", "seed=1"], ["--config-dir", "mine", "-m"]),
-        (["parallel=ddp", "-cd", "a=b", "seed=1"], ["-cd", "a=b"]),
-        (["parallel=ddp", "--info", "seed=1"], ["--info"]),
-        (["parallel=ddp", "--info", "config", "seed=1"], ["--info", "config"]),
-    ],
-)
-def test_options_may_stand_between_overrides(words: list[str], options: list[str]) -> None:
-    assert described.options_first(words) == [*options, "parallel=ddp", "seed=1"]

@@ -96,7 +96,19 @@ def test_a_torch_that_is_too_old_is_bad() -> None:
         ),
         (of_torch(gpu_count=4, gpus=["H200"] * 4), "SYS", "warning", "linked by NV18, SYS: without NVLink"),
         (of_torch(gpu_count=4, gpus=["H200"] * 4), None, "warning", "how they are linked is not known"),
-        (of_torch(gpu_count=1, gpus=["H200"]), "NV18", "warning", "world_size=1"),
+        (
+            of_torch(gpu_count=1, gpus=["H200"], nccl="2.30.7"),
+            "NV18",
+            "warning",
+            "4 ranks share 1 GPU (NCCL 2.30.7): NVLink and peer copies are not tested",
+        ),
+        (
+            of_torch(gpu_count=1, gpus=["H200"], nccl="2.28.9", cuda="12.8"),
+            "NV18",
+            "warning",
+            "4 ranks share 1 GPU (gloo, because NCCL is 2.28.9): for all parallelisms, pip install --target "
+            "DIR 'nvidia-nccl-cu12>=2.30'",
+        ),
     ],
 )
 def test_gpus(

@@ -21,7 +21,7 @@ from dcpbench.config.schema import SEED_STRIDE, Config, TimeoutsConfig
 from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import HOW_RUN
 from dcpbench.executors.fork_server import Machine
-from dcpbench.sweep.validity import check, has_several_sizes, resolve, why_skip
+from dcpbench.sweep.validity import check, resolve, why_skip
 
 GPUS = Machine(gpus=2, description={})
 NO_GPU = Machine(gpus=0, description={})
@@ -96,20 +96,6 @@ def test_the_device_is_what_there_is() -> None:
     assert resolve(Config(), NO_GPU).world_size == 4
     assert resolve(Config(), GPUS).device is Device.cuda
     assert resolve(Config(), GPUS).world_size == 2
-
-
-@pytest.mark.parametrize("asked", [Config(device=Device.cuda, world_size=3), Config(world_size=3)])
-def test_more_ranks_than_gpus_is_refused(asked: Config) -> None:
-    with pytest.raises(ConfigError, match="more ranks than GPUs"):
-        why_skip(asked, resolve(asked, GPUS), GPUS)
-
-
-def test_more_ranks_than_gpus_is_a_skip_in_a_sweep_of_several_sizes() -> None:
-    asked = Config(world_size=3)
-    assert has_several_sizes([Config(), asked])
-    assert has_several_sizes([Config(), Config(load_world_size=3)])
-    told = why_skip(asked, resolve(asked, GPUS), GPUS, several_sizes=True)
-    assert told == "world_size=3: more ranks than GPUs (device=cuda, 2 here)"
 
 
 def test_a_mesh_too_large_for_the_machine_is_a_skip_but_not_for_the_user() -> None:

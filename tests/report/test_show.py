@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +19,9 @@ from dcpbench.analysis.frame import read_frame, read_sweeps
 from dcpbench.analysis.query import Condition, QueryError, parse, select
 from dcpbench.analysis.runs import again, failures
 from dcpbench.records.row import Row, columns
+from dcpbench.records.store import ENVIRONMENT_JSON
 from dcpbench.report.__main__ import main
+from dcpbench.report.page import rows as page_rows
 from dcpbench.report.rendering import rendered
 from dcpbench.report.show import MOST_CELLS, View, content
 from dcpbench.report.tables import headline, pivot_axes, status_pivot, summary
@@ -100,6 +103,30 @@ def test_the_worst_run_is_the_verdict_of_a_cell(tmp_path: Path) -> None:
     told = failures(frame)
     assert told[["status", "runs"]].to_numpy().tolist() == [["fail", "2 of 4 runs"], ["crash", "1 of 4 runs"]]
     assert told["again"][0].endswith("parallel=ddp save=sync repeat=1")
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        (
+            {"ranks_per_gpu": 4, "backend": "nccl"},
+            "4 ranks shared each GPU (NCCL 2.30.7): NVLink and peer copies were not tested",
+        ),
+        (
+            {"ranks_per_gpu": 2, "backend": "gloo"},
+            "2 ranks shared each GPU (gloo): NCCL, NVLink and peer copies were not tested",
+        ),
+        ({"ranks_per_gpu": 1, "backend": "nccl"}, ""),
+        ({"backend": "gloo"}, ""),
+    ],
+)
+def test_shared_gpus_are_named(tmp_path: Path, columns: dict[str, Any], said: str) -> None:
+    folder = folder_with(tmp_path / "s", cell("ddp", **columns), cell("fsdp2", **columns))
+    (folder / ENVIRONMENT_JSON).write_text('{"nccl": "2.30.7"}')
+    sweeps = read_sweeps([folder])
+    assert content(sweeps).more == said
+    origin = page_rows.compact(sweeps, page_rows.LIMITS[0])["origin"]
+    assert [one for one in origin if "shared" in one] == [said] * bool(said)
 
 
 @pytest.mark.parametrize(("cells", "is_pivot"), [(MOST_CELLS, False), (MOST_CELLS + 1, True), (1000, True)])
@@ -225,10 +252,10 @@ def test_conditions_that_make_no_sense(
         ("status!=psas", "did you mean pass?"),
         (
             "parallel=hsdp",
-            "--where parallel=hsdp: no row has that parallel; did you mean fsdp? it may be ddp, fsdp",
+            "--where parallel=hsdp: no row has that parallel; did you mean fsdp? Choose one of ddp, fsdp",
         ),
         ("parallel!=fsdpp", "did you mean fsdp?"),
-        ("reason=nothing of the kind", "no row has that reason; it may be rank 1"),
+        ("reason=nothing of the kind", "no row has that reason; choose one of rank 1"),
     ],
 )
 def test_a_text_that_no_row_has_is_refused(

@@ -14,9 +14,11 @@ import pandas as pd
 
 from dcpbench.analysis.cell_identity import cell_names, config_differences, with_cells
 from dcpbench.analysis.change_points import Change, changes
+from dcpbench.analysis.costs import run_alike
 from dcpbench.analysis.frame import is_false, is_true, records, severities
 from dcpbench.analysis.history_rows import Rows
 from dcpbench.core.axes import AXES
+from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import SEVERITY, SHOWN, StatusSpec
 from dcpbench.records.store import RESULTS_JSONL, row_folders
 
@@ -119,6 +121,8 @@ def history(rows: Rows, metrics: Sequence[str], last: int | None = None) -> Hist
     frame = rows.frame.assign(place=rows.frame["sweep"].map(place)).dropna(subset="place")
     frame = with_cells(frame.sort_values("place", kind="stable", ignore_index=True), rows.keys)
     frame = frame.assign(cell=pd.factorize(frame["key"])[0], kind=kind_numbers(frame))
+    times = [name for name in metrics if name in METRICS and METRICS[name].unit == "s"]
+    frame[times] = frame[times].where(run_alike(frame, frame), axis=0)
     runs = frame.astype(dict.fromkeys(metrics, float)).groupby(["cell", "place"])
     worst = runs["kind"].min()
     kinds = _matrix(worst, len(sweeps)).fillna(ABSENT).to_numpy(dtype=np.int8)

@@ -52,6 +52,18 @@ def is_regression(lines: pd.DataFrame) -> "pd.Series[bool]":
     return pd.Series(found, index=lines.index, dtype=bool)
 
 
+def run_alike(frame: pd.DataFrame, newest: pd.DataFrame) -> "pd.Series[bool]":
+    """Return which rows have times that can be compared with those of the `newest` row of their cell: ranks
+    that share GPUs take other times than ranks with a GPU each. Both frames have the column `key`."""
+
+    def how(rows: pd.DataFrame) -> "pd.Series[str]":
+        shared = rows["ranks_per_gpu"].fillna(1).astype(int)
+        return (shared.astype(str) + rows["backend"].fillna("")).where(shared > 1, "")
+
+    wanted = how(newest).groupby(newest["key"]).last()
+    return how(frame) == frame["key"].map(wanted)
+
+
 def costs(old: pd.DataFrame, new: pd.DataFrame, rule: Rule) -> pd.DataFrame:
     """One line for each metric and all cells, each axis value and each cell in common, with its verdict.
 
@@ -64,7 +76,11 @@ def costs(old: pd.DataFrame, new: pd.DataFrame, rule: Rule) -> pd.DataFrame:
     if cells.empty:
         return pd.DataFrame(columns=COLUMNS)
     by_sweep = before["sweep"].nunique() + after["sweep"].nunique() - 2 >= _LEAST_FREEDOM
-    lines = [_lines(metric, before, after, cells, by_sweep) for metric in rule.metrics]
+    timed = before[run_alike(before, after)], after[run_alike(after, after)]
+    lines = [
+        _lines(metric, *(timed if METRICS[metric].unit == "s" else (before, after)), cells, by_sweep)
+        for metric in rule.metrics
+    ]
     # One sweep is one sample of the machine's state; with enough of them the drift is part of their noise.
     table = pd.concat(lines, ignore_index=True).assign(by_sweep=by_sweep)
     return _judged(table, rule, 0.0 if by_sweep else rule.drift)

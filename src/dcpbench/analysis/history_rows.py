@@ -16,7 +16,7 @@ from dcpbench.records.store import RESULTS_CSV, ResultsError, read_rows, stored_
 
 _COLUMNS = (
     *("cell", "status", "started_at", "overrides", "config_digest", "reason", "flaky", "fault_seen"),
-    *("repeat", "torch_version", "git_commit"),
+    *("repeat", "torch_version", "git_commit", "ranks_per_gpu", "backend"),
 )
 _LOOKED_AT = 10
 _LEAST_IN_COMMON = 0.5

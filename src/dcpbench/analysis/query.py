@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from dcpbench.analysis.frame import dtypes, is_true
-from dcpbench.config.text import did_you_mean, instead
+from dcpbench.config.text import choices, did_you_mean
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import STATUSES
 from dcpbench.records.row import NESTED
@@ -115,7 +115,7 @@ def _refuse_unknown_value(column: "pd.Series[str]", condition: Condition) -> Non
     known = [*STATUSES, *there] if condition.column == "status" else there
     if value not in known and (condition.operator == "=" or did_you_mean(value, known)):
         asked = f"{condition.column}{condition.operator}{value}"
-        raise QueryError(f"--where {asked}: no row has that {condition.column}{instead(value, known)}")
+        raise QueryError(f"--where {asked}: no row has that {condition.column}{choices(value, known)}")
 
 
 def _pattern(asked: str, column: str, text: str) -> re.Pattern[str]:

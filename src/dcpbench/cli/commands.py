@@ -1,13 +1,15 @@
-"""The commands: what each takes, and the module whose `main` it calls, imported when it is run."""
+"""The commands. Each names the module whose `main` it calls; that is imported when the command runs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import click
 
-from dcpbench.cli import completion, described
-from dcpbench.cli.parameters import PATH, flag, output, places, several
-from dcpbench.cli.tree import PURPOSE, Run, Tree, command
+import dcpbench
+from dcpbench.cli import completion
+from dcpbench.cli.tree import PATH, PURPOSE, Run, Tree, command, flag, output, places, several
 from dcpbench.config.errors import ConfigError
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.plugins import PluginError, load_plugins, plugins
@@ -17,21 +19,22 @@ from dcpbench.records.store import ResultsError
 from dcpbench.report.styles import complain, standard_output
 
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-_AS_TYPED = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 _SHARE = click.FloatRange(0, 1, max_open=True)
+_JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print everything as JSON.")
 
 
 def main(words: Sequence[str], of_report: bool = False) -> int:
-    """Do what these words ask for, `of_report` what follows `python -m dcpbench.report`; the exit status."""
+    """Run the command that these words name and return the exit status; `of_report` if they follow
+    `python -m dcpbench.report`."""
     open_standard_streams()
-    tells = not {"-h", "--help", "--version", "--completion"}.isdisjoint(words)  # and does nothing else
+    prints_only = not {"-h", "--help", "--version", "--completion"}.isdisjoint(words)
     try:
         load_plugins()
         own = ("compare", "history", *(name for plugin in plugins() for name in plugin.commands))
         if of_report and not {*words[:1]} & {*own}:
             words = ["report", *words]
-        with standard_output() if tells else nullcontext():
-            return int(tree.main([*words], "dcpbench", "_DCPBENCH_COMPLETE", standalone_mode=False) or 0)
+        with standard_output() if prints_only else nullcontext():
+            return int(tree.main([*words], "dcpbench", completion.VARIABLE, standalone_mode=False) or 0)
     except click.Abort:
         return INTERRUPTED
     except click.ClickException as error:
@@ -43,78 +46,50 @@ def main(words: Sequence[str], of_report: bool = False) -> int:
         return WRONG_CONFIGURATION
 
 
-def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
-    if asked and not ctx.resilient_parsing:
-        from importlib.metadata import PackageNotFoundError, version
-
-        import dcpbench
-
-        try:
-            torch = version("torch")
-        except PackageNotFoundError:
-            torch = "is not installed"
-        click.echo(f"dcpbench {dcpbench.__version__}\ntorch {torch}")
+def _print(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    if not value or ctx.resilient_parsing:
+        return
+    if param.name == "completion":
+        click.echo(completion.source(tree, value), nl=False)
         ctx.exit()
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        torch = "is not installed"
+    click.echo(f"dcpbench {dcpbench.__version__}\ntorch {torch}")
+    ctx.exit()
 
 
-def _print_completion(ctx: click.Context, _: click.Parameter, shell: str | None) -> None:
-    if shell and not ctx.resilient_parsing:
-        click.echo(completion.source(tree, shell), nl=False)
-        ctx.exit()
+_FIRST: dict[str, Any] = {"is_eager": True, "expose_value": False, "callback": _print}
 
 
 @click.group(cls=Tree, help=PURPOSE, context_settings=_HELP)
+@click.option("--version", is_flag=True, help="Print the versions of dcpbench and torch.", **_FIRST)
 @click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version,
-    help="The versions of dcpbench and torch.",
-)  # fmt: skip
-@click.option(
-    "--completion", type=click.Choice(completion.SHELLS), is_eager=True, expose_value=False,
-    callback=_print_completion, help="Print the script that has a shell complete.",
-)  # fmt: skip
+    "--completion",
+    type=click.Choice(completion.SHELLS),
+    help="Print the script for completion in a shell.",
+    **_FIRST,
+)
 def tree() -> None:
-    """The commands."""
+    """Collect the commands."""
 
 
-def _add_run(name: str, help: str, words_of: Callable[..., Sequence[str]], *params: click.Parameter) -> None:
-    """Add a command whose words, and these parameters, `words_of` turns into the words of a run."""
-
-    @click.pass_context
-    def callback(ctx: click.Context, /, overrides: tuple[str, ...], **options: bool) -> int:
-        if {"-h", "--help"} & {*overrides}:
-            click.echo(ctx.get_help())
-            return 0
-        words = words_of(overrides, **options)
-        if wrong := described.wrong_option(words):
-            raise ConfigError(wrong)
-        from dcpbench.cli import run
-
-        return run.main(words)
-
-    typed = click.Argument(
-        ["overrides"], nargs=-1, type=click.UNPROCESSED, shell_complete=completion.override
-    )
-    tree.add_command(
-        Run(name, context_settings=_AS_TYPED, callback=callback, params=[typed, *params], help=help)
-    )
+def _run_words(words: Sequence[str]) -> Sequence[str]:
+    return words
 
 
-def _planned(words: Sequence[str], all: bool, as_json: bool) -> Sequence[str]:
+def _plan_words(words: Sequence[str], all: bool, as_json: bool) -> Sequence[str]:
     shown = [f"plan_as={'json' if as_json else 'cells'}"] if all or as_json else []
     return [*words, "plan=true", *shown]
 
 
-def _resumed(words: Sequence[str]) -> Sequence[str]:
+def _resume_words(words: Sequence[str]) -> Sequence[str]:
     from dcpbench.sweep.manifest import quoted
 
-    if not words or words[0].startswith("-"):
+    if not words:
         raise ConfigError("resume: name the folder of the sweep first: dcpbench resume outputs/<sweep>")
     return [*words[1:], f"resume={quoted(words[0])}"]
-
-
-def _add(name: str, module: str, help: str, *params: click.Parameter) -> None:
-    """Add a command that `module.main` does."""
-    tree.add_command(command(name, module, help, *params))
 
 
 def _kinds_of_change() -> Sequence[str]:
@@ -135,105 +110,116 @@ def _numbers() -> Sequence[str]:
     return [name for name, kind in column_types().items() if kind.python in (int, float)]
 
 
-_WHERE = "Only such rows: status!=pass, save_s>=0.1, model=null, reason~Error (several: all must hold)."
+_ALL_HOLD = "given several times: all have to hold"
+_COMMANDS = (
+    Run(
+        "run",
+        """Run cells. One value for each axis is one cell; lists are every combination of their values.
 
-_add_run(
-    "run",
-    """Run cells: one value for each axis is one cell, lists are their product.
+        Exits with 0 if every row is pass, xfail or skip, with 1 if any row is not, and with 2 if the
+        configuration is wrong and nothing was started.""",
+        _run_words,
+    ),
+    Run(
+        "plan",
+        """Show what a run would do and how long it would take, and start nothing. Above 50 cells, a line
+        is a block of the sweep, or the cells of one scenario or other axis.
 
-    Ends with 0 when every row is pass, xfail or skip, with 1 when any is not, with 2 when the configuration
-    is wrong and nothing was started.""",
-    lambda words: words,
-)
-_add_run(
-    "plan",
-    """Tell what a run would do and how long it would take, and start nothing. Above 50 cells a line tells of
-    a block of the matrix, or of the cells of one scenario or other axis.
+        Exits as the run would, as far as that is known: with 1 if every cell would be skipped.""",
+        _plan_words,
+        flag("--all", "Print every cell, however many there are."),
+        _JSON,
+    ),
+    Run(
+        "resume",
+        """Resume the sweep in FOLDER, skipping cells with a valid row.
 
-    Ends as the run would, as far as that is known: with 1 when every cell would be skipped.""",
-    _planned,
-    flag("--all", "Every cell, however many there are."),
-    click.Option(["--json", "as_json"], is_flag=True, help="All of it as JSON."),
-)
-_add_run(
-    "resume",
-    """Go on with the sweep in FOLDER: cells whose row stands do not run again.
-
-    What was asked for there is taken again; rerun=failed runs cells again that did not come out as they
-    should.""",
-    _resumed,
-)
-_add(
-    "report",
-    "dcpbench.report.show",
-    """Show sweeps: cells one by one or as a pivot, and what did not pass. SWEEP is a sweep's folder, or one
-    that holds several.""",
-    places("sweeps", "SWEEP..."),
-    several("--where", "COND", _WHERE, _conditions),
-    several("--rows", "AXIS,...", "What a pivot has down its side.", _columns),
-    several("--columns", "AXIS,...", "What it has along its top.", _columns),
-    several("--metric", "NAME,...", "A pivot of medians of save_stall_s, load_s, ...", _numbers),
-    flag("--cells", "A line a cell, however many there are."),
-    *output(
-        ["table", "markdown", "csv", "json", "html", "junit"], "csv and json: the rows, without details."
+        The overrides of that sweep hold again. rerun=failed runs cells again whose row is not ok.""",
+        _resume_words,
+    ),
+    command(
+        "report",
+        "dcpbench.report.show",
+        """Print sweeps: their cells or a pivot, and what did not pass. SWEEP is the folder of a sweep, or a
+        folder of sweeps.""",
+        places("sweeps", "SWEEP..."),
+        several(
+            "--where",
+            "COND",
+            f"Rows to print: status!=pass, save_s>=0.1, model=null, reason~Error ({_ALL_HOLD}).",
+            _conditions,
+        ),
+        several("--rows", "AXIS,...", "The rows of a pivot.", _columns),
+        several("--columns", "AXIS,...", "The columns of a pivot.", _columns),
+        several("--metric", "NAME,...", "Print a pivot of medians of save_stall_s, load_s, ...", _numbers),
+        flag("--cells", "Print a line for each cell, however many there are."),
+        *output(
+            ["table", "markdown", "csv", "json", "html", "junit"], "csv and json: the rows, without details."
+        ),
+    ),
+    command(
+        "compare",
+        "dcpbench.report.compare",
+        """Show which statuses changed from OLD to NEW, and which costs changed beyond noise. Exits with 1 if
+        a change is one of --fail-on.""",
+        click.Argument(["old"], type=PATH),
+        places("new", "NEW..."),
+        click.Option(
+            ["--earlier"],
+            type=PATH,
+            multiple=True,
+            metavar="SWEEP",
+            help="""A sweep before OLD (several times): its costs count with OLD's, its statuses do not. With
+            five or more sweeps before NEW, the drift between equal sweeps is measured instead of assumed.""",
+        ),
+        flag("--all", "Print every cell and every group of cells, also where nothing changed."),
+        several("--metric", "NAME,...", "Costs to compare, instead of the usual ones.", lambda: [*METRICS]),
+        several(
+            "--ignore",
+            "AXIS,...",
+            "Pair cells that differ in these axes or overrides: to compare two models, two storages.",
+            _columns,
+        ),
+        several("--fail-on", "KIND,...", "Exit with 1 on such a change.", _kinds_of_change),
+        click.Option(
+            ["--least-effect"], type=_SHARE, metavar="SHARE", help="0.05: below 5 % is not a change."
+        ),
+        click.Option(
+            ["--drift"],
+            type=_SHARE,
+            metavar="SHARE",
+            help="Assumed drift between equal sweeps (0.03); with six or more sweeps it is measured.",
+        ),
+        click.Option(
+            ["--false-alarms"], type=_SHARE, metavar="SHARE", help="Chance of any false alarm (0.01)."
+        ),
+        *output(["table", "markdown", "csv", "json"], "Default: table, or what the suffix of -o names."),
+    ),
+    command(
+        "history",
+        "dcpbench.report.history",
+        """Show the status and costs of each cell over the sweeps in FOLDER, one letter a sweep, the newest
+        right.""",
+        places("folders", "FOLDER..."),
+        several(
+            "--where",
+            "COND",
+            f"Rows to use: parallel=fsdp2, sweep~2026-11 ({_ALL_HOLD}).",
+            _conditions,
+        ),
+        several("--metric", "NAME,...", "Costs to show, instead of the usual ones.", _numbers),
+        click.Option(["--last"], type=click.IntRange(1), metavar="N", help="Use the newest N sweeps alone."),
+        flag("--all", "Print cells that are ok and unchanged too."),
+        *output(["table", "markdown", "json"], "json: always all cells."),
+    ),
+    command(
+        "doctor",
+        "dcpbench.cli.doctor",
+        """Check whether this machine can run cells: torch, GPUs and their links, memory, disk, compiler,
+        loopback, limits. Print how to fix what is missing. Exits with 1 if anything is bad.""",
+        click.Option(["--folder"], type=PATH, metavar="FOLDER", help="Folder for checkpoints (outputs)."),
+        _JSON,
     ),
 )
-_add(
-    "compare",
-    "dcpbench.report.compare",
-    """Tell which statuses changed from OLD to NEW, and which costs beyond noise. Ends with 1 where something
-    is found that --fail-on names.""",
-    click.Argument(["old"], type=PATH),
-    places("new", "NEW..."),
-    click.Option(
-        ["--earlier"],
-        type=PATH,
-        multiple=True,
-        metavar="SWEEP",
-        help="""A sweep before OLD (several times): its costs count with OLD's, its statuses do not; with five
-        or more sweeps before NEW it is seen, and not assumed, how far equal ones drift apart.""",
-    ),
-    flag("--all", "Every cell and every group of cells, also where nothing changed."),
-    several("--metric", "NAME,...", "Which costs, instead of those always compared.", lambda: list(METRICS)),
-    several(
-        "--ignore",
-        "AXIS,...",
-        "Match cells whatever these axes or overrides are: to compare two models, two storages.",
-        _columns,
-    ),
-    several("--fail-on", "KIND,...", "Exit with 1 where there is such a change.", _kinds_of_change),
-    click.Option(["--least-effect"], type=_SHARE, metavar="SHARE", help="0.05: less than 5 % is no change."),
-    click.Option(
-        ["--drift"],
-        type=_SHARE,
-        metavar="SHARE",
-        help="How far equal sweeps may differ as a whole (0.03); with six or more sweeps, that is seen.",
-    ),
-    click.Option(["--false-alarms"], type=_SHARE, metavar="SHARE", help="Chance of any false call (0.01)."),
-    *output(["table", "markdown", "csv", "json"], "Table, or what the suffix of -o says."),
-)
-_add(
-    "history",
-    "dcpbench.report.history",
-    """Show how the status and the costs of each cell went over the sweeps in FOLDER, one sign a sweep, the
-    newest right.""",
-    places("folders", "FOLDER..."),
-    several(
-        "--where",
-        "COND",
-        "Only such rows: parallel=fsdp2, sweep~2026-11 (several: all must hold).",
-        _conditions,
-    ),
-    several("--metric", "NAME,...", "Which costs, instead of those always shown.", _numbers),
-    click.Option(["--last"], type=click.IntRange(1), metavar="N", help="The newest N sweeps alone."),
-    flag("--all", "Also the cells that are ok and in which nothing changed."),
-    *output(["table", "markdown", "json"], "json: always all cells."),
-)
-_add(
-    "doctor",
-    "dcpbench.cli.doctor",
-    """Tell whether this machine can run what it should: torch, GPUs and their links, memory, disk, compiler,
-    loopback, limits; and how to mend what is missing. Ends with 1 when something is bad.""",
-    click.Option(["--folder"], type=PATH, metavar="FOLDER", help="Where checkpoints would go (outputs)."),
-    click.Option(["--json", "as_json"], is_flag=True, help="All of it as JSON."),
-)
+for _command in _COMMANDS:
+    tree.add_command(_command)

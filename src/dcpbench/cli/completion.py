@@ -1,7 +1,7 @@
-"""What a shell completes: commands, options, and for a run its groups, keys and their values.
+"""Shell completion: commands, options, and for a run its groups, keys and their values.
 
-Bash breaks words at `=` and replaces only what follows the last break, so its script hands over the whole
-line, and candidates are cut at the last break of theirs. Zsh does neither.
+Bash breaks words at `=` and replaces only the part after the last break. So its script passes the whole line,
+and candidates are cut at their last break. Zsh needs neither.
 """
 
 import os
@@ -18,14 +18,14 @@ from click.shell_completion import (
     ZshComplete,
     add_completion_class,
     get_completion_class,
+    split_arg_string,
 )
 
-from dcpbench.cli import described
+from dcpbench.cli import reference
 
 SHELLS = ("bash", "zsh")
-Names = Sequence[str] | Callable[[], Sequence[str]]
-"""Names, or what finds them out, which may take a moment."""
-_VARIABLE = "_DCPBENCH_COMPLETE"
+VARIABLE = "_DCPBENCH_COMPLETE"
+Names = Callable[[], Sequence[str]]
 
 _BASH = """\
 %(complete_func)s() {
@@ -40,7 +40,7 @@ _BASH = """\
             [[ $value == *[=.,/] ]] && compopt -o nospace
             COMPREPLY+=("$value")
         fi
-    done < <(COMP_LINE="$COMP_LINE" COMP_POINT="$COMP_POINT" DCPBENCH_WORDBREAKS="$COMP_WORDBREAKS" \\
+    done < <(COMP_LINE="${COMP_LINE:0:COMP_POINT}" DCPBENCH_WORDBREAKS="$COMP_WORDBREAKS" \\
         %(complete_var)s=bash_complete "$1" 2>/dev/null)
 }
 complete -o nosort -F %(complete_func)s %(prog_name)s
@@ -76,13 +76,16 @@ class _Bash(BashComplete):
 
     @staticmethod
     def _check_version() -> None:
-        """Which bash it is, its script need not know."""
+        """Skip click's check: this script needs no recent bash."""
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        line = os.fsencode(os.environ["COMP_LINE"])[: int(os.environ["COMP_POINT"])].decode(errors="replace")
-        words, self._is_open = _words(line)
-        self._typed = words[-1] if (self._is_open or line[-1:].strip()) and len(words) > 1 else ""
-        return words[1:-1] if self._typed else words[1:], self._typed
+        line = os.environ["COMP_LINE"]
+        self._is_open = True  # a quote, in which bash breaks no word
+        with suppress(ValueError):
+            self._is_open = not shlex.split(line)
+        words = split_arg_string(line)[1:]
+        self._typed = words.pop() if words and (self._is_open or not line[-1].isspace()) else ""
+        return words, self._typed
 
     def format_completion(self, item: CompletionItem[Any]) -> str:
         breaks = "" if self._is_open else os.environ.get("DCPBENCH_WORDBREAKS", "")
@@ -94,72 +97,50 @@ class _Zsh(ZshComplete):
     source_template = _ZSH
 
 
-def _words(line: str) -> tuple[list[str], bool]:
-    """The words of a line, and whether the last lacks its closing quote, in which nothing breaks a word."""
-    for end in ("", '"', "'"):
-        with suppress(ValueError):
-            return shlex.split(line + end), bool(end)
-    return line.split(), False
+add_completion_class(_Bash, "bash")
+add_completion_class(_Zsh, "zsh")
 
 
 def source(tree: click.Command, shell: str) -> str:
-    """The script that has a shell complete: `eval "$(dcpbench --completion bash)"`."""
+    """Return the script that makes a shell complete: `eval "$(dcpbench --completion bash)"`."""
     made = get_completion_class(shell)
     assert made is not None
-    return made(tree, {}, "dcpbench", _VARIABLE).source()
+    return made(tree, {}, "dcpbench", VARIABLE).source()
 
 
 def override(context: click.Context, _: click.Parameter | None, typed: str) -> list[CompletionItem[str]]:
-    """What may stand for an override of which this has been typed."""
-    words = [*context.params.get("overrides", ()), *context.args]
-    if context.info_name == "resume" and not words:
+    """Return the overrides that begin as typed."""
+    if context.info_name == "resume" and not context.params.get("overrides"):
         return [CompletionItem(typed, type="dir")]
-    there = described.described(words)
+    groups, keys = reference.groups(context.params.get("config_dir")), reference.keys()
     name, equals, value = typed.partition("=")
     if not equals:
-        nested = described.dotted_keys() if "." in typed else ()
-        names = [*there.axes, *there.keys, *nested]
-        return [CompletionItem(f"{one}=") for one in dict.fromkeys(names) if one.startswith(typed)]
-    plain = name.lstrip("+")
-    if plain in ("resume", "hydra.sweep.dir", "storage.root"):
+        nested = reference.keys_of_groups() if "." in typed else ()
+        names = dict.fromkeys([*groups, *keys, *nested])
+        return [CompletionItem(f"{one}=") for one in names if one.startswith(typed)]
+    key = name.lstrip("+")
+    if key in ("resume", "hydra.sweep.dir", "storage.root"):
         return _folders(name, value)
-    values = [*there.axes[plain].values] if plain in there.axes else []
-    values += there.keys[plain].values if plain in there.keys else ()
+    values = [*(groups[key].values if key in groups else ()), *(keys[key].values if key in keys else ())]
     return [CompletionItem(f"{name}={one}") for one in _lists(values, value)]
 
 
 def _folders(name: str, typed: str) -> list[CompletionItem[str]]:
-    """Folders, which a shell would not look for within a word."""
-    place = Path(typed)
-    parent = place if typed.endswith("/") or not typed else place.parent
-    lead = typed[: len(typed) - len(typed.rpartition("/")[2])]
+    """Return the folders that begin as typed: a shell looks for none inside a word."""
+    lead, slash, start = typed.rpartition("/")
     with suppress(OSError):
-        found = sorted(one.name for one in parent.iterdir() if one.is_dir())
-        start = typed.rpartition("/")[2]
-        return [CompletionItem(f"{name}={lead}{one}/") for one in found if one.startswith(start)]
+        found = sorted(one.name for one in Path(f"{lead}{slash}").iterdir() if one.is_dir())
+        return [CompletionItem(f"{name}={lead}{slash}{one}/") for one in found if one.startswith(start)]
     return []
 
 
-def options(typed: str) -> list[CompletionItem[str]]:
-    """The options of a run that begin so."""
-    return [CompletionItem(one) for one in described.known_options() if one.startswith(typed)]
-
-
-def listed(known: Names) -> Any:
-    """A completion of names between commas."""
-
-    def complete(_: click.Context, __: click.Parameter, typed: str) -> list[CompletionItem[str]]:
-        return [CompletionItem(one) for one in _lists(known() if callable(known) else known, typed)]
-
-    return complete
+def listed(names: Names) -> Callable[..., list[CompletionItem[str]]]:
+    """Return a completion of names between commas."""
+    return lambda _, __, typed: [CompletionItem(one) for one in _lists(names(), typed)]
 
 
 def _lists(names: Sequence[str], typed: str) -> list[str]:
-    """Lists of names between commas of which this has been typed, each with one name more."""
+    """Return the lists that begin as typed and have one name more."""
     before, comma, last = typed.rpartition(",")
     taken = before.split(",")
     return [f"{before}{comma}{one}" for one in names if one.startswith(last) and one not in taken]
-
-
-add_completion_class(_Bash, "bash")
-add_completion_class(_Zsh, "zsh")

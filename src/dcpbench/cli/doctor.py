@@ -29,6 +29,7 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import StorageConfig
 from dcpbench.config.text import counted
 from dcpbench.executors import fork_server
+from dcpbench.executors.shared_gpus import how_to_get, nccl_can_share, sharing_sentence
 from dcpbench.report.styles import standard_output, style_of, text_of
 from dcpbench.sweep.validity import RANKS_BY_DEFAULT as RANKS
 from dcpbench.sweep.validity import cpp_compiler
@@ -119,8 +120,11 @@ def _gpus(description: dict[str, Any]) -> Line:
     versions = f"CUDA {description['cuda']}, NCCL {description.get('nccl')}"
     seen = f"{count} × {names}, {versions}"
     if count < RANKS:
-        mend = f"world_size={count} where all of it is to run there"
-        return Line("gpus", "warning", f"{seen}; a cell on {RANKS} ranks has no room", mend)
+        nccl = description.get("nccl")
+        seen = f"{seen}; {sharing_sentence(RANKS, count, nccl)}"
+        if not nccl_can_share(nccl):
+            return Line("gpus", "warning", seen, f"for all parallelisms, {how_to_get(description['cuda'])}")
+        return Line("gpus", "warning", seen, "NVLink and peer copies are not tested")
     links = links_of(_nvidia_smi("topo", "-m"))
     if not links:
         return Line("gpus", "warning", f"{seen}; how they are linked is not known", "nvidia-smi topo -m")

@@ -15,14 +15,18 @@ from pathlib import Path
 
 import hydra
 from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException, OverrideParseException
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from dcpbench.cli import described
-from dcpbench.config.errors import ConfigError, one_line, told_null_choices
+from dcpbench.cli import reference
+from dcpbench.config.errors import ConfigError, named_null_choices, one_line
+from dcpbench.config.groups import Matrix
 from dcpbench.config.schema import conf_folder, config_class
+from dcpbench.config.text import counted
 from dcpbench.core.plugins import plugins
 from dcpbench.records.files import SafeStream
 from dcpbench.records.installation import conf_folders
@@ -52,7 +56,7 @@ def register_groups(arguments: Sequence[str]) -> None:
     store = ConfigStore.instance()
     store.store(name="schema", node=config_class())
     folders = conf_folders()
-    own = described.config_dir(arguments)
+    own = reference.config_dir(arguments)
     for path in (
         path for folder in (*folders, own) if folder for path in sorted(folder.glob("parallel/*.yaml"))
     ):
@@ -64,6 +68,26 @@ def register_groups(arguments: Sequence[str]) -> None:
         ]
         group = f"experiment/{experiment}"
         store.store(group=group, name="plugins", node={"defaults": added}, package="_global_")
+
+
+def _report_number_of_cells(words: Sequence[str], shows: str) -> None:
+    """Report how many cells share the configuration of an experiment that `--cfg` prints."""
+    overrides = [word for word in words if not word.startswith("-")]
+    named = [word for word in overrides if word.startswith("experiment=")]
+    if not named:
+        return
+    own = reference.config_dir(words)
+    searched = [f"hydra.searchpath=[file://{own.resolve()}]"] if own else []
+    with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        config = hydra.compose("config", [*overrides, *searched], return_hydra_config=True)
+        loader = GlobalHydra.instance().config_loader()
+        sweeper = instantiate(config.hydra.sweeper)
+    number = counted(sweeper.least_cells(config, loader), "cell")
+    at_least = "at least " if Matrix.pairwise in str(config.hydra.sweeper) else ""
+    listed = f"dcpbench plan {named[0]} --all lists them"
+    sys.stderr.write(
+        f"dcpbench: {named[0]} has {at_least}{number}; {shows} prints what they share; {listed}\n"
+    )
 
 
 def main(words: Sequence[str]) -> int:
@@ -111,17 +135,15 @@ def _run(task: SweepTask, words: Sequence[str]) -> int:
             Path.cwd()
         except FileNotFoundError:
             raise ConfigError("the folder that this was started in is gone: change to another") from None
-        sys.argv[1:] = command_line(described.options_first(words))  # which Hydra reads
+        sys.argv[1:] = command_line(words)  # which Hydra reads
         register_groups(sys.argv[1:])
         if sys.stderr.isatty() and not {word.partition("=")[0] for word in words} & _PRINTS:
             sys.stderr.write("reading the configuration ...\n")
         app = hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")
-        with unmasked_interrupts(), told_null_choices(words):
+        with unmasked_interrupts(), named_null_choices(words):
+            if shows := [word for word in words if word.startswith("--cfg")]:
+                _report_number_of_cells(sys.argv[1:], shows[0])
             app(task)()
-    except OverrideParseException as error:
-        text = described.instead_of(error.override) if "=" not in error.override else one_line(error)
-        sys.stderr.write(f"dcpbench: {text}\n")
-        return WRONG_CONFIGURATION
     except _WRONG as error:
         sys.stderr.write(f"dcpbench: {one_line(error)}\n")
         return WRONG_CONFIGURATION

@@ -1,59 +1,115 @@
-"""What all commands have in common: how they are found, what their help looks like, how they are run."""
+"""The kinds of commands, their options and their help; plug-ins build theirs from these too."""
 
 import importlib
 import pkgutil
 import signal
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import click
 from click.shell_completion import CompletionItem
 
-from dcpbench.cli import completion, described
+from dcpbench.cli import completion, reference
+from dcpbench.config.errors import ConfigError
+from dcpbench.config.text import did_you_mean, visible
+from dcpbench.core.axes import AXES
 from dcpbench.core.plugins import plugins
 
 PURPOSE = """\
-Does a checkpoint resume exactly, what does it cost, and what changed since last night? dcpbench runs a
-matrix of cells: each trains a model under a parallelism on real ranks, saves with PyTorch Distributed
-Checkpoint, loads, verifies bit for bit, trains on, and writes one row.
+Check that training resumed from a PyTorch Distributed Checkpoint continues exactly as if it had never
+stopped, and measure what saving and loading cost.
 
-Overrides without a command (dcpbench -m parallel=fsdp,hsdp) are a run.
+Overrides without a command (dcpbench parallel=fsdp,hsdp) are a run.
 """
+PATH = click.Path(path_type=Path)
+_FIRST_OPTIONS = ("config_dir", "cfg", "help")
+"""The options that the help of a run shows; `--help options` shows all."""
 _EXAMPLES = (
-    ("dcpbench run parallel=fsdp2 device=cpu", "one cell"),
-    ("dcpbench run parallel=fsdp,hsdp compile=true,false", "four cells"),
-    ("dcpbench plan experiment=nightly", "what it would do"),
-    ("dcpbench resume outputs/<sweep>", "go on with it"),
-    ("dcpbench report outputs/<sweep> --where status!=pass", "what did not pass"),
-    ("dcpbench compare outputs/<old> outputs/<new>", "what changed"),
-    ("dcpbench doctor", "can it run here?"),
+    ("dcpbench run parallel=fsdp2 device=cpu", "run one cell"),
+    ("dcpbench run parallel=fsdp,hsdp compile=true,false", "run four cells"),
+    ("dcpbench plan experiment=nightly", "see what it would run"),
+    ("dcpbench resume outputs/<sweep>", "continue it"),
+    ("dcpbench report outputs/<sweep> --where status!=pass", "see what did not pass"),
+    ("dcpbench compare outputs/<old> outputs/<new>", "see what changed"),
+    ("dcpbench doctor", "check this machine"),
+)
+_MORE = (
+    ("dcpbench run --help", "axes and options of a run"),
+    ("dcpbench run --help AXIS", "the values of an axis"),
+    ("dcpbench COMMAND --help", "the options of a command"),
+    ('eval "$(dcpbench --completion bash)"', "completion, in ~/.bashrc; zsh likewise"),
 )
 _RUN_EXAMPLES = (
     ("dcpbench run parallel=fsdp save=async", "one cell"),
     ("dcpbench run parallel=fsdp,hsdp save=sync,async", "four: the product of lists"),
-    ("dcpbench run experiment=seeds", "a sweep, written down"),
-    ("dcpbench run parallel=fsdp_tp parallel.tp=4", "a key of a group"),
-    ("dcpbench run model=mine --config-dir my_conf", "my_conf/model/mine.yaml"),
-    ("dcpbench run parallel=fsdp --cfg job", "print the configuration"),
+    ("dcpbench run parallel=fsdp_tp parallel.tp=4", "set a key of a group"),
+    ("dcpbench run model=mine --config-dir my_conf", "use my_conf/model/mine.yaml"),
+)
+_ALMOST_AXES = ("executor", "experiment")
+"""Groups that no cell differs in."""
+_RUN_MORE = (
+    ("dcpbench run --help AXIS", "the values of an axis"),
+    ("dcpbench run --help keys", "other keys: saves, seed, timeouts, ..."),
+    ("dcpbench run --help options", "all options"),
 )
 
 
+def several(option: str, metavar: str, help: str, known: completion.Names | None = None) -> click.Option:
+    """Return an option that can be given several times; `known` returns the names that a shell completes."""
+    complete = None if known is None else completion.listed(known)
+    return click.Option([option], multiple=True, metavar=metavar, help=help, shell_complete=complete)
+
+
+def flag(option: str, help: str) -> click.Option:
+    """Return an option without a value."""
+    return click.Option([option], is_flag=True, help=help)
+
+
+def output(formats: Sequence[str], help: str) -> list[click.Parameter]:
+    """Return the options of `dcpbench.report.output`."""
+    raw = "csv: keep texts that a spreadsheet would run (=, +, -, @) as they are."
+    file = "Write to FILE, atomically; its suffix selects the format."
+    return [
+        click.Option(["--format"], type=click.Choice(formats), help=help),
+        *([flag("--raw", raw)] if "csv" in formats else []),
+        click.Option(["-o", "--output"], type=PATH, metavar="FILE", help=file),
+    ]
+
+
+def places(name: str, metavar: str) -> click.Argument:
+    """Return an argument of one or more folders."""
+
+    def refuse_command(_: click.Context, __: click.Parameter, given: tuple[Path, ...]) -> tuple[Path, ...]:
+        for place in given:
+            meant = did_you_mean(str(place), [*reference.commands()]).replace("mean ", "mean dcpbench ")
+            if meant and not place.exists():
+                raise click.UsageError(f"{visible(str(place))}: no such folder{meant}")
+        return given
+
+    return click.Argument(
+        [name], type=PATH, nargs=-1, required=True, callback=refuse_command, metavar=metavar
+    )
+
+
 class Tree(click.Group):
-    """The commands; overrides without one are a run."""
+    """The commands; overrides without a command are a run."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        asks = args and args[0] in (*described.commands(), "-h", "--help", "--version", "--completion")
-        if args and not asks and not args[0].startswith("-") and "=" not in args[0]:
-            raise click.UsageError(described.instead_of(args[0], args))
-        if not asks and (args or not ctx.resilient_parsing):
+        first = args[0] if args else ""
+        known = first in (*reference.commands(), "-h", "--help", "--version", "--completion")
+        if first and not known and not first.startswith("-") and "=" not in first:
+            raise click.UsageError(reference.correction(first))
+        if not known and (args or not ctx.resilient_parsing):
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-        found = super().shell_complete(ctx, incomplete)
-        return found or completion.override(ctx, None, incomplete)
+        return super().shell_complete(ctx, incomplete) or completion.override(ctx, None, incomplete)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*described.commands()]
+        return [*reference.commands()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         added = {name: spec.target for plugin in plugins() for name, spec in plugin.commands.items()}
@@ -63,32 +119,23 @@ class Tree(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([*described.commands().items()])
+            formatter.write_dl([*reference.commands().items()])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Examples"):
-            added = (spec.example for plugin in plugins() for spec in plugin.commands.values())
-            formatter.write_dl([*_EXAMPLES, *filter(None, added)], col_max=60)
-        with formatter.section("More"):
-            formatter.write_dl(
-                [
-                    ("dcpbench run --help", "every axis, its values, every key"),
-                    ("dcpbench COMMAND --help", "the options of a command"),
-                    ('eval "$(dcpbench --completion bash)"', "completion, in ~/.bashrc; zsh likewise"),
-                ],
-                col_max=60,
-            )
+        added = (spec.example for plugin in plugins() for spec in plugin.commands.values())
+        for title, lines in (("Examples", (*_EXAMPLES, *filter(None, added))), ("More", _MORE)):
+            with formatter.section(title):
+                formatter.write_dl(lines, col_max=60)
 
 
 class Command(click.Command):
-    """A command that `module.main` does with what was asked for; `module.epilog()` ends its help, if there
-    is one."""
+    """A command that `module.main` does with its options; `module.epilog()`, if it exists, ends the help."""
 
     module = ""
 
     def invoke(self, ctx: click.Context) -> Any:
         module = importlib.import_module(self.module)
-        # Until here Ctrl-C just ended the process; from here on what is under way is cleaned up.
+        # Until here Ctrl-C just ended the process; from here on there may be something to clean up.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         return module.main(**ctx.params)
 
@@ -102,54 +149,140 @@ class Command(click.Command):
 
 
 def command(name: str, module: str, help: str, *params: click.Parameter) -> Command:
-    """Make a command that `module.main` does with these parameters."""
+    """Return a command that `module.main` does with these parameters."""
     made = Command(name, params=[*params], help=help)
     made.module = module
     return made
 
 
+def _hydra_options() -> list[click.Option]:
+    """Return Hydra's options, without --run: dcpbench's launcher cannot obey it."""
+    parts = click.Choice(["job", "hydra", "all"])
+    info = click.Choice(["all", "config", "defaults", "defaults-tree", "plugins", "searchpath"])
+    folder = click.Path(file_okay=False)
+    return [
+        click.Option(["-cd", "--config-dir"], type=folder, metavar="DIR",
+                     help="Add a folder laid out like conf/."),
+        click.Option(["-c", "--cfg"], type=parts,
+                     help="Print a cell's configuration, start nothing."),
+        flag("--resolve", "With --cfg: fill in interpolations."),
+        click.Option(["-p", "--package"], metavar="KEY", help="With --cfg: print this part alone."),
+        click.Option(
+            ["-i", "--info"], type=info, is_flag=False, flag_value="all", metavar="[WHAT]",
+            help=f"Print Hydra's view: {', '.join(info.choices)}.",
+        ),
+        click.Option(["-cn", "--config-name"], metavar="NAME",
+                     help="Use another file than config.yaml."),
+        click.Option(["-cp", "--config-path"], type=folder, metavar="DIR",
+                     help="Use another folder than conf/."),
+        flag("--hydra-help", "Print Hydra's own help."),
+        click.Option(["-m", "--multirun"], is_flag=True, help="Accepted; lists make a sweep without it too."),
+    ]  # fmt: skip
+
+
 class Run(click.Command):
-    """A command whose overrides Hydra reads."""
+    """A command whose overrides Hydra reads. `words_of`, given the overrides and the command's own options,
+    returns the words of a run."""
+
+    def __init__(
+        self, name: str, help: str, words_of: Callable[..., Sequence[str]], *params: click.Parameter
+    ) -> None:
+        overrides = click.Argument(
+            ["overrides"], nargs=-1, type=click.UNPROCESSED, shell_complete=completion.override
+        )
+        topic = click.Option(
+            ["-h", "--help"], is_flag=False, flag_value="", metavar="[AXIS]", help="This, or help on an axis."
+        )
+        self._hydra = _hydra_options()
+        super().__init__(
+            name, help=help, params=[overrides, *params, *self._hydra, topic], add_help_option=False
+        )
+        self._words_of = words_of
+
+    def invoke(self, ctx: click.Context) -> int:
+        options = dict(ctx.params)
+        overrides, topic = options.pop("overrides"), options.pop("help")
+        given = {option.opts[-1]: options.pop(str(option.name)) for option in self._hydra}
+        own = given["--config-dir"] and Path(given["--config-dir"])
+        if topic is not None:
+            if not topic and overrides and "=" not in overrides[-1]:
+                topic = overrides[-1]
+            click.echo(_help_on(topic.partition("=")[0], own, ctx) if topic else ctx.get_help())
+            return 0
+        for word in overrides[self.name == "resume" :]:
+            if "=" not in word and not word.startswith("~"):
+                raise ConfigError(reference.correction(word, own))
+        from dcpbench.cli import run
+
+        words = [name if value is True else f"{name}={value}" for name, value in given.items() if value]
+        return run.main([*words, *self._words_of(overrides, **options)])
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         folder = "FOLDER " if self.name == "resume" else ""
         formatter.write_usage(ctx.command_path, f"{folder}[KEY=VALUE[,VALUE...]]... [OPTIONS]")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        formatter.write("\n")
-        if self.name != "run":
-            formatter.write_text(
-                "dcpbench run --help tells every axis, its values, every key and the options."
-            )
-            own = [one.get_help_record(ctx) for one in self.params if isinstance(one, click.Option)]
-            if own:
-                with formatter.section("Options"):
-                    formatter.write_dl([*filter(None, own)])
-            return
-        there = described.described(ctx.params["overrides"])
-        with formatter.section("Examples"):
-            formatter.write_dl(_RUN_EXAMPLES, col_max=60)
-        formatter.write("\n")
-        formatter.write_text("Axes, with their defaults and their values, of which a list has one cell each:")
-        for axis in there.axes.values():
+        options = [one for one in self.params if isinstance(one, click.Option)]
+        if self.name == "run":
+            with formatter.section("Examples"):
+                formatter.write_dl(_RUN_EXAMPLES, col_max=60)
+            own = ctx.params.get("config_dir")
+            known = reference.keys() | reference.groups(own and Path(own))
+            with formatter.section("Axes, with their defaults"):
+                axes = [known[name] for name in (*AXES, *_ALMOST_AXES)]
+                lines = [(f"{key.name}={key.default}", _in_one_line(key.help, formatter)) for key in axes]
+                formatter.write_dl(lines, col_max=30)
+            with formatter.section("More"):
+                formatter.write_dl(_RUN_MORE, col_max=60)
+            options = [one for one in options if one.name in _FIRST_OPTIONS]
+        else:
+            options = [one for one in options if one not in self._hydra]
             formatter.write("\n")
-            formatter.write_text(f"{axis.name}={axis.default}: {axis.text}")
-            with formatter.indentation():
-                told = (
-                    {} if axis.name == "load_parallel" else {one: it for one, it in axis.values.items() if it}
-                )
-                if told:
-                    formatter.write_dl([*told.items()], col_max=24)
-                if others := [one for one in axis.values if one not in told]:
-                    formatter.write_text(", ".join(others))
-        with formatter.section("Keys, with their defaults"):
-            formatter.write_dl(
-                [(f"{key.name}={key.default}", key.help) for key in there.keys.values()], col_max=26
-            )
-        options = described.OPTIONS.items()
-        named = ((f"{names} {value or ''}".strip(), text) for names, (value, text) in options)
+            formatter.write_text("Axes, keys and more options: dcpbench run --help")
         with formatter.section("Options"):
-            formatter.write_dl([*named, ("-h, --help", "this")], col_max=28)
+            formatter.write_dl(_records(options, ctx), col_max=30)
 
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-        return [*super().shell_complete(ctx, incomplete), *completion.options(incomplete)]
+
+def _records(options: Iterable[click.Option], ctx: click.Context) -> list[tuple[str, str]]:
+    return [*filter(None, (option.get_help_record(ctx) for option in options))]
+
+
+def _in_one_line(text: str, formatter: click.HelpFormatter) -> str:
+    """Return the beginning of a text that fits beside a name."""
+    first = text.partition("; ")[0].partition(" (")[0]
+    return textwrap.shorten(first, formatter.width - 34, placeholder=" ...")
+
+
+def _help_on(topic: str, own: Path | None, ctx: click.Context) -> str:
+    """Return the help on a group, on a key and those below it, on all `keys` or all `options`.
+
+    Raises:
+        ConfigError: there is no such group or key.
+    """
+    formatter = ctx.make_formatter()
+    if topic == "options":
+        options = [one for one in ctx.command.params if isinstance(one, click.Option)]
+        with formatter.section("Options"):
+            formatter.write_dl(_records(options, ctx), col_max=30)
+    groups, keys = reference.groups(own), reference.keys()
+    below = [key for name, key in keys.items() if topic in ("keys", name) or name.startswith(f"{topic}.")]
+    if topic in groups:
+        group = groups[topic]
+        formatter.write_text(f"{topic}={group.default}: {group.help}.")
+        if topic == "load_parallel":
+            formatter.write_text("Its values are those of parallel.")
+        elif told := [(name, text) for name, text in group.values.items() if text]:
+            with formatter.section("Values"):
+                formatter.write_dl(told, col_max=30)
+        if untold := [name for name, text in group.values.items() if not text]:
+            with formatter.section("Values"):
+                formatter.write_text(", ".join(untold))
+        if inside := [name for name in reference.keys_of_groups() if name.startswith(f"{topic}.")]:
+            with formatter.section("Keys of each value"):
+                formatter.write_text(", ".join(inside))
+    if below:
+        with formatter.section("Keys, with their defaults"):
+            formatter.write_dl([(f"{key.name}={key.default}", key.full_help) for key in below], col_max=30)
+    if not formatter.getvalue():
+        raise ConfigError(reference.unknown_topic(topic, own))
+    return formatter.getvalue().strip("\n")

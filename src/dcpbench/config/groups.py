@@ -128,7 +128,7 @@ class ExecutorConfig(Group):
     in the driver.
 
     `address` is that of what runs already, null starts something for this sweep alone. `ranks_per_host` is
-    the most ranks of a cell that a host has; null: one for each of its GPUs, on the CPU as many as there are.
+    the most ranks of a cell that a host has; null: as many as its GPUs need, on the CPU as many as there are.
     Cells run on exactly `hosts` hosts, or on as many as they have ranks; a Ray cluster is waited for until it
     has that many. null: the hosts of the cluster are used as they are. Only these two are part of a cell.
     """
@@ -151,7 +151,7 @@ class ParallelConfig(Group):
     An empty `tp_plan` is the model's, with `sequence_parallel` its `sp_plan`, and an empty `ep_plan` too. A
     pipeline, one with `pp`, runs `pp_schedule` over `pp_microbatches` parts of each rank's batch.
     `compile_scope` is what is compiled by itself where the cell does not say. Without `foreach` optimizers
-    take one parameter at a time, unless they are told how.
+    take one parameter at a time, unless they are told how. `gloo`: gloo can carry its collectives on GPUs.
     """
 
     mesh: list[str] = field(default_factory=list)
@@ -167,6 +167,7 @@ class ParallelConfig(Group):
     pp_microbatches: int = 2
     compile_scope: CompileScope = CompileScope.model
     foreach: bool = True
+    gloo: bool = how_run(False)
 
     def replicated_on(self, hosts: int) -> "ParallelConfig":
         """With as many replicas as hosts, if it does not say how many: then what is sharded, whose ranks are

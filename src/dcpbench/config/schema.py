@@ -13,7 +13,7 @@ from dcpbench.config.state_dict import StateDictConfig
 from dcpbench.core.axes import AXES
 from dcpbench.core.plugins import load_plugins
 
-OF_THE_SWEEP = ("resume", "trust", "rerun", "plan", "plan_as", "objective", "executor")
+OF_THE_SWEEP = ("resume", "trust", "rerun", "plan", "plan_as", "objective", "executor", "nccl")
 """Keys that say what to do with a sweep, with those below them: they take one value, and no cell has them."""
 OF_ITS_CELLS = ("executor.hosts", "executor.ranks_per_host")
 """Keys below these that every cell has nevertheless; they take one value too."""
@@ -153,10 +153,20 @@ class Config:
         "none: one cell at a time; disjoint: more where each has its own GPUs; correctness: more in any "
         "case, no times",
     )
+    ranks_per_gpu: int | None = how_run(
+        None,
+        "the most ranks that share a GPU; a cell that needs more is skipped; null: as many as it needs",
+        least=1,
+    )
     keep_checkpoints: groups.KeepCheckpoints = how_run(
         groups.KeepCheckpoints.failed, "which checkpoints stay on disk after their cell: none, failed, all"
     )
     known_failures: str | None = how_run(None, "a YAML file; null takes conf/known_failures.yaml")
+    nccl: str | None = how_run(
+        None,
+        "path of a libnccl.so.2 that ranks use instead of torch's, as one that lets ranks share a GPU "
+        "(2.30); null: DCPBENCH_NCCL, if set",
+    )
     resume: str | None = how_run(
         None, "sweep folder to resume: cells that have a valid row there are not run again"
     )
@@ -206,6 +216,11 @@ class Config:
         if world is groups.StageWorld.load:
             return self.loading, self.load_world_size or self.world_size
         return self.parallel, self.world_size
+
+    @property
+    def most_ranks(self) -> int:
+        """How many ranks save or load at once, once the world size is decided."""
+        return max(self.world_of(world)[1] for world in (groups.StageWorld.save, groups.StageWorld.load))
 
     def python_of(self, world: groups.StageWorld) -> str | None:
         """The interpreter of the ranks of a stage; None for the driver's."""

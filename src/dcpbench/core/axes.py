@@ -78,40 +78,41 @@ _OWN = (
     ),
     AxisSpec("optimizer", "the optimizer and its hyperparameters", group=True, writes=True, place=9),
     AxisSpec("storage", "where checkpoints are stored", group=True, nullable=False, place=8),
-    AxisSpec("world_size", "min(4, GPUs); 4 ranks on the CPU", type=int, likeness=3, writes=True),
-    AxisSpec("device", "auto (the GPUs if there are any), cpu, cuda", likeness=3),
-    AxisSpec("seed", "seed of weights, batches and random values", type=int, nullable=False, grouped=False),
+    AxisSpec("world_size", "ranks of a cell; auto: 4, or one on each of two or three GPUs",
+        type=int, likeness=3, writes=True),
+    AxisSpec("device", "where ranks compute: auto, cpu, cuda; auto: on GPUs if there are any", likeness=3),
+    AxisSpec("seed", "seed of all random values", type=int, nullable=False, grouped=False),
     AxisSpec(
         "load_parallel",
-        "the parallelism of the run that loads, in a scenario that converts; null: `parallel`",
+        "the parallelism to load under; null: the one to save under. Needs a scenario that converts",
         group=True, values_of="parallel", likeness=1, writes=True, place=5,
     ),
     AxisSpec(
-        "fault", "a bug injected on purpose, which a check must detect",
+        "fault", "an injected bug that a check must detect",
         group=True, place=1, down=True, grouped=False,
     ),
     AxisSpec("checkpointer", "what writes and reads checkpoints", group=True, writes=True),
     AxisSpec(
-        "load_world_size", "ranks that load, in a scenario that converts; null: `world_size`", type=int
+        "load_world_size", "ranks that load; null: those that save. Needs a scenario that converts", type=int
     ),
     AxisSpec("state_dict", "the form in which state is saved and loaded", group=True, writes=True),
     AxisSpec(
-        "scheduler", "the learning rate schedule; a custom workload brings its own", group=True
+        "scheduler", "the learning rate schedule; a custom workload has its own", group=True
     ),
     AxisSpec("load_into", "what a checkpoint is loaded into", group=True),
     AxisSpec(
         "optimizer_state",
-        "plain: save the optimizer's state dict as it is, keyed by parameter number; "
+        "form of the saved optimizer state; plain: its own state dict, keyed by parameter number; "
         "null: as DCP's functions return it, keyed by parameter name",
     ),
     AxisSpec(
         "activation_checkpointing",
-        "layer: recompute the activations of each layer in the backward pass; compiled_layer: also "
-        "compile each layer separately; null: keep all activations",
+        "activations to recompute in backward; layer: those of each layer; compiled_layer: also "
+        "compile each layer separately; null: keep all",
     ),
     AxisSpec(
         "component",
-        "a further object that is trained and saved with model, optimizer and scheduler",
+        "a further object that is trained and saved",
         group=True,
     ),
 )  # fmt: skip

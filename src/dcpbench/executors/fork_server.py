@@ -53,6 +53,11 @@ class Machine:
     hosts: Callable[[int, str], int] = lambda ranks, device: 1
     versions_of: Callable[[str], Any] = _no_other_interpreter
 
+    @property
+    def nccl(self) -> str | None:
+        """The version of NCCL that ranks use, such as `2.30.7`."""
+        return self.description.get("nccl")
+
     def complete(self) -> None:
         """Add to the description what takes longer to find out; waits for it."""
         with suppress(EOFError):
@@ -151,7 +156,7 @@ def probe(context: ForkServerContext, also: Callable[[], dict[str, Any]] = dict)
     is to be in the description, and is called there.
 
     Raises:
-        ConfigError: the process ended or went silent before it had answered.
+        ConfigError: the process ended or went silent before it had answered, or `nccl` cannot be loaded.
     """
     here, there = context.Pipe()
     try:
@@ -162,6 +167,8 @@ def probe(context: ForkServerContext, also: Callable[[], dict[str, Any]] = dict)
         description = here.recv()
     except EOFError:
         raise ConfigError("torch cannot be imported here; see the error above") from None
+    if error := description.pop("nccl_error"):
+        raise ConfigError(error)
     return Machine(description["gpu_count"], description, here)
 
 

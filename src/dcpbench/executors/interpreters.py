@@ -4,6 +4,7 @@ executor of its own (`dcpbench.executors.interpreter_agent`), and runs what the 
 That environment needs no dcpbench: it is given this one, and nothing else that the driver's environment has.
 """
 
+import inspect
 import json
 import os
 import subprocess
@@ -25,20 +26,24 @@ from dcpbench.config.schema import TimeoutsConfig
 from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors import cleanup
 from dcpbench.executors.base import Executor, OnPhase
+from dcpbench.rank import nccl
 from dcpbench.rank.messages import CellSpec, WorldKind
 
 _LEAST_PYTHON, _LEAST_TORCH = "3.11", "2.11"
-_ASK = """
+_ASK = f"""
 import sys
 sys.path[:] = filter(None, sys.path)
 import json, platform
 print(json.dumps(platform.python_version()), flush=True)
+{inspect.getsource(nccl)}
+load()
 import torch
 import hydra, omegaconf, packaging, psutil
 print(json.dumps(str(torch.__version__)))
+print(json.dumps(version()))
 """
-"""Told by an interpreter: its version; and that of its torch, once it has imported what ranks need. Before
-Python 3.11 the current folder is first on its path."""
+"""Prints the version of an interpreter and, after it has imported what ranks need, those of its torch and
+NCCL. Before Python 3.11 the current folder is first on its path."""
 _NEEDS = f"needs Python >= {_LEAST_PYTHON} with torch >= {_LEAST_TORCH}, hydra-core, packaging and psutil"
 _ANSWER_LIMIT_S = 120.0
 _END_S = 30.0
@@ -53,6 +58,7 @@ class Versions:
 
     python: str
     torch: str
+    nccl: str | None = None
 
 
 @cache
@@ -80,17 +86,18 @@ def versions_of(python: str, key: str = "load_python") -> Versions:
     except subprocess.TimeoutExpired:
         raise ConfigError(f"{where}: did not import torch within {_ANSWER_LIMIT_S:.0f} s") from None
     try:
-        its_python, *its_torch = map(json.loads, told.stdout.splitlines())
+        its_python, *its_libraries = map(json.loads, told.stdout.splitlines())
     except ValueError:
         raise ConfigError(f"{where}: is no Python interpreter") from None
     if Version(its_python) < Version(_LEAST_PYTHON):
         raise ConfigError(f"{where}: is Python {its_python}; {_NEEDS}")
-    if not its_torch:
+    if not its_libraries:
         *_, why = told.stderr.strip().splitlines() or ["it ended without a word"]
         raise ConfigError(f"{where}: {why}; {_NEEDS}")
-    if Version(its_torch[0]) < Version(_LEAST_TORCH):
-        raise ConfigError(f"{where}: has torch {its_torch[0]}; {_NEEDS}")
-    return Versions(its_python, its_torch[0])
+    versions = Versions(its_python, *its_libraries)
+    if Version(versions.torch) < Version(_LEAST_TORCH):
+        raise ConfigError(f"{where}: has torch {versions.torch}; {_NEEDS}")
+    return versions
 
 
 class OtherInterpreter(Executor):

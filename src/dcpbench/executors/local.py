@@ -14,6 +14,7 @@ from dcpbench.executors.base import Engine, Executor, OnPhase
 from dcpbench.executors.fork_server import Machine
 from dcpbench.executors.interpreters import OtherInterpreter, versions_of
 from dcpbench.executors.rank_group import Part, RankGroup, store_file
+from dcpbench.executors.shared_gpus import ranks_per_gpu
 from dcpbench.rank.messages import CellSpec, WorldKind
 
 
@@ -50,15 +51,16 @@ class LocalEngine(Engine):
 
 
 def devices_of(kind: WorldKind, ranks: Sequence[int], gpus: Sequence[int]) -> dict[int, str]:
-    """The device of each of these ranks; `gpus` has the number of each one's GPU, if they are to use any."""
+    """The device of each of these ranks of a host, neighbors on one GPU where there are fewer `gpus`."""
     if kind.device != "cuda":
         return dict.fromkeys(ranks, kind.device)
-    return {rank: f"cuda:{gpus[local_rank]}" for local_rank, rank in enumerate(ranks)}
+    each = ranks_per_gpu(len(ranks), len(gpus))
+    return {rank: f"cuda:{gpus[local_rank // each]}" for local_rank, rank in enumerate(ranks)}
 
 
 @dataclass
 class LocalExecutor(Executor):
-    """Runs stages on ranks of this host; on a device of their own out of `gpus` each, if they use any.
+    """Runs stages on ranks of this host, which use `gpus`, if any.
 
     Groups of several kinds stay up side by side, so that the stages of a cell need not start them anew. Ranks
     under another interpreter than `python` (None: the driver's) belong to a process of that interpreter,

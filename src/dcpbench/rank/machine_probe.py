@@ -8,7 +8,12 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import psutil
-import torch
+
+from dcpbench.rank import nccl
+
+_NCCL_ERROR = nccl.load()  # before torch, which then uses it
+
+import torch  # noqa: E402
 
 
 def main(connection: Connection, also: Callable[[], dict[str, Any]]) -> None:
@@ -25,6 +30,8 @@ def main(connection: Connection, also: Callable[[], dict[str, Any]]) -> None:
             "memory_bytes": psutil.virtual_memory().total,
             "gpu_count": gpu_count,
             "cuda": torch.version.cuda,
+            "nccl": nccl.version() or _built_in() if gpu_count else None,
+            "nccl_error": _NCCL_ERROR,
             **also(),
         }
     )
@@ -32,8 +39,12 @@ def main(connection: Connection, also: Callable[[], dict[str, Any]]) -> None:
     connection.send(
         {
             "gpus": [torch.cuda.get_device_name(index) for index in range(gpu_count)],
-            "nccl": ".".join(map(str, torch.cuda.nccl.version())) if gpu_count else None,
         }
     )
     connection.close()
     os._exit(0)
+
+
+def _built_in() -> str:
+    """Return the version of an NCCL that is part of torch's own library."""
+    return ".".join(map(str, torch.cuda.nccl.version()))

@@ -157,11 +157,12 @@ def _join(spec: RankSpec) -> World:
     device = torch.device(spec.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        torch.cuda.init()  # else the first device mesh selects a device by the rank
     kind = spec.kind
     if not kind.process_group:
         return World(spec.rank, kind.world_size, device, None, None)
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        f"cpu:gloo,cuda:{kind.backend}" if device.type == "cuda" else "gloo",
         store=_store(spec),
         rank=spec.rank,
         world_size=kind.world_size,

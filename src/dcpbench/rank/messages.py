@@ -1,6 +1,7 @@
 """What driver and ranks say to each other over their pipes. Plain data; no torch."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from multiprocessing.reduction import DupFd
 from typing import Any
 
@@ -22,17 +23,22 @@ class RunId:
     stage: int
 
 
+Backend = StrEnum("Backend", "nccl gloo")
+"""The backend of torch.distributed that carries collectives."""
+
+
 @dataclass(frozen=True)
 class WorldKind:
     """What ranks must have in common to run one stage after another. `process_group` says whether they meet;
     `environment` is set in their processes before anything else, which another interpreter than the driver's
-    runs where `python` names one."""
+    runs where `python` names one. `backend` carries collectives of tensors on GPUs."""
 
     world_size: int
     device: str
     process_group: bool
     environment: tuple[tuple[str, str], ...] = ()
     python: str | None = None
+    backend: Backend = Backend.nccl
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ _ORDER = tuple(
     side_effect_free files_unchanged files_equal random_equal cwd state_dict scheduler load_into
     optimizer_state activation_checkpointing clock_offset_s component python_version load_torch_version
     load_python_version resume training replicas_equal batch_loss_close gradient_bound step_bound
-    gradient_bound_used
+    gradient_bound_used ranks_per_gpu backend
     """.split()  # noqa: SIM905
 )
 """The order of the columns, which never changes; others follow as they are declared."""
@@ -77,6 +77,8 @@ class Row:
     python_version: str | None = None
     load_torch_version: str | None = None
     load_python_version: str | None = None
+    ranks_per_gpu: int | None = None
+    backend: str | None = None
     git_commit: str | None = None
     started_at: str | None = None
     fault_seen: bool | None = None

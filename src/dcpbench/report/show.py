@@ -10,7 +10,7 @@ from typing import TextIO
 
 import pandas as pd
 
-from dcpbench.analysis.frame import Sweeps, read_sweeps, short_names, sweeps_in
+from dcpbench.analysis.frame import Sweeps, read_sweeps, records, short_names, sweeps_in
 from dcpbench.analysis.history_rows import sweep_before
 from dcpbench.analysis.query import Condition, QueryError, known_column, known_metric, names_in, parse, select
 from dcpbench.analysis.runs import failures, of_a_kind
@@ -22,6 +22,7 @@ from dcpbench.report.output import document_text, format_of, put_out, rows_text
 from dcpbench.report.page import page
 from dcpbench.report.page.changes import without_row
 from dcpbench.report.rendering import rendered
+from dcpbench.report.shared_gpus import shared_gpu_sentences
 from dcpbench.report.styles import complain
 from dcpbench.report.tables import (
     cost_pivot,
@@ -146,6 +147,8 @@ def content(sweeps: Sweeps, view: View = View()) -> Content:
     left = len(listed) - len(first)
     more = [f"and {left} more kinds of reasons: --cells shows all of them"] if left else []
     more += [_WHERE_TO_LOOK] if first["again"].ne("").any() else []
+    how_run = records(frame[["ranks_per_gpu", "backend"]].drop_duplicates())
+    more += shared_gpu_sentences(how_run, sweeps.environments.values())
     across = f"{count} sweeps, " if (count := frame["sweep"].nunique()) > 1 else ""
     of = f" ({len(frame)} of {len(sweeps.frame)} rows)" if view.where else ""
     return Content(

@@ -1,9 +1,11 @@
 """A sweep from Hydra's overrides to its printed table: begun, resumed, or only planned."""
 
+import os
 import sys
 import threading
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import cast
 
 from hydra.core.config_loader import ConfigLoader
@@ -17,12 +19,14 @@ from dcpbench.config.text import counted
 from dcpbench.executors import fork_server
 from dcpbench.executors.base import Engine, HostsLostError, engine_of
 from dcpbench.executors.fork_server import Machine
+from dcpbench.rank.nccl import NCCL_PATH
 from dcpbench.records.row_log import RowLog
 from dcpbench.records.store import ResultsError
 from dcpbench.report.styles import text_of
 from dcpbench.sweep import cells, driver, dry_run, job, pairwise, resume
 from dcpbench.sweep.closing import close
 from dcpbench.sweep.progress import composing
+from dcpbench.sweep.resources import shared_gpu_sentences
 from dcpbench.sweep.runnable import Runnable
 from dcpbench.sweep.sweep_folder import SweepFolder
 from dcpbench.sweep.task import objective_of
@@ -101,6 +105,8 @@ class SweepRun:
                 return [self._value_of(None) for _ in jobs]
             for sentence in found.sentences(len(mine)) if found else ():
                 self._print(sentence)
+            for sentence in shared_gpu_sentences(mine, machine):
+                self._print(sentence)
             self._folder.begin(mine, jobs, found)
             self._driver = self._begun_driver(mine, machine, engine, found)
         try:
@@ -146,6 +152,8 @@ class SweepRun:
         """Where ranks will live; it imports what they need while cells are composed."""
         if self._engine is None:
             compiles = cells.may_compile(self._base, batch)
+            if self._base.nccl:
+                os.environ[NCCL_PATH] = str(Path(self._base.nccl).resolve())
             self._engine = engine_of(cast(ExecutorConfig, OmegaConf.to_object(self._base.executor)))
             self._engine.begin([] if self._base.plan else fork_server.rank_imports(compiles))
         return self._engine

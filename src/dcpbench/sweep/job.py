@@ -12,8 +12,9 @@ from dcpbench.config.groups import Device, Ending, StageConfig, StageWorld
 from dcpbench.config.schema import Config
 from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import CellKey, digest_of
+from dcpbench.executors import shared_gpus
 from dcpbench.executors.fork_server import Machine
-from dcpbench.rank.messages import WorldKind
+from dcpbench.rank.messages import Backend, WorldKind
 from dcpbench.records.installation import OURS, package_digest
 from dcpbench.records.user_code import file_of
 from dcpbench.sweep import known_failures, validity
@@ -27,7 +28,8 @@ _PROVIDED = ("torch", "dcpbench", "hydra_plugins")
 @dataclass(frozen=True)
 class Job:
     """A cell with its device and world size decided, why it cannot run if it cannot, and what is known to
-    fail in it. `columns` are those of its row that are known before it runs."""
+    fail in it. `columns` are those of its row that are known before it runs. Its ranks use up to `gpus`, and
+    share them where they are fewer; `backend` carries collectives on GPUs."""
 
     cell: SweepCell
     config: Config
@@ -35,20 +37,31 @@ class Job:
     skip: str | None
     known_failures: tuple[KnownFailure, ...]
     columns: Mapping[str, Any]
+    gpus: int = 0
+    backend: Backend = Backend.nccl
 
     def kind(self, stage: StageConfig) -> WorldKind:
         """The ranks that a stage of it runs on."""
-        config = self.config
-        own = tuple(sorted(stage.environment.items())), config.python_of(stage.world)
+        config, variables, python = self.config, dict(stage.environment), self.config.python_of(stage.world)
         if stage.world is StageWorld.alone:
-            return WorldKind(1, Device.cpu.value, False, *own)
+            return WorldKind(1, Device.cpu.value, False, tuple(sorted(variables.items())), python)
         world_size = config.world_of(stage.world)[1]
-        return WorldKind(world_size, config.device.value, config.scenario.process_group, *own)
+        if config.device is Device.cuda and world_size > self.gpus and self.backend is Backend.nccl:
+            variables = shared_gpus.environment() | variables
+        environment = tuple(sorted(variables.items()))
+        meets = config.scenario.process_group
+        return WorldKind(world_size, config.device.value, meets, environment, python, self.backend)
 
     @property
     def kinds(self) -> list[WorldKind]:
         """The ranks of all its stages, each kind once."""
         return list(dict.fromkeys(map(self.kind, self.config.stages)))
+
+    @property
+    def ranks_per_gpu(self) -> int | None:
+        """How many of its ranks share a GPU at most; None on the CPU."""
+        on_gpus = self.config.device is Device.cuda and self.gpus
+        return shared_gpus.ranks_per_gpu(self.world_size, self.gpus) if on_gpus else None
 
     @property
     def targets(self) -> dict[str, str | None]:
@@ -106,7 +119,12 @@ def plan(cells: Sequence[SweepCell], machine: Machine) -> list[Job]:
         about = columns | {"load_world_size": config.world_of(StageWorld.load)[1]}
         expected = tuple(failure for failure in known if failure.covers(about))
         columns |= {"expected_digest": expected_digest(config, expected), "code_digest": code_digest(config)}
-        jobs.append(Job(cell, config, key, skip, expected, columns))
+        gpus = machine.gpus if config.device is Device.cuda else 0
+        backend = validity.backend_of(config, machine) if gpus else Backend.gloo
+        made = Job(cell, config, key, skip, expected, columns, gpus, backend)
+        if not skip and config.scenario.process_group:
+            columns |= {"ranks_per_gpu": made.ranks_per_gpu, "backend": backend.value}
+        jobs.append(made)
     return jobs
 
 

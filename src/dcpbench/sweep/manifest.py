@@ -26,6 +26,7 @@ from dcpbench.sweep.part import Part
 from dcpbench.sweep.signature import is_own, sign
 
 _DIR = "hydra.sweep.dir"
+_FOLDERS = r"hydra\.(sweep|run)\.dir"
 _FIELDS = ("arguments", "cwd", "cells", "storage")
 
 
@@ -97,7 +98,10 @@ def read(folder: Path, key: str = "resume=") -> Record:
 
 def own_words(arguments: Sequence[str]) -> list[str]:
     """The words of a command line that say what the cells are."""
-    keys, cells = "|".join((*OF_THE_SWEEP, re.escape(_DIR))), "|".join(map(re.escape, OF_ITS_CELLS))
+    keys, cells = (
+        "|".join((*OF_THE_SWEEP, _FOLDERS)),
+        "|".join(map(re.escape, OF_ITS_CELLS)),
+    )
     return [word for word in arguments if not re.match(rf"[+]*(?!({cells})=)({keys})(\.\w+)*=", word)]
 
 

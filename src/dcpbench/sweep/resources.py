@@ -19,6 +19,8 @@ from rich.filesize import decimal
 from dcpbench.config.groups import Sharing, StorageConfig
 from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import CellKey
+from dcpbench.executors.fork_server import Machine
+from dcpbench.executors.shared_gpus import sharing_sentence
 from dcpbench.records import files
 from dcpbench.records.row import Row
 from dcpbench.sweep.job import Job
@@ -55,15 +57,22 @@ def places(jobs: Sequence[Job], gpus: int) -> list[tuple[int, ...]]:
     device, sharing = jobs[0].kinds[0].device, jobs[0].config.sharing
     size = max(job.world_size for job in jobs)
     everywhere = tuple(range(gpus)) if device == "cuda" else ()
+    several_hosts = any(job.config.executor.hosts for job in jobs)
     if sharing is Sharing.correctness:
         at_once = max(2, min(_AT_ONCE[device], (os.cpu_count() or 1) // size))
         found = [everywhere[worker:] + everywhere[:worker] for worker in range(at_once)]
-    elif everywhere and sharing is Sharing.disjoint and not any(job.config.executor.hosts for job in jobs):
+    elif sharing is Sharing.disjoint and size <= len(everywhere) and not several_hosts:
         found = [everywhere[first : first + size] for first in range(0, gpus - size + 1, size)]
     else:
         found = [everywhere]
     runs = sum(1 for job in jobs if not job.skip)
     return found[: max(1, runs)]
+
+
+def shared_gpu_sentences(jobs: Iterable[Job], machine: Machine) -> list[str]:
+    """Return `4 ranks share 1 GPU (NCCL 2.30.7)` for each number of ranks that do so in these jobs."""
+    sharing = {job.world_size for job in jobs if not job.skip and (job.ranks_per_gpu or 0) > 1}
+    return [sharing_sentence(ranks, machine.gpus, machine.nccl) for ranks in sorted(sharing)]
 
 
 class Estimated(NamedTuple):

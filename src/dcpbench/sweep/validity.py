@@ -26,8 +26,11 @@ from dcpbench.config.groups import (
 )
 from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import SEED_STRIDE, Config
+from dcpbench.config.text import counted
 from dcpbench.core.axes import AXES
+from dcpbench.executors import shared_gpus
 from dcpbench.executors.fork_server import Machine
+from dcpbench.rank.messages import Backend
 
 RANKS_BY_DEFAULT = 4
 
@@ -50,7 +53,8 @@ def resolve(config: Config, machine: Machine) -> Config:
         raise ConfigError("device=cuda: this machine has no GPU that torch can use; device may be cpu")
     world_size = config.world_size
     if world_size == "auto":
-        world_size = min(RANKS_BY_DEFAULT, gpus) if device is Device.cuda else RANKS_BY_DEFAULT
+        # Two or three GPUs have a rank each; one has them all.
+        world_size = min(RANKS_BY_DEFAULT, gpus) if gpus > 1 and device is Device.cuda else RANKS_BY_DEFAULT
         if not config.scenario.process_group:
             world_size = 1
 
@@ -127,8 +131,7 @@ def why_skip(
         overrides: by which the cell is asked for.
 
     Raises:
-        ConfigError: there are fewer GPUs than ranks were asked for, or a mesh or the batch does not fit the
-            world size.
+        ConfigError: a mesh or the batch does not fit the world size.
     """
     for limit in _limits_of_cells(asked, resolved, machine, overrides):
         if limit.severity is Severity.skip or several_sizes:
@@ -215,11 +218,8 @@ def _limits_of_cells(
     if config.load_python and not any(config.python_of(stage.world) for stage in config.stages):
         loads = f"{named} loads in the processes that saved (with verify=deep another one does too)"
         yield Limit(f"load_python={config.load_python}: {loads}")
-    asked_for = {"world_size": config.world_size, "load_world_size": config.load_world_size or 1}
-    for key, ranks in asked_for.items() if config.device is Device.cuda else ():
-        if int(ranks) > machine.gpus:
-            text = f"{key}={ranks}: more ranks than GPUs (device=cuda, {machine.gpus} here)"
-            yield Limit(text, Severity.refuse_alone)
+    if config.device is Device.cuda:
+        yield from _limits_of_shared_gpus(config, machine)
     for world in (StageWorld.save, StageWorld.load):
         yield from _limits_of_ranks(asked, config, world)
     if config.device is not Device.cpu:
@@ -233,6 +233,33 @@ def _limits_of_cells(
     if config.compile and not shutil.which(cpp_compiler()):
         needs = f"needs a C++ compiler, and {cpp_compiler()} was not found (or set CXX)"
         yield Limit(f"compile=true on the CPU {needs}")
+
+
+def backend_of(config: Config, machine: Machine) -> Backend:
+    """Return what carries collectives of ranks on GPUs: NCCL, but gloo where several ranks share a GPU and
+    their NCCL cannot do that."""
+    shared = shared_gpus.ranks_per_gpu(config.most_ranks, machine.gpus) > 1
+    return Backend.gloo if shared and not shared_gpus.nccl_can_share(_nccl(config, machine)) else Backend.nccl
+
+
+def _nccl(config: Config, machine: Machine) -> str | None:
+    """Return the version of NCCL that ranks use, or the one of `load_python` if that cannot share GPUs."""
+    versions = [machine.versions_of(config.load_python).nccl] if config.load_python else []
+    return next((one for one in versions if not shared_gpus.nccl_can_share(one)), machine.nccl)
+
+
+def _limits_of_shared_gpus(config: Config, machine: Machine) -> Iterator[Limit]:
+    """Limits of ranks that share GPUs, if there are fewer GPUs than ranks."""
+    ranks, gpus = config.most_ranks, machine.gpus
+    each = shared_gpus.ranks_per_gpu(ranks, gpus)
+    if config.ranks_per_gpu and each > config.ranks_per_gpu:
+        needs = f"{counted(ranks, 'rank')} on {counted(gpus, 'GPU')} need {each}"
+        yield Limit(f"ranks_per_gpu={config.ranks_per_gpu}: {needs}")
+    carried_by_gloo = config.parallel.gloo and config.loading.gloo and not config.state_dict.full_state_dict
+    if backend_of(config, machine) is Backend.gloo and not carried_by_gloo:
+        cannot = f"{counted(ranks, 'rank')} cannot share {counted(gpus, 'GPU')}"
+        install = shared_gpus.how_to_get(machine.description.get("cuda"))
+        yield Limit(f"{cannot} under NCCL {_nccl(config, machine)}: {install}")
 
 
 def _limits_of_ranks(asked: Config, config: Config, world: StageWorld) -> Iterator[Limit]:

@@ -1,20 +1,20 @@
-"""The launcher, to which Hydra hands the cells over, all of them at once; the sweeper; and the groups of
-plug-ins.
+"""The launcher, which takes all cells of a batch from Hydra at once; the sweeper; the groups of plug-ins.
 
-Hydra imports this file at every start, so what runs a sweep is imported when one runs.
+Hydra imports this file at every start. So the code that runs a sweep is imported when a sweep runs.
 """
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.config_source import ConfigResult, ConfigSource
@@ -27,22 +27,26 @@ from omegaconf import DictConfig, OmegaConf
 from dcpbench.config.errors import ConfigError, other_launcher
 from dcpbench.config.groups import Matrix
 from dcpbench.config.schema import MATRIX, REPEATS, is_about_the_sweep
-from dcpbench.config.text import instead
+from dcpbench.config.text import choices
+from dcpbench.core.axes import AXES
 from dcpbench.core.plugins import declared_values, plugins, report_absent
 from hydra_plugins.dcpbench_launcher.matrix import Job, jobs, listed, repeated
 
 _PLUGIN = "plugin"
-"""The key of a block that says which plug-in it needs."""
+"""The key of a block that names the plug-in it needs."""
 
 
 class DcpbenchLauncher(Launcher):
-    """Runs the cells of a sweep on ranks of this host, batch by batch, for whichever sweeper asks; `blocks`
-    names for each cell the block that asks for it, if there are blocks."""
+    """Run the cells of a sweep on reused ranks, batch by batch, for any sweeper.
 
+    `blocks` names the block of each cell, if the sweep has blocks.
+    """
+
+    sweep: Any
     blocks: Sequence[str] = ()
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Begin the sweep, and leave it in `task_function` to be ended when Hydra has returned."""
+        """Begin the sweep, and store it in `task_function`, which ends it after Hydra has returned."""
         from dcpbench.sweep.app import SweepRun
         from dcpbench.sweep.task import SweepTask
 
@@ -52,23 +56,23 @@ class DcpbenchLauncher(Launcher):
         task_function.sweep = self.sweep
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run the cells of one batch. Every job is completed and returns the value of the objective:
-        verdicts are rows, never Hydra's."""
-        completed = []
+        """Run the cells of one batch. Each job is completed and returns the value of the objective: a verdict
+        is a row, never an error of Hydra."""
         values = self.sweep.run(job_overrides, self.blocks)
-        for overrides, value in zip(job_overrides, values, strict=True):
-            job = JobReturn(overrides=list(overrides), status=JobStatus.COMPLETED)
+        jobs = [
+            JobReturn(overrides=list(words), status=JobStatus.COMPLETED)
+            for words, _ in zip(job_overrides, values, strict=True)
+        ]
+        for job, value in zip(jobs, values, strict=True):
             job.return_value = value
-            completed.append(job)
-        return completed
+        return jobs
 
 
 @dataclass
 class DcpbenchSweeper(Sweeper):
-    """The product of lists, or the union of products that an experiment names, as one batch.
+    """Hand over every combination of lists, or the blocks of an experiment, as one batch.
 
-    The launcher composes the cells, once, refuses a wrong one before it starts any, and only then writes
-    into the sweep's folder.
+    The launcher composes all cells and refuses a wrong one before it starts any or writes into the folder.
     """
 
     max_batch_size: int | None
@@ -79,18 +83,51 @@ class DcpbenchSweeper(Sweeper):
         """Make the launcher.
 
         Raises:
-            ConfigError: it is not dcpbench's own, or a key that is about the sweep is wrong.
+            ConfigError: the launcher is not dcpbench's, or a key of the sweep is wrong.
         """
         if config.hydra.launcher.get("_target_") != LauncherConfig._target_:
             raise other_launcher(f"hydra/launcher={config.hydra.runtime.choices['hydra/launcher']}")
-        self._parser = OverridesParser.create(config_loader=hydra_context.config_loader)
-        self._repeats, self._matrix = config.repeats, Matrix(config.matrix)
-        self._launcher: Any = Plugins.instance().instantiate_launcher(
-            hydra_context=hydra_context, task_function=task_function, config=config
+        hydra_words = config.hydra.overrides.hydra
+        self._run_dir = next((word for word in hydra_words if word.startswith("hydra.run.dir=")), None)
+        self._launcher = cast(
+            DcpbenchLauncher,
+            Plugins.instance().instantiate_launcher(
+                hydra_context=hydra_context, task_function=task_function, config=config
+            ),
         )
+        self._prepare(config, hydra_context.config_loader, self._launcher.sweep.covering)
 
     def sweep(self, arguments: list[str]) -> Any:
-        """Run the cells that `arguments` ask for, after `hydra.sweeper.params`."""
+        """Run the cells that `arguments` and `hydra.sweeper.params` select.
+
+        Raises:
+            ConfigError: an argument is wrong.
+        """
+        if self.max_batch_size is not None:
+            ignored = f"hydra.sweeper.max_batch_size={self.max_batch_size}"
+            sys.stderr.write(f"dcpbench: {ignored} has no effect: all cells are one batch\n")
+        cells = self._jobs(arguments)
+        if self._run_dir and len(cells) > 1:
+            raise ConfigError(f"{self._run_dir}: is for one cell; for a sweep use hydra.sweep.dir")
+        self._launcher.blocks = [cell.block for cell in cells] if self.matrix else []
+        return [self._launcher.launch([cell.overrides for cell in cells], initial_job_idx=0)]
+
+    def least_cells(self, config: DictConfig, loader: ConfigLoader) -> int:
+        """Return how many cells `config` has; a pairwise block counts as one."""
+        self._prepare(config, loader, lambda lists: [[values[0] for values in lists]])
+        return len(self._jobs(config.hydra.overrides.task))
+
+    def _prepare(
+        self,
+        config: DictConfig,
+        loader: ConfigLoader,
+        covering: Callable[[Sequence[Sequence[str]]], Iterable[Sequence[str]]],
+    ) -> None:
+        self._parser = OverridesParser.create(config_loader=loader)
+        self._repeats, self._matrix = config.repeats, Matrix(config.matrix)
+        self._covering = covering
+
+    def _jobs(self, arguments: Sequence[str]) -> list[Job]:
         params = [f"{key}={value}" for key, value in (self.params or {}).items()]
         given = self._parser.parse_overrides([*params, *arguments])
         own = [override for override in given if not is_about_the_sweep(override.key_or_group)]
@@ -98,41 +135,35 @@ class DcpbenchSweeper(Sweeper):
         for override in about_all.values():
             if override.is_sweep_override():
                 raise ConfigError(f"{override.input_line}: is about the whole sweep and takes one value")
-        if self.max_batch_size is not None:
-            ignored = f"hydra.sweeper.max_batch_size={self.max_batch_size}"
-            sys.stderr.write(f"dcpbench: {ignored} changes nothing: all cells are one batch\n")
+        for override in own:
+            _refuse_brackets(override)
         blocks = {
             name: self._parser.parse_overrides(
                 [f"{key}={_listed(values)}" for key, values in block.items() if key != _PLUGIN]
             )
             for name, block in _present(self.matrix).items()
         }
-        combined = partial(self._combined, for_all=MATRIX in about_all)
+
+        def combined(lists: Sequence[Sequence[str]], of_block: str | None) -> Iterable[Sequence[str]]:
+            """Combine lists as their block says, unless the command line says it for all."""
+            how = self._matrix
+            if of_block and MATRIX not in about_all:
+                if of_block not in set(Matrix):
+                    raise ConfigError(f"matrix={of_block}: unknown value{choices(of_block, Matrix)}")
+                how = Matrix(of_block)
+            swept = [values for values in lists if len(values) > 1]
+            if how is Matrix.product or len(swept) < 2 or not all(lists):
+                return product(*lists)
+            return self._covering(lists)
+
         cells = (
             jobs(blocks, own, combined) if blocks else [Job([*row]) for row in combined(listed(own), None)]
         )
-        cells = repeated(cells, self._repeats, for_all=REPEATS in about_all)
-        self._launcher.blocks = [cell.block for cell in cells] if blocks else []
-        return [self._launcher.launch([cell.overrides for cell in cells], initial_job_idx=0)]
-
-    def _combined(
-        self, lists: Sequence[Sequence[str]], of_block: str | None, for_all: bool
-    ) -> Iterable[Sequence[str]]:
-        """Jobs of lists: as a block says itself, unless the command line says it for all."""
-        how = self._matrix
-        if of_block and not for_all:
-            if of_block not in set(Matrix):
-                raise ConfigError(f"matrix={of_block}: there is no such matrix{instead(of_block, Matrix)}")
-            how = Matrix(of_block)
-        swept = [values for values in lists if len(values) > 1]
-        if how is Matrix.product or len(swept) < 2 or not all(lists):
-            return product(*lists)
-        rows: Iterable[Sequence[str]] = self._launcher.sweep.covering(lists)
-        return rows
+        return repeated(cells, self._repeats, for_all=REPEATS in about_all)
 
 
 class PluginSearchPath(SearchPathPlugin):
-    """Adds the groups of plug-ins: their `conf/`, and the values that they declare in Python."""
+    """Add the groups of plug-ins: their `conf/`, and the values that they declare in Python."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         for plugin in plugins():
@@ -142,8 +173,8 @@ class PluginSearchPath(SearchPathPlugin):
 
 
 class DeclaredSource(ConfigSource):
-    """The values of groups that plug-ins declare in Python. They are not in the ConfigStore: Hydra copies all
-    of it for every group that it lists."""
+    """Values of groups that plug-ins declare in Python. They are not in the ConfigStore, because Hydra copies
+    all of that for every group it lists."""
 
     @staticmethod
     def scheme() -> str:
@@ -177,8 +208,8 @@ class LauncherConfig:
 
 @dataclass
 class SweeperConfig:
-    """What Hydra's basic sweeper takes, and `matrix`, which maps the name of each block to its keys, and
-    those to lists: `{save: "sync,async"}`."""
+    """The keys of Hydra's basic sweeper, and `matrix`: the blocks by name, each a mapping from keys to lists,
+    `{save: "sync,async"}`."""
 
     _target_: str = "hydra_plugins.dcpbench_launcher.launcher.DcpbenchSweeper"
     max_batch_size: int | None = None
@@ -187,7 +218,7 @@ class SweeperConfig:
 
 
 def _present(matrix: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The blocks of an experiment whose plug-ins are here; the others are reported.
+    """Return the blocks of an experiment whose plug-ins are installed, and report the others.
 
     Raises:
         ConfigError: there are blocks, and none of them is left.
@@ -198,18 +229,29 @@ def _present(matrix: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
             report_absent(str(block[_PLUGIN]), f"block {name} of the experiment is left out")
     present = {name: block for name, block in matrix.items() if block.get(_PLUGIN) in here}
     if matrix and not present:
-        raise ConfigError("the experiment has no block whose plug-in is here")
+        raise ConfigError("the experiment has no block whose plug-in is installed")
     return present
 
 
+def _refuse_brackets(override: Override) -> None:
+    """Refuse a list in brackets as the value of an axis: Hydra would use its last value alone.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    key, value = override.get_key_element(), override.value()
+    if key in AXES and isinstance(value, list):
+        raise ConfigError(f"{override.input_line}: use {key}={','.join(map(str, value))}")
+
+
 def _declared(config_path: str) -> tuple[Mapping[str, Any], str]:
-    """The declared values of the group of a path such as `fault/lost`, and the name in it."""
+    """Return the declared values of a group and a value's name, given a path such as `fault/lost`."""
     group, _, name = config_path.removesuffix(".yaml").rpartition("/")
     return declared_values().get(group, {}), name
 
 
 def _listed(values: Any) -> str:
-    """A block's values as they stand on the command line, whether YAML took them for a list or not."""
+    """Return the values of a block as they are written on the command line; YAML can make lists of them."""
     if isinstance(values, list | tuple):
         return ",".join(_listed(value) for value in values)
     return str(values).lower() if isinstance(values, bool) else str(values)

@@ -123,8 +123,8 @@ def _items(override: Override) -> list[str]:
     """`key=value` for each value of an override, values as Hydra writes them (`False`, not `false`)."""
     key = override.get_key_element()
     if override.is_discrete_sweep():
-        if items := [f"{key}={value}" for value in override.sweep_string_iterator()]:
-            return items
+        if items := dict.fromkeys(f"{key}={value}" for value in override.sweep_string_iterator()):
+            return [*items]
         raise ConfigError(f"{override.input_line}: matches nothing")
     if override.is_sweep_override():
         raise ConfigError(f"{override.input_line}: only lists can be swept")

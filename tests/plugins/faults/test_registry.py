@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conftest import SMALL, dcpbench, run
-from dcpbench.cli.described import described
+from dcpbench.cli import reference
 from dcpbench.config.groups import Expect, Place, rank_of
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.rank_report import NothingToInjectError
@@ -97,7 +97,7 @@ def test_a_glob_of_nothing_and_a_mistyped_one_are_one_line(tmp_path: Path) -> No
 
 
 def test_a_shell_completes_them() -> None:
-    assert "lr_next_float" in described().axes["fault"].values
+    assert "lr_next_float" in reference.groups()["fault"].values
 
 
 @pytest.mark.cell

@@ -2,8 +2,7 @@
 
 import click
 
-from dcpbench.cli.parameters import flag, places, several
-from dcpbench.cli.tree import command
+from dcpbench.cli.tree import command, flag, places, several
 
 audit = command(
     "audit",

@@ -7,7 +7,7 @@ plugin = Plugin(
     api=API,
     commands={
         "audit": CommandSpec(
-            "whether a checkpoint folder is whole, whoever wrote it",
+            "check whether checkpoint folders are complete",
             "dcpbench.plugins.audit.command:audit",
             ("dcpbench audit checkpoints/step-1000", "is it whole?"),
         )

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dcpbench.analysis.cell_identity import override_words
-from dcpbench.cli import described
+from dcpbench.cli import reference
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.text import counted, did_you_mean
 from dcpbench.core.statuses import SEVERITY
@@ -240,7 +240,7 @@ def _signed(folder: Path, name: str) -> _Asked | None:
     record = manifest.read(folder, "bisect ")
     record.refuse_foreign(folder, "bisect ")
     overrides = (record.overrides or {}).get(name)
-    groups = described.config_dir(record.arguments)
+    groups = reference.config_dir(record.arguments)
     return None if overrides is None else _asked_in(record.cwd, overrides, groups)
 
 

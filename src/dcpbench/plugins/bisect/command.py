@@ -2,8 +2,7 @@
 
 import click
 
-from dcpbench.cli.parameters import PATH, several
-from dcpbench.cli.tree import command
+from dcpbench.cli.tree import PATH, command, several
 from dcpbench.core.metrics import METRICS
 
 bisect = command(

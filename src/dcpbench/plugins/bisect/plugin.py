@@ -7,7 +7,7 @@ plugin = Plugin(
     api=API,
     commands={
         "bisect": CommandSpec(
-            "the first torch, between two, in which a cell breaks or is slower",
+            "find the first torch in which a cell breaks or gets slower",
             "dcpbench.plugins.bisect.command:bisect",
         )
     },

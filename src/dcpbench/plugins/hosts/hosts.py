@@ -12,6 +12,7 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
 from dcpbench.executors.base import Engine
 from dcpbench.executors.fork_server import Machine
+from dcpbench.executors.shared_gpus import ranks_per_gpu
 from dcpbench.plugins.hosts.placement import spread
 from dcpbench.records.installation import installation
 
@@ -115,10 +116,9 @@ class HostsEngine(Engine):
         """Return which agents get which of so many ranks on this kind of device, among these GPUs; None if
         there is no room."""
         most, hosts = self.config.ranks_per_host or _MOST, self.hosts_of(ranks)
-        room = {
-            agent: min(most, len({*gpus} & {*agent.gpus})) if device == "cuda" else most
-            for agent in self.agents
-        }
+        used = {agent: len({*gpus} & {*agent.gpus}) for agent in self.agents}
+        each = ranks_per_gpu(ranks, sum(used.values()) or 1)
+        room = {agent: min(most, used[agent] * each) if device == "cuda" else most for agent in self.agents}
         parts = spread(ranks, room, hosts if hosts > 1 else None)
         return None if parts is None else [Placed(agent, part) for agent, part in parts.items()]
 

@@ -2,8 +2,7 @@
 
 import click
 
-from dcpbench.cli.parameters import PATH, places
-from dcpbench.cli.tree import command
+from dcpbench.cli.tree import PATH, command, places
 from dcpbench.core.plugins import plugins
 
 log = command(

@@ -7,6 +7,6 @@ _HERE = "dcpbench.plugins.trackers"
 plugin = Plugin(
     name="trackers",
     api=API,
-    commands={"log": CommandSpec("rows to TensorBoard, MLflow or W&B, offline", f"{_HERE}.command:log")},
+    commands={"log": CommandSpec("write rows to TensorBoard, MLflow or W&B", f"{_HERE}.command:log")},
     trackers={name: f"{_HERE}.{name}" for name in ("tensorboard", "mlflow", "wandb")},
 )

@@ -23,6 +23,7 @@ from dcpbench.core.sentences import describe
 from dcpbench.core.statuses import SHOWN, shown
 from dcpbench.records.row import columns
 from dcpbench.records.store import DETAILS_JSONL, RESULTS_JSONL
+from dcpbench.report.shared_gpus import shared_gpu_sentences
 from dcpbench.verdict.sentences import rank_numbers, short_reason
 
 _POINTS = 200
@@ -150,6 +151,7 @@ def _origin(rows: Sequence[dict[str, Any]], environments: Sequence[dict[str, Any
         _named("torch ", [row["torch_version"] for row in rows])
         or _named("torch ", [one.get("torch") for one in environments]),
         _named("", map(_machine, environments)),
+        *shared_gpu_sentences(rows, environments),
         _named("commit ", commits),
     ]
 

@@ -1,0 +1,155 @@
+"""Groups and keys of the command line, for help, completion and corrections.
+
+They are read from `AXES`, the fields of the configuration and the files in `conf/`: composing a configuration
+takes Hydra a second.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from enum import Enum, EnumType
+from itertools import pairwise, takewhile
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import yaml
+
+from dcpbench.config.groups import HELP
+from dcpbench.config.schema import Config, conf_folder, config_class
+from dcpbench.config.text import choices, visible
+from dcpbench.core.axes import AXES
+from dcpbench.core.metrics import METRICS
+from dcpbench.core.plugins import declared_values, plugins
+from dcpbench.records.installation import conf_folders
+
+_COMMANDS: dict[str, str] = {
+    "run": "run one cell, or every combination of the values in lists",
+    "plan": "show what a run would do and how long it would take",
+    "resume": "continue an interrupted sweep",
+    "report": "print tables of sweeps; write report.html and junit.xml again",
+    "compare": "show what changed between sweeps: statuses and costs",
+    "history": "show each cell over many sweeps",
+    "doctor": "check whether this machine can run cells",
+}
+_EXPERIMENT = "a sweep that is defined in a file; other overrides select some of its cells"
+
+
+@dataclass(frozen=True)
+class Key:
+    """A group of `conf/`, or a key with one value. `values` has the help of each value; it is empty where any
+    value is allowed."""
+
+    name: str
+    help: str
+    default: str
+    values: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def full_help(self) -> str:
+        """The help, with the values that it does not name."""
+        named = self.values.keys() <= {"true", "false"} or all(value in self.help for value in self.values)
+        return self.help if named or self.name == "objective" else f"{self.help} ({', '.join(self.values)})"
+
+
+def commands() -> dict[str, str]:
+    """Return each command and its purpose, in the order in which they are shown."""
+    added = {name: spec.summary for plugin in plugins() for name, spec in plugin.commands.items()}
+    return {**_COMMANDS, **added}
+
+
+def config_dir(words: Sequence[str]) -> Path | None:
+    """Return the folder that `--config-dir` names in these words."""
+    for word, following in pairwise([*words, ""]):
+        name, equals, value = word.partition("=")
+        if name in ("--config-dir", "-cd"):
+            return Path(value if equals else following)
+    return None
+
+
+def groups(own: Path | None = None) -> dict[str, Key]:
+    """Return every group of `conf/`, with the values that plug-ins and the folder `own` add."""
+    folders = [*conf_folders(), *filter(None, [own])]
+    defaults = yaml.safe_load((conf_folder() / "config.yaml").read_text(encoding="utf-8"))["defaults"]
+    chosen = {name: _shown(value) for one in defaults if isinstance(one, dict) for name, value in one.items()}
+    texts = {**_texts(), "experiment": _EXPERIMENT}
+    return {
+        name: Key(name, texts[name], default, _values(name, folders))
+        for name, default in chosen.items()
+        if name in texts
+    }
+
+
+def keys() -> dict[str, Key]:
+    """Return every key with one value, those below a key too: `timeouts.cell_s`."""
+    found = {key.name: key for key in _keys(config_class(), _texts())}
+    return {name: key for name, key in found.items() if name not in AXES or not AXES[name].group}
+
+
+def keys_of_groups() -> Iterator[str]:
+    """Return the keys of all groups: `parallel.tp`."""
+    for name, hint in get_type_hints(Config).items():
+        for kind in (hint, *get_args(hint)):
+            yield from (f"{name}.{item.name}" for item in (fields(kind) if is_dataclass(kind) else ()))
+
+
+def correction(word: str, own: Path | None = None) -> str:
+    """Return what is wrong with a word that is neither a command nor `key=value`, and what might be meant."""
+    known = commands()
+    if word in known:
+        return f"{word}: a command has to come first: dcpbench {word} ..."
+    meant = {name: f"dcpbench {name}" for name in known}
+    meant |= {name: f"{name}={key.default}" for name, key in (keys() | groups(own)).items()}
+    values = [key for key in reversed(groups(own).values()) if key.name != "load_parallel"]
+    meant |= {value: f"{key.name}={value}" for key in values for value in key.values}
+    close = difflib.get_close_matches(word.lower(), meant, n=1)
+    fix = f"did you mean {meant[close[0]]}?" if close else "see dcpbench --help"
+    return f"{visible(word)}: not a command and not key=value; {fix}"
+
+
+def unknown_topic(topic: str, own: Path | None = None) -> str:
+    """Return the complaint about a word after `--help` that is no group and no key."""
+    return visible(f"--help {topic}: no such axis or key{choices(topic, [*groups(own), *keys()])}")
+
+
+def _texts() -> dict[str, str]:
+    texts = {item.name: str(item.metadata.get(HELP, "")) for item in fields(config_class())}
+    return texts | {name: spec.help for name, spec in AXES.items()}
+
+
+def _keys(kind: Any, texts: Mapping[str, str], above: str = "") -> Iterator[Key]:
+    """Yield the keys of a class, and those of the classes inside it whose keys all have help."""
+    hints = get_type_hints(kind)
+    for item in fields(kind):
+        name, hint = f"{above}{item.name}", hints[item.name]
+        if is_dataclass(hint):
+            inside = {f"{name}.{one.name}": str(one.metadata.get(HELP, "")) for one in fields(hint)}
+            yield from _keys(hint, inside, f"{name}.") if all(inside.values()) else ()
+        elif text := texts.get(name):
+            default = item.default if item.default_factory is MISSING else item.default_factory()
+            values = METRICS if name == "objective" else _choices(hint)
+            yield Key(name, text, _shown(default), dict.fromkeys(values, ""))
+
+
+def _shown(value: Any) -> str:
+    """Return a value as it is written on the command line."""
+    plain = value.value if isinstance(value, Enum) else int(value) if isinstance(value, float) else value
+    return yaml.safe_dump(plain, default_flow_style=True).splitlines()[0]
+
+
+def _choices(hint: Any) -> tuple[str, ...]:
+    kinds: list[Any] = [one for one in (hint, *get_args(hint)) if isinstance(one, EnumType)]
+    return ("true", "false") if hint is bool else tuple(one.value for kind in kinds for one in kind)
+
+
+def _values(group: str, folders: Sequence[Path]) -> dict[str, str]:
+    """Return the values of a group; the help of each is the comment at the top of its file."""
+    place = AXES[group].values_in if group in AXES else group
+    found = (path for folder in folders for path in folder.glob(f"{place}/*.yaml"))
+    values = {path.stem: _comment(path) for path in sorted(found, key=attrgetter("stem"))}
+    return values | dict.fromkeys(declared_values().get(place, ()), "")
+
+
+def _comment(path: Path) -> str:
+    lines = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    return " ".join(line.strip("# ") for line in lines if not line.startswith("# @package"))

@@ -1,0 +1,222 @@
+"""Ranks that share GPUs: how many, by which backend, in which environment, and what is skipped.
+
+What NCCL answers comes from a library of one function, or is said of the machine.
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import SMALL
+from dcpbench.config.schema import Config
+from dcpbench.core.cell_key import CellKey
+from dcpbench.executors.fork_server import Machine
+from dcpbench.executors.interpreters import Versions, versions_of
+from dcpbench.executors.local import devices_of
+from dcpbench.executors.shared_gpus import environment, nccl_can_share, ranks_per_gpu
+from dcpbench.rank.messages import Backend, WorldKind
+from dcpbench.sweep.cells import SweepCell
+from dcpbench.sweep.job import Job, plan
+from dcpbench.sweep.resources import shared_gpu_sentences
+from dcpbench.sweep.validity import resolve, why_skip
+from support.alone import config
+
+OLD, NEW = "2.28.9", "2.30.7"
+NCCL_SOURCE = "int ncclGetVersion(int* version) { *version = 23105; return 0; }"
+ASK_VERSION = "from dcpbench.rank import nccl; print(nccl.load()); print(nccl.version())"
+
+
+def machine(gpus: int, nccl: str | None = NEW, **more: Any) -> Machine:
+    return Machine(gpus, {"torch": "2.11.0+cu130", "cuda": "13.0", "nccl": nccl}, **more)
+
+
+def given(**values: Any) -> Config:
+    return config(**{"device": "auto", "world_size": "auto", "parallel": "fsdp", **values})
+
+
+def planned(here: Machine, **values: Any) -> Job:
+    cell = SweepCell("a", [], given(**values), Path("a"), None, lambda: None)  # type: ignore[arg-type, return-value]
+    (job,) = plan([cell], here)
+    return job
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Callable[..., Path]:
+    """A shared library of this source, as if it were NCCL."""
+
+    def made(source: str = NCCL_SOURCE, name: str = "libnccl.so.2") -> Path:
+        path = tmp_path / "newer.so"
+        words = ["cc", "-shared", "-fPIC", f"-Wl,-soname,{name}", "-x", "c", "-", "-o", str(path)]
+        subprocess.run(words, input=source, text=True, check=True)
+        return path
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "expected"),
+    [
+        (4, (0,), [0, 0, 0, 0]),
+        (4, (3, 1), [3, 3, 1, 1]),
+        (5, (0, 1, 2, 3), [0, 0, 1, 1, 2]),
+        (4, (2, 3, 0, 1), [2, 3, 0, 1]),
+        (2, (1, 2, 3), [1, 2]),
+    ],
+)
+def test_neighbors_share_a_gpu(ranks: int, gpus: tuple[int, ...], expected: list[int]) -> None:
+    kind = WorldKind(ranks, "cuda", True)
+    assert list(devices_of(kind, range(ranks), gpus).values()) == [f"cuda:{gpu}" for gpu in expected]
+    assert ranks_per_gpu(ranks, len(gpus)) == max(expected.count(gpu) for gpu in gpus)
+
+
+@pytest.mark.parametrize(("gpus", "expected"), [(0, 4), (1, 4), (2, 2), (3, 3), (4, 4), (8, 4)])
+def test_one_gpu_has_four_ranks_by_default(gpus: int, expected: int) -> None:
+    assert resolve(given(), machine(gpus)).world_size == expected
+
+
+@pytest.mark.parametrize(
+    ("version", "can"),
+    [("2.30.7", True), ("3.0.0", True), ("2.29.7", False), (None, False)],
+)
+def test_nccl_can_share_since_2_30(version: str | None, can: bool) -> None:
+    assert nccl_can_share(version) is can
+
+
+def test_shared_ranks_have_nccl_told_to_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_BUFFSIZE", "4194304")
+    job = planned(machine(1))
+    (kind,) = job.kinds
+    assert kind.backend is Backend.nccl
+    assert dict(kind.environment) == {
+        "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+        "NCCL_NVLS_ENABLE": "0",
+        "NCCL_MAX_CTAS": "8",
+    }, "what the user has set stays"
+    assert (job.columns["ranks_per_gpu"], job.columns["backend"]) == (4, "nccl")
+    assert shared_gpu_sentences([job], machine(1)) == ["4 ranks share 1 GPU (NCCL 2.30.7)"]
+
+
+@pytest.mark.parametrize("nccl", [OLD, NEW])
+def test_ranks_with_a_gpu_each_run_as_before(nccl: str) -> None:
+    job = planned(machine(4, nccl))
+    assert job.skip is None
+    assert job.kinds == [WorldKind(4, "cuda", True)]
+    assert (job.columns["ranks_per_gpu"], job.columns["backend"]) == (1, "nccl")
+    assert shared_gpu_sentences([job], machine(4, nccl)) == []
+
+
+def test_only_the_stage_with_too_many_ranks_shares() -> None:
+    job = planned(machine(2), scenario="convert", load_world_size=4, verify="deep")
+    saves, loads, alone = job.kinds
+    assert (saves.world_size, loads.world_size, alone.device) == (2, 4, "cpu")
+    assert "NCCL_MULTI_RANK_GPU_ENABLE" not in dict(saves.environment)
+    assert "NCCL_MULTI_RANK_GPU_ENABLE" in dict(loads.environment)
+    assert "NCCL_MULTI_RANK_GPU_ENABLE" not in dict(alone.environment)
+    assert job.columns["ranks_per_gpu"] == 2
+
+
+@pytest.mark.parametrize("parallel", ["none", "ddp", "fsdp2", "hsdp2", "fsdp2_tp"])
+def test_gloo_carries_what_it_can_under_an_older_nccl(parallel: str) -> None:
+    job = planned(machine(1, OLD), parallel=parallel, model="even")
+    assert job.skip is None
+    assert job.kinds == [WorldKind(4, "cuda", True, backend=Backend.gloo)]
+    assert (job.columns["ranks_per_gpu"], job.columns["backend"]) == (4, "gloo")
+    assert shared_gpu_sentences([job], machine(1, OLD)) == [
+        "4 ranks share 1 GPU (gloo, because NCCL is 2.28.9)"
+    ]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"parallel": "fsdp"},
+        {"parallel": "fsdp2", "state_dict": "full"},
+        {"parallel": "fsdp2", "load_parallel": "fsdp", "scenario": "convert"},
+    ],
+)
+def test_the_rest_is_skipped_under_an_older_nccl(values: dict[str, str]) -> None:
+    if other := values.pop("load_parallel", None):
+        values["load_parallel"] = config(parallel=other).parallel  # type: ignore[assignment]
+    job = planned(machine(1, OLD), **values)
+    assert job.skip == (
+        "4 ranks cannot share 1 GPU under NCCL 2.28.9: pip install --target DIR 'nvidia-nccl-cu13>=2.30', "
+        "and pass nccl=DIR/nvidia/nccl/lib/libnccl.so.2 or DCPBENCH_NCCL"
+    )
+    assert job.columns.get("backend") is None
+    assert planned(machine(1, NEW), **values).skip is None
+
+
+def test_the_nccl_of_a_loading_interpreter_counts() -> None:
+    here = machine(1, NEW, versions_of=lambda python: Versions("3.12.3", "2.11.0", OLD))
+    job = planned(here, scenario="convert", load_python="python")
+    assert "under NCCL 2.28.9" in str(job.skip)
+
+
+def test_an_interpreter_is_asked_for_its_nccl(library: Callable[..., Path], monkeypatch: Any) -> None:
+    monkeypatch.setenv("DCPBENCH_NCCL", str(library()))
+    versions_of.cache_clear()
+    assert versions_of(sys.executable).nccl == "2.31.5"
+    versions_of.cache_clear()
+
+
+def test_ranks_per_gpu_limits_how_many_share() -> None:
+    job = planned(machine(1), ranks_per_gpu=1)
+    assert job.skip == "ranks_per_gpu=1: 4 ranks on 1 GPU need 4"
+    assert planned(machine(1), ranks_per_gpu=4).skip is None
+    assert planned(machine(4), ranks_per_gpu=1).skip is None
+
+
+def test_sharing_is_no_part_of_a_cell() -> None:
+    shared, apart = planned(machine(1)), planned(machine(4))
+    assert shared.key.digest == apart.key.digest
+    assert CellKey.of(given(ranks_per_gpu=1)).digest == CellKey.of(given()).digest
+    assert CellKey.of(given(nccl="/x.so")).digest == CellKey.of(given()).digest
+
+
+def test_more_ranks_than_gpus_are_no_error() -> None:
+    asked = given(world_size=8, parallel="ddp")
+    assert why_skip(asked, resolve(asked, machine(4)), machine(4)) is None
+
+
+def test_the_user_is_not_asked_for_what_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in environment():
+        monkeypatch.setenv(name, "x")
+    assert environment() == {}
+
+
+def versions(path: Path | str) -> list[str]:
+    words = [sys.executable, "-c", ASK_VERSION]
+    ended = subprocess.run(
+        words, env={"DCPBENCH_NCCL": str(path)}, capture_output=True, text=True, check=True
+    )
+    return ended.stdout.splitlines()
+
+
+def test_a_newer_nccl_is_loaded_and_asked(library: Callable[..., Path]) -> None:
+    assert versions(library()) == ["None", "2.31.5"]
+    assert versions("")[0] == "None"
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "why"),
+    [
+        ("int other(void) { return 0; }", "libnccl.so.2", "is not a libnccl.so.2"),
+        (NCCL_SOURCE, "libother.so", "is not a libnccl.so.2"),
+    ],
+)
+def test_other_libraries_are_refused(library: Callable[..., Path], source: str, name: str, why: str) -> None:
+    path = library(source, name)
+    assert why in versions(path)[0]
+    assert versions(path)[0].startswith(f"nccl={path}: ")
+
+
+@pytest.mark.slow
+def test_a_missing_library_is_one_line(sweep: Callable[..., Any]) -> None:
+    ended = sweep("nccl=/nowhere/libnccl.so.2", "device=cpu", *SMALL, own_process=True)
+    assert (ended.status, ended.out) == (2, "")
+    assert "nccl=/nowhere/libnccl.so.2: " in ended.err
+    assert "No such file" in ended.err
